@@ -1,0 +1,74 @@
+# Each target works from a fresh clone: it makes the virtual environment, builds and installs first.
+# Which torch: make demo TORCH='torch==2.13.0 --index-url ...'
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(shell find src tests/native tests/softcuda -name '*.cpp' -o -name '*.h' 2>/dev/null)
+SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
+	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
+DEPENDENCIES := $(VENV)/.dependencies
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-cuda lint bench options-doc install clean
+.DELETE_ON_ERROR:
+
+demo: $(INSTALLED)
+	$(BIN)/python -m umem demo $(DEMO_ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The CUDA build of torch on the software libcuda: no GPU, and none of NVIDIA's libraries.
+CUDA_VENV ?= .venv-cuda
+CUDA_TORCH ?= torch===2.11.0
+CUDA_PIP := $(CUDA_VENV)/bin/python -m pip --disable-pip-version-check
+test-cuda: $(CUDA_VENV)/.dependencies
+	$(CUDA_VENV)/bin/python tests/softcuda/build.py --python $(CUDA_VENV)/bin/python \
+		--build-dir $(CUDA_VENV)/softcuda
+	SOFTCUDA_LIB=$(abspath $(CUDA_VENV))/softcuda/lib \
+		SOFTCUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python \
+		$(CUDA_VENV)/bin/python -m pytest tests/softcuda $(PYTEST_ARGS)
+
+$(CUDA_VENV)/.dependencies:
+	$(PYTHON) -m venv $(CUDA_VENV)
+	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' 'nvidia-cuda-runtime==13.0.*' \
+		'nvidia-cuda-crt==13.0.*'
+	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy \
+		setuptools cmake ninja pytest
+	touch $@
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict umem
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+
+bench: $(INSTALLED)
+	$(BIN)/python bench/cpu.py $(BENCH_ARGS)
+
+options-doc: $(INSTALLED)
+	$(BIN)/python tools/generate_options_doc.py
+
+install: $(INSTALLED)
+
+clean:
+	rm -rf build dist *.egg-info $(VENV)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone, so that its version is what TORCH says; then what the build needs.
+$(DEPENDENCIES): pyproject.toml | $(BIN)/python
+	$(PIP) install $(TORCH)
+	$(PIP) install 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
+	touch $@
+
+# build/lib* would carry modules that were renamed or deleted into the next wheel.
+$(INSTALLED): $(DEPENDENCIES) $(SOURCES)
+	rm -rf build/lib* build/bdist*
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation '.[demo,dev]'
+	touch $@

@@ -1,0 +1,268 @@
+#include "arena/arena.h"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+
+namespace umem::arena {
+namespace {
+
+using backing::kNoRange;
+using driver::check;
+using driver::Entry;
+
+// Address space of a large block: whole pages up to 32 MiB, then eighths of a power of two, so
+// that ranges fit later requests of nearly the same size. Pages beyond the request are never
+// touched and so take no memory.
+std::size_t range_bytes(std::size_t bytes) {
+  const std::size_t pages = pages_of(bytes);
+  if (pages <= 16) return pages << kPageShift;
+  const std::size_t step = std::bit_floor(pages) / 8;
+  return align_up(pages, step) << kPageShift;
+}
+
+constexpr std::size_t kMostBytes = std::size_t{1} << 47;  // of user address space
+
+std::uint32_t units_of(std::size_t bytes) {
+  return static_cast<std::uint32_t>((bytes + kUnit - 1) / kUnit);
+}
+
+}  // namespace
+
+Arena::~Arena() {
+  for (const auto& [ptr, pending] : pending_)
+    for (cu::CUevent event : pending.events) table_.cuEventDestroy(event);
+  for (cu::CUevent event : spare_events_) table_.cuEventDestroy(event);
+}
+
+std::uint32_t Arena::pool_of(cu::CUstream stream) {
+  for (std::uint32_t i = 0; i < pools_.size(); ++i)
+    if (pools_[i]->stream == stream) return i;
+  pools_.push_back(std::make_unique<Pool>());
+  pools_.back()->stream = stream;
+  return static_cast<std::uint32_t>(pools_.size() - 1);
+}
+
+Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32_t pool) {
+  Result<RangeId> made = ranges_.create(bytes);
+  if (!made.ok()) return made;
+  const RangeId id = made.value();
+  if (slots_.size() <= id) slots_.resize(id + 1);
+  slots_[id] = {};
+  slots_[id].kind = kind;
+  slots_[id].pool = pool;
+  footprint_.cached_bytes += bytes;
+  return id;
+}
+
+Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
+  if (bytes > kMostBytes)  // rounding it up could overflow
+    return Status(Code::kOutOfHostMemory, "a block of " + std::to_string(bytes) +
+                                              " bytes is larger than the address space");
+  const std::uint32_t pool = pool_of(stream);
+  Result<Allocation> result =
+      bytes >= kLargeBytes ? allocate_large(bytes, pool) : allocate_small(bytes, pool);
+  if (!result.ok()) return result;
+  Allocation& block = result.value();
+  Slot& slot = slots_[block.range];
+  block.first_in_range = slot.live == 0 && slot.pending == 0;
+  ++slot.live;
+  const std::size_t taken = block.large ? ranges_[block.range].bytes : block.bytes;
+  footprint_.cached_bytes -= taken;
+  footprint_.live_bytes += block.bytes;
+  ++footprint_.live_blocks;
+  return result;
+}
+
+Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) {
+  const std::size_t wanted = range_bytes(bytes);
+  RangeId& top = pools_[pool]->large[wanted];
+  RangeId id = top;
+  if (id != kNoRange) {
+    top = slots_[id].next_cached;
+    slots_[id].next_cached = kNoRange;
+  } else {
+    Result<RangeId> made = new_range(wanted, Slot::Kind::kLarge, pool);
+    if (!made.ok()) return made.take_status();
+    id = made.value();
+  }
+  slots_[id].bytes = align_up(bytes, kPageBytes);
+  return Allocation{reinterpret_cast<void*>(ranges_[id].base), id, slots_[id].bytes, true, false};
+}
+
+Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool) {
+  SegmentPool& small = pools_[pool]->small;
+  const std::uint32_t units = units_of(bytes);
+  SegmentPool::Block block = small.allocate(units);
+  if (block.segment == kNoRange) {
+    Result<RangeId> made = new_range(kPageBytes, Slot::Kind::kSegment, pool);
+    if (!made.ok()) return made.take_status();
+    small.add(made.value());
+    block = small.allocate(units);
+  }
+  const std::uintptr_t address = ranges_[block.segment].base + block.offset * kUnit;
+  return Allocation{reinterpret_cast<void*>(address), block.segment, units * kUnit, false, false};
+}
+
+std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
+  if (range == kNoRange || range >= slots_.size()) return 0;
+  const Slot& slot = slots_[range];
+  const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base;
+  if (slot.kind == Slot::Kind::kLarge) return offset == 0 && slot.live > 0 ? slot.bytes : 0;
+  if (slot.kind != Slot::Kind::kSegment || offset % kUnit != 0) return 0;
+  if (!pending_.empty() && pending_.count(const_cast<void*>(ptr))) return 0;
+  return pools_[slot.pool]->small.units_at(range, static_cast<std::uint32_t>(offset / kUnit)) *
+         kUnit;
+}
+
+Result<Freed> Arena::free(void* ptr) {
+  const RangeId range = ranges_.find(ptr);
+  const std::size_t bytes = block_bytes(ptr, range);
+  if (bytes == 0)
+    return Status(Code::kInvalidArgument, "the pointer is not the start of a live block");
+  Slot& slot = slots_[range];
+  --slot.live;
+  footprint_.live_bytes -= bytes;
+  --footprint_.live_blocks;
+  if (!recorded_.empty()) {
+    if (auto found = recorded_.find(ptr); found != recorded_.end()) {
+      ++slot.pending;
+      Pending& pending = pending_[ptr];
+      pending = {range, std::move(found->second), {}};
+      recorded_.erase(found);
+      const Status recorded = record_events(pending);
+      (void)recorded;  // the block is free all the same; poll asks again and reports
+      return Freed{range, bytes, false};
+    }
+  }
+  reclaim(ptr, range);
+  return Freed{range, bytes, slot.live == 0 && slot.pending == 0};
+}
+
+// The block's bytes may be handed out again.
+void Arena::reclaim(void* ptr, RangeId range) {
+  Slot& slot = slots_[range];
+  Pool& pool = *pools_[slot.pool];
+  if (slot.live == 0 && slot.pending == 0) slot.emptied = ++clock_;
+  if (slot.kind == Slot::Kind::kLarge) {
+    RangeId& top = pool.large[ranges_[range].bytes];
+    slot.next_cached = top;
+    top = range;
+    footprint_.cached_bytes += ranges_[range].bytes;
+    return;
+  }
+  const auto offset = static_cast<std::uint32_t>(
+      (reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base) / kUnit);
+  footprint_.cached_bytes += pool.small.units_at(range, offset) * kUnit;
+  pool.small.free(range, offset);
+}
+
+Status Arena::record_stream(void* ptr, cu::CUstream stream) {
+  const RangeId range = ranges_.find(ptr);
+  if (block_bytes(ptr, range) == 0)
+    return {Code::kInvalidArgument, "the pointer is not the start of a live block"};
+  if (pools_[slots_[range].pool]->stream == stream) return {};  // reuse is ordered there anyway
+  std::vector<cu::CUstream>& streams = recorded_[ptr];
+  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
+  return {};
+}
+
+// A stream leaves the list only once its event is recorded, so a block whose event could not be had
+// stays out of use until a later poll gets one. Recording later than the release waits for more
+// than is needed, never for less.
+Status Arena::record_events(Pending& pending) {
+  while (!pending.streams.empty()) {
+    if (spare_events_.empty()) {
+      cu::CUevent event = nullptr;
+      UMEM_RETURN_IF_ERROR(
+          check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
+      spare_events_.push_back(event);
+    }
+    const cu::CUevent event = spare_events_.back();
+    UMEM_RETURN_IF_ERROR(
+        check(table_.cuEventRecord(event, pending.streams.back()), Entry::cuEventRecord));
+    spare_events_.pop_back();
+    pending.events.push_back(event);
+    pending.streams.pop_back();
+  }
+  return {};
+}
+
+Status Arena::finished(Pending& pending, bool& done) {
+  UMEM_RETURN_IF_ERROR(record_events(pending));
+  while (!pending.events.empty()) {
+    const cu::CUresult result = table_.cuEventQuery(pending.events.back());
+    if (result == cu::CUDA_ERROR_NOT_READY) return {};
+    UMEM_RETURN_IF_ERROR(check(result, Entry::cuEventQuery));
+    spare_events_.push_back(pending.events.back());
+    pending.events.pop_back();
+  }
+  done = true;
+  return {};
+}
+
+Status Arena::poll(std::vector<RangeId>* dead) {
+  Status first;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    bool done = false;
+    Status status = finished(it->second, done);
+    if (!status.ok() && first.ok()) first = std::move(status);
+    if (!done) {
+      ++it;
+      continue;
+    }
+    void* ptr = it->first;
+    const RangeId range = it->second.range;
+    it = pending_.erase(it);
+    Slot& slot = slots_[range];
+    --slot.pending;
+    reclaim(ptr, range);
+    if (slot.live == 0 && slot.pending == 0 && dead) dead->push_back(range);
+  }
+  return first;
+}
+
+void Arena::unlink_cached(RangeId range) {
+  RangeId* link = &pools_[slots_[range].pool]->large[ranges_[range].bytes];
+  while (*link != range) link = &slots_[*link].next_cached;
+  *link = slots_[range].next_cached;
+}
+
+Status Arena::destroy(RangeId range) {
+  const std::size_t bytes = ranges_[range].bytes;
+  UMEM_RETURN_IF_ERROR(ranges_.destroy(range));
+  footprint_.cached_bytes -= bytes;
+  slots_[range] = {};
+  return {};
+}
+
+Status Arena::trim(std::size_t keep_bytes, std::vector<RangeId>* released) {
+  std::vector<RangeId> empty;
+  for (RangeId id = 1; id < slots_.size(); ++id)
+    if (slots_[id].kind != Slot::Kind::kNone && slots_[id].live == 0 && slots_[id].pending == 0)
+      empty.push_back(id);
+  std::sort(empty.begin(), empty.end(),
+            [&](RangeId a, RangeId b) { return slots_[a].emptied < slots_[b].emptied; });
+  for (RangeId id : empty) {
+    if (footprint_.cached_bytes <= keep_bytes) break;
+    const Slot::Kind kind = slots_[id].kind;
+    Pool& pool = *pools_[slots_[id].pool];
+    if (kind == Slot::Kind::kLarge) unlink_cached(id);
+    if (kind == Slot::Kind::kSegment) pool.small.remove(id);
+    const std::size_t bytes = ranges_[id].bytes;
+    if (Status status = destroy(id); !status.ok()) {
+      // Still ours: back into the cache.
+      if (kind == Slot::Kind::kSegment) {
+        pool.small.add(id);
+      } else {
+        slots_[id].next_cached = pool.large[bytes];
+        pool.large[bytes] = id;
+      }
+      return status;
+    }
+    if (released) released->push_back(id);
+  }
+  return {};
+}
+
+}  // namespace umem::arena

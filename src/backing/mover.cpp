@@ -1,0 +1,85 @@
+#include "backing/mover.h"
+
+#include <algorithm>
+
+namespace umem::backing {
+
+using driver::check;
+using driver::Entry;
+
+namespace {
+
+bool unsupported(cu::CUresult result) {
+  return result == cu::CUDA_ERROR_NOT_FOUND || result == cu::CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+Mover::Mover(const driver::Table& table, int device) : table_(table), device_(device) {}
+
+cu::CUmemLocation Mover::location(Where where) const {
+  if (where == Where::kHost) return {cu::CU_MEM_LOCATION_TYPE_HOST, 0};
+  return {cu::CU_MEM_LOCATION_TYPE_DEVICE, device_};
+}
+
+void Mover::to_pieces(const std::vector<Span>& spans) {
+  ptrs_.clear();
+  sizes_.clear();
+  for (const Span& span : spans) {
+    for (std::size_t at = 0; at < span.bytes; at += kPieceBytes) {
+      ptrs_.push_back(span.base + at);
+      sizes_.push_back(std::min(kPieceBytes, span.bytes - at));
+    }
+  }
+}
+
+Status Mover::prefetch(const std::vector<Span>& spans, Where to, cu::CUstream stream) {
+  to_pieces(spans);
+  if (ptrs_.empty()) return {};
+  cu::CUmemLocation where = location(to);
+  if (batched_) {
+    std::size_t first = 0;
+    const cu::CUresult result = table_.cuMemPrefetchBatchAsync(
+        ptrs_.data(), sizes_.data(), ptrs_.size(), &where, &first, 1, 0, stream);
+    if (!unsupported(result)) return check(result, Entry::cuMemPrefetchBatchAsync);
+    batched_ = false;
+  }
+  for (std::size_t i = 0; i < ptrs_.size(); ++i)
+    UMEM_RETURN_IF_ERROR(check(table_.cuMemPrefetchAsync(ptrs_[i], sizes_[i], where, 0, stream),
+                               Entry::cuMemPrefetchAsync));
+  return {};
+}
+
+Status Mover::discard(const std::vector<Span>& spans, cu::CUstream stream) {
+  if (!can_discard_) return {};
+  ptrs_.clear();
+  sizes_.clear();
+  for (const Span& span : spans) {
+    const std::uintptr_t begin = align_up(span.base, kPageBytes);
+    const std::uintptr_t end = align_down(span.base + span.bytes, kPageBytes);
+    if (begin >= end) continue;
+    ptrs_.push_back(begin);
+    sizes_.push_back(end - begin);
+  }
+  if (ptrs_.empty()) return {};
+  const cu::CUresult result =
+      table_.cuMemDiscardBatchAsync(ptrs_.data(), sizes_.data(), ptrs_.size(), 0, stream);
+  if (!unsupported(result)) return check(result, Entry::cuMemDiscardBatchAsync);
+  can_discard_ = false;
+  return {};
+}
+
+Status Mover::discard_and_prefetch(const std::vector<Span>& spans, cu::CUstream stream) {
+  if (!can_discard_) return prefetch(spans, Where::kDevice, stream);
+  to_pieces(spans);
+  if (ptrs_.empty()) return {};
+  cu::CUmemLocation where = location(Where::kDevice);
+  std::size_t first = 0;
+  const cu::CUresult result = table_.cuMemDiscardAndPrefetchBatchAsync(
+      ptrs_.data(), sizes_.data(), ptrs_.size(), &where, &first, 1, 0, stream);
+  if (!unsupported(result)) return check(result, Entry::cuMemDiscardAndPrefetchBatchAsync);
+  can_discard_ = false;
+  return prefetch(spans, Where::kDevice, stream);
+}
+
+}  // namespace umem::backing

@@ -1,0 +1,47 @@
+// The verbs on managed bytes: prefetch, discard, advise, each in the batch form where the driver
+// has it and range by range where it does not. Ranges of zero bytes are dropped, since a
+// zero-size prefetch leaves a real context in an error state.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "base/units.h"
+#include "driver/table.h"
+
+namespace umem::backing {
+
+inline constexpr std::size_t kPieceBytes = 64 * MiB;  // the most that one transfer moves
+
+struct Span {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+};
+enum class Where { kDevice, kHost };
+
+class Mover {
+ public:
+  Mover(const driver::Table& table, int device);
+
+  // Stream-ordered; never on the legacy NULL stream, which the batch calls refuse.
+  Status prefetch(const std::vector<Span>& spans, Where to, cu::CUstream stream);
+  // The bytes become indeterminate. Spans are shrunk to whole pages. No-op without driver support.
+  Status discard(const std::vector<Span>& spans, cu::CUstream stream);
+  // Populates on the device without a copy what is dead anyway; a prefetch where unsupported.
+  Status discard_and_prefetch(const std::vector<Span>& spans, cu::CUstream stream);
+  bool can_discard() const { return can_discard_; }
+
+ private:
+  cu::CUmemLocation location(Where where) const;
+  void to_pieces(const std::vector<Span>& spans);
+
+  const driver::Table& table_;
+  int device_;
+  bool batched_ = true;
+  bool can_discard_ = true;
+  std::vector<cu::CUdeviceptr> ptrs_;
+  std::vector<std::size_t> sizes_;
+};
+
+}  // namespace umem::backing

@@ -1,0 +1,24 @@
+// What the native side is told at start. Parsed and checked by umem/config.py, the only reader of
+// the environment.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace umem {
+
+struct Options {
+  std::string device = "soft";  // "soft" | "cuda"
+  int device_ordinal = 0;
+  std::string profile = "h200-pcie5";  // of the software device
+  std::size_t device_bytes = 0;        // frames of the software device; 0: as many as the budget
+  std::size_t budget_bytes = 0;
+  std::size_t host_budget_bytes = 0;  // 0: unbounded
+  std::size_t min_swap_bytes = 0;
+  std::size_t floor_bytes = 0;  // the least budget
+  std::string policy = "lru";
+  bool guard = false;
+
+  bool operator==(const Options&) const = default;
+};
+
+}  // namespace umem

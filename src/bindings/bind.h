@@ -1,0 +1,19 @@
+// The Python border: one bind_*.cpp a noun, each with one of these functions.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include "base/status.h"
+
+namespace umem::bindings {
+
+void bind_options(pybind11::module_& module);
+void bind_runtime(pybind11::module_& module);
+void bind_memory(pybind11::module_& module);
+void bind_driver(pybind11::module_& module);
+void bind_bench(pybind11::module_& module);
+void bind_probe(pybind11::module_& module);
+
+// The one map from Status to exceptions: the classes of umem.errors.
+void raise_if_error(const Status& status);
+
+}  // namespace umem::bindings

@@ -1,0 +1,147 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "runtime/runtime.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+namespace {
+
+using residency::Tag;
+
+const void* pointer(std::uintptr_t address) {
+  return reinterpret_cast<const void*>(address);
+}
+
+std::vector<const void*> pointers(const std::vector<std::uintptr_t>& addresses) {
+  std::vector<const void*> result;
+  for (std::uintptr_t address : addresses) result.push_back(pointer(address));
+  return result;
+}
+
+// "" and unknown names are kCount: no tag.
+Tag tag_or_none(const std::string& name) {
+  return residency::find_tag(name);
+}
+
+runtime::Phase phase_of(const std::string& name) {
+  if (name == "forward") return runtime::Phase::kForward;
+  if (name == "backward") return runtime::Phase::kBackward;
+  if (name == "optimizer") return runtime::Phase::kOptimizer;
+  return runtime::Phase::kNone;
+}
+
+// Ops begun from Python, by token; touched with the GIL held only.
+struct PythonOp {
+  std::unique_ptr<runtime::Op> op;
+  unsigned long thread;
+};
+std::unordered_map<std::uint64_t, PythonOp>& python_ops() {
+  static auto* ops = new std::unordered_map<std::uint64_t, PythonOp>;
+  return *ops;
+}
+
+std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string& family,
+                    const std::string& phase) {
+  static std::uint64_t next_token = 0;
+  auto op = std::make_unique<runtime::Op>();
+  const residency::Family found = residency::find_family(family);
+  op->family = found == residency::Family::kCount ? residency::Family::kNone : found;
+  op->phase = phase_of(phase);
+  const std::vector<const void*> list = pointers(inputs);
+  {
+    py::gil_scoped_release unlocked;
+    runtime::op_begin(op.get(), list.data(), list.size());
+  }
+  python_ops().emplace(++next_token, PythonOp{std::move(op), PyThread_get_thread_ident()});
+  return next_token;
+}
+
+void end(std::uint64_t token, const std::string& tag) {
+  auto found = python_ops().find(token);
+  if (found == python_ops().end()) throw py::key_error("no op was begun with this token");
+  if (found->second.thread != PyThread_get_thread_ident())
+    raise_if_error(Status(Code::kBadState, "an op ends on the thread that it began on"));
+  const std::unique_ptr<runtime::Op> op = std::move(found->second.op);
+  python_ops().erase(found);
+  py::gil_scoped_release unlocked;
+  runtime::op_end(op.get(), tag_or_none(tag));
+}
+
+void move(Status (*act)(const void*, std::size_t), std::uintptr_t address, std::size_t bytes) {
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = act(pointer(address), bytes);
+  }
+  raise_if_error(status);
+}
+
+std::uintptr_t allocate(std::size_t bytes) {
+  runtime::Failure failure;
+  void* ptr = nullptr;
+  {
+    py::gil_scoped_release unlocked;
+    ptr = runtime::allocate(bytes, 0, &failure);
+  }
+  if (failure.code != 0) raise_if_error(Status(static_cast<Code>(failure.code), failure.message));
+  return reinterpret_cast<std::uintptr_t>(ptr);
+}
+
+py::list blocks() {
+  std::vector<runtime::BlockReport> reports;
+  {
+    py::gil_scoped_release unlocked;
+    reports = runtime::blocks();
+  }
+  py::list result;
+  for (const runtime::BlockReport& report : reports) {
+    py::dict row;
+    row["base"] = report.base;
+    row["bytes"] = report.bytes;
+    row["tag"] = report.tag;
+    row["family"] = report.family;
+    row["state"] = report.state;
+    row["pins"] = report.pins;
+    result.append(row);
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  module.def("allocate", &allocate);
+  module.def("release", [](std::uintptr_t address) {
+    py::gil_scoped_release unlocked;
+    return runtime::release(reinterpret_cast<void*>(address));
+  });
+  module.def("record_stream", [](std::uintptr_t address, std::uintptr_t stream) {
+    py::gil_scoped_release unlocked;
+    return runtime::record_stream(pointer(address), stream);
+  });
+  module.def("owns", [](std::uintptr_t address) { return runtime::owns(pointer(address)); });
+  module.def("tag", [](std::uintptr_t address, const std::string& name) {
+    const Tag tag = residency::find_tag(name);
+    if (tag == Tag::kCount)
+      raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + name + "'"));
+    py::gil_scoped_release unlocked;
+    return runtime::tag(pointer(address), tag);
+  });
+  module.def("prefetch", [](std::uintptr_t address, std::size_t bytes) {
+    move(&runtime::prefetch, address, bytes);
+  });
+  module.def("evict", [](std::uintptr_t address, std::size_t bytes) {
+    move(&runtime::evict, address, bytes);
+  });
+  module.def("blocks", &blocks);
+  module.def("op_begin", &begin);
+  module.def("op_end", &end);
+}
+
+}  // namespace umem::bindings

@@ -1,0 +1,26 @@
+#include <pybind11/stl.h>
+
+#include "base/options.h"
+#include "bindings/bind.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+
+void bind_options(py::module_& module) {
+  py::class_<Options>(module, "Options", "What the native side is told at start.")
+      .def(py::init<>())
+      .def_readwrite("device", &Options::device)
+      .def_readwrite("device_ordinal", &Options::device_ordinal)
+      .def_readwrite("profile", &Options::profile)
+      .def_readwrite("device_bytes", &Options::device_bytes)
+      .def_readwrite("budget_bytes", &Options::budget_bytes)
+      .def_readwrite("host_budget_bytes", &Options::host_budget_bytes)
+      .def_readwrite("min_swap_bytes", &Options::min_swap_bytes)
+      .def_readwrite("floor_bytes", &Options::floor_bytes)
+      .def_readwrite("policy", &Options::policy)
+      .def_readwrite("guard", &Options::guard)
+      .def("__eq__", [](const Options& a, const Options& b) { return a == b; });
+}
+
+}  // namespace umem::bindings

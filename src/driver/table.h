@@ -1,0 +1,80 @@
+// One table of function pointers stands between umem and every driver, real or software.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/export.h"
+#include "base/status.h"
+#include "driver/types.h"
+
+namespace umem::driver {
+
+using namespace umem::cu;  // NOLINT: the table is written in the driver's own vocabulary
+
+enum class Entry : int {
+#define UMEM_SYMBOL(name, version, params) name,
+#include "driver/symbols.def"
+#undef UMEM_SYMBOL
+  kCount
+};
+
+// Every pointer is callable at all times: a symbol that the driver lacks is a function that
+// returns CUDA_ERROR_NOT_FOUND.
+struct Table {
+#define UMEM_SYMBOL(name, version, params) CUresult(*name) params = nullptr;
+#include "driver/symbols.def"
+#undef UMEM_SYMBOL
+};
+
+struct Symbol {
+  const char* name;
+  int version;
+};
+UMEM_API const Symbol& symbol(Entry entry);
+// Entry::kCount when no entry point has this name.
+UMEM_API Entry find_entry(std::string_view name);
+
+// What only a software device can tell; a real driver does not count these.
+struct Telemetry {
+  std::uint64_t faults = 0;              // fault groups: one a page
+  std::uint64_t bytes_in = 0;            // host -> device as told (prefetch)
+  std::uint64_t bytes_out = 0;           // device -> host as told
+  std::uint64_t fault_bytes_in = 0;      // host -> device by faults
+  std::uint64_t pressure_bytes_out = 0;  // device -> host because a faulting page needed a frame
+  std::uint64_t resident_bytes = 0;      // in device frames, but for discarded pages
+  std::uint64_t peak_resident_bytes = 0;
+  std::uint64_t host_bytes = 0;  // host backing held (never shrinks before a free)
+  std::uint64_t peak_host_bytes = 0;
+  std::uint64_t stall_us = 0;  // virtual time that compute waited for data
+};
+
+enum class Kind { kSoft, kCuda };
+
+// An open driver. `telemetry` is null for a real one.
+struct Driver {
+  Kind kind = Kind::kSoft;
+  Table table;
+  Telemetry (*telemetry)() = nullptr;
+  void (*reset_peak)() = nullptr;
+  Status (*resize)(std::size_t device_bytes) = nullptr;  // null where the size is fixed
+};
+
+// Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.
+void fill_missing(Table& table);
+
+// Fault injection: makes the n-th call (1 = next) of one entry point return `error` without
+// reaching the driver. The table must have been wrapped by `instrument` first.
+UMEM_API void instrument(Table& table);
+UMEM_API void inject(Entry entry, std::uint64_t nth_call, CUresult error);
+UMEM_API void clear_injections();
+UMEM_API std::uint64_t calls(Entry entry);  // since `instrument`
+
+// "CUDA_ERROR_…"; null for a code that umem does not know.
+const char* error_name(CUresult result);
+// Ok for CUDA_SUCCESS; otherwise a Status naming the call and the driver's error.
+Status check(CUresult result, Entry entry);
+
+}  // namespace umem::driver

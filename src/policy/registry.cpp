@@ -1,0 +1,31 @@
+#include "policy/registry.h"
+
+#include "policy/policies.h"
+
+namespace umem::policy {
+namespace {
+
+struct Row {
+  const char* name;
+  std::unique_ptr<residency::Policy> (*make)();
+};
+constexpr Row kRows[] = {{"none", make_none}, {"lru", make_lru}, {"conv_lru", make_conv_lru}};
+
+}  // namespace
+
+std::unique_ptr<residency::Policy> make(std::string_view name) {
+  for (const Row& row : kRows)
+    if (name == row.name) return row.make();
+  return nullptr;
+}
+
+const std::vector<const char*>& names() {
+  static const std::vector<const char*> all = [] {
+    std::vector<const char*> result;
+    for (const Row& row : kRows) result.push_back(row.name);
+    return result;
+  }();
+  return all;
+}
+
+}  // namespace umem::policy

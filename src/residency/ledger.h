@@ -1,0 +1,91 @@
+// The ledger: facts about every residency unit (a large block, or a 2 MiB segment of small ones),
+// with the resident ones in recency order. It decides nothing and moves nothing.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "backing/range_table.h"
+#include "base/units.h"
+#include "residency/tags.h"
+
+namespace umem::residency {
+
+using backing::kNoRange;
+using backing::RangeId;
+
+enum class State : unsigned char {
+  kNone,    // no such unit
+  kVoid,    // live, and not known to be on the device or to hold data on the host
+  kDevice,  // live, on the device
+  kHost,    // live, on the host
+  kDead,    // not live, frames still held
+  kGone,    // not live, no frames held
+};
+const char* name(State state);
+
+struct Unit {
+  std::size_t bytes = 0;       // device bytes that it takes when resident: whole pages
+  std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
+  std::uint64_t last_use = 0;
+  RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
+  std::uint32_t pins = 0;
+  State state = State::kNone;
+  Tag tag = Tag::kTemp;
+  Family family = Family::kNone;
+  bool segment = false;            // holds small blocks
+  bool prefetched_unused = false;  // fetched, and no op has used it since
+};
+
+class Ledger {
+ public:
+  const Unit& at(RangeId id) const { return units_[id]; }
+  bool has(RangeId id) const {
+    return id != kNoRange && id < units_.size() && units_[id].state != State::kNone;
+  }
+  std::size_t capacity() const { return units_.size(); }
+
+  // A live unit in state kVoid. Of a cached unit of the same range, pins and host memory stay.
+  void add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
+  // The same range serves a new block with its frames still in place: kDead -> kDevice.
+  void revive(RangeId id, Tag tag, Family family);
+  void remove(RangeId id);
+  void set_state(RangeId id, State state);
+  void set_tag(RangeId id, Tag tag, Family family);
+  void touch(RangeId id);  // used now: the newest of its list
+  void pin(RangeId id) {
+    Unit& unit = units_[id];
+    if (unit.pins++ == 0) pinned_ += unit.bytes;
+  }
+  void unpin(RangeId id) {
+    Unit& unit = units_[id];
+    if (unit.pins > 0 && --unit.pins == 0) pinned_ -= unit.bytes;
+  }
+  void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
+
+  // Ends of the recency lists; walk with at(id).newer.
+  RangeId oldest_resident() const { return resident_list_.oldest; }
+  RangeId oldest_dead() const { return dead_list_.oldest; }
+
+  std::size_t resident_bytes() const { return resident_; }  // kDevice and kDead
+  std::size_t dead_bytes() const { return dead_; }
+  std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
+  std::size_t pinned_bytes() const { return pinned_; }
+  std::size_t live_bytes() const { return live_; }
+
+ private:
+  struct List {
+    RangeId oldest = kNoRange, newest = kNoRange;
+  };
+  List* list_of(State state);
+  void link(List& list, RangeId id);
+  void unlink(List& list, RangeId id);
+  void account(const Unit& unit, bool entering);
+
+  std::vector<Unit> units_;
+  List resident_list_, dead_list_;
+  std::size_t resident_ = 0, dead_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
+  std::uint64_t clock_ = 0;
+};
+
+}  // namespace umem::residency

@@ -1,0 +1,51 @@
+// What torch_ext and the bindings call at operator speed. Plain data only crosses here, because
+// torch_ext may be built by another compiler than this library.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/export.h"
+#include "residency/tags.h"
+
+namespace umem::runtime {
+
+enum class Phase : unsigned char { kNone, kForward, kBackward, kOptimizer };
+
+// One entry of the calling thread's op stack, on the caller's own stack or heap until op_end.
+struct Op {
+  residency::Family family = residency::Family::kNone;  // kNone: that of the enclosing op
+  Phase phase = Phase::kNone;                           // kNone: that of the enclosing op
+  bool bracket = false;  // stands around ops (an autograd node, an optimizer step), and is none
+  // Filled by op_begin.
+  Op* parent = nullptr;
+  std::uint32_t n_inputs = 0;  // of the pinned: the inputs; then what it allocated
+  std::uint32_t n_pinned = 0;
+  std::uint32_t pinned_capacity = 0;
+  std::uint32_t* pinned = nullptr;
+  std::uint32_t inline_pinned[16];
+};
+
+// Before an op runs: pushes it, pins the units of its inputs and fetches those that are away.
+// Null and foreign pointers are ignored.
+UMEM_API void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept;
+// After it, on the same thread: marks its inputs and what it allocated as used now, says what those
+// of its blocks are that it leaves behind (when `tag` is not kCount), unpins, and pops.
+UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;
+
+// Memory for the framework. Null on failure, with `error` (when not null) set to a message that
+// stays valid until the next failure on this thread. `bytes` may be 0: returns null, no error.
+struct Failure {
+  int code = 0;  // umem::Code
+  const char* message = "";
+};
+UMEM_API void* allocate(std::size_t bytes, std::uintptr_t stream, Failure* error) noexcept;
+// True if `ptr` was a live block of umem's, which is then freed.
+UMEM_API bool release(void* ptr) noexcept;
+// The block is in use on `stream` too: once released it is reused after the work there is done.
+UMEM_API bool record_stream(const void* ptr, std::uintptr_t stream) noexcept;
+UMEM_API bool owns(const void* ptr) noexcept;
+UMEM_API bool tag(const void* ptr, residency::Tag tag) noexcept;
+// One step of the program (an optimizer step) ended.
+UMEM_API void step() noexcept;
+
+}  // namespace umem::runtime

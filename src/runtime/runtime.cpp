@@ -1,0 +1,317 @@
+#include "runtime/runtime.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/format.h"
+#include "policy/registry.h"
+#include "runtime/state.h"
+#include "soft/device.h"
+#include "soft/fault_handler.h"
+#include "soft/interpose.h"
+
+namespace umem::runtime {
+namespace {
+
+using backing::RangeId;
+
+Status check_options(const Options& options) {
+  if (options.budget_bytes < options.floor_bytes)
+    return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
+                                        " is below the floor of " +
+                                        format_bytes(options.floor_bytes)};
+  if (!policy::make(options.policy)) {
+    std::string known;
+    for (const char* name : policy::names()) known += std::string(known.empty() ? "" : ", ") + name;
+    return {Code::kInvalidArgument, "unknown policy '" + options.policy + "'; allowed: " + known};
+  }
+  return {};
+}
+
+// What live blocks were laid out for, and so what a restart may not change.
+bool same_device(const Options& a, const Options& b) {
+  return a.device == b.device && a.device_ordinal == b.device_ordinal && a.profile == b.profile &&
+         a.device_bytes == b.device_bytes && a.guard == b.guard;
+}
+
+residency::Limits limits_of(const Options& options) {
+  return {options.budget_bytes, options.host_budget_bytes, options.min_swap_bytes};
+}
+
+Status open_driver(const Options& options, driver::Driver& driver) {
+  if (options.device != "soft")
+    return {Code::kNotSupported, "device '" + options.device + "' is not supported yet: use soft"};
+  const soft::Profile* profile = soft::find_profile(options.profile);
+  if (!profile) return {Code::kInvalidArgument, "unknown device profile '" + options.profile + "'"};
+  const std::size_t bytes = options.device_bytes ? options.device_bytes : options.budget_bytes;
+  return soft::open({bytes, profile}, driver);
+}
+
+// A forked child gets a consistent copy. Registered after the device's handlers, and so locked
+// before them: the order in which every call takes the two locks.
+void register_fork_handlers() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
+                   [] { state().mutex.unlock(); });
+  });
+}
+
+Status open_locked(State& s, const Options& options) {
+  UMEM_RETURN_IF_ERROR(open_driver(options, s.driver));
+  register_fork_handlers();
+  s.arena.emplace(s.driver.table, s.ranges);
+  s.engine.emplace(s.driver.table, s.ranges, options.device_ordinal, limits_of(options),
+                   policy::make(options.policy), [&s] {
+                     const Status trimmed = trim_locked(s, 0);
+                     (void)trimmed;  // what the driver refuses to take back stays cached
+                   });
+  s.peak_live_bytes = s.most_live_bytes = 0;
+  s.counts = {};
+  s.warned_larger_than_budget = false;
+  s.ranges.set_limit(0);
+  if (options.guard) {
+    std::size_t free_bytes = 0, total_bytes = 0;
+    UMEM_RETURN_IF_ERROR(driver::check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes),
+                                       driver::Entry::cuMemGetInfo));
+    s.ranges.set_limit(free_bytes);
+  }
+  return s.engine->open();
+}
+
+Stats stats_locked(State& s) {
+  Stats result = s.counts;
+  if (!s.open()) return result;
+  const arena::Footprint footprint = s.arena->footprint();
+  const residency::Ledger& ledger = s.engine->ledger();
+  const residency::Counters& moved = s.engine->counters();
+  result.budget_bytes = s.options.budget_bytes;
+  result.host_budget_bytes = s.options.host_budget_bytes;
+  result.live_bytes = footprint.live_bytes;
+  result.peak_live_bytes = s.peak_live_bytes;
+  result.cached_bytes = footprint.cached_bytes;
+  result.bytes_discarded = moved.bytes_discarded;
+  result.evictions = moved.evictions;
+  result.prefetches = moved.prefetches;
+  result.prefetched_unused_bytes = moved.prefetched_unused_bytes;
+  result.resident_bytes = ledger.resident_bytes();
+  result.host_bytes = ledger.host_bytes();
+  result.bytes_in = moved.bytes_in;
+  result.bytes_out = moved.bytes_out;
+  if (s.driver.telemetry) {  // a device that tells what really happened
+    const driver::Telemetry now = s.driver.telemetry();
+    result.resident_bytes = now.resident_bytes;
+    result.peak_resident_bytes = now.peak_resident_bytes;
+    result.host_bytes = now.host_bytes;
+    result.peak_host_bytes = now.peak_host_bytes;
+    result.bytes_in = now.bytes_in + now.fault_bytes_in;
+    result.bytes_out = now.bytes_out + now.pressure_bytes_out;
+    result.faults = now.faults;
+    result.stall_us = now.stall_us;
+  }
+  result.hook_errors = s.engine->hook_errors();
+  return result;
+}
+
+// What was counted stays readable until the next start.
+Status close_locked(State& s) {
+  UMEM_RETURN_IF_ERROR(trim_locked(s, 0));
+  s.counts = stats_locked(s);
+  UMEM_RETURN_IF_ERROR(s.engine->close());
+  s.engine.reset();
+  s.arena.reset();  // with its events, while there is a device
+  return soft::close();
+}
+
+// The frames of a software device follow the budget where its size was left open.
+Status fit_device(State& s, const Options& options) {
+  if (!s.driver.resize || options.device_bytes != 0) return {};
+  return s.driver.resize(options.budget_bytes);
+}
+
+// The device grows before the limits and shrinks after them; a refusal leaves both as they were.
+Status apply_limits(State& s, const Options& options) {
+  const bool grows = options.budget_bytes > s.options.budget_bytes;
+  if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, options));
+  Status status = s.engine->set_limits(limits_of(options));
+  if (status.ok() && !grows) {
+    status = fit_device(s, options);
+    if (!status.ok()) UMEM_RETURN_IF_ERROR(s.engine->set_limits(limits_of(s.options)));
+  } else if (!status.ok() && grows) {
+    UMEM_RETURN_IF_ERROR(fit_device(s, s.options));
+  }
+  if (!status.ok()) return status;
+  const std::string policy = s.options.policy;
+  s.options = options;
+  s.options.policy = policy;  // set_policy's part
+  return {};
+}
+
+void reset_peaks_locked(State& s) {
+  s.peak_live_bytes = s.arena->footprint().live_bytes;
+  if (s.driver.reset_peak) s.driver.reset_peak();
+}
+
+Status with_units(const void* ptr, std::size_t bytes, Status (residency::Engine::*act)(RangeId)) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  const auto first = reinterpret_cast<std::uintptr_t>(ptr);
+  RangeId previous = backing::kNoRange;
+  for (std::uintptr_t at = first; at < first + bytes;
+       at = align_down(at, kPageBytes) + kPageBytes) {
+    const RangeId id = s.ranges.find(reinterpret_cast<const void*>(at));
+    if (id == backing::kNoRange || !s.engine->ledger().has(id))
+      return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
+    if (id == previous) continue;
+    previous = id;
+    UMEM_RETURN_IF_ERROR(((*s.engine).*act)(id));
+  }
+  return {};
+}
+
+}  // namespace
+
+constinit State* g_state = nullptr;
+
+State& make_state() {
+  static State* all = [] {
+    auto* made = new State;
+    __atomic_store_n(&g_state, made, __ATOMIC_RELEASE);
+    return made;
+  }();
+  return *all;
+}
+
+Status start(const Options& options) {
+  UMEM_RETURN_IF_ERROR(check_options(options));
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (s.accepting)
+    return options == s.options
+               ? Status()
+               : Status(Code::kBadState, "umem is running with other options; disable it first");
+  if (s.open() && s.arena->footprint().live_blocks == 0) UMEM_RETURN_IF_ERROR(close_locked(s));
+  if (!s.open()) {
+    UMEM_RETURN_IF_ERROR(open_locked(s, options));
+    s.options = options;
+  } else {
+    if (!same_device(options, s.options))
+      return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
+                                   s.options.device + ":" + s.options.profile +
+                                   "'; free them, or keep the device options"};
+    UMEM_RETURN_IF_ERROR(apply_limits(s, options));
+    s.engine->set_policy(policy::make(options.policy));
+    s.options = options;
+    reset_peaks_locked(s);  // a new session's peaks are its own
+  }
+  s.accepting = true;
+  return {};
+}
+
+Status stop() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  s.accepting = false;
+  if (!s.open()) return {};
+  UMEM_RETURN_IF_ERROR(
+      driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
+  retire_reclaimed(s);  // nothing is in use on a stream any more
+  return s.arena->footprint().live_blocks == 0 ? close_locked(s) : trim_locked(s, 0);
+}
+
+bool running() {
+  return state().accepting;
+}
+
+Options current_options() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  return s.options;
+}
+
+Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  Options options = s.options;
+  options.budget_bytes = device_bytes;
+  options.host_budget_bytes = host_bytes;
+  UMEM_RETURN_IF_ERROR(check_options(options));
+  return apply_limits(s, options);
+}
+
+Status set_policy(const std::string& name) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  Options options = s.options;
+  options.policy = name;
+  UMEM_RETURN_IF_ERROR(check_options(options));
+  s.engine->set_policy(policy::make(name));
+  s.options = options;
+  return {};
+}
+
+Stats stats() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  return stats_locked(s);
+}
+
+void reset_peak_stats() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (s.open()) reset_peaks_locked(s);
+}
+
+Status trim() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  return s.open() ? trim_locked(s, 0) : Status();
+}
+
+Status prefetch(const void* ptr, std::size_t bytes) {
+  return with_units(ptr, bytes, &residency::Engine::prefetch);
+}
+
+Status evict(const void* ptr, std::size_t bytes) {
+  return with_units(ptr, bytes, &residency::Engine::evict);
+}
+
+void step() noexcept {
+  State& s = state();
+  {
+    std::lock_guard guard(s.mutex);
+    ++s.counts.steps;
+    if (!s.open() || s.driver.kind != driver::Kind::kSoft) return;
+  }
+  // Libraries loaded and handlers set since the last step must not hide page faults from us.
+  soft::install_interposers();
+  soft::install_fault_handler();
+}
+
+std::vector<BlockReport> blocks() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  std::vector<BlockReport> result;
+  if (!s.open()) return result;
+  const residency::Ledger& ledger = s.engine->ledger();
+  for (RangeId id = 1; id < ledger.capacity(); ++id) {
+    if (!ledger.has(id)) continue;
+    const residency::Unit& unit = ledger.at(id);
+    result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
+                      residency::name(unit.family), residency::name(unit.state), unit.pins});
+  }
+  return result;
+}
+
+driver::Driver* current_driver() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  return s.open() ? &s.driver : nullptr;
+}
+
+}  // namespace umem::runtime

@@ -1,0 +1,65 @@
+// Virtual time: streams are time lines, transfers share one link a direction (full duplex), and a
+// fault stalls the compute stream for the fault cost and its transfer.
+//
+// Work is done in program order at the call; only its *time* is virtual. `host_us` is the time of
+// the calling program, which synchronising calls move forward. Not thread-safe (device.cpp locks).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "driver/types.h"
+#include "soft/device.h"
+
+namespace umem::soft {
+
+class Clock {
+ public:
+  explicit Clock(const Profile& profile) : profile_(profile) {}
+
+  cu::CUstream create_stream();
+  bool destroy_stream(cu::CUstream stream);
+  bool known(cu::CUstream stream) const;
+  cu::CUevent create_event(bool timed);
+  bool destroy_event(cu::CUevent event);
+
+  void launch(cu::CUstream stream, double us);
+  // A transfer on `stream`; both directions may be asked for at once.
+  void transfer(cu::CUstream stream, std::size_t bytes_in, std::size_t bytes_out);
+  // A fault group on the default stream.
+  void fault(std::size_t bytes_in, std::size_t bytes_out);
+
+  bool record(cu::CUevent event, cu::CUstream stream);
+  bool wait(cu::CUstream stream, cu::CUevent event);
+  void synchronize(cu::CUstream stream);
+  void synchronize_all();
+  bool synchronize(cu::CUevent event);
+  // Asking takes time too: 1 us, so that a polling loop ends.
+  bool done(cu::CUstream stream);
+  enum class EventState { kUnknown, kPending, kDone };
+  EventState query(cu::CUevent event);
+  enum class Elapsed { kUnknown, kNotTimed, kPending, kOk };
+  Elapsed elapsed(cu::CUevent start, cu::CUevent end, float& milliseconds);
+
+  double host_us() const { return host_us_; }
+  double stall_us() const { return stall_us_; }
+
+ private:
+  struct Event {
+    double us = 0;
+    bool timed = true;
+    bool recorded = false;
+  };
+  double& tail(cu::CUstream stream);
+  double enqueue(double ready, std::size_t bytes, double rate, double& lane_free);
+  Event* find(cu::CUevent event);
+
+  Profile profile_;
+  std::unordered_map<std::uintptr_t, double> streams_;
+  std::unordered_map<std::uintptr_t, Event> events_;
+  std::uintptr_t next_handle_ = 0x1000;
+  double default_tail_ = 0, host_us_ = 0, stall_us_ = 0;
+  double in_free_ = 0, out_free_ = 0;
+};
+
+}  // namespace umem::soft

@@ -1,0 +1,216 @@
+#include "soft/device.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "soft/entries.h"
+#include "soft/fault_handler.h"
+#include "soft/interpose.h"
+#include "soft/state.h"
+
+namespace umem::soft {
+namespace {
+
+Device* g_device = nullptr;  // freed by close() only: faults may come during exit
+
+// A forked child keeps a private copy of the whole device, consistent because nobody was inside.
+void register_fork_handlers() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    pthread_atfork([] { device_mutex().lock(); }, [] { device_mutex().unlock(); },
+                   [] { device_mutex().unlock(); });
+  });
+}
+
+driver::Telemetry telemetry() {
+  DeviceLock lock;
+  if (!g_device) return {};
+  driver::Telemetry result = g_device->counters;
+  result.resident_bytes = g_device->pager.held_frames() << kPageShift;
+  result.peak_resident_bytes = g_device->pager.peak_frames() << kPageShift;
+  result.host_bytes = g_device->pager.host_bytes();
+  result.peak_host_bytes = g_device->pager.peak_host_bytes();
+  result.stall_us = static_cast<std::uint64_t>(g_device->clock.stall_us());
+  return result;
+}
+
+void reset_peak() {
+  DeviceLock lock;
+  if (g_device) g_device->pager.reset_peak();
+}
+
+Status resize(std::size_t device_bytes) {
+  const std::size_t frames = device_bytes >> kPageShift;
+  if (frames < kMinFrames)
+    return {Code::kInvalidArgument, "the software device needs at least 4 frames of 2 MiB"};
+  DeviceLock lock;
+  if (!g_device) return {Code::kBadState, "no software device is open"};
+  Moved moved;
+  const bool done = g_device->pager.set_frames(frames, moved);
+  g_device->book_transfer(moved, nullptr);
+  if (!done) return {Code::kOutOfDeviceMemory, "the pages in use do not fit fewer frames"};
+  return {};
+}
+
+// The part of [ptr, ptr + bytes) that is managed, as an extent of allocated pages.
+Pager::Extent managed_part(const void* ptr, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(ptr);
+  const Pager::Extent whole = g_device->pager.find(begin);
+  if (whole.count == 0 || bytes == 0) return {};
+  const std::size_t first = g_device->pager.space().page_of(begin);
+  const std::size_t last = g_device->pager.space().page_of(begin + bytes - 1);
+  return {first, std::min(last + 1, whole.first + whole.count) - first};
+}
+
+}  // namespace
+
+Bounds g_bounds;
+std::atomic<std::uintptr_t> g_owner{0};
+
+std::mutex& device_mutex() {
+  static auto* mutex = new std::mutex;  // never destroyed: faults may come during exit
+  return *mutex;
+}
+
+Device* device() {
+  return g_device;
+}
+
+void Device::book_fault(const Moved& moved) {
+  ++counters.faults;
+  counters.fault_bytes_in += moved.bytes_in;
+  counters.pressure_bytes_out += moved.bytes_out;
+  clock.fault(moved.bytes_in, moved.bytes_out);
+}
+
+void Device::book_transfer(const Moved& moved, cu::CUstream stream) {
+  counters.bytes_in += moved.bytes_in;
+  counters.bytes_out += moved.bytes_out;
+  clock.transfer(stream, moved.bytes_in, moved.bytes_out);
+}
+
+Status open(const Options& options, driver::Driver& driver) {
+  if (!options.profile) return {Code::kInvalidArgument, "a device profile is needed"};
+  const std::size_t frames = options.device_bytes >> kPageShift;
+  if (frames < kMinFrames)
+    return {Code::kInvalidArgument, "the software device needs at least 4 frames of 2 MiB"};
+  register_fork_handlers();
+  {
+    DeviceLock lock;
+    if (g_device) return {Code::kBadState, "a software device is open already"};
+    auto device = std::make_unique<Device>(*options.profile);
+    UMEM_RETURN_IF_ERROR(device->pager.open(frames));
+    g_device = device.release();
+    const Space& space = g_device->pager.space();
+    g_bounds.end = space.managed(space.pages());
+    g_bounds.begin = space.managed(0);
+  }
+  install_interposers();  // before the handler, so that nobody replaces it unseen
+  install_fault_handler();
+  driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize};
+  fill_entries(driver.table);
+  driver::fill_missing(driver.table);
+  return {};
+}
+
+Status close() {
+  DeviceLock lock;
+  if (!g_device) return {Code::kBadState, "no software device is open"};
+  if (!g_device->pager.empty())
+    return {Code::kBadState, "managed memory is still allocated on the software device"};
+  g_bounds.begin = g_bounds.end = 0;
+  g_device->pager.close();
+  delete std::exchange(g_device, nullptr);
+  return {};
+}
+
+void launch(cu::CUstream stream, double us) {
+  DeviceLock lock;
+  if (g_device && g_device->clock.known(stream)) g_device->clock.launch(stream, us);
+}
+
+double now_us() {
+  DeviceLock lock;
+  return g_device ? g_device->clock.host_us() : 0;
+}
+
+void set_poison(bool on) {
+  DeviceLock lock;
+  if (g_device) g_device->pager.set_poison(on);
+}
+
+Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes) {
+  DeviceLock lock;
+  if (!g_device) return Status(Code::kBadState, "no software device is open");
+  const Pager::Extent extent = managed_part(reinterpret_cast<const void*>(ptr), bytes);
+  if (extent.count == 0) return Status(Code::kInvalidArgument, "the address is not managed memory");
+  std::vector<PageState> states;
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
+    states.push_back(g_device->pager.page(i).state);
+  return states;
+}
+
+namespace {
+
+bool handle_fault_locked(std::uintptr_t address) {
+  static constexpr char kRefused[] =
+      "umem: a managed page cannot be mapped: raise vm.max_map_count, or use a smaller budget\n";
+  // How often in a row an access to one present page may fault: a thread that lost the race for a
+  // page finds it in place and tries again, but what faults for ever is an access that no paging
+  // can help (executing data, memory that the program protected itself).
+  static constexpr int kPatience = 64;
+  if (!g_device) return false;
+  const std::size_t page = g_device->pager.space().page_of(address);
+  if (!g_device->pager.page(page).allocated) return false;
+  Moved moved;
+  switch (g_device->pager.fault(page, moved)) {
+    case Pager::Fault::kBrought:
+      g_device->repeats = 0;
+      g_device->book_fault(moved);
+      return true;
+    case Pager::Fault::kPresent:
+      if (g_device->repeated != address) g_device->repeats = 0;
+      g_device->repeated = address;
+      return ++g_device->repeats < kPatience;
+    case Pager::Fault::kRefused:
+      break;
+  }
+  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kRefused, sizeof kRefused - 1);
+  return false;
+}
+
+}  // namespace
+
+bool handle_fault(void* address) {
+  // A fault of the thread that is inside the device is a defect, and must not wait for itself.
+  if (!g_bounds.contain(address) || g_owner.load() == this_thread()) return false;
+  // The handler's signal mask holds everything back already.
+  std::lock_guard guard(device_mutex());
+  g_owner = this_thread();
+  const bool handled = handle_fault_locked(reinterpret_cast<std::uintptr_t>(address));
+  g_owner = 0;
+  return handled;
+}
+
+bool open_host_window(const void* ptr, unsigned long bytes) {
+  if (!g_bounds.contain(ptr)) return false;
+  DeviceLock lock;
+  if (!g_device) return false;
+  const Pager::Extent extent = managed_part(ptr, bytes);
+  if (extent.count == 0) return false;
+  Moved moved;
+  const bool opened = g_device->pager.open_window(extent, moved);
+  g_device->book_transfer(moved, nullptr);
+  return opened;
+}
+
+void close_host_window(const void* ptr, unsigned long bytes) {
+  DeviceLock lock;
+  if (g_device) g_device->pager.close_window(managed_part(ptr, bytes));
+}
+
+}  // namespace umem::soft

@@ -1,0 +1,51 @@
+// The software device: a device with a fixed number of 2 MiB frames, played by this machine's
+// memory. Bytes really move, an absent page faults, and time is virtual.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/export.h"
+#include "base/status.h"
+#include "driver/table.h"
+
+namespace umem::soft {
+
+// What a real device would take. Source of each figure: profiles.cpp.
+struct Profile {
+  const char* name;
+  double bytes_per_us_in;    // host -> device
+  double bytes_per_us_out;   // device -> host
+  double fault_us;           // one fault group
+  std::size_t memory_bytes;  // of the card that the profile is named after
+  const char* source;
+};
+UMEM_API const std::vector<Profile>& profiles();
+UMEM_API const Profile* find_profile(std::string_view name);  // null if unknown
+
+struct Options {
+  std::size_t device_bytes = 0;  // rounded down to whole frames; at least kMinFrames of them
+  const Profile* profile = nullptr;
+};
+inline constexpr std::size_t kMinFrames = 4;  // below 3 one instruction may never complete
+
+// Opens this process's software device (there is one at a time) and fills `driver`.
+// kBadState if one is open, kNotSupported if the kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
+UMEM_API Status open(const Options& options, driver::Driver& driver);
+// kBadState while managed memory is allocated. Streams, events and contexts die with the device.
+UMEM_API Status close();
+
+// A kernel of `us` microseconds on `stream`, for the virtual clock.
+UMEM_API void launch(cu::CUstream stream, double us);
+// Virtual time in microseconds since `open`.
+UMEM_API double now_us();
+
+// Discarded pages read as 0xDB bytes, so that a test sees a read of dead data.
+UMEM_API void set_poison(bool on);
+
+// Where each 2 MiB page of a range is.
+enum class PageState : unsigned char { kVoid, kDevice, kHost, kDuplicate, kDiscarded };
+UMEM_API Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes);
+
+}  // namespace umem::soft

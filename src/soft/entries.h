@@ -1,0 +1,10 @@
+#pragma once
+#include "driver/table.h"
+
+namespace umem::soft {
+
+// The driver entry points of the open software device. Those that it lacks stay null.
+void fill_entries(driver::Table& table);
+void fill_memory_entries(driver::Table& table);  // part of fill_entries
+
+}  // namespace umem::soft

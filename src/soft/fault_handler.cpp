@@ -1,0 +1,66 @@
+#include "soft/fault_handler.h"
+
+#include <cerrno>
+#include <mutex>
+
+namespace umem::soft {
+namespace {
+
+struct sigaction g_next;  // whom foreign faults go to
+std::mutex g_chain_mutex;
+
+void run_default(int signal_number, const siginfo_t* info) {
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(signal_number, &action, nullptr);
+  // A faulting access repeats on return and ends the process; a signal that was sent does not.
+  if (info->si_code <= 0) raise(signal_number);
+}
+
+void on_segv(int signal_number, siginfo_t* info, void* context) {
+  const int saved_errno = errno;
+  // Hardware faults only: a SIGSEGV that someone sent has a code <= 0 and no address.
+  if (info->si_code > 0 && handle_fault(info->si_addr)) {
+    errno = saved_errno;
+    return;
+  }
+  errno = saved_errno;
+  const struct sigaction next = g_next;
+  if (next.sa_flags & SA_SIGINFO) {
+    next.sa_sigaction(signal_number, info, context);
+  } else if (next.sa_handler == SIG_IGN && info->si_code <= 0) {
+    return;
+  } else if (next.sa_handler == SIG_DFL || next.sa_handler == SIG_IGN) {
+    run_default(signal_number, info);
+  } else {
+    next.sa_handler(signal_number);
+  }
+}
+
+}  // namespace
+
+void install_fault_handler() {
+  std::lock_guard guard(g_chain_mutex);
+  struct sigaction current = {};
+  sigaction(SIGSEGV, nullptr, &current);
+  const bool ours = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == on_segv;
+  if (ours) return;
+  g_next = current;
+  struct sigaction action = {};
+  action.sa_sigaction = on_segv;
+  // NODEFER: a handler further down the chain may rely on a second fault ending the process.
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
+  sigfillset(&action.sa_mask);
+  for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP})
+    sigdelset(&action.sa_mask, fatal);
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+int chain_sigaction(const struct sigaction* action, struct sigaction* previous) {
+  std::lock_guard guard(g_chain_mutex);
+  if (previous) *previous = g_next;
+  if (action) g_next = *action;
+  return 0;
+}
+
+}  // namespace umem::soft

@@ -1,0 +1,52 @@
+// The device's lock. Asynchronous signals are held back while it is taken: a handler that touched
+// managed memory would fault and wait for the lock that its own thread holds.
+#pragma once
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+namespace umem::soft {
+
+std::mutex& device_mutex();
+
+// The managed addresses, readable without the lock; empty while no device is open.
+struct Bounds {
+  std::atomic<std::uintptr_t> begin{0}, end{0};
+  bool contain(const void* ptr) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(ptr);
+    return at >= begin.load(std::memory_order_acquire) && at < end.load(std::memory_order_acquire);
+  }
+};
+extern Bounds g_bounds;
+// The thread inside the device (pthread_self), 0 for none.
+extern std::atomic<std::uintptr_t> g_owner;
+inline std::uintptr_t this_thread() {
+  return static_cast<std::uintptr_t>(pthread_self());
+}
+
+class DeviceLock {
+ public:
+  DeviceLock() {
+    sigset_t all;
+    sigfillset(&all);
+    for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fatal);
+    pthread_sigmask(SIG_BLOCK, &all, &previous_);
+    device_mutex().lock();
+    g_owner.store(this_thread(), std::memory_order_relaxed);
+  }
+  ~DeviceLock() {
+    g_owner.store(0, std::memory_order_relaxed);
+    device_mutex().unlock();
+    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+  }
+  DeviceLock(const DeviceLock&) = delete;
+  DeviceLock& operator=(const DeviceLock&) = delete;
+
+ private:
+  sigset_t previous_;
+};
+
+}  // namespace umem::soft

@@ -1,0 +1,343 @@
+#include "soft/pager.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace umem::soft {
+namespace {
+
+// Managed address space: what the largest host can need, and cheap since only reserved.
+constexpr std::size_t kSpacePages = (std::size_t{1} << 40) >> kPageShift;
+constexpr unsigned char kPoison = 0xDB;  // what a discarded page reads as under set_poison
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+// How a page with a frame is mapped.
+int protection_of(const Page& page) {
+  if (page.state == PageState::kDuplicate) return PROT_READ;
+  return page.state == PageState::kDiscarded ? PROT_NONE : kReadWrite;
+}
+
+}  // namespace
+
+Status Pager::open(std::size_t frames) {
+  UMEM_RETURN_IF_ERROR(space_.reserve(kSpacePages, 4 * frames));
+  const std::size_t bytes = space_.pages() * sizeof(Page);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    space_.release();
+    return {Code::kOutOfHostMemory, "cannot reserve the software device's page table"};
+  }
+  pages_ = static_cast<Page*>(memory);
+  free_space_.emplace(0, space_.pages());
+  frames_ = frames;
+  free_frames_.reserve(frames);
+  opened_ = used_ = peak_ = discarded_pages_ = host_pages_ = peak_host_pages_ = 0;
+  return {};
+}
+
+void Pager::close() {
+  munmap(pages_, space_.pages() * sizeof(Page));
+  pages_ = nullptr;
+  space_.release();
+  allocations_.clear();
+  free_space_.clear();
+  free_frames_.clear();
+  used_list_ = discarded_ = {};
+}
+
+Pager::Extent Pager::allocate(std::size_t count) {
+  for (auto it = free_space_.begin(); it != free_space_.end(); ++it) {
+    if (it->second < count) continue;
+    const std::size_t first = it->first;
+    const std::size_t rest = it->second - count;
+    free_space_.erase(it);
+    if (rest > 0) free_space_.emplace(first + count, rest);
+    allocations_.emplace(first, count);
+    for (std::size_t i = first; i < first + count; ++i) {
+      pages_[i] = Page{};
+      pages_[i].allocated = true;
+    }
+    return {first, count};
+  }
+  return {};
+}
+
+bool Pager::free(Extent extent) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
+    if (!release_page(i)) return false;
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) pages_[i] = Page{};
+  allocations_.erase(extent.first);
+  auto it = free_space_.emplace(extent.first, extent.count).first;
+  if (auto next = std::next(it);
+      next != free_space_.end() && it->first + it->second == next->first) {
+    it->second += next->second;
+    free_space_.erase(next);
+  }
+  if (it != free_space_.begin()) {
+    auto prev = std::prev(it);
+    if (prev->first + prev->second == it->first) {
+      prev->second += it->second;
+      free_space_.erase(it);
+    }
+  }
+  return true;
+}
+
+// Returns a page's frame and host memory, whatever its state; it is a void page afterwards.
+bool Pager::release_page(std::size_t index) {
+  Page& page = pages_[index];
+  if ((page.remote || page.windows > 0) && !unmap_remote(index)) return false;
+  const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
+  if (framed) {
+    if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
+    if (!page.pinned) remove(list_of(page), index);
+    give_frame(page.frame);
+  }
+  if (page.host_backed) {
+    space_.drop_host(index);
+    --host_pages_;
+  }
+  page = Page{};
+  page.allocated = true;
+  return true;
+}
+
+Pager::Extent Pager::find(std::uintptr_t address) const {
+  if (!space_.contains(address)) return {};
+  const std::size_t page = space_.page_of(address);
+  auto it = allocations_.upper_bound(page);
+  if (it == allocations_.begin()) return {};
+  --it;
+  if (page >= it->first + it->second) return {};
+  return {it->first, it->second};
+}
+
+void Pager::append(List& list, std::size_t index) {
+  Page& page = pages_[index];
+  page.prev = list.tail;
+  page.next = 0;
+  const auto id = static_cast<std::uint32_t>(index + 1);
+  if (list.tail) pages_[list.tail - 1].next = id;
+  list.tail = id;
+  if (!list.head) list.head = id;
+  if (&list == &discarded_) ++discarded_pages_;
+  peak_ = std::max(peak_, held_frames());
+}
+
+void Pager::remove(List& list, std::size_t index) {
+  Page& page = pages_[index];
+  (page.prev ? pages_[page.prev - 1].next : list.head) = page.next;
+  (page.next ? pages_[page.next - 1].prev : list.tail) = page.prev;
+  page.prev = page.next = 0;
+  if (&list == &discarded_) --discarded_pages_;
+}
+
+bool Pager::shrink_to(std::size_t frames, Moved& moved) {
+  while (used_ > frames) {
+    const std::uint32_t victim = discarded_.head ? discarded_.head : used_list_.head;
+    if (!victim || !evict(victim - 1, moved)) return false;
+  }
+  return true;
+}
+
+bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
+  if (frames_ == 0 || !shrink_to(frames_ - 1, moved)) return false;
+  if (!free_frames_.empty()) {
+    frame = free_frames_.back();
+    free_frames_.pop_back();
+  } else {
+    if (opened_ >= space_.pages() || !space_.open_frame(opened_)) return false;
+    frame = static_cast<std::uint32_t>(opened_++);
+  }
+  ++used_;
+  return true;
+}
+
+void Pager::give_frame(std::uint32_t frame) {
+  --used_;
+  free_frames_.push_back(frame);  // capacity is reserved for every frame that was ever allowed
+}
+
+void Pager::hold_host(Page& page) {
+  if (page.host_backed) return;
+  page.host_backed = true;
+  peak_host_pages_ = std::max(peak_host_pages_, ++host_pages_);
+}
+
+// Gives the page a frame and its contents, and maps it.
+bool Pager::bring(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  std::uint32_t frame = 0;
+  if (!take_frame(frame, moved)) return false;
+  const bool copy = page.state == PageState::kHost;
+  const bool duplicate = copy && page.read_mostly;
+  if (copy) std::memcpy(space_.frame(frame), space_.host(index), kPageBytes);
+  if (!space_.map_frame(frame, index, duplicate ? PROT_READ : kReadWrite)) {
+    give_frame(frame);
+    return false;
+  }
+  if (copy) moved.bytes_in += kPageBytes;
+  page.frame = frame;
+  page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
+  append(used_list_, index);
+  return true;
+}
+
+// Takes the page's frame, saving the contents on the host if they live only there.
+bool Pager::evict(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
+  remove(list_of(page), index);
+  if (page.state == PageState::kDevice) {
+    hold_host(page);
+    std::memcpy(space_.host(index), space_.frame(page.frame), kPageBytes);
+    moved.bytes_out += kPageBytes;
+  }
+  page.state = page.state == PageState::kDiscarded ? PageState::kVoid : PageState::kHost;
+  give_frame(page.frame);
+  return true;
+}
+
+bool Pager::map_remote(std::size_t index) {
+  hold_host(pages_[index]);
+  pages_[index].state = PageState::kHost;
+  return space_.map_host(index);
+}
+
+bool Pager::unmap_remote(std::size_t index) {
+  if (!space_.unmap_host(index)) return false;
+  pages_[index].remote = false;
+  pages_[index].windows = 0;
+  return true;
+}
+
+bool Pager::to_device(Extent extent, Moved& moved) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    page.last_prefetch = 0;
+    if (page.pinned || page.windows > 0) continue;
+    if (page.remote && !unmap_remote(i)) return false;
+    switch (page.state) {
+      case PageState::kVoid:
+      case PageState::kHost:
+        if (!bring(i, moved)) return false;
+        break;
+      case PageState::kDiscarded:  // a prefetch undoes the discard
+        if (!space_.protect(i, kReadWrite)) return false;
+        remove(discarded_, i);
+        page.state = PageState::kDevice;
+        append(used_list_, i);
+        break;
+      case PageState::kDevice:
+      case PageState::kDuplicate:  // nothing moves, but the page counts as used now
+        remove(used_list_, i);
+        append(used_list_, i);
+        break;
+    }
+  }
+  return true;
+}
+
+bool Pager::to_host(Extent extent, Moved& moved) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    page.last_prefetch = -1;
+    if (page.pinned) continue;
+    if (page.state != PageState::kVoid && page.state != PageState::kHost && !evict(i, moved))
+      return false;
+    if (page.state == PageState::kVoid) {
+      hold_host(page);
+      page.state = PageState::kHost;
+    }
+  }
+  return true;
+}
+
+void Pager::discard(Extent extent) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    if (page.pinned || page.windows > 0) continue;
+    if (page.remote && !unmap_remote(i)) continue;
+    if (page.state == PageState::kHost) {
+      page.state = PageState::kVoid;
+    } else if (page.state == PageState::kDevice || page.state == PageState::kDuplicate) {
+      if (poison_ && space_.protect(i, kReadWrite))
+        std::memset(reinterpret_cast<void*>(space_.managed(i)), kPoison, kPageBytes);
+      // Unmapped, so that a write is seen and undoes the discard.
+      if (!space_.protect(i, PROT_NONE)) continue;
+      remove(used_list_, i);
+      page.state = PageState::kDiscarded;
+      append(discarded_, i);
+    }
+  }
+}
+
+bool Pager::pin_on_device(Extent extent, Moved& moved) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    if (!bring(i, moved)) return false;
+    remove(used_list_, i);
+    pages_[i].pinned = true;
+  }
+  return true;
+}
+
+Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  if (page.remote || page.windows > 0 || page.state == PageState::kDevice)
+    return Fault::kPresent;  // another thread's fault brought it meanwhile
+  const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
+  if (page.state == PageState::kDuplicate) {  // reads do not fault: this is a write
+    if (!space_.protect(index, kReadWrite)) return Fault::kRefused;
+    page.state = PageState::kDevice;
+    return Fault::kBrought;
+  }
+  const bool stays = page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost);
+  if (stays && page.state != PageState::kDiscarded) {
+    page.remote = map_remote(index);
+    return result(page.remote);
+  }
+  const std::int8_t last = page.last_prefetch;
+  const bool brought = to_device({index, 1}, moved);
+  page.last_prefetch = last;  // a fault is no prefetch
+  return result(brought);
+}
+
+bool Pager::open_window(Extent extent, Moved& moved) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    if (page.pinned) continue;
+    if (page.windows == 0 && !page.remote) {
+      const std::int8_t last = page.last_prefetch;
+      const bool moved_out = to_host({i, 1}, moved);
+      page.last_prefetch = last;
+      if (!moved_out || !map_remote(i)) {
+        close_window({extent.first, i - extent.first});
+        return false;
+      }
+    }
+    ++page.windows;
+  }
+  return true;
+}
+
+void Pager::close_window(Extent extent) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    if (page.windows == 0 || --page.windows > 0 || page.remote) continue;
+    if (!unmap_remote(i)) page.remote = true;  // stays as it is: mapped from the host
+  }
+}
+
+bool Pager::set_frames(std::size_t frames, Moved& moved) {
+  free_frames_.reserve(std::max(frames, opened_));
+  if (!shrink_to(frames, moved)) return false;
+  if (frames < frames_)
+    for (std::uint32_t frame : free_frames_) space_.drop_frame(frame);
+  frames_ = frames;
+  return true;
+}
+
+}  // namespace umem::soft

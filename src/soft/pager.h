@@ -1,0 +1,117 @@
+// The pager: where each 2 MiB page of managed memory is, and the moves between frames and the host
+// store. Eviction order is the driver's: free frames, discarded pages, then used pages by their
+// last allocation or migration (not by access).
+//
+// Not thread-safe: device.cpp's lock is held around every call. No call allocates memory but
+// `allocate`, `free` and `set_frames`, since the others run inside the fault handler too.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "soft/device.h"
+#include "soft/space.h"
+
+namespace umem::soft {
+
+struct Page {
+  PageState state = PageState::kVoid;
+  bool allocated = false;
+  bool pinned = false;       // plain device memory: never evicted
+  bool host_backed = false;  // host memory is held, current or not
+  bool read_mostly = false;
+  bool accessed_by = false;
+  bool remote = false;         // the host page is mapped at the managed address
+  std::uint16_t windows = 0;   // system calls that access the host page directly now
+  std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
+  std::int8_t last_prefetch = -2;
+  std::uint32_t frame = 0;
+  std::uint32_t prev = 0, next = 0;
+};
+
+struct Moved {
+  std::size_t bytes_in = 0;
+  std::size_t bytes_out = 0;
+};
+
+class Pager {
+ public:
+  Status open(std::size_t frames);
+  void close();
+
+  struct Extent {
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+  // Address space for managed pages; count 0 when there is none left.
+  Extent allocate(std::size_t pages);
+  // False when the kernel refuses: the extent stays allocated then.
+  bool free(Extent extent);
+  // The allocation that holds `address`; count 0 when none does.
+  Extent find(std::uintptr_t address) const;
+  bool empty() const { return allocations_.empty(); }
+
+  // Each returns false when no frame can be had or the kernel refuses; pages done stay done.
+  bool to_device(Extent extent, Moved& moved);
+  bool to_host(Extent extent, Moved& moved);
+  void discard(Extent extent);
+  bool pin_on_device(Extent extent, Moved& moved);
+  // Makes an allocated page accessible after a fault.
+  enum class Fault { kBrought, kPresent, kRefused };
+  Fault fault(std::size_t page, Moved& moved);
+  // Host pages mapped directly while a system call accesses them.
+  bool open_window(Extent extent, Moved& moved);
+  void close_window(Extent extent);
+
+  bool set_frames(std::size_t frames, Moved& moved);
+  void set_poison(bool on) { poison_ = on; }
+
+  Page& page(std::size_t index) { return pages_[index]; }
+  const Space& space() const { return space_; }
+  std::size_t frames() const { return frames_; }
+  std::size_t used_frames() const { return used_; }
+  std::size_t peak_frames() const { return peak_; }
+  // Frames that hold contents: discarded pages keep theirs until somebody needs one.
+  std::size_t held_frames() const { return used_ - discarded_pages_; }
+  void reset_peak() {
+    peak_ = held_frames();
+    peak_host_pages_ = host_pages_;
+  }
+  std::size_t host_bytes() const { return host_pages_ << kPageShift; }
+  std::size_t peak_host_bytes() const { return peak_host_pages_ << kPageShift; }
+
+ private:
+  struct List {
+    std::uint32_t head = 0, tail = 0;  // page index + 1; 0 is none
+  };
+  void append(List& list, std::size_t index);
+  void remove(List& list, std::size_t index);
+  List& list_of(const Page& page) {
+    return page.state == PageState::kDiscarded ? discarded_ : used_list_;
+  }
+
+  // Evicts in the driver's order until at most `frames` are used.
+  bool shrink_to(std::size_t frames, Moved& moved);
+  bool take_frame(std::uint32_t& frame, Moved& moved);
+  void give_frame(std::uint32_t frame);
+  bool bring(std::size_t index, Moved& moved);
+  bool evict(std::size_t index, Moved& moved);
+  bool release_page(std::size_t index);
+  bool map_remote(std::size_t index);
+  bool unmap_remote(std::size_t index);
+  void hold_host(Page& page);
+
+  Space space_;
+  Page* pages_ = nullptr;
+  std::map<std::size_t, std::size_t> allocations_, free_space_;  // first page -> count
+  std::vector<std::uint32_t> free_frames_;
+  std::size_t frames_ = 0, opened_ = 0, used_ = 0, peak_ = 0;
+  std::size_t discarded_pages_ = 0, host_pages_ = 0, peak_host_pages_ = 0;
+  List used_list_, discarded_;
+  bool poison_ = false;
+};
+
+}  // namespace umem::soft

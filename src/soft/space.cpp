@@ -1,0 +1,126 @@
+#include "soft/space.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace umem::soft {
+namespace {
+
+#ifndef MREMAP_DONTUNMAP
+constexpr int MREMAP_DONTUNMAP = 4;
+#endif
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {
+  void* raw = mmap(nullptr, bytes + kPageBytes, protection,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return 0;
+  const auto start = reinterpret_cast<std::uintptr_t>(raw);
+  const std::uintptr_t base = align_up(start, kPageBytes);
+  if (base > start) munmap(raw, base - start);
+  const std::uintptr_t tail = start + kPageBytes - base;
+  if (tail > 0) munmap(reinterpret_cast<void*>(base + bytes), tail);
+  auto* area = reinterpret_cast<void*>(base);
+  madvise(area, bytes, MADV_HUGEPAGE);  // 10 times cheaper moves; works without
+  madvise(area, bytes, MADV_DONTDUMP);
+  return base;
+}
+
+bool set_protection(void* where, int protection) {
+  return mprotect(where, kPageBytes, protection) == 0;
+}
+
+bool remap(void* from, void* to) {
+  return mremap(from, kPageBytes, kPageBytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP,
+                to) != MAP_FAILED;
+}
+
+// Moves the memory of one page from `from` to `to`, whose reservation is replaced, and leaves an
+// inaccessible reservation at `from`. Nobody sees an accessible page without its contents, nor a
+// hole that another mmap could take. On failure everything is as it was.
+bool move_page(void* from, int from_protection, void* to, int to_protection) {
+  if (!set_protection(from, PROT_NONE)) return false;
+  if (remap(from, to)) {
+    if (set_protection(to, to_protection)) return true;
+    remap(to, from);
+  }
+  set_protection(from, from_protection);
+  return false;
+}
+
+Status probe_dontunmap() {
+  void* from =
+      mmap(nullptr, kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (from == MAP_FAILED) return {Code::kNotSupported, "the kernel refuses to reserve memory"};
+  void* to = mremap(from, kPageBytes, kPageBytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+  const int error = errno;
+  munmap(from, kPageBytes);
+  if (to == MAP_FAILED)
+    return {
+        Code::kNotSupported,
+        std::string("the software device needs mremap(MREMAP_DONTUNMAP), Linux 5.7 or newer: ") +
+            std::strerror(error)};
+  munmap(to, kPageBytes);
+  return {};
+}
+
+}  // namespace
+
+Status Space::reserve(std::size_t pages, std::size_t least_pages) {
+  UMEM_RETURN_IF_ERROR(probe_dontunmap());
+  for (; pages >= least_pages && pages > 0; pages /= 2) {
+    const std::size_t bytes = pages << kPageShift;
+    pages_ = pages;
+    managed_ = reserve_aligned(bytes, PROT_NONE);
+    host_ = reserve_aligned(bytes, kReadWrite);
+    frames_ = reserve_aligned(bytes, PROT_NONE);
+    if (managed_ && host_ && frames_) return {};
+    release();
+  }
+  return {Code::kOutOfHostMemory,
+          "cannot reserve address space for the software device (limited by `ulimit -v`?)"};
+}
+
+void Space::release() {
+  for (std::uintptr_t* base : {&managed_, &host_, &frames_}) {
+    if (*base) munmap(reinterpret_cast<void*>(*base), pages_ << kPageShift);
+    *base = 0;
+  }
+  pages_ = 0;
+}
+
+bool Space::open_frame(std::size_t index) {
+  return set_protection(frame(index), kReadWrite);
+}
+
+bool Space::map_frame(std::size_t index, std::size_t page, int protection) {
+  return move_page(frame(index), kReadWrite, at(managed_, page), protection);
+}
+
+bool Space::unmap_frame(std::size_t index, std::size_t page, int protection) {
+  return move_page(at(managed_, page), protection, frame(index), kReadWrite);
+}
+
+bool Space::map_host(std::size_t page) {
+  return move_page(host(page), kReadWrite, at(managed_, page), kReadWrite);
+}
+
+bool Space::unmap_host(std::size_t page) {
+  return move_page(at(managed_, page), kReadWrite, host(page), kReadWrite);
+}
+
+bool Space::protect(std::size_t page, int protection) {
+  return set_protection(at(managed_, page), protection);
+}
+
+void Space::drop_frame(std::size_t index) {
+  madvise(frame(index), kPageBytes, MADV_DONTNEED);
+}
+
+void Space::drop_host(std::size_t page) {
+  madvise(host(page), kPageBytes, MADV_DONTNEED);
+}
+
+}  // namespace umem::soft

@@ -1,0 +1,54 @@
+// Three reservations of address space, and the moves of physical memory between them:
+//   managed  what the program sees: a page is accessible only while something is mapped there
+//   host     the host store: the page's place in "host memory"
+//   frames   the device: frames live here while free
+// A frame (or a host page) is mapped at the managed address by moving its memory there with
+// mremap(MREMAP_DONTUNMAP), and moved back on eviction. So the memory stays private anonymous: a
+// forked child gets its own copy of everything, which shared frames could not give.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+#include "base/units.h"
+
+namespace umem::soft {
+
+class Space {
+ public:
+  // Reserves `pages` pages of managed and host space and as many frames; halves on refusal, down
+  // to `least_pages`.
+  Status reserve(std::size_t pages, std::size_t least_pages);
+  void release();
+
+  std::size_t pages() const { return pages_; }
+  bool contains(std::uintptr_t address) const {
+    return address - managed_ < (pages_ << kPageShift);
+  }
+  std::size_t page_of(std::uintptr_t address) const { return (address - managed_) >> kPageShift; }
+  std::uintptr_t managed(std::size_t page) const { return managed_ + (page << kPageShift); }
+  char* host(std::size_t page) const { return at(host_, page); }
+  char* frame(std::size_t frame) const { return at(frames_, frame); }
+
+  // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
+  // leave the mapping as it was.
+  bool open_frame(std::size_t frame);  // makes a new frame accessible at home
+  bool map_frame(std::size_t frame, std::size_t page, int protection);
+  // `protection` is the page's own now, for the case that it stays.
+  bool unmap_frame(std::size_t frame, std::size_t page, int protection);
+  bool map_host(std::size_t page);
+  bool unmap_host(std::size_t page);
+  bool protect(std::size_t page, int protection);
+  // Gives physical memory back.
+  void drop_frame(std::size_t frame);
+  void drop_host(std::size_t page);
+
+ private:
+  static char* at(std::uintptr_t base, std::size_t index) {
+    return reinterpret_cast<char*>(base + (index << kPageShift));
+  }
+  std::size_t pages_ = 0;
+  std::uintptr_t managed_ = 0, host_ = 0, frames_ = 0;
+};
+
+}  // namespace umem::soft

@@ -1,0 +1,29 @@
+// The one open software device, behind device_mutex().
+#pragma once
+#include <optional>
+
+#include "driver/table.h"
+#include "soft/clock.h"
+#include "soft/lock.h"
+#include "soft/pager.h"
+
+namespace umem::soft {
+
+struct Device {
+  explicit Device(const Profile& p) : profile(p), clock(p) {}
+
+  Profile profile;
+  Pager pager;
+  Clock clock;
+  std::uintptr_t repeated = 0;  // the present page's address that faulted last, and how often
+  int repeats = 0;
+  driver::Telemetry counters;  // what pager and clock do not keep themselves
+
+  // Books what the pager moved because a page had to come, or because `stream` was told to.
+  void book_fault(const Moved& moved);
+  void book_transfer(const Moved& moved, cu::CUstream stream);
+};
+
+Device* device();  // null while none is open
+
+}  // namespace umem::soft

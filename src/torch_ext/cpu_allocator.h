@@ -1,0 +1,15 @@
+// umem as torch's CPU allocator: the software device's way into torch.
+#pragma once
+#include <cstddef>
+
+namespace umem::torch_ext {
+
+// Both may be called twice; the second call does nothing. Tensors of either allocator stay valid.
+void install_allocator();
+void remove_allocator();
+bool allocator_installed();
+
+// Mean ns of one allocation and its free through torch's present CPU allocator.
+double bench_cpu_alloc(std::size_t nbytes, std::size_t iterations);
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,40 @@
+// The Python module `_torch_ext`. Built with the pybind11 that torch carries.
+#include <pybind11/pybind11.h>
+#include <torch/headeronly/version.h>
+
+#include "torch_ext/cpu_allocator.h"
+#include "torch_ext/observer.h"
+#include "torch_ext/op_info.h"
+
+namespace py = pybind11;
+using namespace umem::torch_ext;
+
+namespace {
+
+py::dict counters() {
+  const ObserverCounters seen = observer_counters();
+  py::dict result;
+  result["ops"] = seen.ops;
+  result["ignored"] = seen.ignored;
+  result["inputs"] = seen.inputs;
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_torch_ext, module) {
+  module.doc() = "umem's C++ part inside torch: CPU allocator and op observer.";
+  module.attr("torch_version") = TORCH_VERSION;
+  module.def("install_allocator", &install_allocator, "Make umem torch's CPU allocator.");
+  module.def("remove_allocator", &remove_allocator, "Give torch its CPU allocator back.");
+  module.def("allocator_installed", &allocator_installed);
+  module.def("install_observer", &install_observer, "Tell umem of every op from now on.");
+  module.def("remove_observer", &remove_observer);
+  module.def("observer_installed", &observer_installed);
+  module.def("observer_counters", &counters, "Ops and storages seen since the process began.");
+  module.def(
+      "family_of", [](const std::string& name) { return umem::residency::name(family_of(name)); },
+      py::arg("name"), "The family of ops that an operator's or autograd node's name belongs to.");
+  module.def("bench_cpu_alloc", &bench_cpu_alloc, py::arg("nbytes"), py::arg("iterations"),
+             "Mean ns of one allocation and free through torch's present CPU allocator.");
+}

@@ -1,0 +1,186 @@
+#include "torch_ext/observer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+#include "runtime/hooks.h"
+#include "torch_ext/thread_state.h"
+
+namespace umem::torch_ext {
+namespace {
+
+using residency::Family;
+using residency::Tag;
+using runtime::Phase;
+
+// Storage by storage, by the accessors that neither throw (fake tensors) nor copy (copy-on-write):
+// undefined, sparse, meta and wrapper tensors have no address and are passed over.
+void add_storage(const c10::TensorImpl& tensor, std::vector<const void*>& storages) {
+  const c10::Storage& storage = tensor.unsafe_storage();
+  if (!storage) return;
+  const void* data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  if (data) storages.push_back(data);
+}
+
+// True if there is a tensor at all. Lists are homogeneous but for None, so the first other value
+// ends the look at a list of sizes.
+bool add_value(const c10::IValue& value, std::vector<const void*>& storages) {
+  if (value.isTensor()) {
+    add_storage(*value.unsafeToTensorImpl(), storages);
+    return true;
+  }
+  if (!value.isList()) return false;
+  bool any = false;
+  for (const c10::IValue& item : value.toListRef()) {
+    if (item.isNone()) continue;
+    if (!item.isTensor()) break;
+    add_storage(*item.unsafeToTensorImpl(), storages);
+    any = true;
+  }
+  return any;
+}
+
+// Autograd will keep a history of what comes out of this.
+bool wants_gradient(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().requires_grad();
+  if (!value.isList()) return false;
+  for (const c10::IValue& item : value.toListRef()) {
+    if (!item.isTensor() && !item.isNone()) break;
+    if (item.isTensor() && item.toTensor().requires_grad()) return true;
+  }
+  return false;
+}
+
+// Below autograd tensors no longer say so: inside an op it is the outermost op that knows.
+bool is_recorded(const OpRecord* parent, const at::RecordFunction& fn) {
+  if (parent && !parent->op.bracket) return parent->recorded;
+  if (!c10::GradMode::is_enabled()) return false;
+  const auto inputs = fn.inputs();
+  return std::any_of(inputs.begin(), inputs.end(), wants_gradient);
+}
+
+// The outermost op that means something names the family: a softmax inside attention is attention.
+// Directly in a node, with gradients on, it is a forward pass that a checkpoint runs again.
+Family family_within(const OpRecord* parent, Family own) {
+  if (!parent) return own;
+  if (parent->kind == OpKind::kBackward && c10::GradMode::is_enabled()) return own;
+  const Family outer = parent->op.family;
+  return outer == Family::kNone || outer == Family::kOther ? own : outer;
+}
+
+Phase phase_within(const OpRecord* parent, OpKind kind) {
+  if (kind == OpKind::kOptimizer) return Phase::kOptimizer;
+  if (kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad) return Phase::kBackward;
+  if (!parent) return Phase::kForward;
+  // With gradients on it is the closure of the optimizer's step: a forward pass.
+  const bool closure = parent->kind == OpKind::kOptimizer && c10::GradMode::is_enabled();
+  return closure ? Phase::kForward : parent->op.phase;
+}
+
+bool is_bracket(OpKind kind) {
+  return kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad || kind == OpKind::kOptimizer;
+}
+
+// What comes in becomes, or is added to, the leaf's gradient.
+void tag_gradients(const std::vector<const void*>& storages) {
+  for (const void* storage : storages) runtime::tag(storage, Tag::kGrad);
+}
+
+// What the blocks are that the op allocates and leaves behind: its results, and what it saves for
+// the backward pass.
+Tag result_tag(const OpRecord& record) {
+  if (record.feeds_grad) return Tag::kGrad;
+  if (record.recorded) return Tag::kActivation;  // in backward: recomputed for it
+  if (record.op.phase == Phase::kOptimizer) return Tag::kOptimizer;
+  const bool made_by_program = record.op.phase == Phase::kForward && !record.parent;
+  return made_by_program && !record.reads_tensors ? Tag::kInput : Tag::kTemp;
+}
+
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
+  ThreadState* state = thread_state();
+  if (!state) return nullptr;
+  const OpInfo& info = state->names.find(fn);
+  OpRecord* parent = state->top;
+  // Memory that an op takes for itself is the op's: the allocator sees it by the stack.
+  const bool inner_factory = info.kind == OpKind::kFactory && parent;
+  if (info.kind == OpKind::kIgnored || inner_factory) {
+    state->ignored.add(1);
+    return nullptr;
+  }
+  std::unique_ptr<OpRecord> record(new OpRecord);  // make_unique would clear its pin array
+  record->kind = info.kind;
+  record->parent = parent;
+  record->feeds_grad = info.kind == OpKind::kAccumulateGrad || (parent && parent->feeds_grad);
+  record->op.family = family_within(parent, info.family);
+  record->op.phase = phase_within(parent, info.kind);
+  record->op.bracket = is_bracket(info.kind);
+  std::vector<const void*>& storages = state->storages;
+  storages.clear();
+  // The ops inside a bracket bring in what they need themselves; empty_like reads the shape only.
+  const bool reads = !record->op.bracket && info.kind != OpKind::kFactory;
+  if (reads || info.kind == OpKind::kAccumulateGrad)
+    for (const c10::IValue& value : fn.inputs())
+      record->reads_tensors |= add_value(value, storages);
+  if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
+  if (record->op.bracket) {
+    storages.clear();
+  } else {
+    record->recorded = is_recorded(parent, fn);
+  }
+  state->ops.add(1);
+  state->inputs.add(storages.size());
+  runtime::op_begin(&record->op, storages.data(), storages.size());
+  state->top = record.get();
+  return record;
+}
+
+void on_end(const at::RecordFunction&, at::ObserverContext* context) {
+  ThreadState* state = thread_state();
+  if (!context || !state) return;
+  auto& record = static_cast<OpRecord&>(*context);
+  state->top = record.parent;
+  runtime::op_end(&record.op, result_tag(record));
+  const bool outermost = !record.parent || record.parent->op.phase != Phase::kOptimizer;
+  if (record.kind == OpKind::kOptimizer && outermost) runtime::step();
+}
+
+std::mutex g_mutex;
+at::CallbackHandle g_handle = at::INVALID_CALLBACK_HANDLE;
+
+}  // namespace
+
+bool observer_installed() {
+  std::lock_guard guard(g_mutex);
+  return g_handle != at::INVALID_CALLBACK_HANDLE;
+}
+
+void install_observer() {
+  std::lock_guard guard(g_mutex);
+  if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
+  g_handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(on_start, on_end)
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
+                   at::RecordScope::USER_SCOPE}));
+}
+
+void remove_observer() {
+  std::lock_guard guard(g_mutex);
+  if (g_handle == at::INVALID_CALLBACK_HANDLE) return;
+  at::removeCallback(g_handle);
+  g_handle = at::INVALID_CALLBACK_HANDLE;
+}
+
+ObserverCounters observer_counters() {
+  return sum_counters();
+}
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,45 @@
+// What an operator's name says about it, found once a name.
+#pragma once
+#include <ATen/record_function.h>
+
+#include <string>
+
+#include "residency/tags.h"
+
+namespace umem::torch_ext {
+
+enum class OpKind : unsigned char {
+  kCompute,         // reads or writes data
+  kIgnored,         // a view, or a range that some other library marks: no data is touched
+  kFactory,         // makes uninitialised memory and reads nothing
+  kBackward,        // the autograd engine's bracket around one node, and the node itself
+  kAccumulateGrad,  // the node that hands a leaf its gradient
+  kOptimizer,       // an optimizer's step
+};
+
+struct OpInfo {
+  std::string name;
+  residency::Family family = residency::Family::kNone;
+  OpKind kind = OpKind::kCompute;
+};
+
+// By name alone; used for what `find_op_info` has not seen yet.
+residency::Family family_of(std::string_view name);
+
+// Direct-mapped, one a thread: operator names live at fixed addresses, so most look-ups are one
+// compare. Names of autograd nodes move; those go on to the table that all threads share.
+class OpInfoCache {
+ public:
+  const OpInfo& find(const at::RecordFunction& fn);
+
+ private:
+  struct Entry {
+    const char* key = nullptr;
+    const OpInfo* info = nullptr;
+  };
+  static constexpr std::size_t kEntries = 512;
+  Entry entries_[kEntries];
+  OpInfo overflow_;  // for names beyond the shared table's bound
+};
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,73 @@
+"""The architecture's floors: the tree keeps them, and the checker sees what breaks them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import check_layers
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for part in ("src", "umem"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.so"))
+    return tmp_path
+
+
+def test_every_include_and_import_points_down() -> None:
+    assert check_layers.violations(ROOT) == []
+
+
+def test_the_copy_is_as_clean_as_the_tree(copy: Path) -> None:
+    assert check_layers.violations(copy) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        ("src/base/units.h", '#include "runtime/runtime.h"', "not below base"),
+        ("src/arena/arena.h", '#include "residency/ledger.h"', "not below arena"),
+        ("src/residency/engine.h", '#include "arena/arena.h"', "not below residency"),
+        ("src/residency/engine.h", '#include "soft/device.h"', "not below residency"),
+        ("src/policy/registry.h", '#include "residency/engine.h"', "not below policy"),
+        ("src/driver/table.h", '#include "soft/device.h"', "not below driver"),
+        ("src/runtime/runtime.h", "#include <torch/library.h>", "only torch_ext may"),
+        ("src/runtime/runtime.h", "#include <pybind11/pybind11.h>", "bindings and torch_ext may"),
+        ("src/base/units.h", '#include "base/nothing.h"', "does not exist"),
+        ("src/soft/device.h", 'inline auto* x = getenv("UMEM");', "reads the environment"),
+        ("umem/errors.py", "from . import config", "lazily imports umem.config"),
+        ("umem/config.py", "import umem.runtime", "imports umem.runtime"),
+        ("umem/config.py", "from umem import runtime", "imports umem.runtime"),
+        ("umem/runtime.py", "from .cli import main", "imports umem.cli"),
+        ("umem/runtime.py", "from .integrations import torch_cpu", "imports umem.integrations"),
+        ("umem/report/text.py", "from ..runtime import stats", "imports umem.runtime"),
+        ("umem/runtime.py", "import os; os.environ['UMEM']", "reads the environment"),
+        ("umem/runtime.py", "from os import getenv", "reads the environment"),
+    ],
+)
+def test_a_seeded_breach_is_reported(copy: Path, name: str, line: str, expected: str) -> None:
+    if expected.startswith("lazily"):
+        line = f"def f():\n    {line}"
+    path = copy / name
+    path.write_text(path.read_text() + f"\n{line}\n")
+    found = check_layers.violations(copy)
+    assert len(found) == 1
+    assert found[0].startswith(f"{name}: ")
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize("name", ["src/attic/old.cpp", "src/old.cpp", "umem/attic.py"])
+def test_a_file_on_no_floor_is_reported(copy: Path, name: str) -> None:
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("")
+    assert check_layers.violations(copy) == [f"{name}: not on a floor of the architecture"]
+
+
+def test_comments_do_not_count_as_reading_the_environment(copy: Path) -> None:
+    path = copy / "src/base/units.h"
+    path.write_text(path.read_text() + "\n// no getenv() here\n/* nor environ\n here */\n")
+    assert check_layers.violations(copy) == []

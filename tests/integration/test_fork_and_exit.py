@@ -1,0 +1,147 @@
+"""Forks, exits, interrupts: no hang, no lost byte, no word on stderr."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from support import program
+
+pytest.importorskip("torch")
+
+
+def test_fork_twice_with_live_tensors() -> None:
+    code, out, err = program.run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        tensors = blocks(12)
+        def child(depth):
+            pid = os.fork()
+            if pid == 0:
+                good = intact(tensors)
+                tensors[depth].fill_(-1.0)
+                loss = torch.nn.Linear(512, 512)(torch.randn(64, 512)).square().mean()
+                loss.backward()
+                tensors[depth].fill_(float(depth))
+                good &= intact(tensors)
+                if depth < 2:
+                    good &= child(depth + 1)  # which expects them intact
+                os._exit(0 if good and intact(tensors) else 1)
+            return os.waitpid(pid, 0)[1] == 0
+        print(child(0), intact(tensors))
+        """
+    )
+    assert (code, out, err) == (0, "True True\n", "")
+
+
+def test_spawned_children_enable_for_themselves() -> None:
+    code, out, err = program.run(
+        """
+        done = __import__("subprocess").run([sys.executable, "-c", '''
+        import torch; torch.set_num_threads(1)
+        import umem
+        with umem.enable(budget="8MiB", device="soft"):
+            print(torch.full((1 << 22,), 2.0).sum().item())
+        '''.replace("\\n        ", "\\n")], check=True, capture_output=True, text=True)
+        print(done.stdout, end="")
+        """
+    )
+    assert (code, out, err) == (0, "8388608.0\n", "")
+
+
+EXITS = {
+    "module global": ("tensors = blocks(12)", 0),
+    "reference cycle": (
+        "class Node: pass\na = Node(); a.self = a; a.tensors = blocks(12); del a",
+        0,
+    ),
+    "sys.exit in a step": (
+        "tensors = blocks(12)\n"
+        "class Stop(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: x * 2)\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, g): sys.exit(3)\n"
+        "Stop.apply(tensors[0].requires_grad_()).sum().backward()",
+        3,
+    ),
+    "os._exit": ("tensors = blocks(12); os._exit(5)", 5),
+    "after disable": ("tensors = blocks(12); umem.disable(); assert intact(tensors)", 0),
+    "tensor held by a thread local": (
+        "local = threading.local(); local.tensors = blocks(12)",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXITS)
+def test_exit_with_live_tensors(case: str) -> None:
+    body, expected = EXITS[case]
+    code, out, err = program.run(body)
+    assert (code, out, err) == (expected, "", "")
+
+
+@pytest.mark.parametrize("policy", ["none", "lru"])
+def test_interrupt_in_the_middle_of_eviction(policy: str) -> None:
+    process = program.start(
+        """
+        tensors = blocks(12)
+        interrupts = 0
+        print("ready", flush=True)
+        while interrupts < 5:
+            try:
+                while True:
+                    for t in tensors: t.add_(1).sub_(1)
+            except KeyboardInterrupt:
+                interrupts += 1
+                pinned = [row for row in core.blocks() if row["pins"]]
+                print("again" if not pinned else pinned, flush=True)
+        for i, t in enumerate(tensors): t.sub_(t - i)
+        print(intact(tensors), len(set(map(id, tensors))))
+        """,
+        TEST_POLICY=policy,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for delay in (0.05, 0.11, 0.03, 0.2, 0.07):
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "again\n"
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "True 12\n", "")
+
+
+def test_a_signal_handler_may_compute() -> None:
+    code, out, err = program.run(
+        """
+        tensors = blocks(12)
+        seen = 0
+        def handler(*_):
+            global seen
+            seen += 1
+            tensors[seen % 12].add_(1).sub_(1)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        for _ in range(20):
+            for t in tensors: t.add_(1).sub_(1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(seen > 3, intact(tensors))
+        """
+    )
+    assert (code, out, err) == (0, "True True\n", "")
+
+
+def test_faulthandler_afterwards() -> None:
+    code, out, err = program.run(
+        """
+        import faulthandler
+        tensors = blocks(12)
+        faulthandler.enable()
+        for t in tensors: t.add_(1).sub_(1)
+        faulthandler.disable(); faulthandler.enable(); umem.step()
+        print(intact(tensors))
+        """,
+        TEST_POLICY="none",
+    )
+    assert (code, out, err) == (0, "True\n", "")

@@ -1,0 +1,205 @@
+"""The op observers: what they see, that they never disturb, and what they are for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.integrations import torch_cpu  # noqa: E402
+from umem.native import core  # noqa: E402
+
+MIB = 1 << 20
+BOTH = pytest.mark.parametrize("observer", ["native", "python"])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    umem.disable()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def ext(one_thread: None) -> ModuleType:
+    del one_thread
+    umem.enable(budget="64MiB", device="soft", observer="native")
+    return torch_cpu.extension()
+
+
+def seen_by(ext: ModuleType, work: object) -> dict[str, int]:
+    before = ext.observer_counters()
+    assert callable(work)
+    work()
+    return {name: value - before[name] for name, value in ext.observer_counters().items()}
+
+
+def test_counts_ops_with_inputs(ext: ModuleType) -> None:
+    a, b = torch.ones(4), torch.ones(4)
+    seen = seen_by(ext, lambda: a + b)
+    assert (seen["ops"], seen["inputs"]) == (1, 2)
+
+
+def test_views_are_not_told(ext: ModuleType) -> None:
+    a = torch.ones(4, 4)
+    seen = seen_by(ext, lambda: a.t().t().view(16).reshape(2, 8)[0].detach().contiguous())
+    assert seen["ops"] == 0
+    assert seen["ignored"] >= 5
+
+
+def test_lists_of_tensors_are_walked(ext: ModuleType) -> None:
+    parts = [torch.ones(4) for _ in range(300)]
+    seen = seen_by(ext, lambda: torch.cat(parts))
+    assert seen["inputs"] >= 300
+
+
+def test_user_ranges_may_end_out_of_order(ext: ModuleType) -> None:
+    first, second = (torch.profiler.record_function(name) for name in ("first", "second"))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    a = torch.ones(4)
+    assert seen_by(ext, lambda: a + a)["ops"] == 1
+
+
+def test_after_removal_nothing_is_seen(ext: ModuleType) -> None:
+    umem.disable()
+    a = torch.ones(4)
+    assert seen_by(ext, lambda: a + a)["ops"] == 0
+
+
+def test_other_threads_are_seen_and_their_counts_stay(ext: ModuleType) -> None:
+    a = torch.ones(4)
+
+    def work() -> None:
+        thread = threading.Thread(target=lambda: [a + a for _ in range(10)])
+        thread.start()
+        thread.join()
+
+    assert seen_by(ext, work)["ops"] == 10
+
+
+@BOTH
+@pytest.mark.usefixtures("one_thread")
+def test_tensors_without_memory_pass_through(observer: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    umem.enable(budget="64MiB", device="soft", observer=observer)
+    meta = torch.ones(3, device="meta") * 2
+    assert meta.is_meta
+    sparse = torch.eye(3).to_sparse()
+    assert torch.equal((sparse + sparse).to_dense(), 2 * torch.eye(3))
+    with FakeTensorMode():
+        assert (torch.ones(3) @ torch.ones(3)).shape == ()
+    ones = torch.ones(1, 2, 3, 3)
+    assert torch.nn.functional.conv2d(ones, torch.ones(1, 2, 1, 1), None).sum().item() == 18
+    indexed = torch.arange(9).view(3, 3)[:, [0, 2]]  # an optional tensor list
+    assert indexed.tolist() == [[0, 2], [3, 5], [6, 8]]
+
+
+@BOTH
+@pytest.mark.usefixtures("one_thread")
+def test_an_op_that_raises_leaves_nothing_pinned(observer: str) -> None:
+    umem.enable(budget="64MiB", device="soft", observer=observer)
+    a, b = torch.ones(1024, 1024), torch.ones(512, 1024)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        a @ b
+    assert [block["pins"] for block in core.blocks() if block["pins"]] == []
+    assert (a @ a)[0, 0].item() == 1024
+
+
+@BOTH
+@pytest.mark.usefixtures("one_thread")
+def test_each_optimizer_step_is_one_step(observer: str) -> None:
+    umem.enable(budget="64MiB", device="soft", observer=observer)
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    before = umem.stats().steps
+    for _ in range(3):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    assert umem.stats().steps == before + 3
+
+
+@BOTH
+@pytest.mark.usefixtures("one_thread")
+def test_a_step_that_raises_does_not_confuse_the_next(observer: str) -> None:
+    umem.enable(budget="64MiB", device="soft", observer=observer)
+    weight = torch.nn.Parameter(torch.ones(1024, 1024))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def closure() -> float:
+        raise KeyError("inside a step")
+
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    hidden = weight * 2
+    tags = {b["tag"] for b in core.blocks() if b["base"] == hidden.data_ptr()}
+    assert tags == {"activation"}
+
+
+def faults_of_training(observer: str) -> tuple[int, int]:
+    """Faults and prefetches of steps whose tensors are three times the budget."""
+    torch.manual_seed(0)
+    with umem.enable(budget="24MiB", device="soft", observer=observer):
+        net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+        inputs = torch.randn(512, 1024)
+        net(inputs).sum().backward()
+        before = umem.stats()
+        for _ in range(2):
+            net(inputs).sum().backward()
+        after = umem.stats()
+        del net
+    return after.faults - before.faults, after.prefetches - before.prefetches
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_inputs_are_there_before_the_op_needs_them() -> None:
+    """What the observer misses shows as page faults."""
+    blind, _ = faults_of_training("off")
+    seeing, prefetches = faults_of_training("native")
+    assert blind > 50
+    assert prefetches > 0
+    assert seeing < blind / 10
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("aten::conv2d", "conv"),
+        ("aten::mkldnn_convolution", "conv"),
+        ("ConvolutionBackward0", "conv"),
+        ("autograd::engine::evaluate_function: ConvolutionBackward0", "conv"),
+        ("aten::addmm", "linear"),
+        ("AddmmBackward0", "linear"),
+        ("aten::linear", "linear"),
+        ("aten::native_batch_norm_backward", "norm"),
+        ("NativeLayerNormBackward0", "norm"),
+        ("aten::native_layer_norm", "norm"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
+        ("ScaledDotProductFlashAttentionForCpuBackward0", "attention"),
+        ("aten::max_pool2d_with_indices", "pooling"),
+        ("MaxPool2DWithIndicesBackward0", "pooling"),
+        ("aten::embedding_dense_backward", "embedding"),
+        ("aten::nll_loss_forward", "loss"),
+        ("aten::add_", "elementwise"),
+        ("aten::_foreach_addcdiv_", "elementwise"),
+        ("ReluBackward0", "elementwise"),
+        ("aten::threshold_backward", "elementwise"),
+        ("aten::sort", "other"),
+        ("aten::address_book", "other"),
+        ("torch::autograd::AccumulateGrad", "none"),
+        ("Optimizer.step#SGD.step", "none"),
+    ],
+)
+def test_families(name: str, family: str) -> None:
+    assert torch_cpu.extension().family_of(name) == family

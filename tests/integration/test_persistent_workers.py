@@ -1,0 +1,66 @@
+"""Workers that live through several epochs while the parent trains below a third of its need."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+
+MIB = 1 << 20
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.rows = torch.randn(64, 65536, generator=torch.Generator().manual_seed(3))  # 16 MiB
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        row = self.rows[index].clone()
+        if torch.utils.data.get_worker_info() is not None:
+            self.rows[
+                index
+            ].neg_().neg_()  # a write that a later epoch would notice if it went wrong
+            self.rows[(index + 1) % 64].add_(0.0)
+        return row, index
+
+
+def train(workers: int, context: str | None) -> str:
+    torch.manual_seed(0)
+    data = Rows()
+    net = torch.nn.Sequential(torch.nn.Linear(65536, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=8, num_workers=workers, multiprocessing_context=context,
+        persistent_workers=workers > 0,
+    )  # fmt: skip
+    for _ in range(3):
+        for batch, _indices in loader:
+            optimizer.zero_grad()
+            net(batch).square().mean().backward()
+            optimizer.step()
+    digest = hashlib.sha256()
+    for tensor in (*net.state_dict().values(), data.rows):
+        digest.update(tensor.detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_persistent_workers(context: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        plain = train(0, None)
+        with umem.enable(budget="12MiB", device="soft"):  # data 16, weights, momentum, grads 18 MiB
+            umem.reset_peak_stats()
+            assert train(2, context) == plain
+            stats = umem.stats()
+            assert (
+                stats.peak_live_bytes > 1.8 * stats.budget_bytes
+            )  # spawn moves the data to /dev/shm
+            assert stats.peak_resident_bytes <= 12 * MIB

@@ -1,0 +1,171 @@
+"""What the blocks of a training step are named, by either observer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.native import core  # noqa: E402
+
+BOTH = pytest.mark.parametrize("observer", ["native", "python"])
+F = torch.nn.functional
+
+
+@pytest.fixture
+def on(observer: str) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with umem.enable(budget="512MiB", device="soft", observer=observer):
+        yield
+    torch.set_num_threads(threads)
+
+
+def named(tensor: torch.Tensor) -> tuple[str, str]:
+    """Tag and family of the tensor's block, which must be large enough to have one of its own."""
+    base = tensor.untyped_storage().data_ptr()
+    found = [(b["tag"], b["family"]) for b in core.blocks() if b["base"] == base]
+    assert len(found) == 1, f"{len(found)} blocks at {base:#x}"
+    return found[0]
+
+
+def saved(output: torch.Tensor, name: str) -> torch.Tensor:
+    value = getattr(output.grad_fn, f"_saved_{name}")
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_parameters_gradients_and_optimizer_state() -> None:
+    net = torch.nn.Linear(1024, 1024)
+    assert named(net.weight)[0] == "param"
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.randn(8, 1024)).sum().backward()
+        optimizer.step()
+        assert net.weight.grad is not None
+        assert named(net.weight)[0] == "param"
+        assert named(net.weight.grad)[0] == "grad"
+        state = optimizer.state[net.weight]
+        assert named(state["exp_avg"])[0] == "optimizer"
+        assert named(state["exp_avg_sq"])[0] == "optimizer"
+
+
+@pytest.mark.parametrize("observer", ["native"])
+@pytest.mark.usefixtures("on")
+def test_gradients_are_known_before_any_optimizer_step() -> None:
+    net = torch.nn.Linear(1024, 1024)
+    for _ in range(2):  # the second adds to what is there
+        net(torch.randn(8, 1024)).sum().backward()
+        assert net.weight.grad is not None
+        assert named(net.weight.grad)[0] == "grad"
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_activations_carry_the_family_of_their_op() -> None:
+    image = torch.randn(16, 3, 128, 128)
+    assert named(image)[0] == "input"
+    conv = torch.nn.Conv2d(3, 8, 3, padding=1)(image)
+    norm = torch.nn.BatchNorm2d(8)(conv)
+    relu = norm.relu()
+    pool = F.max_pool2d(relu, 2)
+    assert named(conv) == ("activation", "conv")
+    assert named(norm) == ("activation", "norm")
+    assert named(relu) == ("activation", "elementwise")
+    assert named(pool) == ("activation", "pooling")
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_attention_linear_and_embedding() -> None:
+    tokens = torch.nn.Embedding(64, 256)(torch.randint(64, (8, 512)))
+    linear = torch.nn.Linear(256, 256, bias=False)(tokens)
+    heads = linear.view(8, 512, 4, 64).transpose(1, 2)
+    attention = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    assert named(tokens) == ("activation", "embedding")
+    assert named(linear) == ("activation", "linear")
+    assert named(attention) == ("activation", "attention")
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_without_gradients_results_are_temporary() -> None:
+    net = torch.nn.Conv2d(3, 8, 3, padding=1)
+    with torch.no_grad():
+        assert named(net(torch.randn(16, 3, 128, 128)))[0] == "temp"
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_in_place_ops_keep_the_tag() -> None:
+    weight = torch.nn.Linear(1024, 1024).weight
+    with torch.no_grad():
+        weight.mul_(0.5).add_(torch.ones(1))
+    assert named(weight)[0] == "param"
+    data = torch.randn(1024, 1024)
+    data.clamp_(0, 1)
+    assert named(data)[0] == "input"
+
+
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_state_loaded_from_a_checkpoint_is_named_again() -> None:
+    net = torch.nn.Linear(1024, 1024)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step() -> torch.Tensor:
+        net(torch.randn(8, 1024)).sum().backward()
+        optimizer.step()
+        state: torch.Tensor = optimizer.state[net.weight]["momentum_buffer"]
+        return state
+
+    first = step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    second = step()
+    assert named(first)[0] == "optimizer"
+    assert named(second)[0] == "optimizer"
+
+
+@pytest.mark.parametrize("observer", ["native"])
+@pytest.mark.usefixtures("on")
+def test_recomputed_activations_are_activations() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        y = F.conv2d(x, weight, padding=1)
+        seen.append(named(y))
+        return y.relu()
+
+    weight = torch.randn(8, 8, 3, 3, requires_grad=True)
+    x = torch.randn(32, 8, 64, 64, requires_grad=True)
+    from torch.utils.checkpoint import checkpoint
+
+    out = checkpoint(block, x, use_reentrant=False)
+    assert isinstance(out, torch.Tensor)
+    out.sum().backward()
+    assert seen == [("activation", "conv")] * 2
+
+
+@pytest.mark.parametrize("observer", ["native"])
+@pytest.mark.usefixtures("on")
+def test_a_closures_forward_inside_the_optimizer_makes_activations() -> None:
+    weight = torch.nn.Parameter(torch.randn(1024, 1024))
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+    seen: list[tuple[str, str]] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        hidden = torch.ones(1024, 1024) @ weight
+        seen.append(named(hidden))
+        loss = hidden.square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert seen[0] == ("activation", "linear")

@@ -1,0 +1,34 @@
+"""The drivers that the contract suite runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.driver import FRAMES, PAGE, SUCCESS, Driver
+
+from umem import _core
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """The software device with 16 frames, closed again with nothing left allocated."""
+    calls = _core.driver
+    calls.open_soft(FRAMES * PAGE, "a100-pcie4")
+    live: list[int] = []
+    result, stream = calls.cuStreamCreate(1)
+    assert result == SUCCESS
+    opened = Driver(calls, stream)
+    plain_alloc = opened.alloc
+
+    def alloc(pages: int) -> int:
+        live.append(plain_alloc(pages))
+        return live[-1]
+
+    opened.alloc = alloc  # type: ignore[method-assign]
+    try:
+        yield opened
+    finally:
+        for ptr in live:
+            calls.cuMemFree(ptr)
+        calls.close()

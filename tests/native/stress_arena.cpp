@@ -1,0 +1,290 @@
+// The arena alone, over a driver table of this program's own whose events complete late: random
+// sequences of allocate, free, record_stream, poll and trim, with the invariants checked
+// throughout.
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "arena/arena.h"
+
+namespace {
+
+using namespace umem;  // NOLINT: a test program
+using arena::Allocation;
+using arena::Arena;
+using backing::RangeId;
+
+int g_wrong = 0;
+#define EXPECT(condition)                                                   \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
+      ++g_wrong;                                                            \
+    }                                                                       \
+  } while (false)
+
+// The driver: address space from mmap, and events that complete when the test says so.
+std::map<std::uintptr_t, std::size_t> g_ranges;
+std::set<cu::CUevent> g_events, g_waiting;
+bool g_refuse_memory = false, g_refuse_create = false, g_refuse_record = false;
+
+cu::CUresult alloc_managed(cu::CUdeviceptr* ptr, std::size_t bytes, unsigned) {
+  if (g_refuse_memory || bytes > std::size_t{1} << 47) return cu::CUDA_ERROR_OUT_OF_MEMORY;
+  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *ptr = reinterpret_cast<std::uintptr_t>(memory);
+  g_ranges[*ptr] = bytes;
+  return cu::CUDA_SUCCESS;
+}
+cu::CUresult free_memory(cu::CUdeviceptr ptr) {
+  const auto found = g_ranges.find(ptr);
+  if (found == g_ranges.end()) return cu::CUDA_ERROR_INVALID_VALUE;
+  munmap(reinterpret_cast<void*>(found->first), found->second);
+  g_ranges.erase(found);
+  return cu::CUDA_SUCCESS;
+}
+cu::CUresult create_event(cu::CUevent* event, unsigned) {
+  static std::uintptr_t next = 0x100;
+  if (g_refuse_create) return cu::CUDA_ERROR_UNKNOWN;
+  *event = reinterpret_cast<cu::CUevent>(next += 0x10);
+  g_events.insert(*event);
+  return cu::CUDA_SUCCESS;
+}
+cu::CUresult destroy_event(cu::CUevent event) {
+  return g_events.erase(event) ? cu::CUDA_SUCCESS : cu::CUDA_ERROR_INVALID_HANDLE;
+}
+cu::CUresult record_event(cu::CUevent event, cu::CUstream) {
+  if (g_refuse_record) return cu::CUDA_ERROR_UNKNOWN;
+  g_waiting.insert(event);
+  return cu::CUDA_SUCCESS;
+}
+cu::CUresult query_event(cu::CUevent event) {
+  if (!g_events.count(event)) return cu::CUDA_ERROR_INVALID_HANDLE;
+  return g_waiting.count(event) ? cu::CUDA_ERROR_NOT_READY : cu::CUDA_SUCCESS;
+}
+
+driver::Table make_table() {
+  driver::Table table;
+  table.cuMemAllocManaged = alloc_managed;
+  table.cuMemFree = free_memory;
+  table.cuEventCreate = create_event;
+  table.cuEventDestroy = destroy_event;
+  table.cuEventRecord = record_event;
+  table.cuEventQuery = query_event;
+  driver::fill_missing(table);
+  return table;
+}
+
+cu::CUstream stream(std::uintptr_t n) {
+  return reinterpret_cast<cu::CUstream>(n);
+}
+
+// What must not be handed out: live blocks, and freed ones that another stream still uses.
+class Taken {
+ public:
+  void add(const void* ptr, std::size_t bytes) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(ptr);
+    const auto after = spans_.upper_bound(begin);
+    EXPECT(after == spans_.end() || begin + bytes <= after->first);
+    if (after != spans_.begin()) {
+      const auto before = std::prev(after);
+      EXPECT(before->first + before->second <= begin);
+    }
+    spans_[begin] = bytes;
+  }
+  void remove(const void* ptr) { spans_.erase(reinterpret_cast<std::uintptr_t>(ptr)); }
+  void remove_in(std::uintptr_t base, std::size_t bytes) {
+    spans_.erase(spans_.lower_bound(base), spans_.lower_bound(base + bytes));
+  }
+
+ private:
+  std::map<std::uintptr_t, std::size_t> spans_;
+};
+
+std::size_t random_bytes(std::mt19937& random) {
+  switch (random() % 4) {
+    case 0:
+      return 1 + random() % 600;
+    case 1:
+      return 1 + random() % (64 * KiB);
+    case 2:
+      return 1 + random() % (2 * MiB);
+    default:
+      return 2 * MiB + random() % (40 * MiB);
+  }
+}
+
+struct Live {
+  Allocation block;
+  std::set<std::uintptr_t> other_streams;
+};
+
+void random_sequence(unsigned seed, int steps) {
+  const driver::Table table = make_table();
+  backing::RangeTable ranges(table);
+  std::size_t live_bytes = 0;
+  {
+    Arena arena(table, ranges);
+    std::mt19937 random(seed);
+    std::vector<Live> live;
+    std::map<void*, RangeId> pending;
+    Taken taken;
+    for (int step = 0; step < steps; ++step) {
+      const unsigned action = random() % 10;
+      if (action < 5 || live.empty()) {
+        const std::size_t bytes = random_bytes(random);
+        Result<Allocation> made = arena.allocate(bytes, stream(random() % 2));
+        EXPECT(made.ok());
+        const Allocation& block = made.value();
+        EXPECT(block.bytes >= bytes);
+        EXPECT(block.large == (bytes >= arena::kLargeBytes));
+        EXPECT(reinterpret_cast<std::uintptr_t>(block.ptr) % arena::kUnit == 0);
+        EXPECT(ranges.find(block.ptr) == block.range);
+        taken.add(block.ptr, block.bytes);
+        live_bytes += block.bytes;
+        live.push_back({block, {}});
+      } else if (action < 8) {
+        std::swap(live[random() % live.size()], live.back());
+        const Live gone = live.back();
+        live.pop_back();
+        Result<arena::Freed> freed = arena.free(gone.block.ptr);
+        EXPECT(freed.ok() && freed.value().bytes == gone.block.bytes);
+        EXPECT(!arena.free(gone.block.ptr).ok());  // twice
+        live_bytes -= gone.block.bytes;
+        if (gone.other_streams.empty()) {
+          taken.remove(gone.block.ptr);
+        } else {
+          pending[gone.block.ptr] = gone.block.range;
+        }
+      } else if (action == 8) {
+        Live& used = live[random() % live.size()];
+        const std::uintptr_t other = 2 + random() % 3;
+        EXPECT(arena.record_stream(used.block.ptr, stream(other)).ok());
+        used.other_streams.insert(other);
+      } else if (random() % 2) {
+        g_waiting.clear();  // all streams are done
+        std::vector<RangeId> dead;
+        EXPECT(arena.poll(&dead).ok());
+        for (const auto& [ptr, range] : pending) taken.remove(ptr);
+        pending.clear();
+      } else {
+        std::vector<RangeId> released;
+        EXPECT(arena.trim(random() % (64 * MiB), &released).ok());
+        for (const Live& kept : live) EXPECT(ranges.find(kept.block.ptr) == kept.block.range);
+      }
+      EXPECT(arena.footprint().live_bytes == live_bytes);
+      EXPECT(arena.footprint().live_blocks == live.size());
+    }
+    for (const Live& rest : live) {
+      EXPECT(arena.free(rest.block.ptr).ok());
+      live_bytes -= rest.block.bytes;
+    }
+    g_waiting.clear();
+    EXPECT(arena.poll(nullptr).ok());
+    // Free neighbours were joined: every segment is one chunk again, and so can go.
+    EXPECT(arena.trim(0, nullptr).ok());
+    EXPECT(arena.footprint().cached_bytes == 0 && arena.footprint().live_bytes == 0);
+  }
+  EXPECT(g_ranges.empty() && g_events.empty() && ranges.total_bytes() == 0);
+}
+
+void pending_blocks_are_not_reused() {
+  const driver::Table table = make_table();
+  backing::RangeTable ranges(table);
+  Arena arena(table, ranges);
+  const Allocation a = arena.allocate(4 * MiB, stream(0)).value();
+  EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
+  Result<arena::Freed> freed = arena.free(a.ptr);
+  EXPECT(freed.ok() && !freed.value().last_in_range);
+  const Allocation b = arena.allocate(4 * MiB, stream(0)).value();
+  EXPECT(b.ptr != a.ptr);
+  std::vector<RangeId> dead;
+  EXPECT(arena.poll(&dead).ok() && dead.empty());
+  g_waiting.clear();
+  EXPECT(arena.poll(&dead).ok() && dead == std::vector<RangeId>{a.range});
+  EXPECT(arena.allocate(4 * MiB, stream(0)).value().ptr == a.ptr);
+  EXPECT(arena.allocate(4 * MiB, stream(1)).value().ptr != a.ptr);
+}
+
+// A block that another stream uses waits for it even while the driver refuses events.
+void refused_events(bool& refuse, std::size_t bytes) {
+  const driver::Table table = make_table();
+  backing::RangeTable ranges(table);
+  {
+    Arena arena(table, ranges);
+    const Allocation a = arena.allocate(bytes, stream(0)).value();
+    EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
+    refuse = true;
+    EXPECT(arena.free(a.ptr).ok());  // the caller's part is done
+    EXPECT(!arena.free(a.ptr).ok());
+    EXPECT(!arena.poll(nullptr).ok());
+    EXPECT(arena.allocate(bytes, stream(0)).value().ptr != a.ptr);
+    refuse = false;
+    EXPECT(arena.poll(nullptr).ok());  // the event is recorded now, and not complete
+    EXPECT(arena.allocate(bytes, stream(0)).value().ptr != a.ptr);
+    g_waiting.clear();
+    std::vector<RangeId> dead;
+    EXPECT(arena.poll(&dead).ok());
+    EXPECT(arena.allocate(bytes, stream(0)).value().ptr == a.ptr);
+    // An arena that goes while a block waits gives the event back too.
+    EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
+    EXPECT(arena.free(a.ptr).ok());
+  }
+  g_waiting.clear();
+  EXPECT(g_events.empty());
+  g_events.clear();
+  g_ranges.clear();
+}
+
+// No rounding on the way turns a request that cannot be met into another one.
+void huge_requests() {
+  const driver::Table table = make_table();
+  backing::RangeTable ranges(table);
+  Arena arena(table, ranges);
+  for (const std::size_t bytes : {~std::size_t{0}, ~std::size_t{0} - 4 * MiB, std::size_t{1} << 60,
+                                  (std::size_t{1} << 47) + 1}) {
+    Result<Allocation> made = arena.allocate(bytes, stream(0));
+    EXPECT(!made.ok());
+    const Code code = made.take_status().code();
+    EXPECT(code == Code::kOutOfHostMemory || code == Code::kOutOfDeviceMemory);
+  }
+  EXPECT(g_ranges.empty());
+}
+
+void refusals() {
+  const driver::Table table = make_table();
+  backing::RangeTable ranges(table);
+  Arena arena(table, ranges);
+  int foreign = 0;
+  EXPECT(arena.free(&foreign).take_status().code() == Code::kInvalidArgument);
+  const Allocation small = arena.allocate(1000, stream(0)).value();
+  EXPECT(!arena.free(static_cast<char*>(small.ptr) + arena::kUnit).ok());
+  EXPECT(!arena.record_stream(&foreign, stream(1)).ok());
+  g_refuse_memory = true;
+  EXPECT(arena.allocate(8 * MiB, stream(0)).take_status().code() == Code::kOutOfDeviceMemory);
+  EXPECT(arena.allocate(1000, stream(0)).ok());  // still fits the segment
+  g_refuse_memory = false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int steps = argc > 1 ? std::atoi(argv[1]) : 3000;
+  for (unsigned seed = 0; seed < 20; ++seed) random_sequence(seed, steps);
+  pending_blocks_are_not_reused();
+  g_ranges.clear();
+  g_events.clear();
+  for (const std::size_t bytes : {std::size_t{1000}, 4 * MiB}) {
+    refused_events(g_refuse_create, bytes);
+    refused_events(g_refuse_record, bytes);
+  }
+  huge_requests();
+  refusals();
+  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong);
+  return g_wrong ? 1 : 0;
+}

@@ -1,0 +1,111 @@
+// Threads that allocate, use and free blocks against one runtime, while another changes budget and
+// policy under them. Built with each sanitizer by tests/native/test_sanitizers.py. Every block
+// carries a pattern that is checked before each use and before its release.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/units.h"
+#include "runtime/runtime.h"
+
+namespace {
+
+using namespace umem;  // NOLINT: a test program
+
+std::atomic<int> g_wrong{0};
+
+struct Block {
+  unsigned char* ptr;
+  std::size_t bytes;
+  unsigned char value;
+};
+
+// The bytes that carry the pattern: both ends, and one in each page between.
+template <class Visit>
+void each_probe(const Block& block, Visit visit) {
+  for (std::size_t at = 0; at < block.bytes; at += kPageBytes) visit(block.ptr[at]);
+  visit(block.ptr[block.bytes - 1]);
+}
+
+void check(const Block& block) {
+  each_probe(block, [&](unsigned char& byte) {
+    if (byte != block.value) ++g_wrong;
+  });
+}
+
+void work(unsigned seed, int rounds) {
+  std::mt19937 random(seed);
+  std::vector<Block> live;
+  for (int round = 0; round < rounds; ++round) {
+    const std::size_t bytes = random() % 2 ? 1 + random() % 5000 : 1 + random() % (8 * MiB);
+    runtime::Op op;
+    std::vector<const void*> inputs;
+    for (const Block& block : live)
+      if (random() % 5 == 0) inputs.push_back(block.ptr);
+    runtime::op_begin(&op, inputs.data(), inputs.size());
+    runtime::Failure failure;
+    void* ptr = runtime::allocate(bytes, 0, &failure);
+    if (!ptr) {
+      std::fprintf(stderr, "allocation failed: %s\n", failure.message);
+      ++g_wrong;
+    } else {
+      live.push_back(
+          {static_cast<unsigned char*>(ptr), bytes, static_cast<unsigned char>(random())});
+      each_probe(live.back(), [&](unsigned char& byte) { byte = live.back().value; });
+    }
+    for (const Block& block : live) check(block);
+    runtime::op_end(&op, residency::Tag::kActivation);
+    if (live.size() > 10) {
+      std::swap(live[random() % live.size()], live.back());
+      check(live.back());
+      if (!runtime::release(live.back().ptr)) ++g_wrong;
+      live.pop_back();
+    }
+  }
+  for (const Block& block : live) {
+    check(block);
+    if (!runtime::release(block.ptr)) ++g_wrong;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 300;
+  Options options;
+  options.budget_bytes = 40 * MiB;
+  options.floor_bytes = 32 * MiB;
+  options.min_swap_bytes = kPageBytes;
+  if (Status status = runtime::start(options); !status.ok()) {
+    std::fprintf(stderr, "%s\n", status.message().c_str());
+    return 2;
+  }
+  std::atomic<bool> done{false};
+  std::thread changer([&] {
+    const char* policies[] = {"lru", "conv_lru", "lru", "none"};
+    for (unsigned i = 0; !done; ++i) {
+      // A refusal is fine here: what runs may hold more than the new budget.
+      Status changed = runtime::set_budget((32 + i % 5 * 8) * MiB, 0);
+      changed = runtime::set_policy(policies[i / 4 % 4]);
+      if (runtime::stats().resident_bytes > 64 * MiB) ++g_wrong;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  });
+  std::vector<std::thread> workers;
+  for (unsigned i = 0; i < 3; ++i) workers.emplace_back(work, 100 + i, rounds);
+  for (std::thread& worker : workers) worker.join();
+  done = true;
+  changer.join();
+  const runtime::Stats stats = runtime::stats();
+  if (stats.live_bytes != 0 || stats.allocs != stats.frees) ++g_wrong;
+  if (Status status = runtime::stop(); !status.ok()) ++g_wrong;
+  std::printf("%s: %d wrong, %llu evictions, %llu faults\n", g_wrong ? "FAILED" : "ok",
+              g_wrong.load(), static_cast<unsigned long long>(stats.evictions),
+              static_cast<unsigned long long>(stats.faults));
+  return g_wrong ? 1 : 0;
+}

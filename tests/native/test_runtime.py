@@ -1,0 +1,634 @@
+"""The runtime without torch: allocation, budget, eviction, hints, errors."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from umem import _core
+from umem.errors import ConfigError, OutOfMemoryError, StateError
+
+MIB = 1 << 20
+PAGE = 2 * MIB
+FLOOR = 8 * MIB
+
+
+def options(budget: int = 32 * MIB, **changes: object) -> _core.Options:
+    made = _core.Options()
+    made.budget_bytes = budget
+    made.floor_bytes = FLOOR
+    made.min_swap_bytes = PAGE
+    made.profile = "a100-pcie4"
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+class Blocks:
+    """Live blocks by address, freed at the end of the test."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int:
+        ptr = _core.allocate(nbytes)
+        self.live[ptr] = nbytes
+        return ptr
+
+    def drop(self, ptr: int) -> None:
+        del self.live[ptr]
+        assert _core.release(ptr)
+
+    def clear(self) -> None:
+        for ptr in list(self.live):
+            self.drop(ptr)
+
+
+@pytest.fixture
+def blocks() -> Iterator[Blocks]:
+    held = Blocks()
+    yield held
+    held.clear()
+    _core.stop()
+
+
+def state_of(ptr: int) -> str:
+    for row in _core.blocks():
+        if row["base"] <= ptr < row["base"] + row["bytes"]:
+            return str(row["state"])
+    raise AssertionError("no such block")
+
+
+def use(*ptrs: int) -> None:
+    token = _core.op_begin(list(ptrs), "", "forward")
+    for ptr in ptrs:
+        _core.driver.load(ptr, 1)
+    _core.op_end(token, "")
+
+
+def test_memory_is_aligned_and_distinct(blocks: Blocks) -> None:
+    _core.start(options())
+    ptrs = [blocks.take(n) for n in (1, 255, 256, 257, 5000, PAGE - 1, PAGE, PAGE + 1, 9 * MIB)]
+    assert all(ptr % 256 == 0 for ptr in ptrs)
+    assert all(ptr % PAGE == 0 for ptr in ptrs[-3:])
+    spans = sorted((ptr, ptr + n) for ptr, n in blocks.live.items())
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+
+
+def test_zero_bytes_are_no_memory(blocks: Blocks) -> None:
+    _core.start(options())
+    assert _core.allocate(0) == 0
+    assert not _core.release(0)
+
+
+def test_release_of_what_is_not_a_block(blocks: Blocks) -> None:
+    _core.start(options())
+    ptr = blocks.take(4 * MIB)
+    assert not _core.release(ptr + 256)
+    assert not _core.release(0x1234)
+    blocks.drop(ptr)
+    assert not _core.release(ptr)
+
+
+@pytest.mark.parametrize("policy", ["none", "lru", "conv_lru"])
+def test_four_times_the_budget_keeps_its_bytes(blocks: Blocks, policy: str) -> None:
+    _core.start(options(16 * MIB, policy=policy))
+    ptrs = [blocks.take(4 * MIB) for _ in range(16)]
+    for index, ptr in enumerate(ptrs):
+        token = _core.op_begin([ptr], "conv", "forward")
+        _core.driver.store(ptr, b"block%02d" % index)
+        _core.driver.store(ptr + 4 * MIB - 7, b"block%02d" % index)
+        _core.op_end(token, "activation")
+    for index, ptr in enumerate(ptrs):
+        use(ptr)
+        assert _core.driver.load(ptr, 7) == b"block%02d" % index
+        assert _core.driver.load(ptr + 4 * MIB - 7, 7) == b"block%02d" % index
+    stats = _core.stats()
+    assert stats["peak_resident_bytes"] <= 16 * MIB
+    assert stats["bytes_out"] > 0
+    assert (stats["faults"] > 0) == (policy == "none")
+
+
+def test_lru_sends_out_what_was_used_longest_ago(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    a, b, c, d = (blocks.take(4 * MIB) for _ in range(4))
+    use(a)
+    blocks.take(4 * MIB)
+    assert [state_of(p) for p in (a, b, c, d)] == ["device", "host", "device", "device"]
+
+
+def test_conv_lru_sends_out_conv_activations_first(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, policy="conv_lru"))
+    params = blocks.take(4 * MIB)
+
+    def output(family: str) -> int:
+        token = _core.op_begin([], family, "forward")
+        ptr = blocks.take(4 * MIB)
+        _core.op_end(token, "activation")
+        return ptr
+
+    norm, conv, relu = output("norm"), output("conv"), output("elementwise")
+    blocks.take(4 * MIB)
+    assert [state_of(p) for p in (params, norm, conv, relu)] == [
+        "device",
+        "device",
+        "host",
+        "device",
+    ]
+    blocks.take(4 * MIB)  # no conv activation is left: the oldest goes rather than fail
+    assert state_of(params) == "host"
+
+
+def test_dead_bytes_do_not_travel(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    dead = [blocks.take(4 * MIB) for _ in range(3)]
+    for ptr in dead:
+        blocks.drop(ptr)
+    blocks.take(12 * MIB)  # of another size: the cached blocks must make room
+    stats = _core.stats()
+    assert stats["bytes_out"] == 0
+    assert stats["bytes_discarded"] >= 8 * MIB
+
+
+def test_a_freed_block_is_reused_in_place(blocks: Blocks) -> None:
+    _core.start(options())
+    ptr = blocks.take(4 * MIB)
+    prefetches = _core.driver.telemetry()
+    blocks.drop(ptr)
+    assert blocks.take(4 * MIB - 5) == ptr
+    assert _core.driver.telemetry() == prefetches
+
+
+def test_an_evicted_dead_block_is_reused_without_a_copy(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptr = blocks.take(4 * MIB)
+    _core.evict(ptr, 1)
+    blocks.drop(ptr)
+    before = _core.stats()
+    assert blocks.take(4 * MIB) == ptr
+    after = _core.stats()
+    assert after["bytes_in"] == before["bytes_in"]
+    assert after["faults"] == before["faults"]
+
+
+def test_inputs_are_brought_before_the_op_runs(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(8)]
+    faults = _core.stats()["faults"]
+    for ptr in ptrs * 3:
+        use(ptr)
+    assert _core.stats()["faults"] == faults
+    assert _core.stats()["prefetches"] > 0
+
+
+def test_units_in_use_stay(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    a, b = blocks.take(4 * MIB), blocks.take(4 * MIB)
+    token = _core.op_begin([a, b], "", "forward")
+    for _ in range(4):
+        blocks.take(4 * MIB)
+        assert state_of(a) == state_of(b) == "device"
+    with pytest.raises(StateError, match="in use"):
+        _core.evict(a, 1)
+    _core.op_end(token, "")
+    assert all(row["pins"] == 0 for row in _core.blocks())
+
+
+def test_an_op_that_needs_more_than_the_budget_works_by_faults(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(8)]
+    for index, ptr in enumerate(ptrs):
+        _core.driver.store(ptr, bytes([index]))
+    token = _core.op_begin(ptrs, "", "forward")
+    for _ in range(3):
+        for index, ptr in enumerate(ptrs):
+            assert _core.driver.load(ptr, 1) == bytes([index])
+    _core.op_end(token, "")
+    assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
+    faults = _core.stats()["faults"]
+    for ptr in ptrs * 2:  # and the ledger is right again afterwards
+        use(ptr)
+    assert _core.stats()["faults"] == faults
+
+
+def test_a_block_larger_than_the_budget_works_and_warns_once(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _core.start(options(16 * MIB))
+    for _ in range(2):
+        ptr = blocks.take(40 * MIB)
+        token = _core.op_begin([ptr], "", "forward")
+        _core.driver.touch(ptr, 40 * MIB)
+        _core.driver.store(ptr + 39 * MIB, b"end")
+        _core.op_end(token, "activation")
+        assert _core.driver.load(ptr + 39 * MIB, 3) == b"end"
+        blocks.drop(ptr)
+    assert capfd.readouterr().err.count("larger than the budget") == 1
+    assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
+
+
+def test_out_of_memory_says_who_holds_what(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, host_budget_bytes=16 * MIB))
+    for nbytes in (10 * MIB, 8 * MIB, 6 * MIB, 2 * MIB):
+        blocks.take(nbytes)
+    with pytest.raises(OutOfMemoryError) as caught:
+        _core.allocate(12 * MIB)
+    text = str(caught.value)
+    for part in (
+        "asked for 12.0 MiB",
+        "budget 16.0 MiB",
+        "resident",
+        "evictable",
+        "host",
+        "of 16.0 MiB",
+        "10.0 MiB",
+        "8.0 MiB",
+        "6.0 MiB",
+    ):
+        assert part in text
+    assert _core.stats()["ooms"] == 1
+    assert blocks.take(4 * MIB)  # what fits still works
+    assert _core.stats()["peak_host_bytes"] <= 16 * MIB
+
+
+def test_budget_changes_both_ways(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(8)]
+    for index, ptr in enumerate(ptrs):
+        _core.driver.store(ptr, bytes([index]))
+    _core.set_budget(12 * MIB, 0)
+    assert _core.stats()["resident_bytes"] <= 12 * MIB
+    _core.reset_peak_stats()
+    for ptr in ptrs * 2:
+        use(ptr)
+    assert _core.stats()["peak_resident_bytes"] <= 12 * MIB
+    _core.set_budget(64 * MIB, 0)
+    for ptr in ptrs:
+        use(ptr)
+    moved = _core.stats()["bytes_in"]
+    for index, ptr in enumerate(ptrs):
+        use(ptr)
+        assert _core.driver.load(ptr, 1) == bytes([index])
+    assert _core.stats()["bytes_in"] == moved  # all of it fits now
+    with pytest.raises(ConfigError, match="floor"):
+        _core.set_budget(FLOOR - 1, 0)
+
+
+def test_policy_can_change_at_run_time(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, policy="none"))
+    ptrs = [blocks.take(4 * MIB) for _ in range(8)]
+    for policy in ("lru", "none", "conv_lru", "none"):
+        for index, ptr in enumerate(ptrs):
+            token = _core.op_begin([ptr], "", "forward")
+            _core.driver.store(ptr, bytes([index]))
+            _core.op_end(token, "")
+        _core.set_policy(policy)
+        for index, ptr in enumerate(ptrs):
+            use(ptr)
+            assert _core.driver.load(ptr, 1) == bytes([index])
+    assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
+    with pytest.raises(ConfigError, match="conv_lru"):
+        _core.set_policy("clever")
+
+
+def test_start_again(blocks: Blocks) -> None:
+    _core.start(options())
+    _core.start(options())  # the same: nothing happens
+    with pytest.raises(StateError, match="other options"):
+        _core.start(options(64 * MIB))
+    ptr = blocks.take(4 * MIB)
+    _core.driver.store(ptr, b"alive")
+    _core.stop()
+    with pytest.raises(StateError, match="not running"):
+        _core.allocate(1)
+    assert _core.driver.load(ptr, 5) == b"alive"
+    with pytest.raises(StateError, match="still alive"):
+        _core.start(options(profile="h200-pcie5"))
+    _core.start(options(64 * MIB))  # another budget is fine
+    assert _core.driver.load(ptr, 5) == b"alive"
+    blocks.drop(ptr)
+    _core.stop()
+    _core.start(options(profile="h200-pcie5"))
+
+
+def test_a_million_tiny_blocks(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [_core.allocate(1 + i % 200) for i in range(200_000)]
+    assert len(set(ptrs)) == len(ptrs)
+    assert _core.stats()["live_bytes"] == 200_000 * 256
+    random.Random(3).shuffle(ptrs)
+    for ptr in ptrs:
+        assert _core.release(ptr)
+    assert _core.stats()["live_bytes"] == 0
+    assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
+
+
+def test_changing_sizes_do_not_pile_up_ranges(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB))
+    for step in range(200):
+        blocks.drop(blocks.take((2 + step % 97) * MIB))
+    stats = _core.stats()
+    assert stats["cached_bytes"] <= 2 * stats["peak_live_bytes"] + 80 * MIB
+    _core.trim()
+    assert _core.stats()["cached_bytes"] == 0
+    assert _core.stats()["resident_bytes"] == 0
+
+
+def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
+    blocks.take(16 * MIB)
+    blocks.drop(blocks.take(10 * MIB))
+    blocks.take(12 * MIB)  # the cached range went back first
+    with pytest.raises(OutOfMemoryError, match="UMEM_GUARD"):
+        _core.allocate(8 * MIB)
+
+
+def test_hints(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptr = blocks.take(4 * MIB)
+    _core.evict(ptr, 4 * MIB)
+    assert state_of(ptr) == "host"
+    _core.prefetch(ptr, 4 * MIB)
+    assert state_of(ptr) == "device"
+    _core.evict(ptr, 1)  # brought in for nothing
+    assert _core.stats()["prefetched_unused_bytes"] == 4 * MIB
+    with pytest.raises(ConfigError, match="not in memory"):
+        _core.prefetch(0x1000, 10)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_allocates_and_evicts_on_its_own(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(8)]
+    for index, ptr in enumerate(ptrs):
+        _core.driver.store(ptr, bytes([index]))
+    child = os.fork()
+    if child == 0:
+        good = all(_core.driver.load(ptr, 1) == bytes([i]) for i, ptr in enumerate(ptrs))
+        more = [_core.allocate(4 * MIB) for _ in range(8)]
+        for ptr in more + ptrs:
+            _core.driver.store(ptr, b"child")
+        good &= all(_core.release(ptr) for ptr in more + ptrs)
+        os._exit(0 if good else 1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+    assert [_core.driver.load(ptr, 1)[0] for ptr in ptrs] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "cuMemAllocManaged",
+        "cuMemPrefetchBatchAsync",
+        "cuMemDiscardBatchAsync",
+        "cuMemDiscardAndPrefetchBatchAsync",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+    ],
+)
+def test_a_failing_driver_call_loses_no_data(blocks: Blocks, entry: str) -> None:
+    _core.start(options(16 * MIB))
+    _core.driver.instrument()
+    values: dict[int, int] = {}
+    try:
+        for round_ in range(60):
+            _core.driver.inject(entry, 1 + round_ % 5, 999)
+            try:
+                ptr = blocks.take((4 + 2 * (round_ % 3)) * MIB)
+                values[ptr] = round_ % 256
+                _core.driver.store(ptr, bytes([values[ptr]]))
+            except Exception as error:  # noqa: BLE001 - which one is not the point here
+                assert "CUDA_ERROR_UNKNOWN" in str(error)  # noqa: PT017
+            for at, value in values.items():
+                use(at)
+                assert _core.driver.load(at, 1) == bytes([value])
+            if len(values) > 4:  # the oldest (evicted) and the newest (resident) in turn
+                gone = list(values)[-(round_ % 2)]
+                del values[gone]
+                blocks.drop(gone)
+    finally:
+        _core.driver.clear_injections()
+    for at, value in values.items():
+        use(at)
+        assert _core.driver.load(at, 1) == bytes([value])
+    assert _core.driver.calls(entry) > 5  # it was really in the way
+
+
+def ledger_bytes() -> int:
+    return sum(row["bytes"] for row in _core.blocks() if row["state"] in ("device", "dead"))
+
+
+def test_blocks_of_other_streams_wait_for_them(blocks: Blocks) -> None:
+    _core.start(options())
+    ptr = blocks.take(4 * MIB)
+    _, stream = _core.driver.cuStreamCreate(1)
+    assert _core.record_stream(ptr, stream)
+    assert not _core.record_stream(0x1000, stream)
+    _core.driver.launch(stream, 1000.0)  # work that takes a millisecond of virtual time
+    blocks.drop(ptr)
+    assert blocks.take(4 * MIB) != ptr
+    _core.driver.cuStreamSynchronize(stream)
+    assert blocks.take(4 * MIB) == ptr
+
+
+def test_stop_waits_for_blocks_of_other_streams(blocks: Blocks) -> None:
+    _core.start(options())
+    ptr = blocks.take(4 * MIB)
+    _, stream = _core.driver.cuStreamCreate(1)
+    _core.record_stream(ptr, stream)
+    _core.driver.launch(stream, 1e6)
+    blocks.drop(ptr)
+    _core.stop()
+    _core.start(options(profile="h200-pcie5"))  # the device was closed
+
+
+def test_a_refused_block_leaves_the_accounts_right(blocks: Blocks) -> None:
+    _core.start(options(64 * MIB, host_budget_bytes=40 * MIB))
+    blocks.drop(blocks.take(36 * MIB))  # dead, its frames still held
+    blocks.take(10 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        _core.allocate(100 * MIB)
+    assert ledger_bytes() == _core.stats()["resident_bytes"]
+    _core.driver.instrument()
+    _core.driver.inject("cuMemDiscardBatchAsync", 1, 999)
+    try:
+        with pytest.raises(Exception, match="CUDA_ERROR_UNKNOWN"):
+            _core.allocate(34 * MIB)  # reuses the dead range, at another size
+    finally:
+        _core.driver.clear_injections()
+    assert ledger_bytes() == _core.stats()["resident_bytes"]
+
+
+def test_dead_blocks_go_without_discard_support_too(blocks: Blocks) -> None:
+    not_found = 500
+    _core.start(options(16 * MIB))
+    _core.driver.instrument()
+    try:
+        for entry in ("cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"):
+            for nth in range(1, 50):
+                _core.driver.inject(entry, nth, not_found)
+        blocks.drop(blocks.take(12 * MIB))
+        kept = [blocks.take(6 * MIB), blocks.take(8 * MIB)]
+        assert [state_of(ptr) for ptr in kept] == ["device", "device"]
+        for ptr in kept * 2:
+            use(ptr)
+        assert _core.stats()["faults"] == 0
+        assert _core.stats()["bytes_out"] == 0
+    finally:
+        _core.driver.clear_injections()
+
+
+def test_the_ledger_is_right_after_a_time_without_policy(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, device_bytes=64 * MIB, policy="none"))
+    ptrs = [blocks.take(4 * MIB) for _ in range(10)]
+    for ptr in ptrs:
+        _core.driver.touch(ptr, 4 * MIB)
+    blocks.drop(ptrs.pop())
+    _core.set_policy("lru")
+    assert _core.stats()["resident_bytes"] <= 16 * MIB
+    for ptr in ptrs:
+        use(ptr)
+    assert ledger_bytes() == _core.stats()["resident_bytes"] <= 16 * MIB
+
+
+def test_a_segment_that_was_away_stays_once_used(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    small = blocks.take(1000)
+    _core.evict(small, 1)
+    moved = _core.stats()["bytes_out"]
+    for _ in range(5):
+        token = _core.op_begin([], "", "forward")
+        inner = blocks.take(1000)
+        _core.driver.store(inner, b"x")
+        _core.op_end(token, "temp")
+        blocks.drop(inner)
+    assert _core.stats()["faults"] == 0
+    assert _core.stats()["bytes_out"] == moved
+
+
+def test_host_memory_of_dead_ranges_is_given_back_when_short(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, host_budget_bytes=24 * MIB))
+    for mib in (6, 8, 10):
+        ptr = blocks.take(mib * MIB)
+        _core.evict(ptr, 1)
+        blocks.drop(ptr)
+    assert _core.stats()["host_bytes"] == 24 * MIB
+    kept = [blocks.take(12 * MIB), blocks.take(12 * MIB)]
+    for ptr in kept:
+        use(ptr)
+    assert _core.stats()["faults"] == 0
+    assert _core.stats()["host_bytes"] <= 24 * MIB
+
+
+def test_peaks_can_be_reset_without_a_cost(blocks: Blocks) -> None:
+    _core.start(options(64 * MIB))
+    ptrs = [blocks.take(30 * MIB), blocks.take(20 * MIB)]
+    _core.evict(ptrs[0], 1)
+    assert _core.stats()["peak_host_bytes"] == 30 * MIB
+    blocks.clear()
+    cached = _core.stats()["cached_bytes"]
+    _core.reset_peak_stats()
+    blocks.drop(blocks.take(4 * MIB))
+    assert _core.stats()["cached_bytes"] == cached + 4 * MIB
+    assert _core.stats()["peak_live_bytes"] == 4 * MIB
+
+
+def test_the_guard_counts_small_blocks_and_keeps_the_cache(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
+    for _ in range(16):
+        blocks.take(2 * MIB - 300)
+    with pytest.raises(OutOfMemoryError, match="UMEM_GUARD"):
+        _core.allocate(2 * MIB - 300)
+    _core.driver.instrument()
+    for ptr in list(blocks.live)[:4]:
+        blocks.drop(ptr)
+    for _ in range(4):
+        blocks.take(2 * MIB - 300)
+    assert _core.driver.calls("cuMemAllocManaged") == 0
+
+
+def test_ops_may_end_out_of_order_but_not_elsewhere(blocks: Blocks) -> None:
+    _core.start(options())
+    ptr = blocks.take(4 * MIB)
+    outer = _core.op_begin([ptr], "", "forward")
+    inner = _core.op_begin([ptr], "", "forward")
+    _core.op_end(outer, "")
+    blocks.take(100)
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            _core.op_end(inner, "")
+        except StateError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
+    _core.op_end(inner, "")
+    assert all(row["pins"] == 0 for row in _core.blocks())
+    with pytest.raises(StateError, match="open_soft"):
+        _core.driver.close()
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "drop", "use", "evict", "prefetch", "budget", "policy", "trim"]),
+        st.integers(1, 9 * MIB),
+        st.integers(0, 10_000),
+    ),
+    max_size=80,
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(actions=ACTIONS)
+def test_no_sequence_loses_bytes_or_exceeds_the_budget(
+    blocks: Blocks, actions: list[tuple[str, int, int]]
+) -> None:
+    _core.start(options(16 * MIB))
+    values: dict[int, int] = {}
+    for action, nbytes, seed in actions:
+        chosen = list(values)[seed % len(values)] if values else None
+        if action == "take":
+            ptr = blocks.take(nbytes)
+            values[ptr] = seed % 256
+            _core.driver.store(ptr, bytes([seed % 256]))
+            _core.driver.store(ptr + nbytes - 1, bytes([seed % 256]))
+        elif action == "budget":
+            _core.set_budget((8 + seed % 25) * MIB, 0)
+        elif action == "policy":
+            _core.set_policy(["none", "lru", "conv_lru"][seed % 3])
+        elif action == "trim":
+            _core.trim()
+        elif chosen is None:
+            continue
+        elif action == "drop":
+            blocks.drop(chosen)
+            del values[chosen]
+        elif action == "use":
+            use(chosen)
+        elif action == "evict":
+            _core.evict(chosen, blocks.live[chosen])
+        elif action == "prefetch":
+            try:
+                _core.prefetch(chosen, blocks.live[chosen])
+            except OutOfMemoryError:
+                assert blocks.live[chosen] > 4 * MIB
+        stats = _core.stats()
+        assert stats["resident_bytes"] <= stats["budget_bytes"]
+    for ptr, value in values.items():
+        assert _core.driver.load(ptr, 1) == bytes([value])
+        assert _core.driver.load(ptr + blocks.live[ptr] - 1, 1) == bytes([value])
+    blocks.clear()
+    _core.stop()

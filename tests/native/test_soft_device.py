@@ -1,0 +1,540 @@
+"""What only the software device can show: pages that leave and come back, faults, virtual time,
+system calls on evicted pages, forked children, injected failures."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.driver import (
+    DEVICE,
+    FRAMES,
+    GLOBAL,
+    HOST,
+    OUT_OF_MEMORY,
+    PAGE,
+    SUCCESS,
+    Driver,
+)
+
+READ_MOSTLY, SET_PREFERRED, SET_ACCESSED_BY = 1, 3, 5
+
+
+def as_buffer(ptr: int, nbytes: int) -> memoryview:
+    """Managed memory as Python sees a tensor's: a buffer that faults when touched."""
+    return memoryview((ctypes.c_char * nbytes).from_address(ptr)).cast("B")
+
+
+def test_touch_faults_once_a_page(driver: Driver) -> None:
+    ptr = driver.alloc(4)
+    assert driver.states(ptr, 4) == ["void"] * 4
+    driver.calls.touch(ptr, 4 * PAGE)
+    driver.calls.touch(ptr, 4 * PAGE)
+    assert driver.states(ptr, 4) == ["device"] * 4
+    assert driver.calls.telemetry()["faults"] == 4
+    assert driver.calls.telemetry()["fault_bytes_in"] == 0  # nothing to copy
+
+
+def test_prefetched_pages_do_not_fault(driver: Driver) -> None:
+    ptr = driver.alloc(4)
+    driver.prefetch(ptr, 4, DEVICE)
+    driver.calls.touch(ptr, 4 * PAGE)
+    assert driver.calls.telemetry()["faults"] == 0
+
+
+def test_frames_bound_what_is_resident(driver: Driver) -> None:
+    ptr = driver.alloc(3 * FRAMES)
+    driver.calls.touch(ptr, 3 * FRAMES * PAGE)
+    told = driver.calls.telemetry()
+    assert told["resident_bytes"] == told["peak_resident_bytes"] == FRAMES * PAGE
+    assert told["pressure_bytes_out"] == 2 * FRAMES * PAGE
+    assert driver.states(ptr, 3 * FRAMES).count("device") == FRAMES
+
+
+def test_eviction_order_is_by_migration_not_by_access(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES + 1)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    driver.calls.touch(ptr, PAGE)  # an access, not a migration
+    driver.calls.touch(ptr + FRAMES * PAGE, PAGE)
+    assert driver.states(ptr, 2) == ["host", "device"]
+
+
+def test_prefetch_of_a_resident_page_refreshes_it(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES + 1)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    driver.prefetch(ptr, 1, DEVICE)
+    driver.calls.touch(ptr + FRAMES * PAGE, PAGE)
+    assert driver.states(ptr, 2) == ["device", "host"]
+
+
+def test_discarded_pages_go_first_and_are_not_copied(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES + 2)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    driver.discard(ptr + 8 * PAGE, 2 * PAGE)
+    driver.calls.touch(ptr + FRAMES * PAGE, 2 * PAGE)
+    assert driver.calls.telemetry()["pressure_bytes_out"] == 0
+    assert driver.states(ptr + 8 * PAGE, 2) == ["void", "void"]
+
+
+def test_a_discarded_page_reads_as_poison(driver: Driver) -> None:
+    driver.calls.set_poison(True)
+    ptr = driver.alloc(1)
+    driver.calls.store(ptr, b"data")
+    driver.discard(ptr, PAGE)
+    assert driver.states(ptr, 1) == ["discarded"]
+    assert driver.calls.load(ptr, 4) == b"\xdb" * 4
+
+
+def test_discard_and_prefetch_copies_nothing(driver: Driver) -> None:
+    ptr = driver.alloc(4)
+    driver.calls.touch(ptr, 4 * PAGE)
+    driver.prefetch(ptr, 4, HOST)
+    before = driver.calls.telemetry()["bytes_in"]
+    result = driver.calls.cuMemDiscardAndPrefetchBatchAsync(
+        [ptr], [4 * PAGE], [DEVICE], [0], 0, driver.stream
+    )
+    assert result == SUCCESS
+    assert driver.states(ptr, 4) == ["device"] * 4
+    assert driver.calls.telemetry()["bytes_in"] == before
+
+
+def test_read_mostly_duplicates_and_collapses_on_write(driver: Driver) -> None:
+    ptr = driver.alloc(2)
+    driver.calls.store(ptr, b"weights")
+    driver.prefetch(ptr, 2, HOST)
+    assert driver.calls.cuMemAdvise(ptr, 2 * PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    driver.prefetch(ptr, 2, DEVICE)
+    assert driver.states(ptr, 2) == ["duplicate"] * 2
+    out = driver.calls.telemetry()["bytes_out"]
+    driver.prefetch(ptr, 1, HOST)  # valid on both sides: dropped without a copy
+    assert driver.calls.telemetry()["bytes_out"] == out
+    driver.prefetch(ptr, 1, DEVICE)
+    assert driver.calls.load(ptr, 7) == b"weights"
+    driver.calls.store(ptr, b"changed")
+    assert driver.states(ptr, 2) == ["device", "duplicate"]
+    driver.prefetch(ptr, 2, HOST)
+    assert driver.calls.load(ptr, 7) == b"changed"
+
+
+@pytest.mark.parametrize("advice", ["preferred-host", "accessed-by"])
+def test_zero_copy_leaves_host_pages_on_the_host(driver: Driver, advice: str) -> None:
+    ptr = driver.alloc(2)
+    driver.calls.store(ptr, b"host")
+    driver.prefetch(ptr, 2, HOST)
+    if advice == "preferred-host":
+        assert driver.calls.cuMemAdvise(ptr, 2 * PAGE, SET_PREFERRED, HOST) == SUCCESS
+    else:
+        assert driver.calls.cuMemAdvise(ptr, 2 * PAGE, SET_ACCESSED_BY, DEVICE) == SUCCESS
+    moved = driver.calls.telemetry()["fault_bytes_in"]
+    assert driver.calls.load(ptr, 4) == b"host"
+    driver.calls.store(ptr + 4, b"ed")
+    assert driver.states(ptr, 1) == ["host"]
+    assert driver.calls.telemetry()["fault_bytes_in"] == moved
+    driver.prefetch(ptr, 2, DEVICE)  # a prefetch migrates against the preference
+    assert driver.states(ptr, 2) == ["device"] * 2
+    assert driver.calls.load(ptr, 6) == b"hosted"
+
+
+def test_host_backing_is_kept_until_free(driver: Driver) -> None:
+    ptr = driver.alloc(4)
+    driver.calls.touch(ptr, 4 * PAGE)
+    driver.prefetch(ptr, 4, HOST)
+    driver.prefetch(ptr, 4, DEVICE)
+    assert driver.calls.telemetry()["host_bytes"] == 4 * PAGE
+
+
+def test_virtual_time_follows_the_profile(driver: Driver) -> None:
+    c = driver.calls
+    ptr = driver.alloc(8)
+    driver.prefetch(ptr, 8, HOST)
+    start = c.now_us()
+    driver.prefetch(ptr, 8, DEVICE)
+    assert c.now_us() - start == pytest.approx(8 * PAGE / 25e3)  # a100-pcie4: 25 GB/s
+    c.launch(0, 100.0)
+    assert c.cuStreamSynchronize(0) == SUCCESS
+    assert c.now_us() - start == pytest.approx(8 * PAGE / 25e3 + 100.0)
+
+
+def test_the_two_directions_overlap_and_one_direction_queues(driver: Driver) -> None:
+    c = driver.calls
+    _, other = c.cuStreamCreate(1)
+    a, b = driver.alloc(4), driver.alloc(4)
+    driver.prefetch(a, 4, HOST)
+    driver.prefetch(b, 4, DEVICE)
+    start = c.now_us()
+    c.cuMemPrefetchAsync(a, 4 * PAGE, DEVICE, 0, driver.stream)
+    c.cuMemPrefetchAsync(b, 4 * PAGE, HOST, 0, other)
+    c.cuCtxSynchronize()
+    one_way = 4 * PAGE / 25e3
+    assert c.now_us() - start == pytest.approx(one_way)
+    c.cuMemPrefetchAsync(a, 4 * PAGE, HOST, 0, driver.stream)
+    c.cuCtxSynchronize()
+    start = c.now_us()
+    c.cuMemPrefetchAsync(a, 4 * PAGE, DEVICE, 0, driver.stream)
+    c.cuMemPrefetchAsync(b, 4 * PAGE, DEVICE, 0, other)
+    c.cuCtxSynchronize()
+    assert c.now_us() - start == pytest.approx(2 * one_way)
+
+
+def test_a_fault_costs_its_group_and_its_transfer(driver: Driver) -> None:
+    ptr = driver.alloc(1)
+    driver.prefetch(ptr, 1, HOST)
+    before = driver.calls.telemetry()["stall_us"]
+    driver.calls.touch(ptr, PAGE)
+    stalled = driver.calls.telemetry()["stall_us"] - before
+    assert stalled == pytest.approx(45 + PAGE / 25e3, abs=1.0)
+
+
+def test_resize_evicts_and_grows(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    for page in range(FRAMES):
+        driver.calls.store(ptr + page * PAGE, bytes([page + 1]))
+    driver.calls.resize(6 * PAGE)
+    assert driver.states(ptr, FRAMES).count("device") == 6
+    driver.calls.resize(2 * FRAMES * PAGE)
+    for page in range(FRAMES):
+        assert driver.calls.load(ptr + page * PAGE, 1) == bytes([page + 1])
+    assert driver.states(ptr, FRAMES).count("device") == FRAMES
+
+
+def test_every_entry_point_can_be_made_to_fail(driver: Driver) -> None:
+    c = driver.calls
+    c.instrument()
+    ptr = driver.alloc(1)
+
+    def alloc_and_free() -> int:
+        result, made = c.cuMemAllocManaged(PAGE, GLOBAL)
+        assert c.cuMemFree(made) == SUCCESS
+        return int(result)
+
+    calls = {
+        "cuMemAllocManaged": alloc_and_free,
+        "cuMemPrefetchAsync": lambda: c.cuMemPrefetchAsync(ptr, PAGE, DEVICE, 0, driver.stream),
+        "cuMemDiscardBatchAsync": lambda: c.cuMemDiscardBatchAsync([ptr], [PAGE], 0, driver.stream),
+        "cuMemGetInfo": lambda: c.cuMemGetInfo()[0],
+        "cuEventCreate": lambda: c.cuEventCreate(0)[0],
+        "cuStreamCreate": lambda: c.cuStreamCreate(1)[0],
+        "cuStreamSynchronize": lambda: c.cuStreamSynchronize(driver.stream),
+    }
+    for name, call in calls.items():
+        made = c.calls(name)
+        c.inject(name, 2, OUT_OF_MEMORY)
+        assert [call(), call(), call()] == [SUCCESS, OUT_OF_MEMORY, SUCCESS]
+        assert c.calls(name) == made + 3
+    names = [name for name, _version in c.entries()]
+    assert len(names) == len(set(names)) >= 38
+
+
+# --- system calls on evicted pages ---------------------------------------------------------------
+
+
+def evicted(driver: Driver, pages: int) -> tuple[int, bytes]:
+    ptr = driver.alloc(pages)
+    data = random.Random(7).randbytes(pages * PAGE)
+    driver.calls.store(ptr, data)
+    driver.prefetch(ptr, pages, HOST)
+    return ptr, data
+
+
+def test_write_and_read_reach_evicted_pages(driver: Driver, tmp_path: Path) -> None:
+    ptr, data = evicted(driver, 2 * FRAMES)  # twice what fits the device
+    path = tmp_path / "data"
+    with path.open("wb", buffering=0) as file:
+        written = 0
+        view = as_buffer(ptr, len(data))
+        while written < len(data):
+            written += file.write(view[written:])
+    assert path.read_bytes() == data
+    target = driver.alloc(2 * FRAMES)
+    with path.open("rb", buffering=0) as file:
+        got = 0
+        view = as_buffer(target, len(data))
+        while got < len(data):
+            got += file.readinto(view[got:])
+    assert driver.calls.load(target, len(data)) == data
+
+
+def test_vectored_and_positioned_calls(driver: Driver, tmp_path: Path) -> None:
+    ptr, data = evicted(driver, 4)
+    other, _ = evicted(driver, 4)
+    half = 2 * PAGE
+    fd = os.open(tmp_path / "data", os.O_RDWR | os.O_CREAT)
+    try:
+        parts = [as_buffer(ptr + half, half), as_buffer(ptr, half)]
+        assert os.writev(fd, parts) == 2 * half
+        assert os.pwrite(fd, as_buffer(ptr, half), 0) == half
+        os.lseek(fd, 0, os.SEEK_SET)
+        into = [as_buffer(other, half), as_buffer(other + half, half)]
+        assert os.readv(fd, into) == 2 * half
+        driver.prefetch(ptr, 4, HOST)
+        assert os.pwritev(fd, [as_buffer(ptr, half)], 2 * half) == half
+        again, _ = evicted(driver, 4)
+        assert os.preadv(fd, [as_buffer(again, half)], 2 * half) == half
+        assert driver.calls.load(again, half) == data[:half]
+    finally:
+        os.close(fd)
+    assert driver.calls.load(other, half) == data[:half]
+    assert driver.calls.load(other + half, half) == data[:half]
+
+
+def test_numpy_tofile_and_fromfile(driver: Driver, tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    ptr, data = evicted(driver, 4)
+    array = np.frombuffer(as_buffer(ptr, len(data)), dtype=np.uint8)
+    array.tofile(tmp_path / "array")
+    assert (tmp_path / "array").read_bytes() == data
+
+
+def test_a_window_ends_with_its_call(driver: Driver, tmp_path: Path) -> None:
+    ptr, data = evicted(driver, 2)
+    (tmp_path / "data").write_bytes(as_buffer(ptr, len(data)))
+    faults = driver.calls.telemetry()["faults"]
+    driver.calls.touch(ptr, 2 * PAGE)  # back under the device's rules
+    assert driver.calls.telemetry()["faults"] == faults + 2
+    assert driver.states(ptr, 2) == ["device"] * 2
+
+
+def test_errors_of_other_buffers_stay_errors(driver: Driver) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    reader, writer = os.pipe()
+    try:
+        assert libc.write(writer, ctypes.c_void_p(8), 16) == -1
+        assert ctypes.get_errno() == 14  # EFAULT
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+# --- threads, forks, signal handlers -------------------------------------------------------------
+
+
+def test_threads_fault_side_by_side(driver: Driver) -> None:
+    threads, pages = 4, 12
+    ptr = driver.alloc(threads * pages)
+    wrong: list[tuple[int, int]] = []
+
+    def work(index: int) -> None:
+        base = ptr + index * pages * PAGE
+        for round_ in range(5):
+            for page in range(pages):
+                driver.calls.store(base + page * PAGE, bytes([index, page, round_]))
+            for page in range(pages):
+                if driver.calls.load(base + page * PAGE, 3) != bytes([index, page, round_]):
+                    wrong.append((index, page))
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert not any(worker.is_alive() for worker in workers)
+    assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_its_own_copy(driver: Driver) -> None:
+    pages = 2 * FRAMES
+    ptr = driver.alloc(pages)
+    for page in range(pages):
+        driver.calls.store(ptr + page * PAGE, b"parent%02d" % page)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        good = all(
+            driver.calls.load(ptr + page * PAGE, 8) == b"parent%02d" % page for page in range(pages)
+        )
+        for page in range(pages):
+            driver.calls.store(ptr + page * PAGE, b"child%02d!" % page)
+        good &= all(
+            driver.calls.load(ptr + page * PAGE, 8) == b"child%02d!" % page for page in range(pages)
+        )
+        os.write(writer, b"y" if good else b"n")
+        os._exit(0)
+    for page in range(pages):  # while the child works
+        driver.calls.store(ptr + page * PAGE + 64, b"later")
+    os.waitpid(child, 0)
+    assert os.read(reader, 1) == b"y"
+    os.close(reader)
+    os.close(writer)
+    for page in range(pages):
+        assert driver.calls.load(ptr + page * PAGE, 8) == b"parent%02d" % page
+        assert driver.calls.load(ptr + page * PAGE + 64, 5) == b"later"
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+PREAMBLE = """
+import ctypes, os, signal, sys
+from umem import _core
+d = _core.driver
+d.open_soft(16 * (2 << 20), "a100-pcie4")
+ptr = d.cuMemAllocManaged(64 << 20, 1)[1]
+d.touch(ptr, 64 << 20)
+"""
+
+
+def test_faulthandler_enabled_afterwards_keeps_paging() -> None:
+    done = run_python(
+        PREAMBLE + "import faulthandler; faulthandler.enable(); d.touch(ptr, 64 << 20); print('ok')"
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+@pytest.mark.parametrize("enable", ["", "import faulthandler; faulthandler.enable()\n"])
+def test_a_real_segmentation_fault_still_ends_the_process(enable: str) -> None:
+    done = run_python(PREAMBLE + enable + "ctypes.string_at(16)")
+    assert done.returncode == -11
+    assert ("Segmentation fault" in done.stderr) == bool(enable)
+
+
+def test_use_of_freed_managed_memory_is_a_segmentation_fault() -> None:
+    done = run_python(PREAMBLE + "d.cuMemFree(ptr); d.touch(ptr, 64 << 20)")
+    assert done.returncode == -11
+
+
+def test_a_python_handler_for_sigsegv_does_not_take_faults_away() -> None:
+    done = run_python(
+        PREAMBLE
+        + "old = signal.signal(signal.SIGSEGV, lambda *a: print('seen'))\n"
+        + "d.touch(ptr, 64 << 20); os.kill(os.getpid(), signal.SIGSEGV); print('ok')"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "seen\nok\n"
+
+
+def test_signals_that_touch_managed_memory_do_not_deadlock() -> None:
+    done = run_python(
+        PREAMBLE
+        + """
+hits = 0
+def handler(*_):
+    global hits
+    hits += 1
+    d.touch(ptr + (hits % 32) * (2 << 20), 1)
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+for _ in range(100):
+    d.touch(ptr, 64 << 20)
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("ok" if hits > 0 else "no signal came")
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_faults_during_exit_are_served() -> None:
+    done = run_python(
+        PREAMBLE
+        + """
+libc = ctypes.CDLL(None)
+late = ctypes.CFUNCTYPE(None)(lambda: None)
+import atexit
+atexit.register(lambda: d.touch(ptr, 64 << 20))
+class Last:
+    def __del__(self, touch=d.touch, at=ptr): touch(at, 64 << 20)
+sys.last = Last()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_executing_managed_memory_ends_the_process() -> None:
+    done = run_python(PREAMBLE + "ctypes.CFUNCTYPE(None)(ptr)()")
+    assert done.returncode == -11
+
+
+def test_steps_and_imports_do_not_wait_for_each_other() -> None:
+    done = run_python(
+        PREAMBLE
+        + """
+import threading, time, _ctypes, pathlib
+library = next(p for p in pathlib.Path(_ctypes.__file__).parent.glob("*.so"))
+o = _core.Options(); stop = time.time() + 4
+def load():
+    while time.time() < stop:
+        handle = _ctypes.dlopen(str(library), 0x102); _ctypes.dlclose(handle)
+def step():
+    while time.time() < stop: _core.step()
+d.cuMemFree(ptr); d.close()
+o.budget_bytes = 64 << 20; o.policy = "lru"; _core.start(o)
+threads = [threading.Thread(target=f) for f in (load, step)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print("ok")
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_a_datagram_is_not_lost(driver: Driver) -> None:
+    ptr, _ = evicted(driver, 1)
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with left, right:
+        right.settimeout(10)
+        left.send(b"hello")
+        assert right.recv_into(as_buffer(ptr, 5)) == 5
+    assert driver.calls.load(ptr, 5) == b"hello"
+
+
+# --- any sequence keeps the bytes ----------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["store", "load", "host", "device", "dup", "undup", "prefer", "unprefer", "write"]
+        ),
+        st.integers(0, 23),
+        st.integers(1, 6),
+        st.integers(0, 255),
+    ),
+    max_size=60,
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(actions=ACTIONS)
+def test_no_sequence_of_calls_changes_live_bytes(
+    driver: Driver, tmp_path: Path, actions: list[tuple[str, int, int, int]]
+) -> None:
+    pages = 24
+    c = driver.calls
+    ptr = driver.alloc(pages)
+    model = [0] * pages
+    for page in range(pages):
+        c.store(ptr + page * PAGE, b"\0")
+    for action, first, count, value in actions:
+        count = min(count, pages - first)
+        at, nbytes = ptr + first * PAGE, count * PAGE
+        if action == "store":
+            for page in range(first, first + count):
+                c.store(ptr + page * PAGE, bytes([value]))
+                model[page] = value
+        elif action == "load":
+            for page in range(first, first + count):
+                assert c.load(ptr + page * PAGE, 1) == bytes([model[page]])
+        elif action in ("host", "device"):
+            driver.prefetch(at, count, HOST if action == "host" else DEVICE)
+        elif action == "write":
+            with (tmp_path / "out").open("wb", buffering=0) as file:
+                assert file.write(as_buffer(at, 1)) == 1
+            assert (tmp_path / "out").read_bytes() == bytes([model[first]])
+        else:
+            advice = {"dup": 1, "undup": 2, "prefer": 3, "unprefer": 4}[action]
+            assert c.cuMemAdvise(at, nbytes, advice, HOST) == SUCCESS
+        assert c.telemetry()["resident_bytes"] <= FRAMES * PAGE
+    assert [c.load(ptr + page * PAGE, 1)[0] for page in range(pages)] == model
+    assert c.cuMemFree(ptr) == SUCCESS

@@ -1,0 +1,89 @@
+"""Builds the software libcuda, libcudart and the stubs for the CUDA torch of one environment.
+
+python tests/softcuda/build.py --python VENV/bin/python --build-dir DIR
+
+The libraries lie in DIR/lib afterwards; tests/softcuda/load.py loads them. CUDA's headers are taken
+from --cuda-include, else from the environment's nvidia-cuda-runtime and nvidia-cuda-crt packages,
+else from CUDA_HOME or beside nvcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stubs
+
+HERE = Path(__file__).resolve().parent
+DEFAULT_BUILD = Path(tempfile.gettempdir()) / f"umem-softcuda-{os.getuid()}"
+
+
+def torch_libraries(python: str) -> list[Path]:
+    """The shared libraries of that Python's torch. Raises SystemExit if it is no CUDA build."""
+    # Not by import: a CUDA torch does not import before its libraries exist.
+    code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    folder = Path(found.stdout.strip() or "/nonexistent") / "lib"
+    if found.returncode != 0 or not (folder / "libtorch_cuda.so").exists():
+        raise SystemExit(
+            f"{python} has no CUDA build of torch; "
+            "install one: pip install --no-deps 'torch==2.11.0' and torch's pure-Python packages"
+        )
+    return sorted(folder.glob("*.so"))
+
+
+def cuda_include(python: str, chosen: str | None) -> Path:
+    """The folder of cuda_runtime_api.h. Raises SystemExit if there is none."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+    nvcc = shutil.which("nvcc")
+    candidates = [Path(chosen)] if chosen else [Path(site.strip()) / "nvidia/cu13/include"]
+    if not chosen:
+        candidates += [Path(p) / "include" for p in [os.environ.get("CUDA_HOME")] if p]
+        candidates += [Path(nvcc).resolve().parent.parent / "include"] if nvcc else []
+        candidates.append(Path("/usr/local/cuda/include"))
+    for folder in candidates:
+        if (folder / "cuda_runtime_api.h").exists() and (folder / "crt/host_defines.h").exists():
+            return folder
+    raise SystemExit(
+        f"cuda_runtime_api.h is not in {', '.join(map(str, candidates))}; "
+        "pip install 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*', "
+        "or give --cuda-include"
+    )
+
+
+def build(python: str, folder: Path, include: str | None = None) -> Path:
+    """Builds into `folder`; the folder of the finished libraries."""
+    libraries = torch_libraries(python)
+    headers = cuda_include(python, include)
+    stubs.write(libraries, folder / "stubs")
+    lib = folder / "lib"
+    configure = [
+        *("cmake", "-S", str(HERE), "-B", str(folder / "cmake")),
+        *(["-G", "Ninja"] if shutil.which("ninja") else []),
+        f"-DSOFTCUDA_CUDA_INCLUDE={headers}",
+        f"-DSOFTCUDA_STUBS={folder / 'stubs'}",
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={lib}",
+    ]
+    for command in (configure, ["cmake", "--build", str(folder / "cmake"), "--parallel", "2"]):
+        subprocess.run(command, check=True, stdout=sys.stderr)
+    return lib
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--python", default=sys.executable, help="a Python with the CUDA torch")
+    parser.add_argument("--build-dir", type=Path, default=DEFAULT_BUILD, help="(%(default)s)")
+    parser.add_argument("--cuda-include", help="folder of cuda_runtime_api.h")
+    options = parser.parse_args()
+    print(build(options.python, options.build_dir.resolve(), options.cuda_include))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+#include "config.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <sstream>
+
+#include "softcuda.h"
+
+namespace softcuda {
+namespace {
+
+constexpr std::size_t kFrame = std::size_t{2} << 20;
+
+[[noreturn]] void refuse(const char* name, const char* value, const char* allowed) {
+  std::fprintf(stderr, "%s=%s: %s\n", name, value, allowed);
+  std::exit(2);
+}
+
+std::uint64_t number(const char* name, std::uint64_t fallback, std::uint64_t least,
+                     std::uint64_t most, const char* allowed) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return fallback;
+  char* end = nullptr;
+  const std::uint64_t value = std::strtoull(text, &end, 10);
+  if (*end || value < least || value > most) refuse(name, text, allowed);
+  return value;
+}
+
+std::string text_of(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? text : "";
+}
+
+Config read() {
+  Config c;
+  c.devices = static_cast<int>(number("SOFTCUDA_DEVICES", 1, 1, 2, "allowed are 1 and 2"));
+  c.bytes = number("SOFTCUDA_BYTES", c.bytes, 4 * kFrame, std::size_t{1} << 40,
+                   "bytes of device memory, at least 8388608") /
+            kFrame * kFrame;
+  c.seed = number("SOFTCUDA_SEED", 0, 0, ~std::uint64_t{0}, "a number; 0 for no deferral");
+  c.version = static_cast<int>(number("SOFTCUDA_VERSION", 13000, 12000, 99999,
+                                      "a driver version like 12080, at least 12000"));
+  c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
+  c.fail = text_of("SOFTCUDA_FAIL");
+  std::istringstream names(text_of("SOFTCUDA_MISSING"));
+  for (std::string name; std::getline(names, name, ',');) c.missing.insert(name);
+  return c;
+}
+
+}  // namespace
+
+const Config& config() {
+  static const auto* instance = new Config(read());
+  return *instance;
+}
+
+void log_once(const std::string& what) {
+  if (!config().log) return;
+  static std::mutex mutex;
+  static auto* said = new std::set<std::string>;
+  const std::lock_guard guard(mutex);
+  if (said->insert(what).second) std::fprintf(stderr, "softcuda: %s\n", what.c_str());
+}
+
+}  // namespace softcuda
+
+void softcuda_log(const char* text) {
+  softcuda::log_once(text);
+}

@@ -1,0 +1,32 @@
+// What the environment says, read once. The software driver stands for the machine, so this is not
+// an option of umem.
+//   SOFTCUDA_DEVICES  1 or 2 (default 1)
+//   SOFTCUDA_BYTES    memory of each device (default 256 MiB), whole 2 MiB frames
+//   SOFTCUDA_SEED     0 (default): enqueued work runs at once; else later, in a random legal order
+//   SOFTCUDA_VERSION  driver version (default 13000): newer entry points are not found
+//   SOFTCUDA_MISSING  comma-separated entry points that this driver lacks
+//   SOFTCUDA_FAIL     entry:nth:error,... planned failures
+//   SOFTCUDA_LOG      1: say once on stderr which unsupported entry points are called
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+
+namespace softcuda {
+
+struct Config {
+  int devices = 1;
+  std::size_t bytes = std::size_t{256} << 20;
+  std::uint64_t seed = 0;
+  int version = 13000;
+  std::set<std::string> missing;
+  std::string fail;
+  bool log = false;
+};
+
+const Config& config();
+// Once for each `what`, if SOFTCUDA_LOG is set.
+void log_once(const std::string& what);
+
+}  // namespace softcuda

@@ -1,0 +1,216 @@
+#include "devices.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "config.h"
+#include "soft/device.h"
+#include "soft/state.h"
+#include "softcuda.h"
+#include "work.h"
+
+namespace softcuda {
+namespace {
+
+using umem::kPageShift;
+using umem::soft::PageState;
+
+constexpr int kMaxDevices = 2;
+
+struct State {
+  std::mutex mutex;
+  umem::driver::Driver driver;
+  std::map<std::uintptr_t, Allocation> allocations;
+  std::array<int, kMaxDevices> references{};
+  std::array<int, kMaxDevices> context_tags{};
+};
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
+std::atomic<bool> g_initialized{false};
+thread_local int t_device = -1;
+
+bool on_device(const umem::soft::Page& page) {
+  return page.state == PageState::kDevice || page.state == PageState::kDuplicate ||
+         page.state == PageState::kDiscarded;
+}
+
+// A managed page is on the device that it was last prefetched to, or else allocated for.
+int home_of(const umem::soft::Page& page, const Allocation& owner) {
+  return page.last_prefetch >= 0 ? page.last_prefetch : owner.device;
+}
+
+// Calls visit(page index, page) for each resident managed page of `device`.
+template <class Visit>
+void for_resident(int device, Visit visit) {
+  auto& pager = umem::soft::device()->pager;
+  for (const auto& [base, allocation] : state().allocations) {
+    if (allocation.kind != Kind::kManaged) continue;
+    const std::size_t first = pager.space().page_of(base);
+    const std::size_t count = umem::pages_of(allocation.bytes);
+    for (std::size_t i = first; i < first + count; ++i) {
+      const auto& page = pager.page(i);
+      if (on_device(page) && home_of(page, allocation) == device) visit(i, page);
+    }
+  }
+}
+
+std::size_t used_locked(int device) {
+  std::size_t used = 0;
+  for (const auto& [base, allocation] : state().allocations)
+    if (allocation.kind == Kind::kDevice && allocation.device == device)
+      used += umem::pages_of(allocation.bytes) << kPageShift;
+  for_resident(device,
+               [&](std::size_t, const umem::soft::Page&) { used += std::size_t{1} << kPageShift; });
+  return used;
+}
+
+// After src/soft's own, so that the locks are taken in their order: work, devices, src/soft.
+void register_fork_handlers() {
+  const auto release = [] {
+    state().mutex.unlock();
+    unlock_after_fork();
+  };
+  pthread_atfork(
+      [] {
+        lock_for_fork();
+        state().mutex.lock();
+      },
+      release,
+      [] {
+        g_initialized = false;  // as on a real driver: the child cannot use what the parent started
+        state().mutex.unlock();
+        unlock_after_fork();
+      });
+}
+
+}  // namespace
+
+CUresult initialize() {
+  static std::mutex mutex;
+  const std::lock_guard guard(mutex);
+  if (g_initialized) return CUDA_SUCCESS;
+  umem::soft::Options options;
+  options.device_bytes = config().bytes * static_cast<std::size_t>(config().devices);
+  options.profile = umem::soft::find_profile("a100-pcie4");
+  if (const umem::Status status = umem::soft::open(options, state().driver); !status.ok()) {
+    std::fprintf(stderr, "softcuda: %s\n", status.message().c_str());
+    return CUDA_ERROR_NOT_INITIALIZED;
+  }
+  umem::soft::set_poison(true);
+  register_fork_handlers();
+  g_initialized = true;
+  return CUDA_SUCCESS;
+}
+
+CUresult check_initialized() {
+  return g_initialized ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+const umem::driver::Table& soft() {
+  return state().driver.table;
+}
+
+int current_device() {
+  return t_device;
+}
+void set_current_device(int device) {
+  t_device = device;
+}
+CUcontext context_of(int device) {
+  return valid_device(device)
+             ? reinterpret_cast<CUcontext>(&state().context_tags[static_cast<std::size_t>(device)])
+             : nullptr;
+}
+int device_of(CUcontext context) {
+  for (int device = 0; device < config().devices; ++device)
+    if (context == context_of(device)) return device;
+  return -1;
+}
+bool valid_device(int device) {
+  return device >= 0 && device < config().devices;
+}
+int retain(int device, int change) {
+  const std::lock_guard guard(state().mutex);
+  int& count = state().references[static_cast<std::size_t>(device)];
+  count = std::max(0, count + change);
+  return count;
+}
+
+bool find_allocation(std::uintptr_t address, Allocation& found) {
+  const std::lock_guard guard(state().mutex);
+  auto after = state().allocations.upper_bound(address);
+  if (after == state().allocations.begin()) return false;
+  const Allocation& candidate = std::prev(after)->second;
+  if (address - candidate.base >= candidate.bytes) return false;
+  found = candidate;
+  return true;
+}
+void add_allocation(const Allocation& allocation) {
+  const std::lock_guard guard(state().mutex);
+  state().allocations[allocation.base] = allocation;
+}
+void remove_allocation(std::uintptr_t base) {
+  const std::lock_guard guard(state().mutex);
+  state().allocations.erase(base);
+}
+bool is_managed(CUdeviceptr ptr, std::size_t bytes) {
+  Allocation found;
+  if (bytes == 0 || !find_allocation(ptr, found) || found.kind != Kind::kManaged) return false;
+  return bytes <= found.bytes && ptr - found.base <= found.bytes - bytes;
+}
+
+std::size_t used_bytes(int device) {
+  const std::lock_guard guard(state().mutex);
+  umem::soft::DeviceLock lock;
+  return used_locked(device);
+}
+
+std::size_t make_room(int device, std::size_t bytes) {
+  if (config().devices == 1) return bytes;
+  const std::lock_guard guard(state().mutex);
+  umem::soft::DeviceLock lock;
+  const std::size_t used = used_locked(device);
+  if (used + bytes <= config().bytes) return bytes;
+  std::size_t missing = umem::pages_of(used + bytes - config().bytes);
+  std::vector<std::size_t> victims;
+  for_resident(device, [&](std::size_t i, const umem::soft::Page&) {
+    if (victims.size() < missing) victims.push_back(i);
+  });
+  umem::soft::Moved moved;
+  for (const std::size_t i : victims)
+    if (umem::soft::device()->pager.to_host({i, 1}, moved)) --missing;
+  return bytes - std::min(bytes, missing << kPageShift);
+}
+
+void set_home(CUdeviceptr ptr, std::size_t bytes, int device) {
+  umem::soft::DeviceLock lock;
+  auto& pager = umem::soft::device()->pager;
+  const std::size_t first = pager.space().page_of(ptr);
+  const std::size_t last = pager.space().page_of(ptr + bytes - 1);
+  for (std::size_t i = first; i <= last; ++i)
+    pager.page(i).last_prefetch = static_cast<std::int8_t>(device);
+}
+
+}  // namespace softcuda
+
+int softcuda_device_count() {
+  return softcuda::config().devices;
+}
+std::size_t softcuda_device_bytes() {
+  return softcuda::config().bytes;
+}
+bool softcuda_is_device_pointer(const void* ptr, bool* managed) {
+  softcuda::Allocation found;
+  if (!softcuda::find_allocation(reinterpret_cast<std::uintptr_t>(ptr), found)) return false;
+  if (managed) *managed = found.kind == softcuda::Kind::kManaged;
+  return found.kind != softcuda::Kind::kHost;
+}

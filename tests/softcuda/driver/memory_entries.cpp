@@ -1,0 +1,332 @@
+// Memory entry points: allocation, managed memory, host memory, attributes.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/units.h"
+#include "capture.h"
+#include "config.h"
+#include "entry.h"
+#include "softcuda.h"
+#include "work.h"
+
+using namespace softcuda;  // NOLINT
+
+namespace {
+
+constexpr CUresult kAlreadyRegistered = static_cast<CUresult>(712);
+constexpr CUresult kNotRegistered = static_cast<CUresult>(713);
+
+// Allocation and release may not be made while something captures.
+CUresult check_allocation_call() {
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  return check_unsafe();
+}
+
+CUresult wait_for_everything() {
+  auto lock = lock_work();
+  RETURN_IF_FAILED(check_unsafe());
+  wait_device(lock, -1);
+  return CUDA_SUCCESS;
+}
+
+CUresult release(CUdeviceptr ptr) {
+  Allocation found;
+  if (!find_allocation(ptr, found) || found.base != ptr || found.kind == Kind::kHost)
+    return CUDA_ERROR_INVALID_VALUE;
+  remove_allocation(ptr);
+  return soft().cuMemFree(ptr);
+}
+
+bool valid_location(const CUmemLocation& location) {
+  switch (location.type) {
+    case CU_MEM_LOCATION_TYPE_DEVICE:
+      return valid_device(location.id);
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
+      return true;
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+      return location.id >= 0;
+    default:
+      return false;
+  }
+}
+
+// src/soft has one device, number 0.
+CUmemLocation to_soft(CUmemLocation location) {
+  if (location.type == CU_MEM_LOCATION_TYPE_DEVICE) location.id = 0;
+  return location;
+}
+
+struct Range {
+  CUdeviceptr ptr;
+  std::size_t bytes;
+  CUmemLocation location;
+};
+
+CUresult prefetch_now(const Range& range) {
+  const bool to_device = range.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  const std::size_t bytes = to_device ? make_room(range.location.id, range.bytes) : range.bytes;
+  if (bytes == 0) return CUDA_ERROR_OUT_OF_MEMORY;  // nothing but plain memory there
+  RETURN_IF_FAILED(
+      soft().cuMemPrefetchAsync(range.ptr, bytes, to_soft(range.location), 0, per_thread_stream()));
+  if (to_device) set_home(range.ptr, bytes, range.location.id);
+  return CUDA_SUCCESS;
+}
+
+CUresult discard_now(Range range) {
+  return soft().cuMemDiscardBatchAsync(&range.ptr, &range.bytes, 1, 0, per_thread_stream());
+}
+
+// Managed-memory hints have no graph node: a stream that captures refuses them.
+CUresult enqueue_hint(CUstream handle, Work work) {
+  auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) return check_not_capturing(stream);
+  return enqueue(stream, {std::move(work), {}, false});
+}
+
+enum class Batch { kPrefetch, kDiscard, kDiscardAndPrefetch };
+
+CUresult check_batch(const CUdeviceptr* ptrs, const std::size_t* bytes, std::size_t count,
+                     unsigned long long flags, CUstream stream) {
+  RETURN_IF_FAILED(check_context());
+  if (!ptrs || !bytes || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!stream || stream == legacy_stream()) return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t i = 0; i < count; ++i)
+    if (!is_managed(ptrs[i], bytes[i])) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+CUresult check_locations(const CUmemLocation* locations, const std::size_t* first_of,
+                         std::size_t n_locations, std::size_t count) {
+  if (!locations || !first_of || n_locations == 0 || n_locations > count || first_of[0] != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (std::size_t k = 0; k < n_locations; ++k) {
+    const bool increasing = k == 0 || first_of[k] > first_of[k - 1];
+    if (!increasing || first_of[k] >= count || !valid_location(locations[k]))
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* bytes,
+                       std::size_t count, const CUmemLocation* locations,
+                       const std::size_t* first_of, std::size_t n_locations, CUstream stream) {
+  std::vector<Range> ranges;
+  for (std::size_t i = 0, k = 0; i < count; ++i) {
+    while (k + 1 < n_locations && first_of[k + 1] <= i) ++k;
+    ranges.push_back({ptrs[i], bytes[i], n_locations ? locations[k] : CUmemLocation{}});
+  }
+  return enqueue_hint(stream, [kind, ranges = std::move(ranges)] {
+    for (const Range& range : ranges) {
+      if (kind != Batch::kPrefetch) RETURN_IF_FAILED(discard_now(range));
+      if (kind != Batch::kDiscard) RETURN_IF_FAILED(prefetch_now(range));
+    }
+    return CUDA_SUCCESS;
+  });
+}
+
+}  // namespace
+
+ENTRY(cuMemGetInfo_v2, 3020, (std::size_t* free_bytes, std::size_t* total_bytes)) {
+  SOFTCUDA_ENTER();
+  if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_context());
+  *total_bytes = config().bytes;
+  *free_bytes = config().bytes - std::min(config().bytes, used_bytes(current_device()));
+  return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemAlloc_v2, 3020, (CUdeviceptr * ptr, std::size_t bytes)) {
+  SOFTCUDA_ENTER();
+  if (!ptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_allocation_call());
+  if (bytes > config().bytes || make_room(current_device(), bytes) < bytes)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  RETURN_IF_FAILED(soft().cuMemAlloc(ptr, bytes));
+  add_allocation({*ptr, bytes, Kind::kDevice, current_device(), false});
+  return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemAllocManaged, 6000, (CUdeviceptr * ptr, std::size_t bytes, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_allocation_call());
+  RETURN_IF_FAILED(soft().cuMemAllocManaged(ptr, bytes, flags));
+  add_allocation({*ptr, bytes, Kind::kManaged, current_device(), false});
+  return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemFree_v2, 3020, (CUdeviceptr ptr)) {
+  SOFTCUDA_ENTER();
+  if (ptr == 0) return CUDA_SUCCESS;
+  RETURN_IF_FAILED(check_context());
+  RETURN_IF_FAILED(wait_for_everything());
+  return release(ptr);
+}
+
+int softcuda_free_async(void* ptr, void* stream) {
+  const auto address = reinterpret_cast<CUdeviceptr>(ptr);
+  auto lock = lock_work();
+  const StreamRef found = find_stream(static_cast<CUstream>(stream));
+  if (!found) return CUDA_ERROR_INVALID_HANDLE;
+  return enqueue(found, {[address] { return release(address); }, {}, false});
+}
+
+ENTRY(cuMemHostAlloc, 2020, (void** ptr, std::size_t bytes, unsigned)) {
+  SOFTCUDA_ENTER();
+  if (!ptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_allocation_call());
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  *ptr = memory;
+  add_allocation(
+      {reinterpret_cast<std::uintptr_t>(memory), bytes, Kind::kHost, current_device(), false});
+  return CUDA_SUCCESS;
+}
+ENTRY(cuMemAllocHost_v2, 3020, (void** ptr, std::size_t bytes)) {
+  SOFTCUDA_ENTER();
+  return cuMemHostAlloc(ptr, bytes, 0);
+}
+ENTRY(cuMemFreeHost, 2000, (void* ptr)) {
+  SOFTCUDA_ENTER();
+  if (!ptr) return CUDA_SUCCESS;
+  RETURN_IF_FAILED(check_context());
+  Allocation found;
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  if (!find_allocation(address, found) || found.base != address || found.kind != Kind::kHost ||
+      found.registered)
+    return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(wait_for_everything());
+  remove_allocation(address);
+  munmap(ptr, found.bytes);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuMemHostRegister_v2, 6050, (void* ptr, std::size_t bytes, unsigned)) {
+  SOFTCUDA_ENTER();
+  if (!ptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_allocation_call());
+  Allocation found;
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  if (find_allocation(address, found)) return kAlreadyRegistered;
+  add_allocation({address, bytes, Kind::kHost, current_device(), true});
+  return CUDA_SUCCESS;
+}
+ENTRY(cuMemHostUnregister, 4000, (void* ptr)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  Allocation found;
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  if (!find_allocation(address, found) || found.base != address || !found.registered)
+    return kNotRegistered;
+  RETURN_IF_FAILED(wait_for_everything());
+  remove_allocation(address);
+  return CUDA_SUCCESS;
+}
+
+ENTRY(cuMemPrefetchAsync_v2, 12020,
+      (CUdeviceptr ptr, std::size_t bytes, CUmemLocation location, unsigned flags,
+       CUstream stream)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  if (flags != 0 || !valid_location(location) || !is_managed(ptr, bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  const Range range{ptr, bytes, location};
+  return enqueue_hint(stream, [range] { return prefetch_now(range); });
+}
+ENTRY(cuMemPrefetchAsync, 8000,
+      (CUdeviceptr ptr, std::size_t bytes, CUdevice device, CUstream stream)) {
+  const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, 0};
+  const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, device};
+  return cuMemPrefetchAsync_v2(ptr, bytes, device == CU_DEVICE_CPU ? host : there, 0, stream);
+}
+ENTRY(cuMemPrefetchBatchAsync, 13000,
+      (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
+       std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
+  RETURN_IF_FAILED(check_locations(locations, first_of, n_locations, count));
+  return enqueue_batch(Batch::kPrefetch, ptrs, bytes, count, locations, first_of, n_locations,
+                       stream);
+}
+ENTRY(cuMemDiscardBatchAsync, 13000,
+      (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, unsigned long long flags,
+       CUstream stream)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
+  return enqueue_batch(Batch::kDiscard, ptrs, bytes, count, nullptr, nullptr, 0, stream);
+}
+ENTRY(cuMemDiscardAndPrefetchBatchAsync, 13000,
+      (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
+       std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
+  RETURN_IF_FAILED(check_locations(locations, first_of, n_locations, count));
+  return enqueue_batch(Batch::kDiscardAndPrefetch, ptrs, bytes, count, locations, first_of,
+                       n_locations, stream);
+}
+ENTRY(cuMemAdvise_v2, 12020,
+      (CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLocation location)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  return soft().cuMemAdvise(ptr, bytes, advice, to_soft(location));
+}
+ENTRY(cuMemAdvise, 8000,
+      (CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUdevice device)) {
+  const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, 0};
+  const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, device};
+  return cuMemAdvise_v2(ptr, bytes, advice, device == CU_DEVICE_CPU ? host : there);
+}
+ENTRY(cuMemRangeGetAttribute, 8000,
+      (void* data, std::size_t data_bytes, CUmem_range_attribute attribute, CUdeviceptr ptr,
+       std::size_t bytes)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  return soft().cuMemRangeGetAttribute(data, data_bytes, attribute, ptr, bytes);
+}
+ENTRY(cuMemRangeGetAttributes, 8000,
+      (void** data, std::size_t* data_bytes, CUmem_range_attribute* attributes, std::size_t count,
+       CUdeviceptr ptr, std::size_t bytes)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  return soft().cuMemRangeGetAttributes(data, data_bytes, attributes, count, ptr, bytes);
+}
+
+ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, CUdeviceptr ptr)) {
+  SOFTCUDA_ENTER();
+  if (!data) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_initialized());
+  Allocation found;
+  if (!find_allocation(ptr, found)) return CUDA_ERROR_INVALID_VALUE;
+  switch (static_cast<int>(attribute)) {
+    case 1:  // CONTEXT
+      *static_cast<CUcontext*>(data) = context_of(found.device);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      *static_cast<unsigned*>(data) =
+          found.kind == Kind::kHost ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+      return CUDA_SUCCESS;
+    case 3:  // DEVICE_POINTER
+    case 4:  // HOST_POINTER
+      *static_cast<CUdeviceptr*>(data) = ptr;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      *static_cast<unsigned*>(data) = found.kind == Kind::kManaged;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      *static_cast<int*>(data) = found.device;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      *static_cast<CUdeviceptr*>(data) = found.base;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      *static_cast<std::size_t*>(data) = found.bytes;
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}

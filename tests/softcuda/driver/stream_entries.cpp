@@ -1,0 +1,252 @@
+// Stream, event and graph entry points.
+#include <algorithm>
+
+#include "capture.h"
+#include "config.h"
+#include "entry.h"
+#include "softcuda.h"
+#include "work.h"
+
+using namespace softcuda;  // NOLINT
+
+namespace {
+
+// With the lock held and a stream that exists.
+template <class Body>
+CUresult with_stream(CUstream handle, Body body) {
+  RETURN_IF_FAILED(check_context());
+  auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  return stream ? body(lock, stream) : CUDA_ERROR_INVALID_HANDLE;
+}
+template <class Body>
+CUresult with_event(CUevent handle, Body body) {
+  RETURN_IF_FAILED(check_context());
+  auto lock = lock_work();
+  const std::shared_ptr<Event> event = find_event(handle);
+  return event ? body(lock, *event) : CUDA_ERROR_INVALID_HANDLE;
+}
+CUresult known(bool found) {
+  return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+}  // namespace
+
+ENTRY(cuStreamCreateWithPriority, 5050, (CUstream * stream, unsigned flags, int priority)) {
+  SOFTCUDA_ENTER();
+  if (!stream || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  *stream = add_stream(current_device(), flags, std::clamp(priority, -5, 0));
+  return CUDA_SUCCESS;
+}
+ENTRY(cuStreamCreate, 2000, (CUstream * stream, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  return cuStreamCreateWithPriority(stream, flags, 0);
+}
+ENTRY(cuStreamDestroy_v2, 4000, (CUstream stream)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  return known(remove_stream(stream));
+}
+ENTRY(cuStreamGetPriority, 5050, (CUstream stream, int* priority)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    *priority = s->priority;
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuStreamGetFlags, 5050, (CUstream stream, unsigned* flags)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    *flags = s->flags;
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuStreamSynchronize, 2000, (CUstream stream)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [](auto& lock, const StreamRef& s) {
+    RETURN_IF_FAILED(check_not_capturing(s));
+    RETURN_IF_FAILED(check_unsafe());
+    wait_stream(lock, s);
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [](auto&, const StreamRef& s) {
+    RETURN_IF_FAILED(check_not_capturing(s));
+    RETURN_IF_FAILED(check_unsafe());
+    poll();
+    const bool waits =
+        std::any_of(s->waits.begin(), s->waits.end(), [](const Moment& m) { return !m.reached(); });
+    return now(s).reached() && !waits ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+ENTRY(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    const std::shared_ptr<Event> e = find_event(event);
+    return e ? wait_event(s, *e) : CUDA_ERROR_INVALID_HANDLE;
+  });
+}
+ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* data)) {
+  SOFTCUDA_ENTER();
+  if (!function) return CUDA_ERROR_INVALID_VALUE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    const Work work = [function, data] {
+      function(data);
+      return CUDA_SUCCESS;
+    };
+    return enqueue(s, {work, {}, true});
+  });
+}
+
+ENTRY(cuEventCreate, 2000, (CUevent * event, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  constexpr unsigned kInterprocess = 4;
+  if (!event || flags > 7) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & kInterprocess) && !(flags & CU_EVENT_DISABLE_TIMING))
+    return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  *event = add_event(current_device(), flags);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuEventDestroy_v2, 4000, (CUevent event)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  return known(remove_event(event));
+}
+ENTRY(cuEventRecord, 2000, (CUevent event, CUstream stream)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    const std::shared_ptr<Event> e = find_event(event);
+    if (!e || e->device != s->device) return CUDA_ERROR_INVALID_HANDLE;
+    return record(*e, s);
+  });
+}
+ENTRY(cuEventQuery, 2000, (CUevent event)) {
+  SOFTCUDA_ENTER();
+  return with_event(event, [](auto&, const Event& e) {
+    if (e.capture) return kCapturedEvent;
+    RETURN_IF_FAILED(check_unsafe());
+    poll();
+    return !e.recorded || e.at.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
+  SOFTCUDA_ENTER();
+  return with_event(event, [](auto& lock, const Event& e) {
+    if (e.capture) return kCapturedEvent;
+    RETURN_IF_FAILED(check_unsafe());
+    const Moment at = e.at;  // the record of this moment, whatever is recorded later
+    if (e.recorded) wait(lock, [&] { return at.reached(); });
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuEventElapsedTime_v2, 12080, (float* milliseconds, CUevent start, CUevent end)) {
+  SOFTCUDA_ENTER();
+  if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_context());
+  const auto lock = lock_work();
+  const std::shared_ptr<Event> a = find_event(start), b = find_event(end);
+  if (!a || !b || !a->recorded || !b->recorded || ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!a->at.reached() || !b->at.reached()) return CUDA_ERROR_NOT_READY;
+  *milliseconds = static_cast<float>(*b->nanoseconds - *a->nanoseconds) / 1e6F;
+  return CUDA_SUCCESS;
+}
+ENTRY(cuEventElapsedTime, 2000, (float* milliseconds, CUevent start, CUevent end)) {
+  return cuEventElapsedTime_v2(milliseconds, start, end);
+}
+
+ENTRY(cuStreamBeginCapture_v2, 10010, (CUstream stream, int mode)) {
+  SOFTCUDA_ENTER();
+  if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    return begin_capture(s, static_cast<CaptureMode>(mode));
+  });
+}
+ENTRY(cuStreamEndCapture, 10000, (CUstream stream, void** graph)) {
+  SOFTCUDA_ENTER();
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    return end_capture(s, reinterpret_cast<Graph**>(graph));
+  });
+}
+ENTRY(cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus* status)) {
+  SOFTCUDA_ENTER();
+  if (!status) return CUDA_ERROR_INVALID_VALUE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    *status = !s->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+              : s->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuStreamGetCaptureInfo_v3, 12030,
+      (CUstream stream, CUstreamCaptureStatus* status, std::uint64_t* id, void** graph,
+       const void** dependencies, const void** edges, std::size_t* count)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(cuStreamIsCapturing(stream, status));
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    if (!s->capture) return CUDA_SUCCESS;
+    if (id) *id = s->capture->id;
+    if (graph) *graph = nullptr;
+    if (dependencies) *dependencies = nullptr;
+    if (edges) *edges = nullptr;
+    if (count) *count = 0;
+    return CUDA_SUCCESS;
+  });
+}
+ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
+  SOFTCUDA_ENTER();
+  if (!mode || *mode < 0 || *mode > 2) return CUDA_ERROR_INVALID_VALUE;
+  *mode = static_cast<int>(exchange_mode(static_cast<CaptureMode>(*mode)));
+  return CUDA_SUCCESS;
+}
+ENTRY(cuGraphInstantiateWithFlags, 11040, (void** executable, void* graph, std::uint64_t)) {
+  SOFTCUDA_ENTER();
+  if (!executable || !graph) return CUDA_ERROR_INVALID_VALUE;
+  *executable = new Graph(*static_cast<Graph*>(graph));
+  return CUDA_SUCCESS;
+}
+ENTRY(cuGraphLaunch, 10000, (void* executable, CUstream stream)) {
+  SOFTCUDA_ENTER();
+  if (!executable) return CUDA_ERROR_INVALID_HANDLE;
+  return with_stream(stream, [&](auto&, const StreamRef& s) {
+    const Work work = [nodes = static_cast<Graph*>(executable)->nodes] {
+      for (const Work& node : nodes) RETURN_IF_FAILED(node());
+      return CUDA_SUCCESS;
+    };
+    return enqueue(s, {work, {}, false});
+  });
+}
+ENTRY(cuGraphDestroy, 10000, (void* graph)) {
+  SOFTCUDA_ENTER();
+  delete static_cast<Graph*>(graph);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuGraphExecDestroy, 10000, (void* executable)) {
+  SOFTCUDA_ENTER();
+  delete static_cast<Graph*>(executable);
+  return CUDA_SUCCESS;
+}
+
+std::size_t softcuda_graph_nodes(void* graph) {
+  return static_cast<Graph*>(graph)->nodes.size();
+}
+
+int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data) {
+  const std::shared_ptr<void> owner(data, drop);
+  return with_stream(static_cast<CUstream>(stream), [&](auto&, const StreamRef& s) {
+    const Work work = [run, owner] {
+      run(owner.get());
+      return CUDA_SUCCESS;
+    };
+    return enqueue(s, {work, {}, false});
+  });
+}

@@ -1,0 +1,102 @@
+// Streams, events, and when the work enqueued on them runs.
+//
+// Every operation of a stream has a ticket; it may run once the stream's earlier ones have and the
+// tickets it depends on (event waits, the legacy stream's rules) are reached. Without a seed
+// everything that may run does so when enqueued. With one, it runs at a random later moment, at the
+// latest where the program waits for it, in a random order among those allowed: a program that
+// forgot to wait sees old bytes.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "driver/types.h"
+
+namespace softcuda {
+
+using namespace umem::cu;  // NOLINT: the driver's own vocabulary
+
+inline constexpr CUresult kCaptureUnsupported = static_cast<CUresult>(900);
+inline constexpr CUresult kCaptureInvalidated = static_cast<CUresult>(901);
+inline constexpr CUresult kCaptureUnmatched = static_cast<CUresult>(903);
+inline constexpr CUresult kCapturedEvent = static_cast<CUresult>(907);
+inline constexpr CUresult kCaptureImplicit = static_cast<CUresult>(906);
+inline constexpr CUresult kCaptureWrongThread = static_cast<CUresult>(908);
+
+struct Stream;
+struct Capture;
+using StreamRef = std::shared_ptr<Stream>;
+
+// A moment of a stream: its operations up to `ticket` have run.
+struct Moment {
+  StreamRef stream;
+  std::uint64_t ticket = 0;
+  bool reached() const;
+};
+
+using Work = std::function<CUresult()>;
+
+struct Operation {
+  Work work;
+  std::vector<Moment> after;
+  bool on_own_thread = false;  // a host function: it may take the program's locks
+};
+
+struct Stream {
+  int device = 0;
+  unsigned flags = 0;
+  int priority = 0;
+  std::deque<Operation> queue;
+  std::uint64_t issued = 0, completed = 0;
+  bool busy = false;  // a host function runs
+  std::vector<Moment> waits;
+  std::shared_ptr<Capture> capture;
+
+  bool blocking() const { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
+};
+
+struct Event {
+  int device = 0;
+  unsigned flags = 0;
+  bool recorded = false;
+  Moment at;
+  std::shared_ptr<std::int64_t> nanoseconds;
+  std::shared_ptr<Capture> capture;
+};
+
+// A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if there is none.
+StreamRef find_stream(CUstream handle);
+std::shared_ptr<Event> find_event(CUevent handle);
+CUstream add_stream(int device, unsigned flags, int priority);
+bool remove_stream(CUstream handle);
+CUevent add_event(int device, unsigned flags);
+bool remove_event(CUevent handle);
+
+// Around fork: the child's copy is consistent because nobody was inside.
+void lock_for_fork();
+void unlock_after_fork();
+
+// All below with the lock held. `wait` gives it up while a host function runs.
+std::unique_lock<std::mutex> lock_work();
+// Enqueues on the stream, or adds a node to the graph it captures. The result is the work's own
+// if it ran at once.
+CUresult enqueue(const StreamRef& stream, Operation operation);
+CUresult record(Event& event, const StreamRef& stream);
+CUresult wait_event(const StreamRef& stream, const Event& event);
+Moment now(const StreamRef& stream);
+void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done);
+void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream);
+// The work of one device's streams, or with -1 of all.
+void wait_device(std::unique_lock<std::mutex>& lock, int device);
+// What polling does: something runs if anything may, so that a polling loop ends.
+void poll();
+std::uint64_t pending();
+bool deferred();
+void set_seed(std::uint64_t seed);
+std::uint64_t async_errors();
+
+}  // namespace softcuda

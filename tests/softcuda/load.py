@@ -1,0 +1,95 @@
+"""Puts the software libcuda and libcudart into this process, in place of NVIDIA's.
+
+Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. What the
+device is like comes from the environment at that moment (driver/config.h): SOFTCUDA_DEVICES,
+SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_LOG.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+LIBRARY_VARIABLE = "SOFTCUDA_LIB"
+_loaded: list[ctypes.CDLL] = []  # kept: closing a driver that others use ends badly
+
+
+class Softcuda:
+    """The driver's controls for tests."""
+
+    def __init__(self, driver: ctypes.CDLL) -> None:
+        self.driver = driver
+        driver.softcuda_inject.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
+        driver.softcuda_calls.argtypes = [ctypes.c_char_p]
+        driver.softcuda_seed.argtypes = [ctypes.c_uint64]
+        driver.softcuda_seed.restype = driver.softcuda_reset.restype = None
+        for name in ("softcuda_calls", "softcuda_pending", "softcuda_async_errors"):
+            getattr(driver, name).restype = ctypes.c_uint64
+
+    def inject(self, entry: str, nth: int, error: int) -> None:
+        """The nth call of `entry` from now on (1 = next) fails with `error` and does nothing.
+
+        Raises ValueError for nth < 1 or error 0.
+        """
+        if nth < 1 or self.driver.softcuda_inject(entry.encode(), nth, error) != 0:
+            raise ValueError(f"inject({entry!r}, {nth}, {error}): nth from 1, and a real error")
+
+    def calls(self, entry: str) -> int:
+        """How often `entry` (no version suffix) was called since the start or the last reset."""
+        return int(self.driver.softcuda_calls(entry.encode()))
+
+    def reset(self) -> None:
+        """Forgets counted calls and planned failures."""
+        self.driver.softcuda_reset()
+
+    def seed(self, seed: int) -> None:
+        """Defers work under `seed` from now on; 0 runs it when it is enqueued."""
+        self.driver.softcuda_seed(seed)
+
+    def pending(self) -> int:
+        """Enqueued operations that have not run."""
+        return int(self.driver.softcuda_pending())
+
+    def async_errors(self) -> int:
+        """Deferred operations that failed after their call had returned success."""
+        return int(self.driver.softcuda_async_errors())
+
+
+def load(folder: str | os.PathLike[str] | None = None) -> Softcuda:
+    """Loads the libraries in `folder` (default: the environment's SOFTCUDA_LIB) for all to see.
+
+    Raises RuntimeError when the folder lacks them, or when torch or another libcuda came first.
+    """
+    place = Path(folder or os.environ.get(LIBRARY_VARIABLE, ""))
+    if not (place / "libcudart.so.13").exists():
+        raise RuntimeError(
+            f"there is no libcudart.so.13 in {str(place)!r}; build it with tests/softcuda/build.py "
+            f"and give the folder that it prints as {LIBRARY_VARIABLE}"
+        )
+    if not _loaded:
+        if "torch" in sys.modules:
+            raise RuntimeError("torch is imported already; load() must come before it")
+        first = ["libcuda.so.1", "libcudart.so.13"]
+        others = sorted(p.name for p in place.glob("lib*.so.*") if p.name not in first)
+        for name in first + others:
+            _loaded.append(ctypes.CDLL(str(place / name), mode=ctypes.RTLD_GLOBAL))
+    softcuda = Softcuda(_loaded[0])
+    _check_first(place)
+    return softcuda
+
+
+def _check_first(place: Path) -> None:
+    """A libcuda.so.1 that was loaded before ours would be the one that everybody gets."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    mapped = {line.split()[-1] for line in maps.splitlines() if "/libcuda" in line}
+    names = ("libcuda.so", "libcudart.so")
+    foreign = [path for path in mapped if not _inside(path, place)]
+    foreign = [path for path in foreign if Path(path).name.startswith(names)]
+    if foreign:
+        raise RuntimeError(f"other CUDA libraries are loaded: {', '.join(sorted(foreign))}")
+
+
+def _inside(path: str, place: Path) -> bool:
+    return Path(path).resolve().parent == place.resolve()

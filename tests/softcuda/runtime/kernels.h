@@ -1,0 +1,22 @@
+// Kernels are known by name only. Those that fill or copy contiguous memory are done on the host;
+// all others leave memory as it was.
+#pragma once
+#include <cstddef>
+#include <string>
+
+namespace softcudart {
+
+enum class Meaning { kNone, kFill, kCopy };
+
+struct Kernel {
+  std::string name;  // mangled
+  Meaning meaning = Meaning::kNone;
+  std::size_t element_bytes = 0;
+};
+
+// What the kernel of this mangled name does, as far as it is known.
+Kernel interpret(const char* mangled);
+// Enqueues the kernel; its arguments are read now, as a launch does.
+int launch(const Kernel& kernel, void** args, void* stream);
+
+}  // namespace softcudart

@@ -1,0 +1,43 @@
+// What the software libcuda exports besides the driver API: the controls of tests (by ctypes), and
+// what the software libcudart needs that the driver API does not offer.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#pragma GCC visibility push(default)
+extern "C" {
+// The nth call from now on (1 = next) of entry point `name` returns `error` and does nothing else.
+// 0, or 1 for a null name, nth 0 or error 0. A misspelt name is never called: see softcuda_calls.
+int softcuda_inject(const char* name, std::uint64_t nth, int error);
+// Calls of an entry point since the start or the last reset; 0 for an unknown name.
+std::uint64_t softcuda_calls(const char* name);
+// Clears counters and planned failures.
+void softcuda_reset();
+// Changes SOFTCUDA_SEED at run time, after all enqueued work has run; 0: work runs when enqueued.
+void softcuda_seed(std::uint64_t seed);
+// Enqueued operations that have not run.
+std::uint64_t softcuda_pending();
+// Deferred operations whose failure could not be returned by the call that enqueued them.
+std::uint64_t softcuda_async_errors();
+
+// For libcudart: one counter and list of planned failures; `enter` counts a call.
+void* softcuda_probe(const char* name);
+int softcuda_enter(void* probe);
+// Work in stream order. `run(data)` runs once or, from a graph, any number of times;
+// `drop(data)` once, when it can run no more.
+int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data);
+int softcuda_device_count();
+std::size_t softcuda_device_bytes();
+// True for a device or managed pointer; `managed` may be null.
+bool softcuda_is_device_pointer(const void* ptr, bool* managed);
+// A free in stream order.
+int softcuda_free_async(void* ptr, void* stream);
+// Copies `height` rows of `width` bytes, in stream order.
+int softcuda_copy_2d(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                     std::size_t width, std::size_t height, void* stream);
+// Said once on stderr if SOFTCUDA_LOG is set.
+void softcuda_log(const char* text);
+// Nodes of a graph.
+std::size_t softcuda_graph_nodes(void* graph);
+}
+#pragma GCC visibility pop

@@ -1,0 +1,159 @@
+"""The software driver itself, through ctypes: every test is a program of its own."""
+
+from __future__ import annotations
+
+import pytest
+from softcuda.programs import driver_program, reason_without_libraries
+
+pytestmark = pytest.mark.skipif(
+    reason_without_libraries() is not None, reason=str(reason_without_libraries())
+)
+
+
+def test_every_entry_point_that_umem_calls_is_there() -> None:
+    driver_program(
+        """
+        text = (ROOT / "src/driver/symbols.def").read_text()
+        names = re.findall(r"^UMEM_SYMBOL\\((\\w+), (\\d+)", text, re.MULTILINE)
+        assert len(names) > 30
+        for name, version in names:
+            assert proc_address(name, int(version)) != 0, name
+        """
+    )
+
+
+def test_an_older_driver_lacks_newer_entry_points_and_those_named_missing() -> None:
+    driver_program(
+        """
+        assert proc_address("cuMemDiscardBatchAsync", 13000) == 0
+        assert proc_address("cuMemPrefetchAsync", 12080) != 0
+        assert proc_address("cuMemAdvise", 12080) == 0
+        version = c_int()
+        ok(d.cuDriverGetVersion(byref(version)))
+        assert version.value == 12080
+        """,
+        SOFTCUDA_VERSION="12080",
+        SOFTCUDA_MISSING="cuMemAdvise",
+    )
+
+
+def test_an_unknown_name_is_not_found_and_said_once() -> None:
+    _, err = driver_program(
+        """
+        assert proc_address("cuFromTheFuture", 99990) == 0
+        assert proc_address("cuFromTheFuture", 99990) == 0
+        """,
+        SOFTCUDA_LOG="1",
+    )
+    assert err.count("cuFromTheFuture") == 1
+
+
+def test_a_name_without_meaning_is_not_supported() -> None:
+    driver_program("assert d.cuMemCreate() == 801")
+
+
+def test_memory_oversubscribes_and_keeps_its_bytes() -> None:
+    driver_program(
+        """
+        context()
+        ranges = [managed(8 * MIB) for _ in range(4)]
+        for i, ptr in enumerate(ranges):
+            ok(d.cuMemsetD8Async(ptr, c_ubyte(i + 1), c_size_t(8 * MIB), None))
+        assert free_bytes() == 0
+        for i, ptr in enumerate(ranges):
+            assert ctypes.string_at(ptr.value, 8 * MIB) == bytes([i + 1]) * (8 * MIB)
+        plain = c_uint64()
+        assert d.cuMemAlloc_v2(byref(plain), c_size_t(32 * MIB)) == OUT_OF_MEMORY
+        ok(d.cuMemAlloc_v2(byref(plain), c_size_t(8 * MIB)))
+        for ptr in ranges + [plain]:
+            ok(d.cuMemFree_v2(ptr))
+        assert free_bytes() == 16 * MIB
+        """,
+        SOFTCUDA_BYTES=str(16 << 20),
+    )
+
+
+def test_a_thread_without_a_context_is_refused() -> None:
+    driver_program(
+        """
+        context()
+        results = []
+        def other():
+            results.append(d.cuMemAllocManaged(byref(c_uint64()), c_size_t(MIB), 1))
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert results == [201], results
+        """
+    )
+
+
+def test_two_devices_have_memory_of_their_own() -> None:
+    driver_program(
+        """
+        count = c_int()
+        context(1)
+        ok(d.cuDeviceGetCount(byref(count)))
+        assert count.value == 2
+        ptr = c_uint64()
+        ok(d.cuMemAlloc_v2(byref(ptr), c_size_t(12 * MIB)))
+        assert free_bytes() == 4 * MIB
+        context(0)
+        assert free_bytes() == 16 * MIB
+        one = managed(8 * MIB)
+        prefetch(one, 8 * MIB, device=1)
+        assert free_bytes() == 16 * MIB
+        context(1)
+        assert free_bytes() == 0, "a prefetch evicts, and never plain memory"
+        """,
+        SOFTCUDA_DEVICES="2",
+        SOFTCUDA_BYTES=str(16 << 20),
+    )
+
+
+def test_planned_failures_hit_the_nth_call_only() -> None:
+    driver_program(
+        """
+        context()
+        def alloc():
+            return d.cuMemAllocManaged(byref(c_uint64()), c_size_t(MIB), 1)
+        assert [alloc() for _ in range(4)] == [0, 0, OUT_OF_MEMORY, 0]
+        assert soft.calls("cuMemAllocManaged") == 4
+        soft.inject("cuMemAllocManaged", 2, 700)
+        assert [alloc() for _ in range(3)] == [0, 700, 0]
+        soft.inject("cuMemAllocManaged", 1, 700)
+        soft.reset()
+        assert alloc() == 0
+        assert soft.calls("cuMemAllocManaged") == 1
+        """,
+        SOFTCUDA_FAIL="cuMemAllocManaged:3:2",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SOFTCUDA_FAIL", "cuMemAlloc:0:2"),
+        ("SOFTCUDA_FAIL", "cuMemAlloc:1"),
+        ("SOFTCUDA_DEVICES", "3"),
+        ("SOFTCUDA_BYTES", "1"),
+        ("SOFTCUDA_SEED", "x"),
+    ],
+)
+def test_a_bad_setting_ends_the_program(name: str, value: str) -> None:
+    _, err = driver_program("context()", expected=2, **{name: value})
+    assert name in err
+
+
+def test_batch_calls_keep_the_documented_rules() -> None:
+    driver_program(
+        """
+        context()
+        ptr = managed(4 * MIB)
+        stream = new_stream()
+        assert discard(ptr, 4 * MIB, None) == INVALID_VALUE, "legacy stream"
+        assert discard(ptr, 0, stream) == INVALID_VALUE
+        assert discard(ptr, 8 * MIB, stream) == INVALID_VALUE, "beyond the allocation"
+        assert discard(ptr, 4 * MIB, stream) == 0
+        """
+    )

@@ -1,0 +1,46 @@
+"""Programs of a few lines, each in a Python of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+# 8 MiB is the floor of one thread.
+PREAMBLE = """
+import gc, os, signal, sys, threading, time
+import torch
+torch.set_num_threads(1)
+import umem
+from umem.native import core
+MIB = 1 << 20
+umem.enable(budget="8MiB", device="soft", policy=os.environ.get("TEST_POLICY", "lru"))
+def blocks(n, mib=2):
+    return [torch.full((mib * MIB // 4,), float(i)) for i in range(n)]
+def intact(tensors):
+    return all(bool(t.eq(float(i)).all()) for i, t in enumerate(tensors))
+"""
+
+
+def start(code: str, **environ: str) -> subprocess.Popen[str]:
+    """Starts `code` behind the preamble; its standard output and error are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ, **environ),
+    )
+
+
+def run(code: str, timeout: float = 60, **environ: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `code` behind the preamble."""
+    process = start(code, **environ)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"it hangs; so far: {out}{err}") from None
+    return process.returncode, out, err

@@ -1,0 +1,106 @@
+"""The bench's harness, over recorded values."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a module of bench/ as its scripts do."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    names = {path.stem for path in BENCH.glob("*.py")}
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in names & set(sys.modules):
+        del sys.modules[name]
+
+
+def test_the_candidates_take_turns_and_none_is_always_first(bench: Any) -> None:
+    order: list[str] = []
+
+    def candidate(name: str) -> Any:
+        def call() -> float:
+            order.append(name)
+            return float(len(order))
+
+        return call
+
+    values = bench("harness").interleave({name: candidate(name) for name in "abc"}, 4)
+    assert "".join(order) == "abcbcacababc"
+    assert values == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+
+
+def test_ratios_pair_the_rounds(bench: Any) -> None:
+    harness = bench("harness")
+    # The machine slows down tenfold: the ratio does not.
+    spread = harness.ratios([2.0, 20.0, 3.0, 30.0, 2.5], [1.0, 10.0, 1.0, 10.0, 1.0])
+    assert (spread.low, spread.median, spread.high, spread.count) == (2.0, 2.5, 3.0, 5)
+    assert harness.differences([3.0], [1.0]) == harness.Spread(2.0, 2.0, 2.0, 1)
+    with pytest.raises(ValueError, match="longer"):
+        harness.ratios([1.0], [1.0, 2.0])
+
+
+def test_a_report_says_machine_versions_config_and_targets(bench: Any, tmp_path: Path) -> None:
+    harness = bench("harness")
+    spread = harness.Spread.of([1.0, 1.1, 1.2])
+    report = harness.Report("cpu", {"rounds": 3})
+    report.machine["cpu"] = "Some CPU @ 2.0GHz"
+    report.machine["cores"] = 2
+    report.date = "2026-01-02T03:04:05+00:00"
+    report.results += [
+        harness.Result("met", spread, "x", 1.2),
+        harness.Result("missed", spread, "x", 1.03, "why"),
+        harness.Result("free", spread, "ms"),
+    ]
+    data, text = report.write(tmp_path / "results")
+    assert data.name == "cpu_some-cpu-2-0ghz-2c_2026-01-02.json"
+    record = json.loads(data.read_text())
+    assert [result["reached"] for result in record["results"]] == [True, False, None]
+    assert set(record["versions"]) >= {"python", "torch", "umem", "commit"}
+    assert set(record["machine"]) == {"cpu", "cores", "memory_gib", "kernel", "thp"}
+    assert record["config"] == {"rounds": 3}
+    page = text.read_text()
+    assert "| met | 1.100 x | 1.050 to 1.150 | 3 | <= 1.2 x | yes |  |" in page
+    assert "| missed | 1.100 x | 1.050 to 1.150 | 3 | <= 1.03 x | **no** | why |" in page
+    assert "| free | 1.1 ms | 1.1 to 1.1 | 3 | - | - |  |" in page
+
+
+def test_step_times_carry_targets_and_differences(bench: Any) -> None:
+    cpu, harness = bench("cpu"), bench("harness")
+    config = cpu.Config(fractions=(1, 4), policies=("lru",), rounds=2)
+    report = harness.Report("cpu", {})
+    times = {"plain": [10.0, 20.0], "fits, lru": [10.2, 20.4], "1/4, lru": [13.0, 26.0]}
+    prints = {"plain": {"loss": "a"}, "fits, lru": {"loss": "a"}, "1/4, lru": {"loss": "b"}}
+    cpu._add_ratios("resnet", config, report, times, prints)
+    plain, fits, quarter = report.results
+    assert (plain.spread.median, plain.target) == (15.0, None)
+    assert (fits.reached, fits.note) == (True, "identical")
+    assert (quarter.reached, quarter.note) == (False, "NOT IDENTICAL")
+
+
+def test_the_smoke_run_covers_what_the_bench_measures(bench: Any) -> None:
+    cpu = bench("cpu")
+    assert {1, 4} <= set(cpu.SMOKE.fractions)
+    assert cpu._budget(100 * cpu.MIB + 1, 4) == 24 * cpu.MIB
+    assert cpu._budget(100 * cpu.MIB, 1) == cpu.AMPLE
+
+
+def test_no_rounds_are_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        bench("cpu").main(["--rounds", "0"])
+    assert exit_info.value.code == 2
+    assert "--rounds 0: allowed: 1 and up" in capsys.readouterr().err

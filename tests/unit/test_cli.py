@@ -1,0 +1,162 @@
+"""The command line, run as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from umem.cli import main
+
+
+def umem(
+    *args: str, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "umem", *args],
+        cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False,
+        timeout=120,
+    )  # fmt: skip
+
+
+def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
+    error = one_line_error(umem("run", "x.py", cwd=tmp_path, env={"UMEM_BUDGET": "banana"}))
+    assert error.startswith("umem run: UMEM_BUDGET: 'banana' is not a number of bytes; allowed: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("run", "missing.py"), "there is no script 'missing.py'"),
+        (("run",), "no program given"),
+        (("run", "-m"), "no program given"),
+        (("run", "--budget", "12 parsecs", "x.py"), "--budget: '12 parsecs'"),
+        (("run", "--budget", "1MiB", "x.py"), "below the floor of 8 MiB"),
+        (("run", "--policy", "lur", "x.py"), "--policy: there is no 'lur' (did you mean lru?)"),
+        (("run", "--device", "soft:a100-pice4", "x.py"), "did you mean a100-pcie4?"),
+        (("run", "--device", "cuda", "x.py"), "--device: umem's CUDA allocator is not built yet"),
+    ],
+)
+def test_bad_command_lines_are_one_line(tmp_path: Path, args: tuple[str, ...], words: str) -> None:
+    assert words in one_line_error(umem(*args, cwd=tmp_path))
+
+
+def test_an_unknown_command_or_option_is_exit_2(tmp_path: Path) -> None:
+    for args in (("fly",), ("run", "--budgett", "1GiB", "x.py"), ()):
+        done = umem(*args, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+SHOW = """
+import json, os, sys
+print(json.dumps({"argv": sys.argv, "pid": os.getpid(), "name": __name__,
+                  "env": {k: v for k, v in os.environ.items() if k.startswith("UMEM")}}))
+sys.exit(7)
+"""
+
+
+def test_run_passes_arguments_options_and_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    args = ["--budget", "1GiB", "--policy=none", "show.py", "--budget", "mine", "--", "-m", "x"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "umem", "run", *args],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    shown = json.loads(process.communicate(timeout=60)[0])
+    assert process.returncode == 7
+    assert shown["argv"] == ["show.py", "--budget", "mine", "--", "-m", "x"]
+    assert shown["pid"] == process.pid
+    assert shown["name"] == "__main__"
+    assert shown["env"] == {
+        "UMEM": "1",
+        "UMEM_STRICT": "1",
+        "UMEM_BUDGET": "1GiB",
+        "UMEM_POLICY": "none",
+    }
+
+
+def test_run_a_module(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    done = umem("run", "-m", "show", "--x", "-m", "1", cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert json.loads(done.stdout)["argv"][1:] == ["--x", "-m", "1"]
+
+
+def test_signals_reach_the_program(tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "umem", "run", "wait.py"],
+        cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "ready\n"
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 42
+    assert time.monotonic() - begin < 30
+
+
+def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
+    env = {"UMEM_BUDGET": "64MiB"}
+    done = umem("doctor", "--json", cwd=tmp_path, env=env)
+    report = json.loads(done.stdout)
+    assert done.returncode == (0 if report["verdict"]["works"] else 1)
+    assert report["native core"]["policies"][0] == "none"
+    assert report["memory"]["total_bytes"] > 0
+    assert report["options"]["budget"] == "64 MiB  [UMEM_BUDGET]"
+    assert report["options"]["host_budget"] == "auto  [(default)]"
+    assert report["options"]["guard"] == "off  [(default)]"
+    assert isinstance(report["cuda"]["available"], bool)
+    if report["torch"]["problem"] == "none":
+        assert report["verdict"]["budget_bytes"] == 64 << 20
+    text = umem("doctor", cwd=tmp_path, env=env).stdout
+    assert "native core" in text
+    assert "64 MiB  [UMEM_BUDGET]" in text
+
+
+def test_doctor_reports_what_is_wrong(tmp_path: Path) -> None:
+    done = umem("doctor", "--json", cwd=tmp_path, env={"UMEM_BUDGET": "banana"})
+    assert done.returncode == 1
+    verdict = json.loads(done.stdout)["verdict"]
+    assert verdict["works"] is False
+    assert "banana" in verdict["because"] or "torch" in verdict["because"]
+
+
+def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("run", "doctor", "demo"))
+
+
+def test_run_help_lists_all_options(capsys: pytest.CaptureFixture[str]) -> None:
+    from umem.options import SETTABLE
+
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(option.flag in text and option.env in text for option in SETTABLE)

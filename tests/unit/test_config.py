@@ -1,0 +1,233 @@
+"""Options: sources, precedence, values, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from umem import config, options, runtime
+from umem.config import Settings
+from umem.errors import ConfigError, NotSupportedError
+from umem.units import GIB, MIB
+from umem.values import Budget, Device
+
+
+def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object) -> Settings:
+    return config.load(given, environ=environ or {}, directory=tmp_path)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert settings.budget == Budget()
+    assert settings.host_budget is None
+    assert settings.policy == "lru"
+    assert settings.min_swap == 2 * MIB
+    assert settings.device == Device("auto")
+    assert settings.torch_ext_cache == Path.home() / ".cache" / "umem"
+    assert not settings.enabled
+    assert not settings.strict
+    assert not settings.guard
+
+
+def test_each_source_overrides_the_next(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.umem]\npolicy = "none"\nhost-budget = 1024\n')
+    assert load(inner).policy == "none"
+    assert load(inner).host_budget == 1024
+    assert load(inner, {"UMEM_POLICY": "conv_lru"}).policy == "conv_lru"
+    last = load(inner, {"UMEM_POLICY": "conv_lru"}, policy="lru", host_budget=None)
+    assert (last.policy, last.host_budget) == ("lru", 1024)
+    assert last.origins["policy"] == "policy="
+    assert last.origins["host_budget"].startswith("host-budget in [tool.umem] of ")
+    assert last.origins["budget"] == "budget (default)"
+
+
+def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.umem]\npolicy = "none"\n')
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert load(inner).policy == "lru"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('[tool.umem]\nbudgett = "1GiB"', "has no option 'budgett' (did you mean budget?)"),
+        ('[tool.umem]\nbudget = "x"', "budget in [tool.umem] of "),
+        ("[tool.umem]\nbudget = 1.5", "1.5 is a float"),
+        ("[tool.umem]\npolicy = true", "True is a bool"),
+        ("[tool.umem]\nenabled = true", "set by the environment variable UMEM only"),
+        ("[tool.umem", "cannot be read"),
+        ("[tool]\numem = 3", "must be a table"),
+    ],
+)
+def test_bad_pyproject(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert words in str(caught.value)
+    assert str(tmp_path / "pyproject.toml") in str(caught.value) or "environment" in words
+
+
+def test_pyproject_takes_typed_values(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.umem]\nbudget = 1048576\nguard = true\n")
+    settings = load(tmp_path)
+    assert settings.budget == Budget(bytes=MIB)
+    assert settings.guard
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("UMEM_BUDGET", "auto", Budget()),
+        ("UMEM_BUDGET", "8GiB", Budget(bytes=8 * GIB)),
+        ("UMEM_BUDGET", "123", Budget(bytes=123)),
+        ("UMEM_BUDGET", "80%", Budget(percent=80.0)),
+        ("UMEM_HOST_BUDGET", "unlimited", 0),
+        ("UMEM_HOST_BUDGET", "auto", None),
+        ("UMEM_HOST_BUDGET", "1GiB", GIB),
+        ("UMEM_DEVICE", "soft", Device("soft")),
+        ("UMEM_DEVICE", "soft:64MiB", Device("soft", bytes=64 * MIB)),
+        ("UMEM_DEVICE", "soft:a100-pcie4", Device("soft", profile="a100-pcie4")),
+        ("UMEM_DEVICE", "soft:a100-pcie4:64MiB", Device("soft", 0, "a100-pcie4", 64 * MIB)),
+        ("UMEM_DEVICE", "cuda", Device("cuda")),
+        ("UMEM_DEVICE", "cuda:3", Device("cuda", ordinal=3)),
+        ("UMEM_GUARD", "on", True),
+        ("UMEM_GUARD", "0", False),
+        ("UMEM_LOG", "DEBUG", "debug"),
+        ("UMEM_OBSERVER", "python", "python"),
+        ("UMEM_TORCH_EXT_CACHE", "/var/x", Path("/var/x")),
+        ("UMEM_BUDGET", "", Budget()),
+    ],
+)
+def test_good_values(tmp_path: Path, name: str, value: str, expected: object) -> None:
+    settings = load(tmp_path, {name: value})
+    assert getattr(settings, options.BY_ENV[name].name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UMEM", "banana"),
+        *(("UMEM_BUDGET", v) for v in ("banana", "12 parsecs", "0", "-1", "-5GiB", "0%", "101%")),
+        *(("UMEM_HOST_BUDGET", v) for v in ("0", "many", "-1")),
+        *(("UMEM_DEVICE", v) for v in ("gpu", "cuda:x", "cuda:0:1", "cuda:-1", "soft:", "auto:1")),
+        *(("UMEM_DEVICE", v) for v in ("soft:1MiB", "soft:0", "soft:a:b", "soft:a:1:2")),
+        ("UMEM_DEVICE", "soft::8MiB"),
+        ("UMEM_MIN_SWAP", "-1"),
+        ("UMEM_LOG", "loud"),
+        ("UMEM_GUARD", "2"),
+        ("UMEM_OBSERVER", "nativ"),
+    ],
+)  # fmt: skip
+def test_bad_values_say_name_value_and_what_is_allowed(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name}: ")
+    assert options.BY_ENV[name].allowed in message
+    assert "\n" not in message
+    assert repr(value) in message
+
+
+def test_an_unknown_variable_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"UMEM_BUGET='1'.*did you mean UMEM_BUDGET\?.*UMEM_LOG"):
+        load(tmp_path, {"UMEM_BUGET": "1"})
+    assert load(tmp_path, {"UMEMORY": "1", "NOT_UMEM_BUDGET": "x"}).budget == Budget()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"bugdet": 1}, "umem has no option 'bugdet' (did you mean budget?)"),
+        ({"budget": -1}, "budget=: '-1' is negative"),
+        ({"budget": True}, "budget=: True is a bool"),
+        ({"budget": 0.5}, "budget=: 0.5 is a float"),
+        ({"enabled": True}, "UMEM only"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, **given)
+    assert words in str(caught.value)
+
+
+def test_flags_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--min-swap: 'x'"):
+        config.load({"min_swap": "x"}, flags=True, environ={}, directory=tmp_path)
+
+
+def test_equal_meaning_is_equal_settings(tmp_path: Path) -> None:
+    by_call = load(tmp_path, budget=32 * MIB)
+    by_environment = load(tmp_path, {"UMEM": "1", "UMEM_BUDGET": "32MiB", "UMEM_STRICT": "1"})
+    assert by_call == by_environment
+    assert by_call != load(tmp_path, budget="33MiB")
+
+
+def resolve(tmp_path: Path, available: int | None = GIB, threads: int = 1, **given: object) -> int:
+    settings = load(tmp_path, **given)
+    return config.resolve_budget(settings, available=available, threads=threads)
+
+
+def test_budgets_resolve(tmp_path: Path) -> None:
+    assert resolve(tmp_path, budget="32MiB") == 32 * MIB
+    assert resolve(tmp_path, budget="50%", device="soft:64MiB") == 32 * MIB
+    assert resolve(tmp_path, device="soft:64MiB") == 64 * MIB
+    assert resolve(tmp_path, available=GIB + 3) == 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"budget": "4MiB"},
+            "budget=: 4 MiB is below the floor of 16 MiB, which is 4 pages",
+        ),
+        ({"budget": "10%", "device": "soft:64MiB"}, "below the floor"),
+        ({"budget": "50%"}, "budget=: 50% of a software device that has no size"),
+        ({"budget": "128MiB", "device": "soft:64MiB"}, "more than the device's 64 MiB"),
+        ({"available": None}, "auto cannot tell"),
+        ({"available": 4 * MIB}, "below the floor"),
+    ],
+)
+def test_budgets_that_cannot_be(tmp_path: Path, given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path, **{"available": GIB, "threads": 2, **given})  # type: ignore[arg-type]
+    assert words in str(caught.value)
+    assert "; allowed: " in str(caught.value)
+
+
+def test_environment_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    monkeypatch.setenv("UMEM_POLICY", "none")
+    monkeypatch.setenv("UMEM", "off")
+    environment = config.run_environment({"budget": "8GiB"})
+    ours = {k: v for k, v in environment.items() if k.startswith("UMEM")}
+    assert ours == {"UMEM": "1", "UMEM_STRICT": "1", "UMEM_POLICY": "none", "UMEM_BUDGET": "8GiB"}
+    assert not [name for name in config.child_environment() if name.startswith("UMEM")]
+    assert "PATH" in config.child_environment()
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    with pytest.raises(NotSupportedError, match="unset it"):
+        config.run_environment({})
+
+
+def test_the_table_the_settings_and_the_call_agree() -> None:
+    names = {option.name for option in options.OPTIONS}
+    assert names == {f.name for f in dataclasses.fields(Settings)} - {"origins"}
+    settable = {option.name for option in options.SETTABLE}
+    assert settable == set(inspect.signature(runtime.enable).parameters)
+    assert all(option.env.startswith("UMEM") for option in options.OPTIONS)
+    assert len(options.BY_ENV) == len(options.OPTIONS) == len(options.BY_NAME)
+    for option in options.OPTIONS:
+        option.parse(option.default)
+
+
+def test_the_cache_follows_xdg(tmp_path: Path) -> None:
+    assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")

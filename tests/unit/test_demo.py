@@ -1,0 +1,357 @@
+"""The demo's parts without the native core: workloads on plain torch, rows, table, picture."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the demo trains with torch")
+pytest.importorskip("sklearn", reason="the demo's digits come with scikit-learn")
+
+import torch
+
+from umem import cli
+from umem.cli import demo as command
+from umem.demo import data, progress, runner, table, worker, workloads
+from umem.demo.process import RunSpec, WorkerProcess
+from umem.errors import ConfigError, NotSupportedError, StateError
+from umem.report import plot
+from umem.units import MIB
+
+TINY: dict[str, workloads.Config] = {
+    "resnet": workloads.ResNetConfig(width=4, blocks=(1, 1), image=8, batch=64),
+    "gpt": workloads.GPTConfig(layers=1, dim=16, heads=2, context=16, batch=16, text=20_000),
+}
+
+
+# --- data ------------------------------------------------------------------------------------
+
+
+def test_digits_are_whole_and_normalised() -> None:
+    images, labels = data.digits(16)
+    assert images.shape == (1797, 1, 16, 16)
+    assert labels.bincount().min() > 150
+    assert abs(float(images.mean())) < 1e-5
+    assert abs(float(images.std()) - 1) < 1e-4
+
+
+def test_stdlib_text_is_sorted_ascii_and_capped(tmp_path: Path) -> None:
+    (tmp_path / "b.py").write_text("second")
+    (tmp_path / "a.py").write_bytes("fïrst\r\n".encode())
+    (tmp_path / "c.txt").write_text("not Python")
+    assert data.stdlib_text(8, tmp_path) == "frst\nsec"
+    with pytest.raises(NotSupportedError, match=r"holds 11 characters.*needs 12"):
+        data.stdlib_text(12, tmp_path)
+
+
+def test_the_standard_library_has_enough_text() -> None:
+    config = workloads.lookup("gpt").config
+    assert isinstance(config, workloads.GPTConfig)
+    assert len(data.stdlib_text(config.text)) == config.text
+
+
+def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(NotSupportedError, match=r"scikit-learn.*pip install '.\[demo\]'"):
+        data.need("sklearn.datasets")
+
+
+# --- workloads -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_training_learns_and_repeats_bit_by_bit(name: str) -> None:
+    workloads.set_threads(1)
+    prints = []
+    for _ in range(2):
+        training = workloads.build(TINY[name])
+        for _ in range(12):
+            training.step()
+        assert sum(training.losses[-3:]) < 0.95 * sum(training.losses[:3])
+        prints.append(training.fingerprint())
+    assert prints[0] == prints[1]
+    assert prints[0]["loss"] == training.losses[-1].hex()
+
+
+@pytest.mark.parametrize("where", ["weight", "optimizer"])
+def test_the_fingerprint_sees_one_bit(where: str) -> None:
+    training = workloads.build(TINY["gpt"])
+    training.step()
+    before = training.fingerprint()
+    parameter = next(iter(training.net.parameters()))
+    tensor = parameter if where == "weight" else training.optimizer.state[parameter]["exp_avg"]
+    with torch.no_grad():
+        tensor.view(torch.int32)[0, 0] ^= 1
+    after = training.fingerprint()
+    assert after["state_sha256"] != before["state_sha256"]
+    assert after["loss"] == before["loss"]
+
+
+def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'vgg' is unknown; allowed: resnet, gpt"):
+        workloads.lookup("vgg")
+
+
+# --- the worker and its process --------------------------------------------------------------
+
+
+def test_a_worker_trains_plain_torch_as_this_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMEM", "1")  # must not reach a plain worker
+    monkeypatch.setenv("UMEM_BUDGET", "banana")
+    with WorkerProcess(RunSpec("gpt")) as process:
+        steps = process.step(2)
+        assert process.stats() == {}
+        final = process.finish()
+    workloads.set_threads(1)
+    training = workloads.build(workloads.lookup("gpt").config)
+    assert [training.step() for _ in range(2)] == [step["loss"] for step in steps]
+    assert final["fingerprint"] == training.fingerprint()
+    assert all(step["ms"] > 0 for step in steps)
+
+
+def test_a_workers_error_is_passed_on() -> None:
+    with pytest.raises(StateError, match="failed at 'start': workload 'vgg' is unknown"):
+        WorkerProcess(RunSpec("vgg"))
+
+
+def test_a_dead_worker_leaves_its_last_words() -> None:
+    program = "import sys; sys.stdin.readline(); sys.exit('the frames ran out')"
+    heard: list[str] = []
+    with pytest.raises(StateError, match=r"exit code 1\):\nthe frames ran out"):
+        WorkerProcess(RunSpec("gpt"), on_note=heard.append, command=[sys.executable, "-c", program])
+    assert heard == ["the frames ran out"]
+
+
+def test_a_worker_that_hangs_is_killed() -> None:
+    program = "import time; time.sleep(60)"
+    with pytest.raises(StateError, match=r"within 0\.5 s and was killed"):
+        WorkerProcess(RunSpec("gpt"), timeout=0.5, command=[sys.executable, "-c", program])
+
+
+def test_prints_of_the_program_do_not_reach_the_replies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with worker.private_stdout() as replies:
+        print("chatter")
+        replies.write("{}")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("{}", "chatter\n")
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be above 0 bytes"):
+        RunSpec("gpt", budget=0)
+
+
+# --- the runner, over recorded runs ----------------------------------------------------------
+
+PEAK = 100 * MIB + 12345
+
+
+class Recorded:
+    """A worker that tells what a real one might: under a budget everything takes twice as long."""
+
+    def __init__(self, spec: RunSpec, on_note: object = None) -> None:
+        self.spec = spec
+        self.steps = 0
+        self.squeezed = spec.budget not in (None, runner.AMPLE_BYTES)
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def step(self, count: int = 1) -> list[dict[str, Any]]:
+        return [self._step() for _ in range(count)]
+
+    def _step(self) -> dict[str, float]:
+        self.steps += 1
+        ms = 99.0 if self.steps <= runner.WARM_STEPS else 20.0 if self.squeezed else 10.0
+        return {"ms": ms, "loss": 2.5}
+
+    def stats(self) -> dict[str, int]:
+        if self.spec.budget is None:
+            return {}
+        per_step = {"faults": 10, "bytes_in": MIB, "bytes_out": 2 * MIB, "bytes_discarded": 3 * MIB}
+        moved = {key: size * self.steps * self.squeezed for key, size in per_step.items()}
+        resident = min(self.spec.budget, PEAK)
+        return {**moved, "peak_live_bytes": PEAK, "peak_resident_bytes": resident}
+
+    def finish(self) -> dict[str, Any]:
+        fingerprint = {"loss": "0x1p0", "losses_sha256": "a", "state_sha256": "b"}
+        samples = [[0.0, 0, 0], [1.0, min(self.spec.budget or 0, PEAK), PEAK]]
+        return {"fingerprint": fingerprint, "stats": self.stats(), "samples": samples}
+
+
+def quiet() -> progress.Lines:
+    return progress.Lines(io.StringIO(), 1)
+
+
+def test_the_runner_takes_budgets_from_the_measured_peak() -> None:
+    seen: list[RunSpec] = []
+
+    def launch(spec: RunSpec, on_note: object) -> Recorded:
+        seen.append(spec)
+        return Recorded(spec)
+
+    plan = runner.Plan(workloads=("resnet",), steps=8)
+    outcome = runner.run(plan, quiet(), launch)
+    assert len(seen) == len(outcome.rows) == plan.runs == 11
+    assert [spec.budget for spec in seen[:2]] == [None, runner.AMPLE_BYTES]
+    squeezed = [(spec.budget, spec.policy) for spec in seen[2:]]
+    sizes = (50 * MIB, 24 * MIB, 12 * MIB)  # whole pages
+    assert squeezed == [(size, policy) for size in sizes for policy in runner.POLICIES]
+    assert outcome.good
+    row = outcome.rows[-1]
+    assert (row.faults_per_step, row.in_per_step, row.out_per_step) == (10, MIB, 2 * MIB)
+    assert (row.discarded_per_step, row.step_ms, row.ratio) == (3 * MIB, 20, 2)
+    assert outcome.samples["resnet", 8, "lru"][1] == (1.0, 12 * MIB, PEAK)
+    assert outcome.as_dict()["rows"][-1]["good"] is True
+
+
+class Spoilt(Recorded):
+    """Goes wrong in one of the ways that a run can."""
+
+    kind = ""
+
+    def finish(self) -> dict[str, Any]:
+        final = super().finish()
+        if self.spec.policy == "conv_lru" and self.spec.budget == 24 * MIB:
+            if self.kind == "fails":
+                raise StateError("the worker died")
+            if self.kind == "over":
+                final["stats"]["peak_resident_bytes"] = 24 * MIB + 1
+            if self.kind == "differs":
+                final["fingerprint"]["state_sha256"] = "c"
+        return final
+
+
+def spoilt(how: str) -> runner.Launch:
+    class Worker(Spoilt):
+        kind = how
+
+    return Worker
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown", "told"),
+    [
+        ("fails", "FAILED", "failed: the worker died"),
+        ("over", "24 OVER", "OVER BUDGET"),
+        ("differs", "NO", "NOT IDENTICAL"),
+    ],
+)
+def test_one_bad_run_spoils_the_demo_but_not_the_others(kind: str, shown: str, told: str) -> None:
+    stream = io.StringIO()
+    plan = runner.Plan(workloads=("resnet",), steps=8)
+    outcome = runner.run(plan, progress.Lines(stream, plan.runs), spoilt(kind))
+    assert not outcome.good
+    assert [row.good for row in outcome.rows].count(False) == 1
+    assert len(outcome.rows) == 11
+    text = table.render(outcome.rows)
+    (line,) = [line for line in text.splitlines() if shown in line]
+    assert "1/4" in line
+    assert "conv_lru" in line
+    assert told in stream.getvalue()
+    if kind == "fails":
+        assert text.endswith("resnet, 1/4, conv_lru: the worker died")
+
+
+def test_a_peak_measured_under_pressure_is_refused() -> None:
+    class Moving(Recorded):
+        def stats(self) -> dict[str, int]:
+            return {**super().stats(), "bytes_out": 1}
+
+    with pytest.raises(StateError, match="its peak cannot be known"):
+        runner.run(runner.Plan(workloads=("gpt",)), quiet(), Moving)
+
+
+def test_the_ratio_is_against_the_plain_steps_around_the_run() -> None:
+    class Slowing(Recorded):
+        """Plain torch after its own run: the machine has become three times slower."""
+
+        def _step(self) -> dict[str, float]:
+            record = super()._step()
+            slow = self.spec.budget is not None or self.steps > 7
+            return {**record, "ms": record["ms"] * 3} if slow else record
+
+    plan = runner.Plan(workloads=("gpt",), fractions=(2, 4), policies=("lru",), steps=7)
+    ratios = [row.ratio for row in runner.run(plan, quiet(), Slowing).rows]
+    assert ratios == [1.0, 1.5, 2.0, 2.0]  # the first one after the change sees both
+
+
+# --- what people see -------------------------------------------------------------------------
+
+
+def test_the_table_lines_up_and_says_what_is_unknown() -> None:
+    rows = runner.run(runner.Plan(steps=8), quiet(), Recorded).rows
+    lines = table.render(rows).splitlines()
+    assert len(lines) == 2 + len(rows) + 3  # header, runs, a rule before each workload and last
+    words = [" ".join(line.split()) for line in lines]
+    assert words[3] == "resnet - plain torch - - - reference - - - - 10 10 1.00x"
+    assert words[-2] == "gpt 1/8 conv_lru 100 12 12 yes 10 1 2 3 20 10 2.00x"
+    assert {len(line) for line in lines if line and "torch" not in line} == {len(lines[0])}
+
+
+def test_progress_on_a_pipe_is_a_line_a_run() -> None:
+    stream = io.StringIO()
+    listener = progress.for_stream(stream, 22)
+    assert isinstance(listener, progress.Lines)
+    runner.run(runner.Plan(workloads=("gpt",), fractions=(), steps=8), listener, Recorded)
+    assert stream.getvalue().splitlines() == [
+        "[1/22] gpt: plain torch: 10 ms a step, 1.00x",
+        "[2/22] gpt: lru, everything fits: 10 ms a step, 1.00x, identical",
+    ]
+
+
+def test_progress_on_a_terminal_keeps_the_lines() -> None:
+    pytest.importorskip("rich", reason="the bars are rich's")
+    stream = io.StringIO()
+    bars = progress.Bars(stream, 2)
+    try:
+        runner.run(runner.Plan(workloads=("gpt",), fractions=(), steps=8), bars, Recorded)
+        bars.note("[building] the extension")
+    finally:
+        bars.close()
+    assert "gpt: lru, everything fits: 10 ms a step, 1.00x, identical" in stream.getvalue()
+    assert "[building] the extension" in stream.getvalue()
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws it")
+    outcome = runner.run(runner.Plan(workloads=("resnet",), steps=8), quiet(), spoilt("fails"))
+    path = tmp_path / "demo.png"
+    plot.check(path)
+    plot.draw(command._panels(outcome), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    (panels,) = command._panels(outcome)
+    assert panels[1].resident["lru"] == [(0.0, 0), (1.0, 24 * MIB)]
+    assert panels[1].resident["conv_lru"] == []  # that run failed
+    assert panels[1].held == [(0.0, 0), (1.0, PEAK)]
+    assert [panel.title for panel in panels] == [
+        f"resnet, 1/{fraction} of its peak" for fraction in (2, 4, 8)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("demo.xyz", "unknown type of picture.*png"), ("none/demo.png", "folder does not exist")],
+)
+def test_a_bad_place_for_the_picture_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib knows the types")
+    with pytest.raises(ConfigError, match=words):
+        plot.check(tmp_path / name)
+
+
+def test_too_few_steps_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--steps", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == (
+        "",
+        "umem demo: --steps 2: the first two warm up; allowed: 3 and up\n",
+    )

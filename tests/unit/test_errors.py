@@ -1,0 +1,35 @@
+"""Error classes keep the built-in bases that callers rely on."""
+
+from __future__ import annotations
+
+import pytest
+
+from umem import errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        (errors.ConfigError, ValueError),
+        (errors.OutOfMemoryError, MemoryError),
+        (errors.NotSupportedError, RuntimeError),
+        (errors.StateError, RuntimeError),
+        (errors.DriverError, RuntimeError),
+    ],
+)
+def test_bases(kind: type[Exception], base: type[Exception]) -> None:
+    assert issubclass(kind, base)
+    assert issubclass(kind, errors.UmemError)
+    assert str(kind("words")) == "words"
+
+
+def test_the_native_core_raises_them() -> None:
+    from umem.native import core
+
+    with pytest.raises(errors.StateError):
+        core.set_budget(64 << 20, 0)
+    options = core.Options()
+    options.device = "abacus"
+    options.budget_bytes = 64 << 20
+    with pytest.raises((errors.ConfigError, errors.NotSupportedError)):
+        core.start(options)

@@ -1,0 +1,239 @@
+"""Finding and building the torch extension, with small sources and compilers of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from umem import torch_build
+from umem.errors import NotSupportedError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Notes each call, takes a while, and makes the file that it is asked for.
+RECORDING_COMPILER = """\
+#!/bin/sh
+echo "$@" >> "{calls}"
+sleep 0.3
+while [ $# -gt 0 ]; do
+  if [ "$1" = -o ]; then : > "$2"; fi
+  shift
+done
+"""
+
+
+@dataclass
+class Project:
+    """A source tree, a package directory with a libumem.so, a compiler and a cache."""
+
+    root: Path
+
+    @property
+    def sources(self) -> Path:
+        return self.root / "src"
+
+    @property
+    def package(self) -> Path:
+        return self.root / "package"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def calls(self) -> list[str]:
+        path = self.root / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def compiler(self, text: str = RECORDING_COMPILER) -> str:
+        path = self.root / "compiler"
+        path.write_text(text.format(calls=self.root / "calls"))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    def find_or_build(self, cxx: str | None = None, log: list[str] | None = None) -> Path:
+        return torch_build.find_or_build(
+            self.cache,
+            (log if log is not None else []).append,
+            package_dirs=[self.package],
+            sources=self.sources,
+            cxx=cxx,
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    for name, text in {
+        "torch_ext/module.cpp": '#include <vector>\n#include "torch_ext/part.h"\nint a;\n',
+        "torch_ext/part.h": '#include "runtime/hooks.h"\n',
+        "runtime/hooks.h": "// hooks\n",
+        "runtime/other.h": "// not included\n",
+    }.items():
+        path = made.sources / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    made.package.mkdir()
+    (made.package / torch_build.LIBRARY).write_bytes(b"")
+    return made
+
+
+def test_builds_once_and_says_so(project: Project) -> None:
+    log: list[str] = []
+    cxx = project.compiler()
+    built = project.find_or_build(cxx, log)
+    assert built.parent == project.cache
+    assert built.is_file()
+    assert len(log) == 1
+    assert "building the torch extension for torch" in log[0]
+    assert len(project.calls) == 2  # one unit, one link
+    assert project.find_or_build(cxx, log) == built
+    assert len(log) == 1
+    assert len(project.calls) == 2
+    assert list(project.cache.glob("build-*")) == []
+
+
+def test_the_installed_extension_comes_first_and_needs_no_compiler(project: Project) -> None:
+    torch_build.build(
+        project.package,
+        package_dirs=[project.package],
+        sources=project.sources,
+        cxx=project.compiler(),
+    )
+    found = project.find_or_build("no-such-compiler")
+    assert found.parent == project.package
+    assert not project.cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("torch_ext/module.cpp", True),
+        ("torch_ext/part.h", True),
+        ("runtime/hooks.h", True),
+        ("runtime/other.h", False),
+    ],
+)
+def test_key_follows_the_files_that_are_compiled(
+    project: Project, name: str, changes: bool
+) -> None:
+    before = torch_build.key(project.sources)
+    path = project.sources / name
+    path.write_text(path.read_text() + "// changed\n")
+    assert (torch_build.key(project.sources) != before) is changes
+
+
+def test_key_follows_the_torch_version(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    before = torch_build.key(project.sources)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert torch_build.key(project.sources) != before
+
+
+def test_second_process_waits_for_the_first(project: Project) -> None:
+    program = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from umem import torch_build
+        root, cxx = Path(sys.argv[1]), sys.argv[2]
+        print(torch_build.find_or_build(
+            root / "cache", package_dirs=[root / "package"], sources=root / "src", cxx=cxx))
+        """
+    )
+    command = [sys.executable, "-c", program, str(project.root), project.compiler()]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert sum("building the torch extension" in err and "(once" in err for _, err in outputs) == 1
+    assert len(project.calls) == 2
+
+
+def test_no_compiler_names_what_to_install(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(project.root))
+    with pytest.raises(NotSupportedError, match=r"no C\+\+ compiler.*apt install g\+\+"):
+        project.find_or_build()
+
+
+def test_wrong_cxx_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NotSupportedError, match=r"'no-such-compiler'.*CXX"):
+        project.find_or_build()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_compile_error_shows_its_first_lines_and_the_log(project: Project) -> None:
+    (project.sources / "torch_ext" / "module.cpp").write_text("int main() { return nonsense; }\n")
+    with pytest.raises(NotSupportedError) as caught:
+        project.find_or_build("c++")
+    message = str(caught.value)
+    assert "nonsense" in message
+    log = Path(message.rsplit("The whole log is in ", 1)[1].rstrip("."))
+    assert "nonsense" in log.read_text()
+    assert list(project.cache.glob("*.so")) == []
+
+
+def test_a_failed_link_leaves_nothing_that_could_be_loaded(project: Project) -> None:
+    failing = RECORDING_COMPILER.replace(
+        "sleep 0.3", 'case "$*" in *-shared*) echo "ld: error: broken"; exit 1;; esac'
+    )
+    with pytest.raises(NotSupportedError, match="ld: error: broken"):
+        project.find_or_build(project.compiler(failing))
+    assert list(project.cache.glob("*.so")) == []
+
+
+def test_cache_that_cannot_be_written_names_the_option(project: Project) -> None:
+    project.cache.write_text("a file, not a directory")
+    with pytest.raises(NotSupportedError, match="UMEM_TORCH_EXT_CACHE"):
+        project.find_or_build(project.compiler())
+
+
+def test_missing_library_and_sources_say_how_to_install(project: Project) -> None:
+    (project.package / torch_build.LIBRARY).unlink()
+    with pytest.raises(NotSupportedError, match=r"libumem\.so.*pip install"):
+        project.find_or_build(project.compiler())
+    (project.sources / "torch_ext" / "module.cpp").unlink()
+    with pytest.raises(NotSupportedError, match="pip install"):
+        project.find_or_build(project.compiler())
+
+
+def test_a_file_that_is_no_extension_is_a_clear_error(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, torch_build.NAME, raising=False)
+    monkeypatch.setattr(torch_build, "_source_dir", lambda _dirs: project.sources)
+    broken = project.find_or_build(project.compiler())
+    broken.write_bytes(b"not a library")
+    with pytest.raises(NotSupportedError, match="cannot be loaded"):
+        torch_build.load(project.cache, package_dirs=[project.package])
+    assert torch_build.NAME not in sys.modules
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_our_own_sources_compile_without_warnings() -> None:
+    sources = ROOT / "src"
+    if not (sources / "torch_ext").is_dir():
+        pytest.skip("not in a source tree")
+    flags = torch_build.compile_flags(sources)
+    # The smallest units; the whole extension is built by the integration tests.
+    for name in ("cpu_allocator.cpp", "thread_state.cpp"):
+        command = ["c++", *flags, "-Werror", "-fsyntax-only", str(sources / "torch_ext" / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,44 @@
+"""The command line: ``umem COMMAND ...``. One module a command; see base.Command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import cast
+
+from .. import __version__
+from ..errors import UmemError
+from .base import Command
+
+COMMANDS = ("run", "doctor", "demo")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code, 2 for errors of the user or the machine."""
+    argv = sys.argv[1:] if argv is None else argv
+    named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
+    commands = {name: _load(name) for name in named}
+    args = _parser(commands).parse_args(argv)
+    try:
+        return commands[args.command].main(args)
+    except UmemError as error:
+        print(f"umem {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _load(name: str) -> Command:
+    return cast("Command", importlib.import_module(f"{__name__}.{name}"))
+
+
+def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="umem", description="Train with more memory than the device has."
+    )
+    parser.add_argument("--version", action="version", version=f"umem {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in commands.values():
+        command.add_parser(subparsers)
+    return parser

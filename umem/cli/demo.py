@@ -1,0 +1,134 @@
+"""``umem demo``: train real networks out-of-core here and compare with plain torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from umem.cli.base import Subparsers
+    from umem.demo.runner import Outcome, Plan
+    from umem.report.plot import Panel
+
+LEAST_STEPS = 3  # two warm up
+QUICK_STEPS = 4
+DEFAULT_PLOT = Path("umem-demo.png")
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``demo`` to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a ResNet and a GPT with a fraction of their memory, and compare",
+        description="Train a ResNet and a small GPT on real data, plain and with 1/2, 1/4 and 1/8 "
+        "of the memory they need; exit code 1 if a result differs or a budget is exceeded.",
+    )
+    parser.add_argument(
+        "--workload", choices=("all", "resnet", "gpt"), default="all", help="default: all"
+    )
+    parser.add_argument("--steps", type=int, help="training steps of a run, 3 or more (default: 7)")
+    parser.add_argument("--quick", action="store_true", help="4 steps, lru at 1/4 only")
+    parser.add_argument("--device", default="soft", help="soft[:PROFILE] or cuda (default: soft)")
+    parser.add_argument("--plot", type=Path, help=f"the picture (default: {DEFAULT_PLOT})")
+    parser.add_argument(
+        "--json", action="store_true", help="only JSON on stdout; a picture only with --plot"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if every run was identical and within its budget, else 1.
+
+    Raises:
+        UmemError: it cannot run here, or an option is wrong.
+    """
+    from umem.demo import progress, runner, table
+    from umem.report import plot
+
+    plan = _plan(args)
+    path = args.plot or (None if args.json else DEFAULT_PLOT)
+    _check(plan, path)
+    stream = sys.stderr if args.json else sys.stdout
+    listener = progress.for_stream(stream, plan.runs)
+    try:
+        outcome = runner.run(plan, listener)
+    finally:
+        listener.close()
+    if path is not None:
+        plot.draw(_panels(outcome), path)
+    if args.json:
+        print(json.dumps({**outcome.as_dict(), "plot": str(path) if path else None}, indent=1))
+    else:
+        print("\n" + table.render(outcome.rows))
+        print(f"Resident bytes over time: {path}")
+        print(_verdict(outcome))
+    return 0 if outcome.good else 1
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from umem import config
+    from umem.demo.runner import FRACTIONS, POLICIES, Plan
+    from umem.demo.workloads import WORKLOADS
+    from umem.errors import ConfigError
+
+    steps = args.steps if args.steps is not None else QUICK_STEPS if args.quick else Plan().steps
+    if steps < LEAST_STEPS:
+        raise ConfigError(f"--steps {steps}: the first two warm up; allowed: {LEAST_STEPS} and up")
+    return Plan(
+        workloads=tuple(WORKLOADS) if args.workload == "all" else (args.workload,),
+        fractions=(4,) if args.quick else FRACTIONS,
+        policies=("lru",) if args.quick else POLICIES,
+        steps=steps,
+        device=args.device,
+        # The workers do not see umem's variables, so that plain torch stays plain.
+        torch_ext_cache=str(config.load().torch_ext_cache),
+    )
+
+
+def _check(plan: Plan, path: Path | None) -> None:
+    """What can be known to fail fails now, not after minutes."""
+    from umem import config, startup
+    from umem.demo import data
+    from umem.demo.runner import AMPLE_BYTES
+    from umem.report import plot
+
+    data.need("torch")
+    if "resnet" in plan.workloads:
+        data.need("sklearn")
+    if path is not None:
+        plot.check(path)
+    given = {"device": plan.device, "budget": AMPLE_BYTES}
+    startup.native_options(config.load(given, flags=True), threads=1)
+
+
+def _panels(outcome: Outcome) -> list[list[Panel]]:
+    from umem.report.plot import Panel
+
+    rows: list[list[Panel]] = []
+    for name in outcome.plan.workloads:
+        panels: list[Panel] = []
+        for fraction in outcome.plan.fractions:
+            mine = [r for r in outcome.rows if (r.workload, r.fraction) == (name, fraction)]
+            samples = {r.policy: outcome.samples[name, fraction, r.policy] for r in mine}
+            resident = {
+                policy: [(ms, size) for ms, size, _ in points] for policy, points in samples.items()
+            }
+            whole = next((points for points in samples.values() if points), [])
+            held = [(ms, size) for ms, _, size in whole]
+            title = f"{name}, 1/{fraction} of its peak"
+            panels.append(Panel(title, mine[0].budget_bytes or 0, held, resident))
+        rows.append(panels)
+    return rows
+
+
+def _verdict(outcome: Outcome) -> str:
+    if outcome.good:
+        return (
+            f"All {len(outcome.rows)} runs gave the same bits as plain torch, each in its budget."
+        )
+    bad = sum(not row.good for row in outcome.rows)
+    return (
+        f"{bad} of {len(outcome.rows)} runs failed, differ from plain torch or exceeded the budget."
+    )

@@ -1,0 +1,74 @@
+"""``umem run [options] script.py args...``: a program under umem, unchanged.
+
+The interpreter replaces this process, so process id, signals and exit code are the program's own,
+and child processes inherit the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from .. import config
+from ..errors import ConfigError, NotSupportedError
+from .base import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `umem run`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a Python program under umem",
+        description="Run a Python program under umem. Options stand before the program.",
+        usage="umem run [options] (script.py | -m module) [args ...]",
+        allow_abbrev=False,
+    )
+    config.add_arguments(parser)
+    rest = argparse.REMAINDER  # what follows the program's name belongs to the program
+    parser.add_argument("-m", dest="module", nargs=rest, help="run a module as python -m does")
+    parser.add_argument("script", nargs=rest, help="the program and its arguments")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Replace this process by the program; returns only by an error.
+
+    Raises:
+        ConfigError: a bad option, or no such script.
+        NotSupportedError: umem cannot work here, so the program is not started.
+    """
+    given = config.given_arguments(args)
+    check_options(given)
+    command = [*_interpreter(), *_program(args)]
+    environment = config.run_environment(given)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], command, environment)
+
+
+def check_options(given: dict[str, str]) -> None:
+    """Find bad options here, where they are one line and not a traceback out of `import torch`.
+
+    Torch, and with it the number of its threads, is left for later: one thread is the least.
+    """
+    from .. import startup
+
+    startup.native_options(config.load(given, flags=True), threads=1)
+
+
+def _interpreter() -> list[str]:
+    if not sys.executable:
+        raise NotSupportedError("python does not know its own path; start it by its full path")
+    return [sys.executable]
+
+
+def _program(args: argparse.Namespace) -> list[str]:
+    if args.module:
+        return ["-m", *args.module]
+    if args.module is not None or not args.script:
+        raise ConfigError("no program given; write `umem run script.py` or `umem run -m module`")
+    script = args.script[1:] if args.script[0] == "--" else args.script
+    if not script or not os.path.exists(script[0]):
+        name = script[0] if script else "--"
+        raise ConfigError(f"there is no script {name!r}; check the path, or use -m for a module")
+    return list(script)

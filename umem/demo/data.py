@@ -1,0 +1,68 @@
+"""Real data that installed packages carry: nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from umem.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HINT = "pip install '.[demo]' in umem's source tree"
+
+
+def need(module: str) -> Any:
+    """Import an optional module of the demo.
+
+    Raises:
+        NotSupportedError: it is not installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = {"sklearn": "scikit-learn"}.get((error.name or module).split(".")[0], error.name)
+        raise NotSupportedError(f"the demo needs {package}, not installed here: {HINT}") from error
+
+
+def digits(image: int) -> tuple[Tensor, Tensor]:
+    """All 1797 handwritten digits of scikit-learn as (images, labels) on the CPU.
+
+    The images are (1797, 1, image, image) float32, scaled up from 8 x 8 and normalised; the labels
+    are int64 in 0..9.
+    """
+    torch = need("torch")
+    bunch = need("sklearn.datasets").load_digits()
+    small = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    large = torch.nn.functional.interpolate(
+        small, size=(image, image), mode="bilinear", align_corners=False
+    )
+    large = (large - large.mean()) / large.std()
+    return large, torch.tensor(bunch.target, dtype=torch.int64)
+
+
+def stdlib_text(limit: int, folder: Path | None = None) -> str:
+    """The first `limit` characters of the sorted sources of Python's standard library.
+
+    Only top-level ``*.py`` files count, in name order, and only their ASCII characters: the same
+    Python gives the same text on every machine.
+
+    Raises:
+        NotSupportedError: this Python came without its sources.
+    """
+    root = folder or Path(sysconfig.get_path("stdlib"))
+    parts: list[str] = []
+    size = 0
+    for path in sorted(root.glob("*.py")):
+        text = path.read_bytes().decode("ascii", errors="ignore").replace("\r\n", "\n")
+        parts.append(text)
+        size += len(text)
+        if size >= limit:
+            return "".join(parts)[:limit]
+    raise NotSupportedError(
+        f"{root} holds {size} characters of Python source, the demo's text needs {limit}: "
+        "use a Python that ships the sources of its standard library"
+    )

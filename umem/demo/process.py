@@ -1,0 +1,166 @@
+"""One training in one process of its own, stepped from here.
+
+A run under umem must not share a process with a plain one: torch's allocator, its threads and its
+caches would mix. Both sides speak JSON lines: commands on stdin, replies on stdout.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any
+
+from umem.config import child_environment
+from umem.errors import StateError
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a worker trains, and under what; sizes in bytes.
+
+    `budget` None means plain torch: umem is not even enabled. `sample_ms` 0 takes no samples.
+    """
+
+    workload: str
+    budget: int | None = None
+    policy: str = "lru"
+    device: str = "soft"
+    threads: int = 1
+    observer: str = "auto"
+    sample_ms: float = 0.0
+    torch_ext_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.budget <= 0:
+            raise ValueError(f"budget {self.budget} must be above 0 bytes")
+
+
+class WorkerProcess:
+    """A started worker. Use as a context manager: leaving it ends the process."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        on_note: Callable[[str], None] | None = None,
+        timeout: float = 180.0,
+        command: list[str] | None = None,
+    ) -> None:
+        """Start the process and wait until its training is built.
+
+        Args:
+            spec: what to train.
+            on_note: gets each line that the worker writes to stderr.
+            timeout: seconds that one command may take, the start included.
+            command: another program that speaks the same protocol.
+
+        Raises:
+            StateError: the worker died, timed out or reported an error; says its last words.
+        """
+        self.spec = spec
+        self._timeout = timeout
+        self._words: collections.deque[str] = collections.deque(maxlen=30)
+        self._on_note = on_note
+        self._process = subprocess.Popen(
+            command or [sys.executable, "-m", "umem.demo.worker", "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=child_environment(),
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        try:
+            self.hello = self.call("start", **asdict(spec))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def step(self, count: int = 1) -> list[dict[str, Any]]:
+        """Train `count` steps: one record each with `ms` and `loss`."""
+        records: list[dict[str, Any]] = self.call("step", count=count)["steps"]
+        return records
+
+    def stats(self) -> dict[str, int]:
+        """The statistics of umem in the worker; empty for plain torch."""
+        record: dict[str, int] = self.call("stats")["stats"]
+        return record
+
+    def finish(self) -> dict[str, Any]:
+        """Fingerprint, statistics and samples: the last command."""
+        return self.call("finish")
+
+    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send one command and wait for its reply."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(self._timeout, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            expired = not timer.is_alive()
+            timer.cancel()
+        if not line:
+            raise StateError(self._obituary(command, expired))
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise StateError(f"the worker for {self.spec} failed at {command!r}: {reply['error']}")
+        return reply
+
+    def close(self) -> None:
+        """End the process, by force where it does not go by itself."""
+        process = self._process
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # gone already, which is what we want
+                process.stdin.close()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._listener.join(timeout=5)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._words.append(line.rstrip())
+            if self._on_note is not None:
+                self._on_note(line.rstrip())
+
+    def _obituary(self, command: str, expired: bool) -> str:
+        if expired:
+            return (
+                f"the worker for {self.spec} did not answer {command!r} within "
+                f"{self._timeout:g} s and was killed"
+            )
+        code = self._process.wait(timeout=10)
+        self._listener.join(timeout=5)
+        words = "\n".join(self._words) or "(it said nothing)"
+        return f"the worker for {self.spec} died at {command!r} (exit code {code}):\n{words}"

@@ -1,0 +1,298 @@
+"""Runs a workload plain and under umem at several budgets, each in a process of its own."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+from umem.errors import StateError, UmemError
+from umem.units import GIB, format_bytes
+
+from .process import RunSpec, WorkerProcess
+from .workloads import WORKLOADS
+
+AMPLE_BYTES = 1 * GIB  # well above every workload's peak; frames are only backed once used
+FRACTIONS = (2, 4, 8)
+POLICIES = ("none", "lru", "conv_lru")
+PAGE_BYTES = 2 << 20
+SAMPLE_MS = 4.0
+PLAIN_STEPS = 2  # of plain torch between two runs
+WARM_STEPS = 2  # umem learns in the first, the optimizer's state appears in it
+
+
+Sample = tuple[float, int, int]  # ms, resident bytes, live bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a demo runs. `steps` counts the warm-up."""
+
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    fractions: tuple[int, ...] = FRACTIONS
+    policies: tuple[str, ...] = POLICIES
+    steps: int = 7
+    device: str = "soft"
+    torch_ext_cache: str | None = None
+
+    @property
+    def runs(self) -> int:
+        """How many processes that takes."""
+        return len(self.workloads) * (2 + len(self.fractions) * len(self.policies))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run's figures; sizes in bytes, `_per_step` and `step_ms` over the steady steps.
+
+    `fraction` is 0 for the plain run and 1 for the one in which everything fits. `plain_ms` is a
+    plain step just before and after the run, since machines drift. `ratio` is
+    against plain steps taken just before and after. What plain torch does not tell is
+    None. `problem` says why a run has no figures.
+    """
+
+    workload: str
+    policy: str
+    fraction: int
+    peak_bytes: int | None = None
+    budget_bytes: int | None = None
+    peak_resident_bytes: int | None = None
+    identical: bool = False
+    faults_per_step: float | None = None
+    in_per_step: float | None = None
+    out_per_step: float | None = None
+    discarded_per_step: float | None = None
+    step_ms: float | None = None
+    plain_ms: float | None = None
+    ratio: float | None = None
+    loss: str | None = None
+    first_loss: float | None = None
+    state_sha256: str | None = None
+    problem: str | None = None
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the most resident bytes stayed in the budget; plain torch has none."""
+        if self.budget_bytes is None:
+            return True
+        return self.peak_resident_bytes is not None and (
+            self.peak_resident_bytes <= self.budget_bytes
+        )
+
+    @property
+    def good(self) -> bool:
+        """Identical to plain torch and within the budget."""
+        return self.problem is None and self.identical and self.within_budget
+
+
+@dataclass
+class Measured:
+    """The raw outcome of one run."""
+
+    spec: RunSpec
+    step_ms: list[float]
+    first_loss: float
+    fingerprint: dict[str, str]
+    warm_stats: dict[str, int]
+    steady_stats: dict[str, int]
+    stats: dict[str, int]
+    samples: list[Sample] = field(default_factory=list)
+
+
+class Progress(Protocol):
+    """Who hears how the demo goes."""
+
+    def begin(self, title: str, steps: int) -> None:
+        """A run starts."""
+
+    def step(self, done: int, milliseconds: float) -> None:
+        """It trained one more step."""
+
+    def end(self, row: Row) -> None:
+        """It ended."""
+
+    def note(self, text: str) -> None:
+        """It said something."""
+
+
+class Worker(Protocol):
+    """A started training; `process.WorkerProcess` is one."""
+
+    def __enter__(self) -> Worker: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def step(self, count: int = 1) -> list[dict[str, Any]]: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+    def finish(self) -> dict[str, Any]: ...
+
+
+Launch = Callable[[RunSpec, Callable[[str], None]], Worker]
+
+
+def measure(worker: Worker, spec: RunSpec, steps: int, progress: Progress) -> Measured:
+    """Train `steps` steps.
+
+    Raises:
+        StateError: the worker failed; says how.
+    """
+    records: list[dict[str, Any]] = []
+    warm_stats: dict[str, int] = {}
+    for done in range(1, steps + 1):
+        records += worker.step()
+        if done == WARM_STEPS:
+            warm_stats = worker.stats()
+        progress.step(done, records[-1]["ms"])
+    steady_stats = worker.stats()
+    final = worker.finish()
+    return Measured(
+        spec=spec,
+        step_ms=[record["ms"] for record in records],
+        first_loss=records[0]["loss"],
+        fingerprint=final["fingerprint"],
+        warm_stats=warm_stats,
+        steady_stats=steady_stats,
+        stats=final["stats"],
+        samples=[(ms, resident, live) for ms, resident, live in final["samples"]],
+    )
+
+
+@dataclass
+class Outcome:
+    """All runs of a demo, and the samples of each by workload, fraction and policy."""
+
+    plan: Plan
+    rows: list[Row] = field(default_factory=list)
+    samples: dict[tuple[str, int, str], list[Sample]] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Whether every run was identical and within its budget."""
+        return bool(self.rows) and all(row.good for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {**asdict(row), "within_budget": row.within_budget, "good": row.good}
+            for row in self.rows
+        ]
+        return {"good": self.good, "plan": asdict(self.plan), "rows": rows}
+
+
+def run(plan: Plan, progress: Progress, launch: Launch = WorkerProcess) -> Outcome:
+    """Run everything in `plan`; a run under a budget that fails becomes a row with a problem.
+
+    Raises:
+        StateError: a plain run or one with an ample budget failed, without which nothing can be
+            compared.
+    """
+    outcome = Outcome(plan)
+    for name in plan.workloads:
+        for row, samples in _run_workload(name, plan, progress, launch):
+            outcome.rows.append(row)
+            outcome.samples[row.workload, row.fraction, row.policy] = samples
+            progress.end(row)
+    return outcome
+
+
+def _run_workload(
+    name: str, plan: Plan, progress: Progress, launch: Launch
+) -> Iterator[tuple[Row, list[Sample]]]:
+    base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache)
+    progress.begin(f"{name}: plain torch", plan.steps)
+    with launch(base, progress.note) as reference:
+        plain = measure(reference, base, plan.steps, progress)
+        yield make_row(plain, plain, plain.step_ms[WARM_STEPS:], 0, None), []
+        beside = _Beside(reference, plain, plan, progress, launch)
+
+        roomy = replace(base, device=plan.device, budget=AMPLE_BYTES, sample_ms=SAMPLE_MS)
+        row, measured = beside.run(roomy, 1, None)
+        if measured.stats["bytes_out"]:
+            raise StateError(
+                f"{name} moved bytes out of {format_bytes(AMPLE_BYTES)}: its peak cannot be known"
+            )
+        peak = measured.stats["peak_live_bytes"]
+        yield replace(row, peak_bytes=peak), measured.samples
+
+        for fraction in plan.fractions:
+            budget = peak // fraction // PAGE_BYTES * PAGE_BYTES
+            for policy in plan.policies:
+                spec = replace(roomy, budget=budget, policy=policy)
+                try:
+                    row, measured = beside.run(spec, fraction, peak)
+                except UmemError as error:
+                    yield Row(name, policy, fraction, peak, budget, problem=str(error)), []
+                else:
+                    yield row, measured.samples
+
+
+class _Beside:
+    """Runs with plain steps before and after each: machines drift, so only neighbours compare."""
+
+    def __init__(
+        self, reference: Worker, plain: Measured, plan: Plan, progress: Progress, launch: Launch
+    ) -> None:
+        self._reference = reference
+        self._plain = plain
+        self._plan = plan
+        self._progress = progress
+        self._launch = launch
+        self._before = plain.step_ms[-PLAIN_STEPS:]
+
+    def run(self, spec: RunSpec, fraction: int, peak: int | None) -> tuple[Row, Measured]:
+        """Measure `spec`; StateError where it fails."""
+        memory = "everything fits" if fraction == 1 else f"1/{fraction} of the peak"
+        self._progress.begin(f"{spec.workload}: {spec.policy}, {memory}", self._plan.steps)
+        with self._launch(spec, self._progress.note) as worker:
+            measured = measure(worker, spec, self._plan.steps, self._progress)
+        after = [record["ms"] for record in self._reference.step(PLAIN_STEPS)]
+        row = make_row(measured, self._plain, self._before + after, fraction, peak)
+        self._before = after
+        return row, measured
+
+
+def make_row(
+    measured: Measured, plain: Measured, plain_ms: Sequence[float], fraction: int, peak: int | None
+) -> Row:
+    """The figures of one run; `plain_ms` are plain torch's steps around it."""
+    spec = measured.spec
+    steady = measured.step_ms[WARM_STEPS:]
+    step_ms = statistics.median(steady)
+    row = Row(
+        workload=spec.workload,
+        policy="plain torch" if spec.budget is None else spec.policy,
+        fraction=fraction,
+        peak_bytes=peak,
+        budget_bytes=spec.budget,
+        identical=measured.fingerprint == plain.fingerprint,
+        step_ms=step_ms,
+        plain_ms=statistics.median(plain_ms),
+        ratio=step_ms / statistics.median(plain_ms),
+        loss=measured.fingerprint["loss"],
+        first_loss=measured.first_loss,
+        state_sha256=measured.fingerprint["state_sha256"],
+    )
+    if spec.budget is None:
+        return row
+
+    def each(key: str) -> float:
+        return (measured.steady_stats[key] - measured.warm_stats[key]) / len(steady)
+
+    return replace(
+        row,
+        peak_resident_bytes=measured.stats["peak_resident_bytes"],
+        faults_per_step=each("faults"),
+        in_per_step=each("bytes_in"),
+        out_per_step=each("bytes_out"),
+        discarded_per_step=each("bytes_discarded"),
+    )

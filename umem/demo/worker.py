@@ -1,0 +1,167 @@
+"""The process that trains: ``python -m umem.demo.worker``.
+
+With ``--serve`` it obeys `process.WorkerProcess`; without, it trains `--steps` and prints the
+result as one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, TextIO
+
+import umem
+from umem.errors import UmemError
+
+from . import workloads
+from .process import RunSpec
+
+
+class Sampler:
+    """Resident and live bytes over time, taken by a thread and at the end of each step."""
+
+    def __init__(self, period_ms: float) -> None:
+        self._period = period_ms / 1000.0
+        self._origin = time.perf_counter()
+        self._points: list[tuple[float, int, int]] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="umem-sampler", daemon=True)
+        self._thread.start()
+
+    def take(self) -> None:
+        """Add one point: (ms since the start, resident bytes, live bytes)."""
+        stats = umem.stats()
+        elapsed = (time.perf_counter() - self._origin) * 1e3
+        point = (elapsed, stats.resident_bytes, stats.live_bytes)
+        with self._lock:
+            self._points.append(point)
+
+    def close(self) -> list[tuple[float, int, int]]:
+        """Stop sampling; returns the points in time order."""
+        self._stop.set()
+        self._thread.join()
+        return sorted(self._points)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period):
+            self.take()
+
+
+class Run:
+    """One training under one spec."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        workloads.set_threads(spec.threads)  # before umem checks its floor against them
+        if spec.budget is not None:
+            umem.enable(
+                budget=spec.budget,
+                policy=spec.policy,
+                device=spec.device,
+                observer=spec.observer,
+                torch_ext_cache=spec.torch_ext_cache,
+            )
+        target = "cuda" if spec.device.startswith("cuda") else "cpu"
+        config = workloads.lookup(spec.workload).config
+        self.training = workloads.build(config, target)
+        sampled = spec.budget is not None and spec.sample_ms > 0
+        self._sampler = Sampler(spec.sample_ms) if sampled else None
+
+    def step(self) -> dict[str, float]:
+        """Train one step: its time in ms (the loss is read, so it is complete) and its loss."""
+        begin = time.perf_counter()
+        loss = self.training.step()
+        elapsed = (time.perf_counter() - begin) * 1e3
+        if self._sampler is not None:
+            self._sampler.take()
+        return {"ms": elapsed, "loss": loss}
+
+    def stats(self) -> dict[str, int]:
+        """The statistics of umem as of now, empty without umem."""
+        return {} if self.spec.budget is None else asdict(umem.stats())
+
+    def finish(self) -> dict[str, Any]:
+        """The fingerprint, then the statistics: reading all weights must keep the budget too."""
+        samples = [] if self._sampler is None else self._sampler.close()
+        fingerprint = self.training.fingerprint()
+        return {"fingerprint": fingerprint, "stats": self.stats(), "samples": samples}
+
+
+def answer(run: Run | None, request: dict[str, Any]) -> tuple[Run | None, dict[str, Any]]:
+    """Obey one command of `WorkerProcess`."""
+    command = request.pop("do")
+    if command == "start":
+        run = Run(RunSpec(**request))
+        return run, {"pid": os.getpid(), "torch": sys.modules["torch"].__version__}
+    assert run is not None, "start comes first"
+    if command == "step":
+        return run, {"steps": [run.step() for _ in range(request["count"])]}
+    if command == "stats":
+        return run, {"stats": run.stats()}
+    if command == "finish":
+        return run, run.finish()
+    raise ValueError(f"unknown command {command!r}")
+
+
+def serve(commands: TextIO, replies: TextIO) -> None:
+    """Obey commands until the input ends."""
+    run: Run | None = None
+    for line in commands:
+        try:
+            run, reply = answer(run, json.loads(line))
+        except UmemError as error:
+            reply = {"error": str(error)}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+@contextlib.contextmanager
+def private_stdout() -> Iterator[TextIO]:
+    """The replies' stream; whatever else prints goes to stderr, so it cannot break the protocol."""
+    replies = sys.stdout
+    sys.stdout = sys.stderr
+    try:
+        yield replies
+    finally:
+        sys.stdout = replies
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m umem.demo.worker", description=__doc__)
+    parser.add_argument("--serve", action="store_true", help="obey JSON commands from stdin")
+    parser.add_argument("--workload", choices=sorted(workloads.WORKLOADS), default="resnet")
+    parser.add_argument("--budget", type=int, help="bytes; plain torch without it")
+    parser.add_argument("--policy", default="lru")
+    parser.add_argument("--device", default="soft")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--sample-ms", type=float, default=0.0)
+    args = parser.parse_args(argv)
+    with private_stdout() as replies:
+        if args.serve:
+            serve(sys.stdin, replies)
+            return 0
+        spec = RunSpec(
+            workload=args.workload,
+            budget=args.budget,
+            policy=args.policy,
+            device=args.device,
+            threads=args.threads,
+            sample_ms=args.sample_ms,
+        )
+        run = Run(spec)
+        steps = [run.step() for _ in range(args.steps)]
+        replies.write(json.dumps({"spec": asdict(spec), "steps": steps, **run.finish()}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

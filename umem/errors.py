@@ -1,0 +1,27 @@
+"""Every error that umem raises on purpose. docs/errors.md says what to do about each."""
+
+from __future__ import annotations
+
+
+class UmemError(Exception):
+    """Base of all umem errors; never raised itself."""
+
+
+class ConfigError(UmemError, ValueError):
+    """An option is unknown, malformed or out of bounds; the message says what is allowed."""
+
+
+class OutOfMemoryError(UmemError, MemoryError):
+    """Device budget and host budget together cannot hold what was asked for."""
+
+
+class NotSupportedError(UmemError, RuntimeError):
+    """This machine or installation lacks something; the message says what, and what to do."""
+
+
+class StateError(UmemError, RuntimeError):
+    """The call does not fit the state that umem is in, such as enabled with other options."""
+
+
+class DriverError(UmemError, RuntimeError):
+    """The device driver reported a failure that umem could not handle."""

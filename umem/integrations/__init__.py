@@ -1,0 +1,1 @@
+"""One file a framework; nothing below imports these."""

@@ -1,0 +1,172 @@
+"""What umem learns of a torch program through Python hooks.
+
+`Tagger` names parameters, gradients and optimizer state, which no operator tells apart; it goes
+with either observer. `PythonObserver` does the native observer's work without C++, for diagnosis:
+it costs several microseconds an op, sees only the thread that turned it on (and backward passes
+that run there: those of CPU tensors do), and torch.compile runs uncompiled under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..native import core
+
+# Steps in which everything is tagged; after them 1 in `_TAG_EVERY`, since addresses seldom change.
+_TAG_ALWAYS = 3
+_TAG_EVERY = 16
+
+_stepping: set[int] = set()  # ids of the optimizers inside their step
+
+
+class Tagger:
+    """Tags parameters, gradients and optimizer state in umem's blocks.
+
+    Args:
+        step_boundaries: also tell umem of the end of each optimizer step; the native observer
+            does that itself.
+    """
+
+    def __init__(self, step_boundaries: bool) -> None:
+        self._step_boundaries = step_boundaries
+        self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._handles = [
+            register_module_parameter_registration_hook(self._registered),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks out of torch."""
+        for handle in self._handles:
+            handle.remove()
+        _stepping.clear()
+
+    def _registered(self, _module: object, _name: str, parameter: object) -> None:
+        if isinstance(parameter, torch.Tensor):
+            _tag(parameter, "param")
+
+    def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if torch.is_grad_enabled():
+            _stepping.clear()  # not inside another's step: what is left is of steps that raised
+        _stepping.add(id(optimizer))
+        if not self._is_due(optimizer):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _tag(parameter, "param")
+                if parameter.grad is not None:
+                    _tag(parameter.grad, "grad")
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        _stepping.discard(id(optimizer))
+        if self._is_due(optimizer):
+            for tensor in _tensors(optimizer.state.values()):
+                _tag(tensor, "optimizer")
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self._step_boundaries and not _stepping:
+            core.step()
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        steps = self._steps.get(optimizer, 0)
+        return steps < _TAG_ALWAYS or steps % _TAG_EVERY == 0
+
+
+class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells umem of every op, from Python. On from its construction until `remove`.
+
+    Args:
+        family_of: the family of an op's name; the native table, so that both observers agree.
+    """
+
+    def __init__(self, family_of: Callable[[str], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._family_of = family_of
+        self._families: dict[Any, str] = {}
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self)
+
+    def remove(self) -> None:
+        """Turn it off. On the thread that turned it on, with no mode on top of it."""
+        self._stack.close()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the op between the two notices."""
+        del types
+        inputs = list(_tensors([*args, *(kwargs or {}).values()]))
+        phase = _phase()
+        token = core.op_begin(_addresses(inputs), self._family(func), phase)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            core.op_end(token, _result_tag(phase, inputs))
+
+    def _family(self, func: Any) -> str:
+        family = self._families.get(func)
+        if family is None:
+            family = self._families[func] = self._family_of(str(func._schema.name))
+        return family
+
+
+def _phase() -> str:
+    if torch._C._current_graph_task_id() != -1:
+        return "backward"
+    # With gradients on it is the closure of the optimizer's step, or a step raised.
+    return "optimizer" if _stepping and not torch.is_grad_enabled() else "forward"
+
+
+def _result_tag(phase: str, inputs: Iterable[torch.Tensor]) -> str:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        return "activation"
+    if phase == "optimizer":
+        return "optimizer"
+    return "input" if phase == "forward" and not inputs else "temp"
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [address for address in map(_address, tensors) if address]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the first byte of its storage; 0 for what has none (fake, sparse, wrapper tensors)."""
+    if isinstance(tensor, FakeTensor):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _tag(tensor: torch.Tensor, tag: str) -> None:
+    address = _address(tensor)
+    if address:
+        core.tag(address, tag)

@@ -1,0 +1,105 @@
+"""The one table of options. docs/options.md is generated from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import values
+from .units import BYTES_ALLOWED, parse_bytes
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table. `allowed` completes the sentence "allowed: ..."."""
+
+    name: str
+    env: str
+    kind: str
+    parse: Callable[[str], object]
+    default: str
+    allowed: str
+    doc: str
+    env_only: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+_LEVELS = ("debug", "info", "warning", "error")
+_OBSERVERS = ("auto", "native", "python", "off")
+
+OPTIONS = (
+    Option(
+        "enabled", "UMEM", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,
+        "Turn umem on inside `import torch`, with no change to the program. `umem.enable()` and "
+        "`umem run` do not need it.",
+        env_only=True,
+    ),
+    Option(
+        "budget", "UMEM_BUDGET", "size", values.parse_budget, "auto",
+        f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
+        "Most bytes that umem keeps on the device, live and cached. `auto` on the software device "
+        "is the device's size, or without one half of the memory that is available at the start. "
+        "A percentage needs a device of known size. The least is 8 MiB (4 pages of 2 MiB) for each "
+        "of torch's threads, because one instruction can need several pages at once.",
+    ),
+    Option(
+        "host_budget", "UMEM_HOST_BUDGET", "size", values.parse_host_budget, "auto",
+        f"auto, unlimited, or {BYTES_ALLOWED}",
+        "Most bytes that may be evicted to the host. Beyond it an allocation fails with "
+        "`OutOfMemoryError`. `auto` keeps it and the budget of a software device together within "
+        "nine tenths of the memory that is available at the start. `unlimited` leaves it to the "
+        "operating system, which may kill the program.",
+    ),
+    Option(
+        "policy", "UMEM_POLICY", "name", values.parse_name, "lru", "the name of a policy",
+        "Who leaves the device when room is needed. `none` leaves everything to page faults, "
+        "`lru` evicts what was used longest ago, `conv_lru` takes activations of convolutions "
+        "first.",
+    ),
+    Option(
+        "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
+        "Smaller blocks are evicted only when nothing else is left.",
+    ),
+    Option(
+        "device", "UMEM_DEVICE", "device", values.parse_device, "auto",
+        "auto, cuda[:N] or soft[:PROFILE][:SIZE], as soft:a100-pcie4:64MiB",
+        "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as many "
+        "as the budget without SIZE) and the speed of PROFILE. `auto` is a GPU that umem can use, "
+        "else `soft`.",
+    ),
+    Option(
+        "log", "UMEM_LOG", "level", values.choice(*_LEVELS), "warning", ", ".join(_LEVELS),
+        "Least severe messages that go to stderr, through the logger `umem`.",
+    ),
+    Option(
+        "guard", "UMEM_GUARD", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,
+        "Refuse to let all managed bytes together exceed the memory that the device had free at "
+        "the start, for machines where real oversubscription is unwanted.",
+    ),
+    Option(
+        "observer", "UMEM_OBSERVER", "choice", values.choice(*_OBSERVERS), "auto",
+        ", ".join(_OBSERVERS),
+        "How umem learns what the program does: `native` (in torch's dispatcher, fast), `python` "
+        "(slower, for diagnosis), `off` (nothing is learnt: page faults only keep it correct). "
+        "`auto` is `native`.",
+    ),
+    Option(
+        "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", values.parse_path, "~/.cache/umem",
+        "a directory",
+        "Where the extension for the installed torch is kept once built. The default follows "
+        "`XDG_CACHE_HOME`.",
+    ),
+    Option(
+        "strict", "UMEM_STRICT", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,
+        "With `UMEM=1`: when umem cannot turn itself on, let `import torch` fail instead of a "
+        "warning and plain torch. `umem run` sets it.",
+        env_only=True,
+    ),
+)  # fmt: skip
+BY_NAME = {option.name: option for option in OPTIONS}
+BY_ENV = {option.env: option for option in OPTIONS}
+SETTABLE = tuple(option for option in OPTIONS if not option.env_only)

@@ -1,0 +1,1 @@
+"""umem's figures for people."""

@@ -1,0 +1,139 @@
+"""What is checked and worked out before umem turns on: torch, the device, the budget."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from . import config, machine
+from .config import Settings
+from .errors import NotSupportedError
+from .options import BY_NAME
+from .units import format_bytes
+from .values import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from . import _core
+
+LEAST_TORCH = (2, 11)
+
+
+def native_options(settings: Settings, threads: int) -> _core.Options:
+    """What the native side is told, with everything checked that needs no torch.
+
+    Args:
+        threads: compute threads that the budget has to do for.
+
+    Raises:
+        ConfigError: unknown policy or profile, or a budget that does not fit the device.
+        NotSupportedError: the device cannot be used.
+    """
+    from .native import core
+
+    _require_soft(settings)
+    _check_name(settings, "policy", settings.policy, core.policies())
+    options = core.Options()
+    if settings.device.profile is not None:
+        profiles = [profile["name"] for profile in core.profiles()]
+        _check_name(settings, "device", settings.device.profile, profiles)
+        options.profile = settings.device.profile
+    options.device = "soft"
+    options.device_bytes = settings.device.bytes or 0
+    options.budget_bytes = budget_bytes(settings, threads)
+    options.host_budget_bytes = host_budget_bytes(settings, options.budget_bytes)
+    options.min_swap_bytes = settings.min_swap
+    options.floor_bytes = config.floor_bytes(threads)
+    options.policy = settings.policy
+    options.guard = settings.guard
+    return options
+
+
+def budget_bytes(settings: Settings, threads: int) -> int:
+    """The device budget in bytes.
+
+    Raises:
+        ConfigError: as `config.resolve_budget`, or more than this machine has.
+    """
+    available = machine.available_memory()
+    count = config.resolve_budget(settings, available=available, threads=threads)
+    total = machine.total_memory()
+    if total is not None and count > total:
+        reason = (
+            f"{format_bytes(count)} of frames, on a machine with {format_bytes(total)} of memory"
+        )
+        raise config.refusal(
+            BY_NAME["budget"], settings.origins["budget"], reason, "less than the memory"
+        )
+    return count
+
+
+def host_budget_bytes(settings: Settings, budget: int) -> int:
+    """The host budget in bytes, 0 for none, beside a software device of `budget` bytes."""
+    if settings.host_budget is not None:
+        return settings.host_budget
+    available = machine.available_memory()
+    if available is None:
+        return 0
+    # Frames and host store share this machine's memory.
+    return max(available * 9 // 10 - budget, PAGE_BYTES)
+
+
+def _require_soft(settings: Settings) -> None:
+    if settings.device.kind == "cuda":
+        raise NotSupportedError(
+            f"{settings.origins['device']}: umem's CUDA allocator is not built yet; "
+            "use UMEM_DEVICE=soft"
+        )
+
+
+def why_no_gpu() -> str:
+    """The reason for `auto` to mean the software device."""
+    from .native import core
+
+    probe = core.probe_cuda()
+    return "its CUDA allocator is not built yet" if probe["available"] else probe["reason"]
+
+
+def _check_name(settings: Settings, name: str, value: str, known: list[str]) -> None:
+    if value not in known:
+        from .values import did_you_mean
+
+        reason = f"there is no {value!r}{did_you_mean(value, known)}"
+        raise config.refusal(BY_NAME[name], settings.origins[name], reason, ", ".join(known))
+
+
+def torch_problem(version: str | None) -> str | None:
+    """Why this version of torch (None: not installed) cannot be used; None where it can."""
+    least = ".".join(map(str, LEAST_TORCH))
+    if version is None:
+        return f"torch is not installed; install it with `pip install 'torch>={least}'`"
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < LEAST_TORCH:
+        return f"torch {version} is older than {least}; run `pip install 'torch>={least}'`"
+    return None
+
+
+def require_torch() -> None:
+    """NotSupportedError unless torch can be used; imports it."""
+    # During autoload torch is half imported and already in sys.modules, which is enough.
+    version: str | None = None
+    try:
+        if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
+            import torch
+
+            version = str(torch.__version__)
+    except ModuleNotFoundError as error:  # something keeps it from being found
+        if error.name != "torch":
+            raise
+    problem = torch_problem(version)
+    if problem is not None:
+        raise NotSupportedError(problem)
+
+
+def torch_threads() -> int:
+    """Threads that torch computes one operator with."""
+    import torch
+
+    return int(torch.get_num_threads())

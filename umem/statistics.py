@@ -1,0 +1,38 @@
+"""The statistics record. Its fields are those of src/runtime/stats.def; a test compares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """umem's figures at one moment. In bytes where the name says so; docs/options.md has the rest.
+
+    The `peak_` fields count since the start or the last `umem.reset_peak_stats()`.
+    """
+
+    budget_bytes: int
+    host_budget_bytes: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    live_bytes: int
+    peak_live_bytes: int
+    cached_bytes: int
+    host_bytes: int
+    peak_host_bytes: int
+    bytes_in: int
+    bytes_out: int
+    bytes_discarded: int
+    faults: int
+    evictions: int
+    prefetches: int
+    prefetched_unused_bytes: int
+    stall_us: int
+    plan_hits: int
+    plan_misses: int
+    allocs: int
+    frees: int
+    ooms: int
+    steps: int
+    hook_errors: int

@@ -1,0 +1,343 @@
+"""Finds, or builds, umem's C++ extension for the torch that is installed.
+
+The extension depends on torch's C++ headers, whose layout changes with every release, so it is
+built for the torch at hand: when umem is installed without build isolation, or else at first use
+into a per-user cache. This module imports nothing of umem at its top, so setup.py can load it by
+its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+NAME = "_torch_ext"
+LIBRARY = "libumem.so"
+SECONDS = 10  # what a build takes, for the progress line
+_COMPILERS = ("c++", "g++", "clang++")
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_LOG_LINES = 6
+
+Log = Callable[[str], None]
+
+
+def say(message: str) -> None:
+    """One progress line to stderr."""
+    print(f"umem: {message}", file=sys.stderr, flush=True)
+
+
+def find_or_build(
+    cache_dir: Path | None = None,
+    log: Log = say,
+    *,
+    package_dirs: Sequence[Path] | None = None,
+    sources: Path | None = None,
+    cxx: str | None = None,
+) -> Path:
+    """The extension for this torch: the installed one, a cached one, or a new one in the cache.
+
+    Two processes that need it at once build it once: the second waits for the first.
+
+    Args:
+        cache_dir: where built extensions are kept; None is `~/.cache/umem`.
+        log: takes one line of progress.
+        package_dirs: where libumem.so and extensions built at install are; None: umem's own.
+        sources: the directory that holds `torch_ext/`; None: found beside the package.
+        cxx: the compiler command; None is `$CXX`, then c++, g++, clang++.
+
+    Raises:
+        NotSupportedError: torch, a compiler, the sources or libumem.so are missing, or it does
+            not compile, or the cache cannot be written.
+    """
+    dirs = list(package_dirs) if package_dirs is not None else _package_dirs()
+    source_dir = sources or _source_dir(dirs)
+    file_name = _file_name(key(source_dir))
+    cache = cache_dir or Path.home() / ".cache" / "umem"
+    for directory in [*dirs, cache]:
+        if (directory / file_name).is_file():
+            return directory / file_name
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(cache / f"{file_name}.lock", log):
+            if not (cache / file_name).is_file():
+                torch_version = _torch().__version__
+                log(
+                    f"building the torch extension for torch {torch_version} "
+                    f"(once, ~{SECONDS} s) ..."
+                )
+                build(cache, package_dirs=dirs, sources=source_dir, cxx=cxx)
+    except OSError as error:
+        raise _not_supported(
+            f"the cache directory {cache} for the torch extension cannot be used ({error}); "
+            "set UMEM_TORCH_EXT_CACHE to a directory that can be written"
+        ) from error
+    return cache / file_name
+
+
+def build(
+    out_dir: Path,
+    *,
+    package_dirs: Sequence[Path] | None = None,
+    sources: Path | None = None,
+    cxx: str | None = None,
+    jobs: int = 2,
+) -> Path:
+    """Compiles and links the extension into `out_dir`, and returns its path.
+
+    The file appears there complete or not at all. On a compile error the whole log is left
+    beside it. Arguments and errors are those of `find_or_build`; OSError where `out_dir` cannot
+    be written.
+    """
+    dirs = list(package_dirs) if package_dirs is not None else _package_dirs()
+    source_dir = sources or _source_dir(dirs)
+    library_dir = _library_dir(dirs)
+    compiler = _find_compiler(cxx)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    target = out_dir / _file_name(key(source_dir))
+    log_path = target.with_suffix(".log")
+    units = sorted((source_dir / "torch_ext").glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=out_dir, prefix="build-") as work:
+        objects = [Path(work) / f"{unit.stem}.o" for unit in units]
+        compile_base = [*compiler, *compile_flags(source_dir), "-c"]
+        commands = [
+            [*compile_base, str(unit), "-o", str(obj)]
+            for unit, obj in zip(units, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            _check(list(pool.map(_run, commands)), log_path)
+        linked = Path(work) / target.name
+        link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir)]
+        _check([_run([*link, "-o", str(linked)])], log_path)
+        linked.replace(target)
+    log_path.unlink(missing_ok=True)
+    return target
+
+
+def load(
+    cache_dir: Path | None = None, log: Log = say, *, package_dirs: Sequence[Path] | None = None
+) -> ModuleType:
+    """The extension module, built if need be and imported once a process.
+
+    libumem.so must be loaded already (importing `umem._core` does it), so that the extension
+    joins the same runtime.
+
+    Raises:
+        NotSupportedError: as `find_or_build`, or the file cannot be loaded.
+    """
+    if NAME in sys.modules:
+        return sys.modules[NAME]
+    path = find_or_build(cache_dir, log, package_dirs=package_dirs)
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError as error:
+        raise _not_supported(
+            f"the torch extension {path} cannot be loaded ({error}); delete the file to have it "
+            "built again"
+        ) from error
+    sys.modules[NAME] = module
+    return module
+
+
+def key(sources: Path) -> str:
+    """What makes two extensions interchangeable, as 16 hex digits.
+
+    torch, Python, machine, and the contents of the sources and of the runtime's headers. The
+    compiler is not part of it: an installed extension must work where there is no compiler.
+    """
+    torch = _torch()
+    digest = hashlib.sha256()
+    for part in (
+        torch.__version__,
+        str(torch._C._GLIBCXX_USE_CXX11_ABI),
+        sys.implementation.cache_tag,
+        sysconfig.get_platform(),
+        *_compile_options(),
+    ):
+        digest.update(f"{part}\0".encode())
+    for path in inputs(sources):
+        digest.update(f"{path.relative_to(sources)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def inputs(sources: Path) -> list[Path]:
+    """The extension's C++ files, and those of umem's headers that they include."""
+    waiting = list((sources / "torch_ext").glob("*.cpp"))
+    if not waiting:
+        raise _not_supported(
+            f"{sources / 'torch_ext'} has no C++ sources to build the torch extension from; "
+            "install umem again with `pip install .` in its source tree"
+        )
+    found: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += [sources / name for name in _INCLUDE.findall(path.read_text())]
+    return sorted(found)
+
+
+def _file_name(build_key: str) -> str:
+    return f"{NAME}-{build_key}.so"
+
+
+def _compile_options() -> list[str]:
+    # NDEBUG must be as in torch's own build: the layout of RecordFunction depends on it.
+    return ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+
+
+def compile_flags(sources: Path) -> list[str]:
+    """What every C++ file of the extension is compiled with."""
+    torch = _torch()
+    include = Path(torch.__file__).parent / "include"
+    if not (include / "ATen" / "record_function.h").is_file():
+        raise _not_supported(
+            f"this torch has no C++ headers in {include}; install torch from its wheels"
+        )
+    python = dict.fromkeys(sysconfig.get_path(name) for name in ("include", "platinclude"))
+    if not any((Path(path) / "Python.h").is_file() for path in python):
+        raise _not_supported(
+            f"Python.h is not in {next(iter(python))}; install Python's development files "
+            "(Debian and Ubuntu: apt install python3-dev)"
+        )
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    flags = [*_compile_options(), f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{sources}"]
+    for path in (include, include / "torch" / "csrc" / "api" / "include", *python):
+        flags += ["-isystem", str(path)]
+    return flags
+
+
+def _link_flags(library_dir: Path) -> list[str]:
+    torch_lib = Path(_torch().__file__).parent / "lib"
+    return [
+        *(f"-L{path}" for path in (torch_lib, library_dir)),
+        *("-ltorch_cpu", "-lc10", "-lumem"),
+        f"-Wl,-rpath,$ORIGIN:{library_dir}",
+    ]
+
+
+def _find_compiler(cxx: str | None) -> list[str]:
+    wanted = cxx or os.environ.get("CXX")
+    if wanted:
+        command = shlex.split(wanted)
+        if not command or shutil.which(command[0]) is None:
+            raise _not_supported(
+                f"the C++ compiler {wanted!r} (from $CXX) is not there; correct or unset CXX"
+            )
+        return command
+    for name in _COMPILERS:
+        if shutil.which(name):
+            return [name]
+    raise _not_supported(
+        "the torch extension has to be built once, and there is no C++ compiler "
+        f"({', '.join(_COMPILERS)}, or the one in $CXX); install one "
+        "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
+        "conda: conda install cxx-compiler)"
+    )
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def _check(results: Sequence[subprocess.CompletedProcess[str]], log_path: Path) -> None:
+    failed = [result for result in results if result.returncode != 0]
+    if not failed:
+        return
+    text = "\n".join(f"$ {shlex.join(r.args)}\n{r.stdout}" for r in failed)
+    log_path.write_text(text)
+    lines = [line for r in failed for line in r.stdout.splitlines() if "error" in line.lower()]
+    shown = "\n".join((lines or failed[0].stdout.splitlines())[:_LOG_LINES])
+    raise _not_supported(
+        f"the torch extension does not compile with {failed[0].args[0]} for torch "
+        f"{_torch().__version__}; it needs a C++20 compiler (g++ 11, clang 14 or newer).\n{shown}\n"
+        f"The whole log is in {log_path}."
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path, log: Log) -> Iterator[None]:
+    """Holds the file lock `path`, which the kernel drops should the process die."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log("another process is building the torch extension; waiting for it ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _package_dirs() -> list[Path]:
+    """The package's directories: the sources' own, and an installed one that they are joined to."""
+    here = Path(__file__).resolve().parent
+    package = sys.modules.get("umem")
+    joined = [Path(path) for path in getattr(package, "__path__", [])]
+    return list(dict.fromkeys([here, *joined]))
+
+
+def _source_dir(package_dirs: Sequence[Path]) -> Path:
+    here = Path(__file__).resolve().parent
+    candidates = [here.parent / "src", *(path / "_src" for path in [here, *package_dirs])]
+    for candidate in candidates:
+        if (candidate / "torch_ext" / "module.cpp").is_file():
+            return candidate
+    raise _not_supported(
+        "the sources of the torch extension are not in any of "
+        f"{', '.join(map(str, candidates))}; install umem again with `pip install .`"
+    )
+
+
+def _library_dir(package_dirs: Sequence[Path]) -> Path:
+    for path in package_dirs:
+        if (path / LIBRARY).is_file():
+            return path
+    raise _not_supported(
+        f"{LIBRARY} is not in {', '.join(map(str, package_dirs))}; install umem with "
+        "`pip install .` in its source tree"
+    )
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise _not_supported(
+            f"torch cannot be imported ({error}); install it with `pip install torch`"
+        ) from error
+    return torch
+
+
+def _not_supported(message: str) -> Exception:
+    # setup.py loads this file before the package exists.
+    try:
+        from umem.errors import NotSupportedError
+    except ImportError:
+        return RuntimeError(message)
+    return NotSupportedError(message)

@@ -1,0 +1,148 @@
+"""The values that options can take, and how each is read from text.
+
+Every parser takes the text and raises ValueError with the reason; config.py adds the option's name
+and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .units import MIB, format_bytes, parse_bytes, parse_percent
+
+PAGE_BYTES = 2 * MIB  # the driver's unit of eviction, and the software device's frame
+FLOOR_PAGES = 4  # one instruction of a thread can need this many pages at once
+
+_TRUE = ("1", "on", "true", "yes")
+_FALSE = ("0", "off", "false", "no")
+SWITCH_ALLOWED = "1 or on, 0 or off"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A device budget as written: `auto` when both are None; percent is of the device."""
+
+    bytes: int | None = None
+    percent: float | None = None
+
+    def __str__(self) -> str:
+        if self.bytes is not None:
+            return format_bytes(self.bytes)
+        return "auto" if self.percent is None else f"{self.percent:g}%"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as written. `kind` is auto, cuda or soft; profile and bytes are of soft only."""
+
+    kind: str
+    ordinal: int = 0
+    profile: str | None = None
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "cuda":
+            return f"cuda:{self.ordinal}"
+        size = None if self.bytes is None else format_bytes(self.bytes).replace(" ", "")
+        return ":".join(part for part in (self.kind, self.profile, size) if part is not None)
+
+
+def parse_switch(text: str) -> bool:
+    """Whether `text` means on."""
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"{text!r} is neither on nor off")
+
+
+def parse_budget(text: str) -> Budget:
+    """`auto`, bytes above 0, or a percentage above 0 and up to 100."""
+    if text.strip().lower() == "auto":
+        return Budget()
+    percent = parse_percent(text)
+    if percent is None:
+        return Budget(bytes=_positive_bytes(text))
+    if not 0 < percent <= 100:
+        raise ValueError(f"{text!r} is not above 0% and up to 100%")
+    return Budget(percent=percent)
+
+
+def parse_host_budget(text: str) -> int | None:
+    """Bytes above 0; None stands for `auto` and 0 for `unlimited`."""
+    word = text.strip().lower()
+    if word == "auto":
+        return None
+    return 0 if word == "unlimited" else _positive_bytes(text)
+
+
+def parse_device(text: str) -> Device:
+    """`auto`, `cuda[:N]` or `soft[:PROFILE][:SIZE]`."""
+    kind, *parts = text.strip().split(":")
+    if kind == "auto" and not parts:
+        return Device("auto")
+    if kind == "cuda" and len(parts) <= 1:
+        number = parts[0] if parts else "0"
+        if not (number.isascii() and number.isdigit()):
+            raise ValueError(f"{number!r} is not the number of a CUDA device")
+        return Device("cuda", ordinal=int(number))
+    if kind == "soft" and len(parts) <= 2:
+        return _soft(parts)
+    raise ValueError(f"{text!r} is not a device")
+
+
+def parse_path(text: str) -> Path:
+    """A directory; `~` is the home directory."""
+    return Path(text).expanduser()
+
+
+def parse_name(text: str) -> str:
+    """A name that the native side checks, because it knows which there are."""
+    name = text.strip()
+    if not name:
+        raise ValueError("the name is empty")
+    return name
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """A parser of one of `names`."""
+
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in names:
+            raise ValueError(f"{text!r} is not one of them{did_you_mean(word, names)}")
+        return word
+
+    return parse
+
+
+def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """A hint for the end of a sentence: ` (did you mean X?)`, or nothing where none is close."""
+    import difflib  # only wanted on the way to an error
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _positive_bytes(text: str) -> int:
+    if text.strip().startswith("-"):
+        raise ValueError(f"{text!r} is negative")
+    count = parse_bytes(text)
+    if count == 0:
+        raise ValueError(f"{text!r} is not above 0")
+    return count
+
+
+def _soft(parts: list[str]) -> Device:
+    size: int | None = None
+    if parts and (parts[-1][:1].isdigit() or parts[-1].startswith("-")):
+        size = _positive_bytes(parts.pop())
+        if size < FLOOR_PAGES * PAGE_BYTES:
+            least = format_bytes(FLOOR_PAGES * PAGE_BYTES)
+            raise ValueError(f"a software device of {format_bytes(size)} is below {least}")
+    if len(parts) > 1:
+        raise ValueError(f"{parts[1]!r} is not the size of a software device")
+    if parts and not parts[0]:
+        raise ValueError("the profile's name is empty")
+    return Device("soft", profile=parts[0] if parts else None, bytes=size)
