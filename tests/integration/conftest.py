@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,9 @@ import umem  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _off_afterwards() -> Iterator[None]:
+    gc.collect()  # here, because pytest holds a test's fixtures until after their teardown
+    left = umem.stats().live_bytes
+    assert left == 0, f"an earlier test left {left} bytes alive, which bind the device's options"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
