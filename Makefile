@@ -22,23 +22,38 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# The CUDA build of torch on the software libcuda: no GPU, and none of NVIDIA's libraries.
+# The CUDA build of torch on the software libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:
+# pytest -m gpu, where umem and a CUDA build of torch are installed.
 CUDA_VENV ?= .venv-cuda
 CUDA_TORCH ?= torch===2.11.0
-CUDA_PIP := $(CUDA_VENV)/bin/python -m pip --disable-pip-version-check
-test-cuda: $(CUDA_VENV)/.dependencies
-	$(CUDA_VENV)/bin/python tests/softcuda/build.py --python $(CUDA_VENV)/bin/python \
-		--build-dir $(CUDA_VENV)/softcuda
-	SOFTCUDA_LIB=$(abspath $(CUDA_VENV))/softcuda/lib \
-		SOFTCUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python \
-		$(CUDA_VENV)/bin/python -m pytest tests/softcuda $(PYTEST_ARGS)
+CUDA_BIN := $(CUDA_VENV)/bin
+CUDA_PIP := $(CUDA_BIN)/python -m pip --disable-pip-version-check
+SOFTCUDA := $(CUDA_VENV)/softcuda
 
+test-cuda: $(CUDA_VENV)/.installed
+	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
+		$(CUDA_BIN)/python -m pytest tests/softcuda tests/gpu $(PYTEST_ARGS)
+
+# What torch depends on, but for NVIDIA's libraries and triton: they are 3 GB, and unused here.
 $(CUDA_VENV)/.dependencies:
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' 'nvidia-cuda-runtime==13.0.*' \
 		'nvidia-cuda-crt==13.0.*'
-	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy \
-		setuptools cmake ninja pytest
+	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy pytest \
+		hypothesis 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
+	touch $@
+
+$(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(NATIVE) tests/softcuda/CMakeLists.txt \
+		tests/softcuda/build.py tests/softcuda/stubs.py tests/softcuda/stubs_cudnn.c
+	PATH="$(abspath $(CUDA_BIN)):$$PATH" $(CUDA_BIN)/python tests/softcuda/build.py \
+		--build-dir $(SOFTCUDA)
+	touch $@
+
+# torch's libraries look for NVIDIA's when they are loaded, which the build of umem does once.
+$(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(SOURCES)
+	rm -rf build/lib* build/bdist*
+	PATH="$(abspath $(CUDA_BIN)):$$PATH" LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' \
+		$(CUDA_PIP) install --no-build-isolation --no-deps .
 	touch $@
 
 lint: $(INSTALLED)
@@ -56,7 +71,7 @@ options-doc: $(INSTALLED)
 install: $(INSTALLED)
 
 clean:
-	rm -rf build dist *.egg-info $(VENV)
+	rm -rf build dist *.egg-info $(VENV) $(CUDA_VENV)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

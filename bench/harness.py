@@ -60,6 +60,7 @@ class Report:
     config: dict[str, Any]
     results: list[Result] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
+    sections: list[str] = field(default_factory=list)  # markdown lines before the figures
     machine: dict[str, Any] = field(default_factory=machine_facts)
     versions: dict[str, str] = field(default_factory=version_facts)
     date: str = field(
@@ -69,23 +70,26 @@ class Report:
     @property
     def file_stem(self) -> str:
         """``<theme>_<hardware>_<date>``."""
-        words = f"{self.machine['cpu']} {self.machine['cores']}c"
+        words = self.machine.get("gpu") or f"{self.machine['cpu']} {self.machine['cores']}c"
         hardware = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
         return f"{self.theme}_{hardware}_{self.date[:10]}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         results = [{**asdict(result), "reached": result.reached} for result in self.results]
-        return {**asdict(self), "results": results}
+        fields = {**asdict(self), "results": results}
+        del fields["sections"]  # they say the details in words
+        return fields
 
     def markdown(self) -> str:
         """For people."""
         lines = [f"# Bench: {self.theme}", "", f"Date: {self.date}", ""]
-        lines += _table(("machine", "value"), self.machine.items())
-        lines += _table(("software", "version"), self.versions.items())
-        lines += _table(("config", "value"), self.config.items())
+        lines += table(("machine", "value"), self.machine.items())
+        lines += table(("software", "version"), self.versions.items())
+        lines += table(("config", "value"), self.config.items())
+        lines += self.sections
         header = ("figure", "median", "quartiles", "rounds", "target", "reached", "note")
-        lines += _table(header, (_line(result) for result in self.results))
+        lines += table(header, (_line(result) for result in self.results))
         return "\n".join(lines)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
@@ -134,7 +138,8 @@ def _line(result: Result) -> tuple[str, ...]:
     )
 
 
-def _table(header: Sequence[str], rows: Any) -> list[str]:
+def table(header: Sequence[str], rows: Any) -> list[str]:
+    """Markdown lines, with an empty one at the end."""
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
     return [*lines, ""]

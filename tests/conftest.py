@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache  # and not before a test needs it: a started driver does not survive a fork
 def _why_no_gpu() -> str | None:
+    # The software driver (tests/softcuda) counts as a GPU, and is not started to find out.
+    if folder := os.environ.get("SOFTCUDA_LIB"):
+        there = (Path(folder) / "libcuda.so.1").is_file()
+        return None if there else f"there is no libcuda.so.1 in SOFTCUDA_LIB={folder}"
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return "no NVIDIA driver (libcuda.so.1) on this machine"
+        return "no NVIDIA driver (libcuda.so.1) on this machine, and SOFTCUDA_LIB is not set"
     count = ctypes.c_int(0)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return "the NVIDIA driver does not start"

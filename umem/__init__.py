@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from .runtime import (
         Session,
+        advise,
         disable,
         enable,
         evict,
@@ -48,6 +49,7 @@ __all__ = [
     "Stats",
     "UmemError",
     "__version__",
+    "advise",
     "disable",
     "enable",
     "evict",

@@ -6,10 +6,10 @@ __version__: str
 
 class Options:
     device: str
-    device_ordinal: int
     profile: str
     device_bytes: int
     budget_bytes: int
+    budget_percent: float
     host_budget_bytes: int
     min_swap_bytes: int
     floor_bytes: int
@@ -36,16 +36,24 @@ class Block(TypedDict):
 
 class CudaDevice(TypedDict):
     name: str
+    pci_bus_id: str
     total_bytes: int
     compute_capability: str
     managed_memory: bool
     concurrent_managed_access: bool
     pageable_memory_access: bool
+    pageable_uses_host_page_tables: bool
+    integrated: bool
 
 class CudaProbe(TypedDict):
     available: bool
     reason: str
     driver_version: int
+    concurrent_managed_access: bool
+    batch_prefetch: bool
+    discard: bool
+    discard_and_prefetch: bool
+    location_info: bool
     devices: list[CudaDevice]
 
 def start(options: Options) -> None: ...
@@ -63,10 +71,11 @@ def trim() -> None: ...
 def step() -> None: ...
 def prefetch(ptr: int, nbytes: int) -> None: ...
 def evict(ptr: int, nbytes: int) -> None: ...
+def read_mostly(address: int, nbytes: int, on: bool) -> None: ...
 def tag(ptr: int, tag: str) -> bool: ...
 def owns(ptr: int) -> bool: ...
 def record_stream(ptr: int, stream: int) -> bool: ...
-def allocate(nbytes: int) -> int: ...
+def allocate(nbytes: int, device: int = 0, stream: int = 0) -> int: ...
 def release(ptr: int) -> bool: ...
 def blocks() -> list[Block]: ...
 def probe_cuda() -> CudaProbe: ...

@@ -32,6 +32,7 @@ class Settings:
     device: Device
     log: str
     guard: bool
+    allocator: str
     observer: str
     torch_ext_cache: Path
     enabled: bool = field(compare=False)

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_PCI = Path("/sys/bus/pci/devices")
+_PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
+# Payload per transferred bit, by GT/s of a lane: 8b/10b, then 128b/130b, then flits of 256 bytes.
+_PCIE_PAYLOAD = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130,
+                 64.0: 236 / 256}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """One link: transfers of a lane in GT/s, and lanes."""
+
+    gt_per_s: float
+    width: int
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """GB/s each way before packet headers; None for an unknown generation."""
+        payload = _PCIE_PAYLOAD.get(self.gt_per_s)
+        return None if payload is None else self.gt_per_s * self.width * payload / 8
 
 
 def meminfo(name: str, path: Path = Path("/proc/meminfo")) -> int | None:
@@ -59,6 +79,44 @@ def transparent_huge_pages(
         return None
     chosen = [word.strip("[]") for word in words if word.startswith("[")]
     return chosen[0] if chosen else None
+
+
+def is_wsl(path: Path = Path("/proc/sys/kernel/osrelease")) -> bool:
+    """Whether this is the Windows Subsystem for Linux, by the kernel's name."""
+    try:
+        return "microsoft" in path.read_text(encoding="ascii").lower()
+    except OSError:
+        return False
+
+
+def pcie_link_now(bus_id: str, root: Path = _PCI) -> PcieLink | None:
+    """The link of a PCI device as it runs now: an idle device may have slowed it down."""
+    return _pcie_link(root / bus_id.lower(), "current") if bus_id else None
+
+
+def pcie_link_most(bus_id: str, root: Path = _PCI) -> PcieLink | None:
+    """The best link that both the device and the port above it can run."""
+    if not bus_id:
+        return None
+    device = (root / bus_id.lower()).resolve()
+    ends = [_pcie_link(folder, "max") for folder in (device, device.parent)]
+    known = [link for link in ends if link is not None]
+    if not known or ends[0] is None:
+        return None
+    return PcieLink(min(e.gt_per_s for e in known), min(e.width for e in known))
+
+
+def _pcie_link(folder: Path, which: str) -> PcieLink | None:
+    try:
+        speed = (folder / f"{which}_link_speed").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    width = _number(folder / f"{which}_link_width")
+    try:
+        rate = float(speed[0])
+    except (IndexError, ValueError):  # "Unknown"
+        return None
+    return PcieLink(rate, width) if width and width < _PCIE_UNKNOWN_WIDTH else None
 
 
 def _number(path: Path) -> int | None:

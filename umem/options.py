@@ -30,6 +30,7 @@ class Option:
 
 _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
+_ALLOCATORS = ("auto", "subclass", "pluggable", "pool")
 
 OPTIONS = (
     Option(
@@ -41,10 +42,12 @@ OPTIONS = (
     Option(
         "budget", "UMEM_BUDGET", "size", values.parse_budget, "auto",
         f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
-        "Most bytes that umem keeps on the device, live and cached. `auto` on the software device "
-        "is the device's size, or without one half of the memory that is available at the start. "
-        "A percentage needs a device of known size. The least is 8 MiB (4 pages of 2 MiB) for each "
-        "of torch's threads, because one instruction can need several pages at once.",
+        "Most bytes that umem keeps on each device, live and cached. `auto` on a GPU is the memory "
+        "that is free at the first use, less 512 MiB; on the software device it is the device's "
+        "size, or without one half of the memory that is available at the start. A percentage of a "
+        "software device needs one of known size. The least is 8 MiB (4 pages of 2 MiB), on the "
+        "software device for each of torch's threads, because one instruction can need several "
+        "pages at once.",
     ),
     Option(
         "host_budget", "UMEM_HOST_BUDGET", "size", values.parse_host_budget, "auto",
@@ -66,10 +69,19 @@ OPTIONS = (
     ),
     Option(
         "device", "UMEM_DEVICE", "device", values.parse_device, "auto",
-        "auto, cuda[:N] or soft[:PROFILE][:SIZE], as soft:a100-pcie4:64MiB",
+        "auto, cuda or soft[:PROFILE][:SIZE], as soft:a100-pcie4:64MiB",
         "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as many "
-        "as the budget without SIZE) and the speed of PROFILE. `auto` is a GPU that umem can use, "
-        "else `soft`.",
+        "as the budget without SIZE) and the speed of PROFILE. `cuda` is all GPUs that torch sees "
+        "(CUDA_VISIBLE_DEVICES chooses). `auto` is `cuda` where torch sees one, else `soft`.",
+    ),
+    Option(
+        "allocator", "UMEM_ALLOCATOR", "choice", values.choice(*_ALLOCATORS), "auto",
+        ", ".join(_ALLOCATORS),
+        "The way into torch on a GPU. `subclass`: torch keeps its statistics, snapshots, graphs "
+        "and errors; needs the torch extension. `pluggable`: needs no extension, and torch has no "
+        "statistics. `pool`: a `torch.cuda.MemPool` for a part of the program; the only one that "
+        "can start after CUDA was initialised. `auto` is `subclass` where the extension builds, "
+        "else `pluggable`.",
     ),
     Option(
         "log", "UMEM_LOG", "level", values.choice(*_LEVELS), "warning", ", ".join(_LEVELS),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import config, startup
 from .config import Settings
-from .errors import StateError
+from .errors import ConfigError, StateError
 from .statistics import Stats
+
+if TYPE_CHECKING:
+    from .integrations.attached import Attached
 
 _log = logging.getLogger("umem")
 _lock = threading.RLock()
@@ -37,18 +41,30 @@ class Session:
     """umem being on. As a context manager, leaving it turns umem off again.
 
     A second `enable` with equal options gives a session that leaves umem on at its end, because
-    the first one is still inside.
+    the first one is still inside. With `allocator="pool"` the block's allocations on this thread
+    come from umem, and no others.
     """
 
-    def __init__(self, settings: Settings, owner: bool) -> None:
+    def __init__(self, settings: Settings, owner: bool, attached: Attached) -> None:
         self.settings = settings
+        self.attached = attached
         self._owner = owner
+        self._routed = contextlib.ExitStack()
 
     def __repr__(self) -> str:
         wanted = self.settings
         return f"<umem session: budget {wanted.budget}, {wanted.policy}, device {wanted.device}>"
 
+    @property
+    def pool(self) -> Any:
+        """The `torch.cuda.MemPool` of the allocator `pool`; None with the others."""
+        return self.attached.pool
+
     def __enter__(self) -> Session:
+        if self.pool is not None:
+            import torch
+
+            self._routed.enter_context(torch.cuda.use_mem_pool(self.pool))
         return self
 
     def __exit__(
@@ -57,6 +73,7 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._routed.close()
         if self._owner and _session is self:
             disable()
 
@@ -71,6 +88,7 @@ def enable(
     policy: str | None = None,
     min_swap: str | int | None = None,
     device: str | None = None,
+    allocator: str | None = None,
     log: str | None = None,
     guard: bool | None = None,
     observer: str | None = None,
@@ -84,7 +102,7 @@ def enable(
     Raises:
         ConfigError: an unknown option or a bad value, from whichever source.
         NotSupportedError: torch is absent or too old, or this machine cannot do it.
-        StateError: umem is on with other options.
+        StateError: umem is on with other options, or CUDA is initialised already.
     """
     settings = config.load(
         {
@@ -93,6 +111,7 @@ def enable(
             "policy": policy,
             "min_swap": min_swap,
             "device": device,
+            "allocator": allocator,
             "log": log,
             "guard": guard,
             "observer": observer,
@@ -104,10 +123,9 @@ def enable(
         if _session is not None:
             if _session.settings != settings:
                 raise StateError(_difference(_session.settings, settings))
-            return Session(settings, owner=False)
+            return Session(settings, owner=False, attached=_session.attached)
         _set_up_log(settings.log)
-        _attach(settings)
-        _session = Session(settings, owner=True)
+        _session = Session(settings, owner=True, attached=_attach(settings))
         return _session
 
 
@@ -121,11 +139,10 @@ def disable() -> None:
     with _lock:
         if _session is None:
             return
-        from .integrations import torch_cpu
         from .native import core
 
         try:
-            torch_cpu.detach()
+            _border(_session.attached.device).detach()
         except RuntimeError as error:
             raise StateError(
                 "the Python observer cannot be taken away inside an operator; call umem.disable() "
@@ -162,14 +179,15 @@ def summary() -> str:
     """The figures of `stats` for people, in some lines of text."""
     from .report import text
 
-    device, policy = "off", "-"
+    device, policy, allocator = "off", "-", ""
     if _session is not None:
         from .native import core
 
         options = core.current_options()
-        device = f"{options.device}:{options.profile}"
+        device = options.device if options.device == "cuda" else f"soft:{options.profile}"
         policy = options.policy
-    return text.summary(stats(), device=device, policy=policy)
+        allocator = f"{_session.attached.kind}: {_session.attached.why}"
+    return text.summary(stats(), device=device, policy=policy, allocator=allocator)
 
 
 def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
@@ -188,11 +206,19 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         )
         from .native import core
 
-        count = startup.budget_bytes(changed, startup.torch_threads())
+        if session.attached.device == "cuda":
+            count, frames = startup.cuda_budget_bytes(changed), 0
+            if count == 0:
+                raise ConfigError(
+                    f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; a share of the "
+                    "device's memory and auto are for umem.enable()"
+                )
+        else:
+            frames = count = startup.budget_bytes(changed, startup.torch_threads())
         if host_budget is None:
             host_count = core.stats()["host_budget_bytes"]
         else:
-            host_count = startup.host_budget_bytes(changed, count)
+            host_count = startup.host_budget_bytes(changed, frames)
         core.set_budget(count, host_count)
         session.settings = changed
 
@@ -241,24 +267,58 @@ def evict(tensor: Tensor) -> bool:
     return held
 
 
-def _attach(settings: Settings) -> None:
+def advise(tensor: Tensor, advice: str) -> bool:
+    """Say how the tensor's storage is used; False when umem does not hold it.
+
+    Args:
+        advice: "read_mostly": keep what is read on both sides, so that evicting it again costs no
+            transfer; a write ends that until it is read again. "none": no longer.
+
+    Raises:
+        ConfigError: unknown advice.
+        StateError: umem is off.
+    """
+    _require_session("advise")
+    if advice not in ("read_mostly", "none"):
+        raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
+    from .native import core
+
+    storage = tensor.untyped_storage()
+    held = core.owns(storage.data_ptr())
+    if held:
+        core.read_mostly(storage.data_ptr(), storage.nbytes(), advice == "read_mostly")
+    return held
+
+
+def _border(device: str) -> ModuleType:
+    """The integration through which torch gets memory of `device`."""
+    from .integrations import torch_cpu, torch_cuda
+
+    return torch_cuda if device == "cuda" else torch_cpu
+
+
+def _attach(settings: Settings) -> Attached:
     from .native import core
 
     startup.require_torch()
     options = startup.native_options(settings, startup.torch_threads())
-    if settings.device.kind == "auto":
+    if settings.device.kind == "auto" and options.device == "soft":
         _log.warning(
             "no GPU that umem can use (%s): the software device it is; UMEM_DEVICE=soft says so",
             startup.why_no_gpu(),
         )
+    border = _border(options.device)
+    border.check(settings.allocator)
     core.start(options)
     try:
-        from .integrations import torch_cpu
-
-        torch_cpu.attach(settings.observer, settings.torch_ext_cache)
+        attached: Attached = border.attach(
+            settings.allocator, settings.observer, settings.torch_ext_cache
+        )
     except BaseException:
         core.stop()
         raise
+    _log.info("torch gets its memory from umem (%s: %s)", attached.kind, attached.why)
+    return attached
 
 
 def _require_session(what: str) -> Session:

@@ -20,38 +20,96 @@ if TYPE_CHECKING:
 LEAST_TORCH = (2, 11)
 
 
+def device_kind(settings: Settings) -> str:
+    """What the option `device` means here: "cuda" or "soft".
+
+    Asks torch where it is imported, because what counts is what torch can use, and because torch
+    counts GPUs without starting CUDA, after which a process could not fork; else the driver.
+    """
+    kind = settings.device.kind
+    if kind != "auto":
+        return kind
+    return "soft" if why_no_gpu() else "cuda"
+
+
+def why_no_gpu() -> str:
+    """The reason for `auto` to mean the software device; empty where it means a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        from .native import core
+
+        probe = core.probe_cuda()
+        return "" if probe["devices"] else str(probe["reason"])
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return "" if torch.cuda.device_count() else "torch sees no GPU"
+
+
 def native_options(settings: Settings, threads: int) -> _core.Options:
     """What the native side is told, with everything checked that needs no torch.
 
     Args:
-        threads: compute threads that the budget has to do for.
+        threads: compute threads that the budget of a software device has to do for.
 
     Raises:
         ConfigError: unknown policy or profile, or a budget that does not fit the device.
-        NotSupportedError: the device cannot be used.
     """
     from .native import core
 
-    _require_soft(settings)
     _check_name(settings, "policy", settings.policy, core.policies())
     options = core.Options()
-    if settings.device.profile is not None:
-        profiles = [profile["name"] for profile in core.profiles()]
-        _check_name(settings, "device", settings.device.profile, profiles)
-        options.profile = settings.device.profile
-    options.device = "soft"
-    options.device_bytes = settings.device.bytes or 0
-    options.budget_bytes = budget_bytes(settings, threads)
-    options.host_budget_bytes = host_budget_bytes(settings, options.budget_bytes)
+    options.device = device_kind(settings)
+    if options.device == "soft":
+        _soft_options(settings, threads, options)
+    else:
+        _cuda_options(settings, options)
     options.min_swap_bytes = settings.min_swap
-    options.floor_bytes = config.floor_bytes(threads)
     options.policy = settings.policy
     options.guard = settings.guard
     return options
 
 
+def _soft_options(settings: Settings, threads: int, options: _core.Options) -> None:
+    from .native import core
+
+    if settings.device.profile is not None:
+        profiles = [profile["name"] for profile in core.profiles()]
+        _check_name(settings, "device", settings.device.profile, profiles)
+        options.profile = settings.device.profile
+    options.device_bytes = settings.device.bytes or 0
+    options.budget_bytes = budget_bytes(settings, threads)
+    options.host_budget_bytes = host_budget_bytes(settings, options.budget_bytes)
+    options.floor_bytes = config.floor_bytes(threads)
+
+
+def _cuda_options(settings: Settings, options: _core.Options) -> None:
+    """A share of the device's memory, and `auto`, are found at the device's first use."""
+    options.floor_bytes = config.floor_bytes(1)
+    options.budget_bytes = cuda_budget_bytes(settings)
+    options.budget_percent = settings.budget.percent or 0
+    options.host_budget_bytes = host_budget_bytes(settings, 0)
+
+
+def cuda_budget_bytes(settings: Settings) -> int:
+    """The budget of each GPU in bytes; 0 where it is found at the device's first use.
+
+    Raises:
+        ConfigError: below the floor.
+    """
+    count = settings.budget.bytes
+    if count is not None and count < config.floor_bytes(1):
+        least = format_bytes(config.floor_bytes(1))
+        raise config.refusal(
+            BY_NAME["budget"],
+            settings.origins["budget"],
+            f"{format_bytes(count)} is below the floor of {least}",
+            f"{least} and up",
+        )
+    return count or 0
+
+
 def budget_bytes(settings: Settings, threads: int) -> int:
-    """The device budget in bytes.
+    """The budget of a software device in bytes.
 
     Raises:
         ConfigError: as `config.resolve_budget`, or more than this machine has.
@@ -70,30 +128,14 @@ def budget_bytes(settings: Settings, threads: int) -> int:
 
 
 def host_budget_bytes(settings: Settings, budget: int) -> int:
-    """The host budget in bytes, 0 for none, beside a software device of `budget` bytes."""
+    """The host budget in bytes, 0 for none, beside frames of `budget` bytes on this machine."""
     if settings.host_budget is not None:
         return settings.host_budget
     available = machine.available_memory()
     if available is None:
         return 0
-    # Frames and host store share this machine's memory.
+    # The frames of a software device and the host store share this machine's memory.
     return max(available * 9 // 10 - budget, PAGE_BYTES)
-
-
-def _require_soft(settings: Settings) -> None:
-    if settings.device.kind == "cuda":
-        raise NotSupportedError(
-            f"{settings.origins['device']}: umem's CUDA allocator is not built yet; "
-            "use UMEM_DEVICE=soft"
-        )
-
-
-def why_no_gpu() -> str:
-    """The reason for `auto` to mean the software device."""
-    from .native import core
-
-    probe = core.probe_cuda()
-    return "its CUDA allocator is not built yet" if probe["available"] else probe["reason"]
 
 
 def _check_name(settings: Settings, name: str, value: str, known: list[str]) -> None:

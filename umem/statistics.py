@@ -35,4 +35,5 @@ class Stats:
     frees: int
     ooms: int
     steps: int
+    capture_skips: int
     hook_errors: int

@@ -30,8 +30,10 @@ from typing import Any
 NAME = "_torch_ext"
 LIBRARY = "libumem.so"
 SECONDS = 10  # what a build takes, for the progress line
+SECONDS_CUDA = 60
 _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_CUDART_VERSION = re.compile(r"^#define CUDART_VERSION\s+(\d+)", re.MULTILINE)
 _LOG_LINES = 6
 
 Log = Callable[[str], None]
@@ -67,11 +69,15 @@ def find_or_build(
     """
     dirs = list(package_dirs) if package_dirs is not None else _package_dirs()
     source_dir = sources or _source_dir(dirs)
-    file_name = _file_name(key(source_dir))
     cache = cache_dir or Path.home() / ".cache" / "umem"
-    for directory in [*dirs, cache]:
-        if (directory / file_name).is_file():
-            return directory / file_name
+    # One that was built with CUDA's headers works where these are missing.
+    for with_cuda in [True, False] if _torch().version.cuda else [False]:
+        file_name = _file_name(key(source_dir, with_cuda))
+        for directory in [*dirs, cache]:
+            if (directory / file_name).is_file():
+                return directory / file_name
+        if with_cuda and cuda_problem() is None:
+            break
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f"{file_name}.lock", log):
@@ -79,7 +85,7 @@ def find_or_build(
                 torch_version = _torch().__version__
                 log(
                     f"building the torch extension for torch {torch_version} "
-                    f"(once, ~{SECONDS} s) ..."
+                    f"(once, ~{SECONDS_CUDA if with_cuda else SECONDS} s) ..."
                 )
                 build(cache, package_dirs=dirs, sources=source_dir, cxx=cxx)
     except OSError as error:
@@ -109,12 +115,13 @@ def build(
     library_dir = _library_dir(dirs)
     compiler = _find_compiler(cxx)
     out_dir.mkdir(parents=True, exist_ok=True)
-    target = out_dir / _file_name(key(source_dir))
+    with_cuda = cuda_problem() is None
+    target = out_dir / _file_name(key(source_dir, with_cuda))
     log_path = target.with_suffix(".log")
-    units = sorted((source_dir / "torch_ext").glob("*.cpp"))
+    units = _units(source_dir, with_cuda)
     with tempfile.TemporaryDirectory(dir=out_dir, prefix="build-") as work:
-        objects = [Path(work) / f"{unit.stem}.o" for unit in units]
-        compile_base = [*compiler, *compile_flags(source_dir), "-c"]
+        objects = [Path(work) / f"{i}.o" for i in range(len(units))]
+        compile_base = [*compiler, *compile_flags(source_dir, with_cuda), "-c"]
         commands = [
             [*compile_base, str(unit), "-o", str(obj)]
             for unit, obj in zip(units, objects, strict=True)
@@ -122,7 +129,7 @@ def build(
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             _check(list(pool.map(_run, commands)), log_path)
         linked = Path(work) / target.name
-        link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir)]
+        link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir, with_cuda)]
         _check([_run([*link, "-o", str(linked)])], log_path)
         linked.replace(target)
     log_path.unlink(missing_ok=True)
@@ -158,7 +165,49 @@ def load(
     return module
 
 
-def key(sources: Path) -> str:
+def cuda_problem() -> str | None:
+    """Why the extension has no CUDA part when it is built here; None where it has."""
+    version = _torch().version.cuda
+    if version is None:
+        return "this torch is built without CUDA"
+    candidates = _cuda_include_dirs(version)
+    if _cuda_include(version) is not None:
+        return None
+    places = ", ".join(map(str, candidates))
+    major = version.partition(".")[0]
+    return (
+        f"the headers of CUDA {major} (cuda_runtime_api.h), which the torch extension is built "
+        f"with, are in none of {places}; `pip install 'nvidia-cuda-runtime=={major}.*'`, or set "
+        "CUDA_HOME to the toolkit"
+    )
+
+
+def _cuda_include_dirs(version: str) -> list[Path]:
+    """Where CUDA's headers may be: torch's wheels bring them along, or there is a toolkit."""
+    nvidia = importlib.util.find_spec("nvidia")
+    wheels = [Path(place) for place in (nvidia.submodule_search_locations or [])] if nvidia else []
+    dirs = [wheel / f"cu{version.partition('.')[0]}" for wheel in wheels]
+    dirs += [wheel / "cuda_runtime" for wheel in wheels]
+    if home := os.environ.get("CUDA_HOME"):
+        dirs.append(Path(home))
+    if nvcc := shutil.which("nvcc"):
+        dirs.append(Path(nvcc).resolve().parent.parent)
+    dirs.append(Path("/usr/local/cuda"))
+    return [path / "include" for path in dirs]
+
+
+def _cuda_include(version: str) -> Path | None:
+    """The first folder with CUDA's headers of torch's major version."""
+    for folder in _cuda_include_dirs(version):
+        header = folder / "cuda_runtime_api.h"
+        if header.is_file() and (folder / "cuda.h").is_file():
+            found = _CUDART_VERSION.search(header.read_text(errors="replace"))
+            if found and int(found[1]) // 1000 == int(version.partition(".")[0]):
+                return folder
+    return None
+
+
+def key(sources: Path, with_cuda: bool) -> str:
     """What makes two extensions interchangeable, as 16 hex digits.
 
     torch, Python, machine, and the contents of the sources and of the runtime's headers. The
@@ -171,18 +220,19 @@ def key(sources: Path) -> str:
         str(torch._C._GLIBCXX_USE_CXX11_ABI),
         sys.implementation.cache_tag,
         sysconfig.get_platform(),
+        f"CUDA {torch.version.cuda}" if with_cuda else "no CUDA",
         *_compile_options(),
     ):
         digest.update(f"{part}\0".encode())
-    for path in inputs(sources):
+    for path in inputs(sources, with_cuda):
         digest.update(f"{path.relative_to(sources)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def inputs(sources: Path) -> list[Path]:
+def inputs(sources: Path, with_cuda: bool) -> list[Path]:
     """The extension's C++ files, and those of umem's headers that they include."""
-    waiting = list((sources / "torch_ext").glob("*.cpp"))
+    waiting = _units(sources, with_cuda)
     if not waiting:
         raise _not_supported(
             f"{sources / 'torch_ext'} has no C++ sources to build the torch extension from; "
@@ -197,6 +247,12 @@ def inputs(sources: Path) -> list[Path]:
     return sorted(found)
 
 
+def _units(sources: Path, with_cuda: bool) -> list[Path]:
+    folder = sources / "torch_ext"
+    cuda = (folder / "cuda").glob("*.cpp") if with_cuda else ()
+    return sorted([*folder.glob("*.cpp"), *cuda])
+
+
 def _file_name(build_key: str) -> str:
     return f"{NAME}-{build_key}.so"
 
@@ -206,7 +262,7 @@ def _compile_options() -> list[str]:
     return ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
-def compile_flags(sources: Path) -> list[str]:
+def compile_flags(sources: Path, with_cuda: bool) -> list[str]:
     """What every C++ file of the extension is compiled with."""
     torch = _torch()
     include = Path(torch.__file__).parent / "include"
@@ -224,14 +280,18 @@ def compile_flags(sources: Path) -> list[str]:
     flags = [*_compile_options(), f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{sources}"]
     for path in (include, include / "torch" / "csrc" / "api" / "include", *python):
         flags += ["-isystem", str(path)]
+    if with_cuda:
+        flags += ["-DUMEM_WITH_CUDA", "-isystem", str(_cuda_include(torch.version.cuda))]
+        # torch's wheels lack a file of CUDA's; ours is last, so that the real one wins.
+        flags += ["-idirafter", str(sources / "torch_ext" / "cuda" / "shim")]
     return flags
 
 
-def _link_flags(library_dir: Path) -> list[str]:
+def _link_flags(library_dir: Path, with_cuda: bool) -> list[str]:
     torch_lib = Path(_torch().__file__).parent / "lib"
     return [
         *(f"-L{path}" for path in (torch_lib, library_dir)),
-        *("-ltorch_cpu", "-lc10", "-lumem"),
+        *("-ltorch_cpu", "-lc10", *(["-lc10_cuda"] if with_cuda else []), "-lumem"),
         f"-Wl,-rpath,$ORIGIN:{library_dir}",
     ]
 

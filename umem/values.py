@@ -38,13 +38,10 @@ class Device:
     """A device as written. `kind` is auto, cuda or soft; profile and bytes are of soft only."""
 
     kind: str
-    ordinal: int = 0
     profile: str | None = None
     bytes: int | None = None
 
     def __str__(self) -> str:
-        if self.kind == "cuda":
-            return f"cuda:{self.ordinal}"
         size = None if self.bytes is None else format_bytes(self.bytes).replace(" ", "")
         return ":".join(part for part in (self.kind, self.profile, size) if part is not None)
 
@@ -78,15 +75,10 @@ def parse_host_budget(text: str) -> int | None:
 
 
 def parse_device(text: str) -> Device:
-    """`auto`, `cuda[:N]` or `soft[:PROFILE][:SIZE]`."""
+    """`auto`, `cuda` or `soft[:PROFILE][:SIZE]`."""
     kind, *parts = text.strip().split(":")
-    if kind == "auto" and not parts:
-        return Device("auto")
-    if kind == "cuda" and len(parts) <= 1:
-        number = parts[0] if parts else "0"
-        if not (number.isascii() and number.isdigit()):
-            raise ValueError(f"{number!r} is not the number of a CUDA device")
-        return Device("cuda", ordinal=int(number))
+    if kind in ("auto", "cuda") and not parts:
+        return Device(kind)
     if kind == "soft" and len(parts) <= 2:
         return _soft(parts)
     raise ValueError(f"{text!r} is not a device")

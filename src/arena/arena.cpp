@@ -27,9 +27,19 @@ std::uint32_t units_of(std::size_t bytes) {
   return static_cast<std::uint32_t>((bytes + kUnit - 1) / kUnit);
 }
 
+void book(Shares& shares, Share which, std::int64_t n) {
+  shares[kAll].add(n);
+  shares[which].add(n);
+}
+
+Share share_of(bool large) {
+  return large ? kLarge : kSmall;
+}
+
 }  // namespace
 
 Arena::~Arena() {
+  const driver::CallScope scope(table_, place_);
   for (const auto& [ptr, pending] : pending_)
     for (cu::CUevent event : pending.events) table_.cuEventDestroy(event);
   for (cu::CUevent event : spare_events_) table_.cuEventDestroy(event);
@@ -44,14 +54,20 @@ std::uint32_t Arena::pool_of(cu::CUstream stream) {
 }
 
 Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32_t pool) {
-  Result<RangeId> made = ranges_.create(bytes);
+  Result<RangeId> made = ranges_.create(bytes, place_);
   if (!made.ok()) return made;
   const RangeId id = made.value();
   if (slots_.size() <= id) slots_.resize(id + 1);
   slots_[id] = {};
   slots_[id].kind = kind;
   slots_[id].pool = pool;
-  footprint_.cached_bytes += bytes;
+  cached_bytes_ += bytes;
+  const Share share = share_of(kind == Slot::Kind::kLarge);
+  book(tallies_.segments, share, 1);
+  book(tallies_.reserved_bytes, share, static_cast<std::int64_t>(bytes));
+  ++tallies_.driver_allocs;
+  if (kind == Slot::Kind::kSegment) ++empty_segments_;
+  tell(EventKind::kSegmentAlloc, ranges_[id].base, bytes, pool);
   return id;
 }
 
@@ -67,11 +83,40 @@ Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
   Slot& slot = slots_[block.range];
   block.first_in_range = slot.live == 0 && slot.pending == 0;
   ++slot.live;
-  const std::size_t taken = block.large ? ranges_[block.range].bytes : block.bytes;
-  footprint_.cached_bytes -= taken;
-  footprint_.live_bytes += block.bytes;
-  ++footprint_.live_blocks;
+  cached_bytes_ -= block.large ? ranges_[block.range].bytes : block.bytes;
+  book_allocation(block, bytes);
+  tell(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, pool);
   return result;
+}
+
+void Arena::book_allocation(const Allocation& block, std::size_t requested) {
+  const Share share = share_of(block.large);
+  const auto bytes = static_cast<std::int64_t>(block.bytes);
+  book(tallies_.allocations, share, 1);
+  book(tallies_.allocated_bytes, share, bytes);
+  book(tallies_.active, share, 1);
+  book(tallies_.active_bytes, share, bytes);
+  book(tallies_.requested_bytes, share, static_cast<std::int64_t>(requested));
+  if (!block.large) book_inactive(block, true);
+}
+
+// A segment is split while some of it is active: what is free in it cannot go back to the driver.
+void Arena::book_inactive(const Allocation& block, bool taken) {
+  const auto bytes = static_cast<std::int64_t>(block.bytes);
+  const auto whole = block.first_in_range ? static_cast<std::int64_t>(kPageBytes) : 0;
+  book(tallies_.inactive_split_bytes, kSmall, taken ? whole - bytes : bytes - whole);
+  if (block.first_in_range) empty_segments_ += taken ? -1u : 1u;
+  std::int64_t free_blocks = 0;
+  for (const auto& pool : pools_) free_blocks += pool->small.free_blocks();
+  const std::int64_t split = free_blocks - empty_segments_;
+  book(tallies_.inactive_split, kSmall, split - tallies_.inactive_split[kSmall].current);
+}
+
+void Arena::tell(EventKind kind, std::uintptr_t address, std::size_t bytes,
+                 std::uint32_t pool) const {
+  if (!listener_) return;
+  listener_({kind, place_.device, address, bytes,
+             reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
 }
 
 Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) {
@@ -87,21 +132,28 @@ Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) 
     id = made.value();
   }
   slots_[id].bytes = align_up(bytes, kPageBytes);
+  slots_[id].requested = bytes;
   return Allocation{reinterpret_cast<void*>(ranges_[id].base), id, slots_[id].bytes, true, false};
 }
 
 Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool) {
   SegmentPool& small = pools_[pool]->small;
   const std::uint32_t units = units_of(bytes);
-  SegmentPool::Block block = small.allocate(units);
+  const auto requested = static_cast<std::uint32_t>(bytes);
+  SegmentPool::Block block = small.allocate(units, requested);
   if (block.segment == kNoRange) {
     Result<RangeId> made = new_range(kPageBytes, Slot::Kind::kSegment, pool);
     if (!made.ok()) return made.take_status();
     small.add(made.value());
-    block = small.allocate(units);
+    block = small.allocate(units, requested);
   }
   const std::uintptr_t address = ranges_[block.segment].base + block.offset * kUnit;
   return Allocation{reinterpret_cast<void*>(address), block.segment, units * kUnit, false, false};
+}
+
+std::uint32_t Arena::unit_of(const void* ptr, RangeId range) const {
+  return static_cast<std::uint32_t>((reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base) /
+                                    kUnit);
 }
 
 std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
@@ -111,8 +163,7 @@ std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
   if (slot.kind == Slot::Kind::kLarge) return offset == 0 && slot.live > 0 ? slot.bytes : 0;
   if (slot.kind != Slot::Kind::kSegment || offset % kUnit != 0) return 0;
   if (!pending_.empty() && pending_.count(const_cast<void*>(ptr))) return 0;
-  return pools_[slot.pool]->small.units_at(range, static_cast<std::uint32_t>(offset / kUnit)) *
-         kUnit;
+  return pools_[slot.pool]->small.units_at(range, unit_of(ptr, range)) * kUnit;
 }
 
 Result<Freed> Arena::free(void* ptr) {
@@ -122,14 +173,20 @@ Result<Freed> Arena::free(void* ptr) {
     return Status(Code::kInvalidArgument, "the pointer is not the start of a live block");
   Slot& slot = slots_[range];
   --slot.live;
-  footprint_.live_bytes -= bytes;
-  --footprint_.live_blocks;
+  const bool large = slot.kind == Slot::Kind::kLarge;
+  const std::size_t requested =
+      large ? slot.requested : pools_[slot.pool]->small.requested_at(range, unit_of(ptr, range));
+  book(tallies_.allocations, share_of(large), -1);
+  book(tallies_.allocated_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
+  book(tallies_.requested_bytes, share_of(large), -static_cast<std::int64_t>(requested));
+  tell(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
   if (!recorded_.empty()) {
     if (auto found = recorded_.find(ptr); found != recorded_.end()) {
       ++slot.pending;
       Pending& pending = pending_[ptr];
       pending = {range, std::move(found->second), {}};
       recorded_.erase(found);
+      const driver::CallScope scope(table_, place_);
       const Status recorded = record_events(pending);
       (void)recorded;  // the block is free all the same; poll asks again and reports
       return Freed{range, bytes, false};
@@ -143,18 +200,24 @@ Result<Freed> Arena::free(void* ptr) {
 void Arena::reclaim(void* ptr, RangeId range) {
   Slot& slot = slots_[range];
   Pool& pool = *pools_[slot.pool];
-  if (slot.live == 0 && slot.pending == 0) slot.emptied = ++clock_;
-  if (slot.kind == Slot::Kind::kLarge) {
+  const bool large = slot.kind == Slot::Kind::kLarge;
+  const std::uint32_t offset = unit_of(ptr, range);
+  const std::size_t bytes = large ? slot.bytes : pool.small.units_at(range, offset) * kUnit;
+  const bool emptied = slot.live == 0 && slot.pending == 0;
+  if (emptied) slot.emptied = ++clock_;
+  book(tallies_.active, share_of(large), -1);
+  book(tallies_.active_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
+  tell(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  if (large) {
     RangeId& top = pool.large[ranges_[range].bytes];
     slot.next_cached = top;
     top = range;
-    footprint_.cached_bytes += ranges_[range].bytes;
+    cached_bytes_ += ranges_[range].bytes;
     return;
   }
-  const auto offset = static_cast<std::uint32_t>(
-      (reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base) / kUnit);
-  footprint_.cached_bytes += pool.small.units_at(range, offset) * kUnit;
+  cached_bytes_ += bytes;
   pool.small.free(range, offset);
+  book_inactive({ptr, range, bytes, false, emptied}, false);
 }
 
 Status Arena::record_stream(void* ptr, cu::CUstream stream) {
@@ -172,6 +235,8 @@ Status Arena::record_stream(void* ptr, cu::CUstream stream) {
 // than is needed, never for less.
 Status Arena::record_events(Pending& pending) {
   while (!pending.streams.empty()) {
+    // An event recorded now would belong to the graph: a later poll records it.
+    if (driver::capturing(table_, place_, pending.streams.back())) return {};
     if (spare_events_.empty()) {
       cu::CUevent event = nullptr;
       UMEM_RETURN_IF_ERROR(
@@ -190,6 +255,7 @@ Status Arena::record_events(Pending& pending) {
 
 Status Arena::finished(Pending& pending, bool& done) {
   UMEM_RETURN_IF_ERROR(record_events(pending));
+  if (!pending.streams.empty()) return {};
   while (!pending.events.empty()) {
     const cu::CUresult result = table_.cuEventQuery(pending.events.back());
     if (result == cu::CUDA_ERROR_NOT_READY) return {};
@@ -202,6 +268,8 @@ Status Arena::finished(Pending& pending, bool& done) {
 }
 
 Status Arena::poll(std::vector<RangeId>* dead) {
+  if (pending_.empty()) return {};
+  const driver::CallScope scope(table_, place_);
   Status first;
   for (auto it = pending_.begin(); it != pending_.end();) {
     bool done = false;
@@ -230,13 +298,20 @@ void Arena::unlink_cached(RangeId range) {
 
 Status Arena::destroy(RangeId range) {
   const std::size_t bytes = ranges_[range].bytes;
-  UMEM_RETURN_IF_ERROR(ranges_.destroy(range));
-  footprint_.cached_bytes -= bytes;
+  const std::uintptr_t base = ranges_[range].base;
+  UMEM_RETURN_IF_ERROR(ranges_.destroy(range, place_));
+  cached_bytes_ -= bytes;
+  const bool large = slots_[range].kind == Slot::Kind::kLarge;
+  book(tallies_.segments, share_of(large), -1);
+  book(tallies_.reserved_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
+  ++tallies_.driver_frees;
+  if (!large) --empty_segments_;
+  tell(EventKind::kSegmentFree, base, bytes, slots_[range].pool);
   slots_[range] = {};
   return {};
 }
 
-Status Arena::trim(std::size_t keep_bytes, std::vector<RangeId>* released) {
+Status Arena::trim(std::size_t keep_bytes, const std::function<void(RangeId)>& leaving) {
   std::vector<RangeId> empty;
   for (RangeId id = 1; id < slots_.size(); ++id)
     if (slots_[id].kind != Slot::Kind::kNone && slots_[id].live == 0 && slots_[id].pending == 0)
@@ -244,12 +319,13 @@ Status Arena::trim(std::size_t keep_bytes, std::vector<RangeId>* released) {
   std::sort(empty.begin(), empty.end(),
             [&](RangeId a, RangeId b) { return slots_[a].emptied < slots_[b].emptied; });
   for (RangeId id : empty) {
-    if (footprint_.cached_bytes <= keep_bytes) break;
+    if (cached_bytes_ <= keep_bytes) break;
     const Slot::Kind kind = slots_[id].kind;
     Pool& pool = *pools_[slots_[id].pool];
     if (kind == Slot::Kind::kLarge) unlink_cached(id);
     if (kind == Slot::Kind::kSegment) pool.small.remove(id);
     const std::size_t bytes = ranges_[id].bytes;
+    if (leaving) leaving(id);
     if (Status status = destroy(id); !status.ok()) {
       // Still ours: back into the cache.
       if (kind == Slot::Kind::kSegment) {
@@ -260,9 +336,39 @@ Status Arena::trim(std::size_t keep_bytes, std::vector<RangeId>* released) {
       }
       return status;
     }
-    if (released) released->push_back(id);
   }
   return {};
+}
+
+std::vector<SegmentRow> Arena::describe() const {
+  std::vector<SegmentRow> rows;
+  for (RangeId id = 1; id < slots_.size(); ++id) {
+    const Slot& slot = slots_[id];
+    if (slot.kind == Slot::Kind::kNone) continue;
+    const bool large = slot.kind == Slot::Kind::kLarge;
+    const backing::Range& range = ranges_[id];
+    SegmentRow row{range.base,
+                   range.bytes,
+                   reinterpret_cast<std::uintptr_t>(pools_[slot.pool]->stream),
+                   large,
+                   {}};
+    if (!large) {
+      pools_[slot.pool]->small.describe(id, range.base, row.blocks);
+    } else {
+      const bool active = slot.live + slot.pending > 0;
+      const std::size_t used = active ? slot.bytes : 0;
+      if (active) row.blocks.push_back({range.base, used, slot.requested, true, true});
+      if (used < range.bytes)
+        row.blocks.push_back({range.base + used, range.bytes - used, 0, false, false});
+    }
+    for (BlockRow& block : row.blocks)
+      if (block.active && pending_.count(reinterpret_cast<void*>(block.address)))
+        block.allocated = false;
+    rows.push_back(std::move(row));
+  }
+  std::sort(rows.begin(), rows.end(),
+            [](const SegmentRow& a, const SegmentRow& b) { return a.base < b.base; });
+  return rows;
 }
 
 }  // namespace umem::arena

@@ -6,13 +6,16 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "arena/segment_pool.h"
+#include "arena/tallies.h"
 #include "backing/range_table.h"
 #include "base/status.h"
+#include "driver/place.h"
 #include "driver/table.h"
 
 namespace umem::arena {
@@ -42,7 +45,8 @@ struct Footprint {
 
 class Arena {
  public:
-  Arena(const driver::Table& table, backing::RangeTable& ranges) : table_(table), ranges_(ranges) {}
+  Arena(const driver::Table& table, backing::RangeTable& ranges, driver::Place place)
+      : table_(table), ranges_(ranges), place_(place) {}
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -60,18 +64,26 @@ class Arena {
   // live or pending block left by it.
   Status poll(std::vector<RangeId>* dead);
   // Returns ranges without live or pending blocks to the driver, longest unused first, until the
-  // cached bytes are at most `keep_bytes`. `released` receives their ids.
-  Status trim(std::size_t keep_bytes, std::vector<RangeId>* released);
+  // cached bytes are at most `keep_bytes`. `leaving` is told of each before its addresses go.
+  Status trim(std::size_t keep_bytes, const std::function<void(RangeId)>& leaving);
 
-  Footprint footprint() const { return footprint_; }
+  Footprint footprint() const {
+    return {static_cast<std::size_t>(tallies_.allocated_bytes[kAll].current), cached_bytes_,
+            static_cast<std::size_t>(tallies_.allocations[kAll].current)};
+  }
+  Tallies& tallies() { return tallies_; }
+  // All ranges with their blocks, by address.
+  std::vector<SegmentRow> describe() const;
+  // What is told of every allocation, release and range; null: nobody.
+  void set_listener(void (*listener)(const Event&)) { listener_ = listener; }
 
  private:
   struct Slot {  // what the arena knows of a range
     enum class Kind : unsigned char { kNone, kLarge, kSegment } kind = Kind::kNone;
     std::uint32_t pool = 0;
-    std::uint32_t live = 0, pending = 0;  // blocks
-    std::size_t bytes = 0;                // of the live or pending large block
-    std::uint64_t emptied = 0;            // when the last block left; for trim's order
+    std::uint32_t live = 0, pending = 0;   // blocks
+    std::size_t bytes = 0, requested = 0;  // of the live or pending large block
+    std::uint64_t emptied = 0;             // when the last block left; for trim's order
     RangeId next_cached = backing::kNoRange;
   };
   struct Pool {  // one a stream
@@ -87,8 +99,12 @@ class Arena {
 
   std::uint32_t pool_of(cu::CUstream stream);
   Result<RangeId> new_range(std::size_t bytes, Slot::Kind kind, std::uint32_t pool);
+  void book_allocation(const Allocation& block, std::size_t requested);
+  void book_inactive(const Allocation& block, bool taken);
+  void tell(EventKind kind, std::uintptr_t address, std::size_t bytes, std::uint32_t pool) const;
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
   Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool);
+  std::uint32_t unit_of(const void* ptr, RangeId range) const;    // of the segment
   std::size_t block_bytes(const void* ptr, RangeId range) const;  // 0: no live block starts there
   void reclaim(void* ptr, RangeId range);
   Status record_events(Pending& pending);
@@ -98,12 +114,16 @@ class Arena {
 
   const driver::Table& table_;
   backing::RangeTable& ranges_;
+  driver::Place place_;
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unordered_map<void*, std::vector<cu::CUstream>> recorded_;
   std::unordered_map<void*, Pending> pending_;  // freed, and still in use on other streams
   std::vector<cu::CUevent> spare_events_;
-  Footprint footprint_;
+  Tallies tallies_;
+  std::size_t cached_bytes_ = 0;
+  std::uint32_t empty_segments_ = 0;
+  void (*listener_)(const Event&) = nullptr;
   std::uint64_t clock_ = 0;
 };
 

@@ -43,6 +43,7 @@ void SegmentPool::insert(ChunkId id) {
   const auto [first, second] = bin_of(chunk.units);
   ChunkId& head = bins_[first][second];
   chunk.free = true;
+  ++free_blocks_;
   chunk.prev = 0;
   chunk.next = head;
   if (head) chunks_[head].prev = id;
@@ -58,6 +59,7 @@ void SegmentPool::extract(ChunkId id) {
   if (chunk.next) chunks_[chunk.next].prev = chunk.prev;
   (chunk.prev ? chunks_[chunk.prev].next : head) = chunk.next;
   chunk.free = false;
+  --free_blocks_;
   if (head) return;
   second_map_[first] &= ~(1u << second);
   if (second_map_[first] == 0) first_map_ &= ~(1u << first);
@@ -93,12 +95,13 @@ SegmentPool::ChunkId SegmentPool::join(ChunkId left, ChunkId right) {
   return left;
 }
 
-SegmentPool::Block SegmentPool::allocate(std::uint32_t units) {
+SegmentPool::Block SegmentPool::allocate(std::uint32_t units, std::uint32_t requested_bytes) {
   const Bin bin = search(units);
   if (bin.first == kFirstLevels) return {};
   const ChunkId id = bins_[bin.first][bin.second];
   extract(id);
   split(id, units);
+  chunks_[id].requested = requested_bytes;
   return {chunks_[id].segment, chunks_[id].offset};
 }
 
@@ -122,6 +125,18 @@ void SegmentPool::remove(RangeId segment) {
 std::uint32_t SegmentPool::units_at(RangeId segment, std::uint32_t offset) const {
   const ChunkId id = starts_[segment][offset];
   return id && !chunks_[id].free ? chunks_[id].units : 0;
+}
+
+std::uint32_t SegmentPool::requested_at(RangeId segment, std::uint32_t offset) const {
+  return chunks_[starts_[segment][offset]].requested;
+}
+
+void SegmentPool::describe(RangeId segment, std::uintptr_t base, std::vector<BlockRow>& out) const {
+  for (ChunkId id = starts_[segment][0]; id; id = chunks_[id].after) {
+    const Chunk& chunk = chunks_[id];
+    out.push_back({base + chunk.offset * kUnit, chunk.units * kUnit,
+                   chunk.free ? 0 : chunk.requested, !chunk.free, !chunk.free});
+  }
 }
 
 void SegmentPool::free(RangeId segment, std::uint32_t offset) {

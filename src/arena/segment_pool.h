@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "arena/tallies.h"
 #include "backing/range_table.h"
 #include "base/units.h"
 
@@ -24,13 +25,18 @@ class SegmentPool {
     RangeId segment = backing::kNoRange;
     std::uint32_t offset = 0;  // in units
   };
-  Block allocate(std::uint32_t units);
+  Block allocate(std::uint32_t units, std::uint32_t requested_bytes);
   // Adds a segment, all free.
   void add(RangeId segment);
   // Takes a segment out that is all free.
   void remove(RangeId segment);
   // Units of the live block that starts at `offset`; 0 if none does.
   std::uint32_t units_at(RangeId segment, std::uint32_t offset) const;
+  std::uint32_t requested_at(RangeId segment, std::uint32_t offset) const;
+  // Appends all blocks of the segment, free and not, by address.
+  void describe(RangeId segment, std::uintptr_t base, std::vector<BlockRow>& out) const;
+  // Free blocks of all segments.
+  std::uint32_t free_blocks() const { return free_blocks_; }
   void free(RangeId segment, std::uint32_t offset);
 
  private:
@@ -39,7 +45,7 @@ class SegmentPool {
 
   struct Chunk {
     RangeId segment = backing::kNoRange;
-    std::uint32_t offset = 0, units = 0;
+    std::uint32_t offset = 0, units = 0, requested = 0;
     ChunkId before = 0, after = 0;  // neighbours in the segment
     ChunkId prev = 0, next = 0;     // neighbours in the bin
     bool free = false;
@@ -58,7 +64,7 @@ class SegmentPool {
   std::vector<Chunk> chunks_{1};
   std::vector<ChunkId> unused_ids_;
   std::array<std::array<ChunkId, kSecondLevels>, kFirstLevels> bins_{};
-  std::uint32_t first_map_ = 0;
+  std::uint32_t first_map_ = 0, free_blocks_ = 0;
   std::array<std::uint32_t, kFirstLevels> second_map_{};
   std::vector<std::vector<ChunkId>> starts_;  // by segment: the chunk that starts at each unit
 };

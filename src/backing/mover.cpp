@@ -82,4 +82,13 @@ Status Mover::discard_and_prefetch(const std::vector<Span>& spans, cu::CUstream 
   return prefetch(spans, Where::kDevice, stream);
 }
 
+Status advise_read_mostly(const driver::Table& table, Span span, bool on) {
+  if (span.bytes == 0) return {};
+  const cu::CUmem_advise advice =
+      on ? cu::CU_MEM_ADVISE_SET_READ_MOSTLY : cu::CU_MEM_ADVISE_UNSET_READ_MOSTLY;
+  // The location does not matter for this advice, but has to be a valid one.
+  return check(table.cuMemAdvise(span.base, span.bytes, advice, {cu::CU_MEM_LOCATION_TYPE_HOST, 0}),
+               Entry::cuMemAdvise);
+}
+
 }  // namespace umem::backing

@@ -44,4 +44,7 @@ class Mover {
   std::vector<std::size_t> sizes_;
 };
 
+// What is read stays on both sides, until it is written.
+Status advise_read_mostly(const driver::Table& table, Span span, bool on);
+
 }  // namespace umem::backing

@@ -7,11 +7,11 @@
 namespace umem {
 
 struct Options {
-  std::string device = "soft";  // "soft" | "cuda"
-  int device_ordinal = 0;
+  std::string device = "soft";         // "soft" | "cuda"
   std::string profile = "h200-pcie5";  // of the software device
   std::size_t device_bytes = 0;        // frames of the software device; 0: as many as the budget
-  std::size_t budget_bytes = 0;
+  std::size_t budget_bytes = 0;  // 0: budget_percent of the device's memory, found at first use
+  double budget_percent = 0;     // 0: what is free then, less a headroom
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
   std::size_t floor_bytes = 0;  // the least budget

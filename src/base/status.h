@@ -55,6 +55,18 @@ class [[nodiscard]] Result {
   std::variant<T, Status> state_;
 };
 
+// Of several results the first that is not ok, for steps that are all taken whatever comes.
+class FirstError {
+ public:
+  void keep(Status status) {
+    if (first_.ok()) first_ = std::move(status);
+  }
+  Status take() { return std::move(first_); }
+
+ private:
+  Status first_;
+};
+
 }  // namespace umem
 
 // Returns from the enclosing function when `expr` is not ok.

@@ -25,7 +25,7 @@ double ns_each(std::size_t iterations, Body body) {
 void bind_bench(py::module_& module) {
   module.def("bench_alloc", [](std::size_t bytes, std::size_t iterations) {
     return ns_each(iterations, [bytes] {
-      void* ptr = runtime::allocate(bytes, 0, nullptr);
+      void* ptr = runtime::allocate(bytes, 0, 0, nullptr);
       runtime::release(ptr);
     });
   });

@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "bindings/bind.h"
+#include "driver/loader.h"
 #include "driver/table.h"
 #include "runtime/runtime.h"
 #include "soft/device.h"
@@ -30,11 +31,21 @@ bool g_is_open = false;
 driver::Driver& current() {
   if (g_is_open) return g_opened;
   driver::Driver* running = runtime::current_driver();
-  if (!running) raise_if_error(Status(Code::kBadState, "no driver is open: call open_soft first"));
+  if (!running)
+    raise_if_error(Status(Code::kBadState, "no driver is open: call open_soft or open_cuda first"));
   return *running;
 }
 driver::Table& table() {
   return current().table;
+}
+
+// A real driver may block in a call (a prefetch to the host waits for its copy): other Python
+// threads run meanwhile.
+template <class Call>
+int unlocked(const Call& call) {
+  driver::Table& entries = table();  // with the lock still held: it may raise
+  py::gil_scoped_release release;
+  return static_cast<int>(call(entries));
 }
 
 CUstream stream_of(Handle handle) {
@@ -47,15 +58,28 @@ CUmemLocation location_of(const Location& location) {
   return {static_cast<CUmemLocationType>(location.first), location.second};
 }
 
+void check_none_is_open() {
+  if (g_is_open)
+    raise_if_error(Status(Code::kBadState, "a driver is open already: close it first"));
+}
+
 void open_soft(std::size_t device_bytes, const std::string& profile) {
-  if (g_is_open) raise_if_error(Status(Code::kBadState, "a driver is open already"));
+  check_none_is_open();
   raise_if_error(soft::open({device_bytes, soft::find_profile(profile)}, g_opened));
   g_is_open = true;
 }
 
+// libcuda.so.1. The caller makes a context current, which torch does at its first CUDA call.
+void open_cuda() {
+  check_none_is_open();
+  raise_if_error(driver::open_cuda(g_opened));
+  g_is_open = true;
+}
+
 void close() {
-  if (!g_is_open) raise_if_error(Status(Code::kBadState, "no driver was opened by open_soft"));
-  raise_if_error(soft::close());
+  if (!g_is_open)
+    raise_if_error(Status(Code::kBadState, "no driver was opened by open_soft or open_cuda"));
+  if (g_opened.kind == driver::Kind::kSoft) raise_if_error(soft::close());
   g_is_open = false;
 }
 
@@ -83,10 +107,17 @@ Entry entry_of(const std::string& name) {
 
 void bind_control(py::module_& m) {
   m.def("open_soft", &open_soft);
+  m.def("open_cuda", &open_cuda);
   m.def("close", &close);
-  m.def("resize", [](std::size_t bytes) { raise_if_error(current().resize(bytes)); });
+  m.def("resize", [](std::size_t bytes) {
+    if (!current().resize)
+      raise_if_error(Status(Code::kNotSupported, "the size of a real device is fixed"));
+    raise_if_error(current().resize(bytes));
+  });
   m.def("telemetry", &telemetry);
-  m.def("reset_peak", [] { current().reset_peak(); });
+  m.def("reset_peak", [] {
+    if (current().reset_peak) current().reset_peak();  // a real driver keeps no peak
+  });
   m.def("entries", [] {
     std::vector<std::pair<std::string, int>> result;
     for (int i = 0; i < static_cast<int>(Entry::kCount); ++i) {
@@ -139,15 +170,18 @@ void bind_access(py::module_& m) {
 void bind_memory_calls(py::module_& m) {
   m.def("cuMemAllocManaged", [](std::size_t bytes, unsigned flags) {
     CUdeviceptr ptr = 0;
-    const CUresult result = table().cuMemAllocManaged(&ptr, bytes, flags);
-    return std::make_tuple(static_cast<int>(result), ptr);
+    const int result = unlocked(
+        [&](driver::Table& entries) { return entries.cuMemAllocManaged(&ptr, bytes, flags); });
+    return std::make_tuple(result, ptr);
   });
   m.def("cuMemAlloc", [](std::size_t bytes) {
     CUdeviceptr ptr = 0;
     const CUresult result = table().cuMemAlloc(&ptr, bytes);
     return std::make_tuple(static_cast<int>(result), ptr);
   });
-  m.def("cuMemFree", [](CUdeviceptr ptr) { return static_cast<int>(table().cuMemFree(ptr)); });
+  m.def("cuMemFree", [](CUdeviceptr ptr) {
+    return unlocked([&](driver::Table& entries) { return entries.cuMemFree(ptr); });
+  });
   m.def("cuMemGetInfo", [] {
     std::size_t free_bytes = 0, total_bytes = 0;
     const CUresult result = table().cuMemGetInfo(&free_bytes, &total_bytes);
@@ -155,13 +189,17 @@ void bind_memory_calls(py::module_& m) {
   });
   m.def("cuMemPrefetchAsync", [](CUdeviceptr ptr, std::size_t bytes, const Location& location,
                                  unsigned flags, Handle stream) {
-    return static_cast<int>(
-        table().cuMemPrefetchAsync(ptr, bytes, location_of(location), flags, stream_of(stream)));
+    return unlocked([&](driver::Table& entries) {
+      return entries.cuMemPrefetchAsync(ptr, bytes, location_of(location), flags,
+                                        stream_of(stream));
+    });
   });
   m.def("cuMemAdvise",
         [](CUdeviceptr ptr, std::size_t bytes, int advice, const Location& location) {
-          return static_cast<int>(table().cuMemAdvise(ptr, bytes, static_cast<CUmem_advise>(advice),
-                                                      location_of(location)));
+          return unlocked([&](driver::Table& entries) {
+            return entries.cuMemAdvise(ptr, bytes, static_cast<CUmem_advise>(advice),
+                                       location_of(location));
+          });
         });
   m.def("cuMemcpyAsync", [](CUdeviceptr to, CUdeviceptr from, std::size_t bytes, Handle stream) {
     return static_cast<int>(table().cuMemcpyAsync(to, from, bytes, stream_of(stream)));
@@ -199,36 +237,33 @@ void bind_memory_calls(py::module_& m) {
   });
 }
 
-struct Batch {
-  std::vector<CUmemLocation> locations;
-  explicit Batch(const std::vector<Location>& from) {
-    for (const Location& location : from) locations.push_back(location_of(location));
-  }
-};
+// The batch calls that move: one signature, one binding.
+using MoveBatch = decltype(driver::Table::cuMemPrefetchBatchAsync);
+
+void bind_move_batch(py::module_& m, const char* name, MoveBatch driver::Table::* entry) {
+  m.def(name, [entry](std::vector<CUdeviceptr> ptrs, std::vector<std::size_t> sizes,
+                      const std::vector<Location>& locations, std::vector<std::size_t> first_of,
+                      unsigned long long flags, Handle stream) {
+    std::vector<CUmemLocation> places;
+    for (const Location& location : locations) places.push_back(location_of(location));
+    return unlocked([&](driver::Table& entries) {
+      return (entries.*entry)(ptrs.data(), sizes.data(), ptrs.size(), places.data(),
+                              first_of.data(), places.size(), flags, stream_of(stream));
+    });
+  });
+}
 
 void bind_batch_calls(py::module_& m) {
-  m.def("cuMemPrefetchBatchAsync",
-        [](std::vector<CUdeviceptr> ptrs, std::vector<std::size_t> sizes,
-           const std::vector<Location>& locations, std::vector<std::size_t> first_of,
-           unsigned long long flags, Handle stream) {
-          Batch batch(locations);
-          return static_cast<int>(table().cuMemPrefetchBatchAsync(
-              ptrs.data(), sizes.data(), ptrs.size(), batch.locations.data(), first_of.data(),
-              batch.locations.size(), flags, stream_of(stream)));
-        });
-  m.def("cuMemDiscardAndPrefetchBatchAsync",
-        [](std::vector<CUdeviceptr> ptrs, std::vector<std::size_t> sizes,
-           const std::vector<Location>& locations, std::vector<std::size_t> first_of,
-           unsigned long long flags, Handle stream) {
-          Batch batch(locations);
-          return static_cast<int>(table().cuMemDiscardAndPrefetchBatchAsync(
-              ptrs.data(), sizes.data(), ptrs.size(), batch.locations.data(), first_of.data(),
-              batch.locations.size(), flags, stream_of(stream)));
-        });
+  using driver::Table;
+  bind_move_batch(m, "cuMemPrefetchBatchAsync", &Table::cuMemPrefetchBatchAsync);
+  bind_move_batch(m, "cuMemDiscardAndPrefetchBatchAsync",
+                  &Table::cuMemDiscardAndPrefetchBatchAsync);
   m.def("cuMemDiscardBatchAsync", [](std::vector<CUdeviceptr> ptrs, std::vector<std::size_t> sizes,
                                      unsigned long long flags, Handle stream) {
-    return static_cast<int>(table().cuMemDiscardBatchAsync(ptrs.data(), sizes.data(), ptrs.size(),
-                                                           flags, stream_of(stream)));
+    return unlocked([&](driver::Table& entries) {
+      return entries.cuMemDiscardBatchAsync(ptrs.data(), sizes.data(), ptrs.size(), flags,
+                                            stream_of(stream));
+    });
   });
 }
 
@@ -240,8 +275,10 @@ void bind_stream_calls(py::module_& m) {
   });
   m.def("cuStreamDestroy",
         [](Handle s) { return static_cast<int>(table().cuStreamDestroy(stream_of(s))); });
-  m.def("cuStreamSynchronize",
-        [](Handle s) { return static_cast<int>(table().cuStreamSynchronize(stream_of(s))); });
+  m.def("cuStreamSynchronize", [](Handle s) {
+    return unlocked(
+        [&](driver::Table& entries) { return entries.cuStreamSynchronize(stream_of(s)); });
+  });
   m.def("cuStreamQuery",
         [](Handle s) { return static_cast<int>(table().cuStreamQuery(stream_of(s))); });
   m.def("cuStreamWaitEvent", [](Handle s, Handle e, unsigned flags) {
@@ -252,7 +289,8 @@ void bind_stream_calls(py::module_& m) {
     const CUresult result = table().cuStreamIsCapturing(stream_of(s), &status);
     return std::make_tuple(static_cast<int>(result), static_cast<int>(status));
   });
-  m.def("cuCtxSynchronize", [] { return static_cast<int>(table().cuCtxSynchronize()); });
+  m.def("cuCtxSynchronize",
+        [] { return unlocked([](driver::Table& entries) { return entries.cuCtxSynchronize(); }); });
   m.def("cuEventCreate", [](unsigned flags) {
     CUevent event = nullptr;
     const CUresult result = table().cuEventCreate(&event, flags);

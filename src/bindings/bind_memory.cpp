@@ -73,7 +73,8 @@ void end(std::uint64_t token, const std::string& tag) {
   runtime::op_end(op.get(), tag_or_none(tag));
 }
 
-void move(Status (*act)(const void*, std::size_t), std::uintptr_t address, std::size_t bytes) {
+template <class Act>
+void move(Act act, std::uintptr_t address, std::size_t bytes) {
   Status status;
   {
     py::gil_scoped_release unlocked;
@@ -82,12 +83,12 @@ void move(Status (*act)(const void*, std::size_t), std::uintptr_t address, std::
   raise_if_error(status);
 }
 
-std::uintptr_t allocate(std::size_t bytes) {
+std::uintptr_t allocate(std::size_t bytes, int device, std::uintptr_t stream) {
   runtime::Failure failure;
   void* ptr = nullptr;
   {
     py::gil_scoped_release unlocked;
-    ptr = runtime::allocate(bytes, 0, &failure);
+    ptr = runtime::allocate(bytes, device, stream, &failure);
   }
   if (failure.code != 0) raise_if_error(Status(static_cast<Code>(failure.code), failure.message));
   return reinterpret_cast<std::uintptr_t>(ptr);
@@ -116,7 +117,8 @@ py::list blocks() {
 }  // namespace
 
 void bind_memory(py::module_& module) {
-  module.def("allocate", &allocate);
+  module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = 0,
+             py::arg("stream") = 0);
   module.def("release", [](std::uintptr_t address) {
     py::gil_scoped_release unlocked;
     return runtime::release(reinterpret_cast<void*>(address));
@@ -138,6 +140,10 @@ void bind_memory(py::module_& module) {
   });
   module.def("evict", [](std::uintptr_t address, std::size_t bytes) {
     move(&runtime::evict, address, bytes);
+  });
+  module.def("read_mostly", [](std::uintptr_t address, std::size_t bytes, bool on) {
+    move([on](const void* ptr, std::size_t n) { return runtime::read_mostly(ptr, n, on); }, address,
+         bytes);
   });
   module.def("blocks", &blocks);
   module.def("op_begin", &begin);

@@ -8,72 +8,53 @@ namespace {
 // cuGetProcAddress_v2(name, &function, CUDA version, flags, &status)
 using GetProcAddress = CUresult (*)(const char*, void**, int, std::uint64_t, int*);
 
-CudaDevice describe(const Table& table, CUdevice device) {
-  CudaDevice result;
-  char name[256] = "";
-  if (table.cuDeviceGetName(name, sizeof name, device) == CUDA_SUCCESS) result.name = name;
-  table.cuDeviceTotalMem(&result.total_bytes, device);
-  const auto attribute = [&](CUdevice_attribute which) {
-    int value = 0;
-    table.cuDeviceGetAttribute(&value, which, device);
-    return value;
-  };
-  result.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-  result.minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-  result.managed_memory = attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) != 0;
-  result.concurrent_managed_access = attribute(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) != 0;
-  result.pageable_memory_access = attribute(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) != 0;
-  return result;
-}
+class Library {
+ public:
+  Status open() {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!library) return {Code::kNotSupported, "there is no NVIDIA driver (libcuda.so.1)"};
+    get_ = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
+    if (!get_) return {Code::kNotSupported, "the NVIDIA driver is older than CUDA 12.0; update it"};
+    using GetVersion = CUresult (*)(int*);
+    if (const auto version = reinterpret_cast<GetVersion>(address("cuDriverGetVersion", 2020)))
+      UMEM_RETURN_IF_ERROR(check(version(&version_), Entry::cuDriverGetVersion));
+    return {};
+  }
+
+  // Null also for a form that is newer than the driver: an older one of that name may take other
+  // parameters.
+  void* find(const char* name, int version) const {
+    return version > version_ ? nullptr : address(name, version);
+  }
+
+ private:
+  void* address(const char* name, int version) const {
+    void* function = nullptr;
+    int status = 0;
+    return get_(name, &function, version, 0, &status) == CUDA_SUCCESS ? function : nullptr;
+  }
+
+  GetProcAddress get_ = nullptr;
+  int version_ = 0;  // of CUDA, that the driver was made for
+};
 
 }  // namespace
 
 Status open_cuda(Driver& driver) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-  if (!library) return {Code::kNotSupported, "there is no NVIDIA driver (libcuda.so.1)"};
-  const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
-  if (!get) return {Code::kNotSupported, "the NVIDIA driver is older than CUDA 12.0; update it"};
+  Library library;
+  UMEM_RETURN_IF_ERROR(library.open());
   driver = {Kind::kCuda, {}, nullptr, nullptr, nullptr};
-  const auto find = [&](const char* name, int version) {
-    void* function = nullptr;
-    int status = 0;
-    return get(name, &function, version, 0, &status) == CUDA_SUCCESS ? function : nullptr;
-  };
 #define UMEM_SYMBOL(name, version, params) \
-  driver.table.name = reinterpret_cast<CUresult(*) params>(find(#name, version));
+  driver.table.name = reinterpret_cast<CUresult(*) params>(library.find(#name, version));
 #include "driver/symbols.def"
 #undef UMEM_SYMBOL
   fill_missing(driver.table);
   return {};
 }
 
-CudaProbe probe_cuda() {
-  CudaProbe probe;
-  Driver driver;
-  if (Status status = open_cuda(driver); !status.ok()) {
-    probe.reason = status.message();
-    return probe;
-  }
-  const Table& table = driver.table;
-  if (Status status = check(table.cuInit(0), Entry::cuInit); !status.ok()) {
-    probe.reason = status.message();
-    return probe;
-  }
-  table.cuDriverGetVersion(&probe.driver_version);
-  int count = 0;
-  table.cuDeviceGetCount(&count);
-  bool usable = count > 0;
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    CUdevice device = 0;
-    if (table.cuDeviceGet(&device, ordinal) != CUDA_SUCCESS) continue;
-    probe.devices.push_back(describe(table, device));
-    usable = usable && probe.devices.back().concurrent_managed_access;
-  }
-  probe.available = usable;
-  if (count == 0) probe.reason = "the NVIDIA driver sees no device";
-  if (count > 0 && !usable)
-    probe.reason = "a device lacks concurrentManagedAccess (WSL, some vGPU): no oversubscription";
-  return probe;
+bool libcuda_exports(const char* name, int version) {
+  Library library;
+  return library.open().ok() && library.find(name, version) != nullptr;
 }
 
 }  // namespace umem::driver

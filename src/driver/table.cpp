@@ -74,6 +74,11 @@ struct Generated<entry, CUresult (*)(Params...)> {
     slot = &counted;
   }
 
+  static bool present(Function slot) {
+    const Function called = slot == &counted ? target : slot;
+    return called != nullptr && called != &missing;
+  }
+
   static inline Function target = &missing;
 };
 
@@ -117,6 +122,7 @@ const char* error_name(CUresult result) {
     UMEM_NAME(CUDA_ERROR_LAUNCH_FAILED);
     UMEM_NAME(CUDA_ERROR_NOT_PERMITTED);
     UMEM_NAME(CUDA_ERROR_NOT_SUPPORTED);
+    UMEM_NAME(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     UMEM_NAME(CUDA_ERROR_UNKNOWN);
 #undef UMEM_NAME
   }
@@ -139,6 +145,19 @@ void fill_missing(Table& table) {
   if (table.name == nullptr) table.name = &Generated<Entry::name, decltype(Table::name)>::missing;
 #include "driver/symbols.def"
 #undef UMEM_SYMBOL
+}
+
+bool supports(const Table& table, Entry entry) {
+  switch (entry) {
+#define UMEM_SYMBOL(name, version, params) \
+  case Entry::name:                        \
+    return Generated<Entry::name, decltype(Table::name)>::present(table.name);
+#include "driver/symbols.def"
+#undef UMEM_SYMBOL
+    case Entry::kCount:
+      break;
+  }
+  return false;
 }
 
 void instrument(Table& table) {

@@ -64,6 +64,8 @@ struct Driver {
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.
 void fill_missing(Table& table);
+// Whether the driver has the entry point, instrumented or not.
+UMEM_API bool supports(const Table& table, Entry entry);
 
 // Fault injection: makes the n-th call (1 = next) of one entry point return `error` without
 // reaching the driver. The table must have been wrapped by `instrument` first.

@@ -18,9 +18,7 @@ class ConvLru final : public residency::Policy {
     const auto conv = [&](const Unit& unit) { return view.worth_moving(unit) && is_conv(unit); };
     const auto other = [&](const Unit& unit) { return view.worth_moving(unit) && !is_conv(unit); };
     const auto small = [&](const Unit& unit) { return !view.worth_moving(unit); };
-    need = oldest_first(view, need, out, conv);
-    if (need > 0) need = oldest_first(view, need, out, other);
-    if (need > 0) oldest_first(view, need, out, small);
+    in_passes(view, need, out, conv, other, small);
   }
 
  private:

@@ -13,8 +13,7 @@ class Lru final : public residency::Policy {
                std::vector<residency::RangeId>& out) const override {
     const auto large = [&](const Unit& unit) { return view.worth_moving(unit); };
     const auto small = [&](const Unit& unit) { return !view.worth_moving(unit); };
-    need = oldest_first(view, need, out, large);
-    if (need > 0) oldest_first(view, need, out, small);
+    in_passes(view, need, out, large, small);
   }
 };
 

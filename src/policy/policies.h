@@ -27,4 +27,11 @@ std::size_t oldest_first(const residency::View& view, std::size_t need,
   return need;
 }
 
+// The same in passes: units of each kind only where all of those before do not suffice.
+template <class... Kinds>
+void in_passes(const residency::View& view, std::size_t need, std::vector<residency::RangeId>& out,
+               Kinds... kinds) {
+  ((need = need > 0 ? oldest_first(view, need, out, kinds) : 0), ...);
+}
+
 }  // namespace umem::policy

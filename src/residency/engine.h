@@ -2,7 +2,8 @@
 // (ledger) and the choice (policy).
 //
 // A wrong decision here costs time only: bytes that are not where an op needs them fault in. The
-// one exception is a discard, which is why only units without a live block are ever discarded.
+// one exception is a discard, which is why only units without a live block are ever discarded, and
+// only after all that their stream has been given.
 //
 // Not thread-safe: the runtime's lock is held around every call.
 #pragma once
@@ -14,9 +15,11 @@
 
 #include "backing/range_table.h"
 #include "base/status.h"
-#include "residency/lanes.h"
+#include "driver/place.h"
+#include "residency/lane.h"
 #include "residency/ledger.h"
 #include "residency/policy.h"
+#include "residency/streams.h"
 
 namespace umem::residency {
 
@@ -24,46 +27,56 @@ struct Limits {
   std::size_t budget_bytes = 0;
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
+  std::size_t outside_bytes = 0;  // of the budget, in use beside umem
 };
 
 struct Counters {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
   std::uint64_t evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
+  std::uint64_t capture_skips = 0;
 };
 
 class Engine {
  public:
   // `release_cached` gives the ranges without live blocks back to the driver (and `forget`s them):
   // the way to room where dead bytes cannot be discarded, or host memory of dead ranges is in the
-  // way.
-  Engine(const driver::Table& table, const backing::RangeTable& ranges, int device, Limits limits,
-         std::unique_ptr<Policy> policy, std::function<void()> release_cached);
+  // way. Memory that is not `managed` never moves: the budget bounds what is handed out.
+  Engine(const driver::Table& table, const backing::RangeTable& ranges, driver::Place place,
+         bool managed, Limits limits, std::unique_ptr<Policy> policy,
+         std::function<void()> release_cached);
 
-  Status open() { return lanes_.open(); }
-  Status close() { return lanes_.close(); }
+  Status open();
+  Status close();
 
-  // The range got its first live block. Makes room and populates it on the device; what does not
-  // fit is left to faults. kOutOfHostMemory when live bytes would exceed budget + host budget, or
-  // the block alone exceeds the budget and the host has no room for it; nothing changed then.
-  Status admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
+  // The range got its first live block, on `stream`. Makes room and populates it on the device;
+  // what does not fit is left to faults. kOutOfHostMemory when live bytes would exceed budget +
+  // host budget, or the block alone exceeds the budget and the host has no room for it;
+  // kOutOfDeviceMemory when memory that cannot move does not fit. Nothing changed then.
+  Status admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+               cu::CUstream stream);
   // A further block of an admitted range was handed out: brings the range in if it is away.
   void prepare(RangeId id);
-  // The range lost its last live block, and no stream works on it: its bytes are dead.
+  // The range lost its last live block, and no stream but its own works on it: its bytes are dead.
   void retire(RangeId id);
   // The range goes back to the driver.
   void forget(RangeId id);
 
-  // Before an op: pins the units and brings in those that are away.
-  void begin_use(const RangeId* ids, std::size_t count);
+  // Before an op on `stream`: pins the units and brings in those that are away.
+  void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // After it: unpins them and marks them as used now.
-  void end_use(const RangeId* ids, std::size_t count);
+  void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
 
   // Hints. kBadState when an op is using the unit.
   Status prefetch(RangeId id);
   Status evict(RangeId id);
+  // Advises the driver to keep a copy on both sides of what is read, so that eviction costs no
+  // transfer; a write drops the host's copy.
+  Status read_mostly(RangeId id, bool on);
 
   // Evicts down to the new limits. kOutOfDeviceMemory when what is pinned exceeds them.
   Status set_limits(Limits limits);
+  // Makes room for them where it can; an allocation does it otherwise.
+  void set_outside_bytes(std::size_t bytes);
   void set_policy(std::unique_ptr<Policy> policy);
 
   const Limits& limits() const { return limits_; }
@@ -71,34 +84,49 @@ class Engine {
   const Ledger& ledger() const { return ledger_; }
   Ledger& ledger() { return ledger_; }
   const Counters& counters() const { return counters_; }
+  bool managed() const { return managed_; }
   // Driver calls that failed in op hooks, where nobody can be told; faults make up for them.
-  std::uint64_t hook_errors() const { return hook_errors_; }
+  std::uint64_t hook_errors() { return hook_errors_ + in_.failures() + out_.failures(); }
 
  private:
-  bool active() const { return policy_->active(); }
+  bool active() const { return managed_ && policy_->active(); }
   bool away(RangeId id) const;
-  bool fits(std::size_t bytes) const {
-    return ledger_.resident_bytes() + bytes <= limits_.budget_bytes;
-  }
+  std::size_t taken() const { return ledger_.resident_bytes() + limits_.outside_bytes; }
+  bool fits(std::size_t bytes) const { return taken() + bytes <= limits_.budget_bytes; }
+  bool quiet(cu::CUstream stream);
   bool host_has_room(RangeId id);
+  Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
+  void evict_ahead();
+  Status discard(const std::vector<RangeId>& ids);
+  Status populate(RangeId id);
   Status send_out(const std::vector<RangeId>& victims);
-  Status fetch(const std::vector<RangeId>& ids);
+  Status send_back(const std::vector<RangeId>& ids);
+  Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
+  Status wait_for_room();
+  Status await(RangeId id, cu::CUstream stream);
+  Status after_home(RangeId id);
   void note(const Status& status) { hook_errors_ += status.ok() ? 0 : 1; }
   backing::Span span(RangeId id) const { return {ranges_[id].base, ledger_.at(id).bytes}; }
+  const std::vector<backing::Span>& spans_of(const std::vector<RangeId>& ids);
 
+  const driver::Table& table_;
   const backing::RangeTable& ranges_;
-  Lanes lanes_;
+  const driver::Place place_;
+  const bool managed_;
+  Lane in_, out_;
+  Streams streams_;
   Limits limits_;
   std::unique_ptr<Policy> policy_;
   Ledger ledger_;
   Counters counters_;
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
-  cu::CUstream compute_ = nullptr;
-  std::vector<RangeId> wanted_, victims_;
+  // Scratch, so that an op costs no malloc.
+  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_;
   std::vector<backing::Span> spans_;
+  std::vector<cu::CUevent> events_;
 };
 
 }  // namespace umem::residency

@@ -1,5 +1,7 @@
 #include "residency/ledger.h"
 
+#include <algorithm>
+
 namespace umem::residency {
 
 const char* name(State state) {
@@ -36,6 +38,7 @@ void Ledger::account(const Unit& unit, bool entering) {
   if (unit.state == State::kDead) book(dead_);
   if (unit.state == State::kVoid || unit.state == State::kDevice || unit.state == State::kHost)
     book(live_);
+  peak_resident_ = std::max(peak_resident_, resident_);
 }
 
 void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family) {
@@ -75,6 +78,7 @@ void Ledger::set_state(RangeId id, State state) {
   if (state == State::kHost && unit.host_bytes < unit.bytes) {
     host_ += unit.bytes - unit.host_bytes;
     unit.host_bytes = unit.bytes;
+    peak_host_ = std::max(peak_host_, host_);
   }
 }
 

@@ -35,6 +35,11 @@ struct Unit {
   Family family = Family::kNone;
   bool segment = false;            // holds small blocks
   bool prefetched_unused = false;  // fetched, and no op has used it since
+  bool read_mostly = false;        // advised so: the driver keeps a clean copy on the host
+  std::uint32_t used_on = 0;       // streams of ops that used it, as bits of Streams
+  cu::CUstream stream = nullptr;   // that its blocks are allocated on
+  std::uint64_t arrival = 0;       // what the lane in brings it with; 0: nothing is under way
+  std::uint64_t departure = 0;     // and the lane out
 };
 
 class Ledger {
@@ -53,6 +58,7 @@ class Ledger {
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);
   void touch(RangeId id);  // used now: the newest of its list
+  std::uint64_t now() const { return clock_; }
   void pin(RangeId id) {
     Unit& unit = units_[id];
     if (unit.pins++ == 0) pinned_ += unit.bytes;
@@ -62,6 +68,14 @@ class Ledger {
     if (unit.pins > 0 && --unit.pins == 0) pinned_ -= unit.bytes;
   }
   void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
+  void set_read_mostly(RangeId id, bool on) { units_[id].read_mostly = on; }
+  void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
+  void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }
+  void set_arrival(RangeId id, std::uint64_t ticket) { units_[id].arrival = ticket; }
+  void set_departure(RangeId id, std::uint64_t ticket) {
+    units_[id].departure = ticket;
+    units_[id].used_on = 0;
+  }
 
   // Ends of the recency lists; walk with at(id).newer.
   RangeId oldest_resident() const { return resident_list_.oldest; }
@@ -71,6 +85,13 @@ class Ledger {
   std::size_t dead_bytes() const { return dead_; }
   std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
   std::size_t pinned_bytes() const { return pinned_; }
+  // The most since the last reset.
+  std::size_t peak_resident_bytes() const { return peak_resident_; }
+  std::size_t peak_host_bytes() const { return peak_host_; }
+  void reset_peaks() {
+    peak_resident_ = resident_;
+    peak_host_ = host_;
+  }
   std::size_t live_bytes() const { return live_; }
 
  private:
@@ -85,6 +106,7 @@ class Ledger {
   std::vector<Unit> units_;
   List resident_list_, dead_list_;
   std::size_t resident_ = 0, dead_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
+  std::size_t peak_resident_ = 0, peak_host_ = 0;
   std::uint64_t clock_ = 0;
 };
 

@@ -28,6 +28,20 @@ bool any_owned(const State& s, const void* const* pointers, std::size_t count) {
   return false;
 }
 
+// Calls `act` with the engine and the stream of every run of units on one device. An op's stream is
+// on its own device; what it uses of another is ordered by the stream that it was made on.
+template <class Act>
+void by_device(State& s, const Op& op, const RangeId* ids, std::size_t count, Act act) {
+  for (std::size_t first = 0, next = 0; first < count; first = next) {
+    Device& device = s.owner(ids[first]);
+    while (next < count && &s.owner(ids[next]) == &device) ++next;
+    const cu::CUstream stream = device.place.device == op.device
+                                    ? reinterpret_cast<cu::CUstream>(op.stream)
+                                    : device.engine.ledger().at(ids[first]).stream;
+    act(device.engine, ids + first, next - first, stream);
+  }
+}
+
 // Grows past the inline array by doubling; an op that cannot record a pin goes without it.
 void pin_slot(Op& op, RangeId id) {
   constexpr std::uint32_t kInline = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
@@ -48,7 +62,7 @@ void pin_slot(Op& op, RangeId id) {
 void pin(Op& op, RangeId id) {
   const std::uint32_t before = op.n_pinned;
   pin_slot(op, id);
-  if (op.n_pinned > before) state().engine->ledger().pin(id);
+  if (op.n_pinned > before) state().owner(id).engine.ledger().pin(id);
 }
 
 void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
@@ -67,10 +81,22 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   if (!s.open()) return;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
-    if (s.engine->ledger().has(id)) pin_slot(*op, id);
+    if (id != backing::kNoRange && s.owner(id).engine.ledger().has(id)) pin_slot(*op, id);
   }
   op->n_inputs = op->n_pinned;
-  s.engine->begin_use(op->pinned, op->n_pinned);
+  by_device(s, *op, op->pinned, op->n_pinned,
+            [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
+}
+
+// What the op allocated and leaves behind becomes `tag`.
+static void tag_results(State& s, const Op& op, residency::Tag tag) {
+  if (tag == residency::Tag::kCount) return;
+  for (std::uint32_t i = op.n_inputs; i < op.n_pinned; ++i) {
+    const RangeId id = op.pinned[i];
+    residency::Ledger& ledger = s.owner(id).engine.ledger();
+    if (ledger.has(id) && ledger.at(id).tag == residency::Tag::kWorkspace)
+      ledger.set_tag(id, tag, op.family);
+  }
 }
 
 void op_end(Op* op, residency::Tag tag) noexcept {
@@ -85,26 +111,28 @@ void op_end(Op* op, residency::Tag tag) noexcept {
   {
     std::lock_guard guard(s.mutex);
     if (s.open()) {
-      residency::Ledger& ledger = s.engine->ledger();
-      for (std::uint32_t i = op->n_inputs; i < op->n_pinned && tag != residency::Tag::kCount; ++i)
-        if (ledger.has(op->pinned[i]) && ledger.at(op->pinned[i]).tag == residency::Tag::kWorkspace)
-          ledger.set_tag(op->pinned[i], tag, op->family);
-      s.engine->end_use(op->pinned, op->n_pinned);
+      tag_results(s, *op, tag);
+      by_device(s, *op, op->pinned, op->n_pinned, [](auto& engine, auto* ids, auto n, auto stream) {
+        engine.end_use(ids, n, stream);
+      });
     }
   }
   if (op->pinned != op->inline_pinned) std::free(op->pinned);
 }
 
-void* allocate(std::size_t bytes, std::uintptr_t stream, Failure* error) noexcept {
+void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* error) noexcept {
   if (error) *error = {};
   if (bytes == 0) return nullptr;
   State& s = state();
   std::lock_guard guard(s.mutex);
-  if (!s.open() || !s.accepting) {
-    fail(error, {Code::kBadState, "umem is not running; call umem.enable() first"});
+  if (!s.accepting || s.forked) {
+    fail(error, {Code::kBadState,
+                 s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
+                          : "umem is not running; call umem.enable() first"});
     return nullptr;
   }
-  Result<void*> result = allocate_locked(s, bytes, reinterpret_cast<cu::CUstream>(stream), t_op);
+  Result<void*> result =
+      allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), t_op);
   if (result.ok()) return result.value();
   ++s.counts.ooms;
   fail(error, result.take_status());
@@ -113,18 +141,20 @@ void* allocate(std::size_t bytes, std::uintptr_t stream, Failure* error) noexcep
 
 bool release(void* ptr) noexcept {
   State& s = state();
-  if (!owns(ptr)) return false;
+  const RangeId id = s.ranges.find(ptr);
+  if (id == backing::kNoRange) return false;
   std::lock_guard guard(s.mutex);
-  if (!s.open()) return false;
-  Result<arena::Freed> freed = s.arena->free(ptr);
+  if (!s.open()) return s.forked;
+  Device& device = s.owner(id);
+  Result<arena::Freed> freed = device.arena.free(ptr);
   if (!freed.ok()) return false;
   ++s.counts.frees;
   const arena::Freed& block = freed.value();
-  if (block.last_in_range) s.engine->retire(block.range);
+  if (block.last_in_range) device.engine.retire(block.range);
   // Programs of changing shapes leave ranges behind that no request fits: give the oldest back.
-  const std::size_t cached = s.ranges.total_bytes() - s.arena->footprint().live_bytes;
-  if (cached > 2 * s.most_live_bytes + 64 * MiB) {
-    Status trimmed = trim_locked(s, s.most_live_bytes);
+  const arena::Footprint footprint = device.arena.footprint();
+  if (footprint.cached_bytes > 2 * device.most_live_bytes + 64 * MiB && s.captures == 0) {
+    Status trimmed = trim_locked(device, device.most_live_bytes);
     (void)trimmed;  // what the driver refuses to take back stays cached
   }
   return true;
@@ -132,10 +162,12 @@ bool release(void* ptr) noexcept {
 
 bool record_stream(const void* ptr, std::uintptr_t stream) noexcept {
   State& s = state();
-  if (!owns(ptr)) return false;
+  const RangeId id = s.ranges.find(ptr);
+  if (id == backing::kNoRange) return false;
   std::lock_guard guard(s.mutex);
   return s.open() &&
-         s.arena->record_stream(const_cast<void*>(ptr), reinterpret_cast<cu::CUstream>(stream))
+         s.owner(id)
+             .arena.record_stream(const_cast<void*>(ptr), reinterpret_cast<cu::CUstream>(stream))
              .ok();
 }
 
@@ -148,10 +180,12 @@ bool tag(const void* ptr, residency::Tag tag) noexcept {
   const RangeId id = s.ranges.find(ptr);
   if (id == backing::kNoRange) return false;
   std::lock_guard guard(s.mutex);
-  if (!s.open() || !s.engine->ledger().has(id)) return false;
+  if (!s.open()) return false;
+  residency::Ledger& ledger = s.owner(id).engine.ledger();
+  if (!ledger.has(id)) return false;
   // A segment holds many blocks: it keeps its own tag.
-  const residency::Unit& unit = s.engine->ledger().at(id);
-  if (!unit.segment) s.engine->ledger().set_tag(id, tag, unit.family);
+  const residency::Unit& unit = ledger.at(id);
+  if (!unit.segment) ledger.set_tag(id, tag, unit.family);
   return true;
 }
 

@@ -16,6 +16,8 @@ struct Op {
   residency::Family family = residency::Family::kNone;  // kNone: that of the enclosing op
   Phase phase = Phase::kNone;                           // kNone: that of the enclosing op
   bool bracket = false;  // stands around ops (an autograd node, an optimizer step), and is none
+  int device = 0;        // that the op runs on,
+  std::uintptr_t stream = 0;  // and its stream: inputs have to arrive there
   // Filled by op_begin.
   Op* parent = nullptr;
   std::uint32_t n_inputs = 0;  // of the pinned: the inputs; then what it allocated
@@ -38,12 +40,14 @@ struct Failure {
   int code = 0;  // umem::Code
   const char* message = "";
 };
-UMEM_API void* allocate(std::size_t bytes, std::uintptr_t stream, Failure* error) noexcept;
+UMEM_API void* allocate(std::size_t bytes, int device, std::uintptr_t stream,
+                        Failure* error) noexcept;
 // True if `ptr` was a live block of umem's, which is then freed.
 UMEM_API bool release(void* ptr) noexcept;
 // The block is in use on `stream` too: once released it is reused after the work there is done.
 UMEM_API bool record_stream(const void* ptr, std::uintptr_t stream) noexcept;
 UMEM_API bool owns(const void* ptr) noexcept;
+// The block's tag from now on; false where umem does not hold it.
 UMEM_API bool tag(const void* ptr, residency::Tag tag) noexcept;
 // One step of the program (an optimizer step) ended.
 UMEM_API void step() noexcept;

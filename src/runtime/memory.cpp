@@ -25,72 +25,89 @@ Purpose purpose(const Op* op) {
   return {op->phase == Phase::kOptimizer ? Tag::kOptimizer : Tag::kTemp, op->family};
 }
 
-void warn_larger_than_budget(State& s, std::size_t bytes) {
-  if (bytes <= s.options.budget_bytes || s.warned_larger_than_budget) return;
-  s.warned_larger_than_budget = true;
+void warn_larger_than_budget(Device& device, std::size_t bytes) {
+  const std::size_t budget = device.engine.limits().budget_bytes;
+  if (bytes <= budget || device.warned_larger_than_budget) return;
+  device.warned_larger_than_budget = true;
   std::fprintf(stderr,
                "umem: warning: a block of %s is larger than the budget of %s; it works by page "
                "faults, slowly (said once)\n",
-               format_bytes(bytes).c_str(), format_bytes(s.options.budget_bytes).c_str());
+               format_bytes(bytes).c_str(), format_bytes(budget).c_str());
 }
 
-Result<arena::Allocation> take_block(State& s, std::size_t bytes, cu::CUstream stream) {
-  retire_reclaimed(s);
-  Result<arena::Allocation> block = s.arena->allocate(bytes, stream);
+Result<arena::Allocation> take_block(Device& device, std::size_t bytes, cu::CUstream stream) {
+  retire_reclaimed(device);
+  Result<arena::Allocation> block = device.arena.allocate(bytes, stream);
   if (block.ok()) return block;
-  UMEM_RETURN_IF_ERROR(trim_locked(s, 0));  // there is no more: give back what we do not use
-  return s.arena->allocate(bytes, stream);
+  ++device.arena.tallies().retries;
+  // There is no more: give back what we do not use.
+  UMEM_RETURN_IF_ERROR(trim_locked(device, 0));
+  return device.arena.allocate(bytes, stream);
+}
+
+// The arena's block becomes the engine's: room for it, and its pages on the device.
+Status settle(Device& device, const arena::Allocation& block, cu::CUstream stream, const Op* op) {
+  residency::Engine& engine = device.engine;
+  if (!block.first_in_range) {
+    engine.prepare(block.range);
+    return {};
+  }
+  const Purpose why = block.large ? purpose(op) : Purpose{Tag::kPool, Family::kNone};
+  const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
+  Status admitted =
+      engine.admit(block.range, unit_bytes, !block.large, why.tag, why.family, stream);
+  if (admitted.ok()) {
+    if (engine.managed()) warn_larger_than_budget(device, block.bytes);
+    return {};
+  }
+  const Result<arena::Freed> undone = device.arena.free(block.ptr);
+  if (undone.ok() && undone.value().last_in_range && engine.ledger().has(block.range))
+    engine.retire(block.range);
+  return admitted;
 }
 
 }  // namespace
 
 // The ranges of blocks whose cross-stream uses completed are dead from here on.
-void retire_reclaimed(State& s) {
+void retire_reclaimed(Device& device) {
   std::vector<RangeId> reclaimed;
-  const Status status = s.arena->poll(&reclaimed);
+  const Status status = device.arena.poll(&reclaimed);
   (void)status;  // those that failed are asked again at the next allocation; the rest are dead now
-  for (RangeId id : reclaimed) s.engine->retire(id);
+  for (RangeId id : reclaimed) device.engine.retire(id);
 }
 
-Status trim_locked(State& s, std::size_t keep_bytes) {
-  std::vector<RangeId> released;
-  Status status = s.arena->trim(keep_bytes, &released);
-  for (RangeId id : released) s.engine->forget(id);
-  return status;
+Status trim_locked(Device& device, std::size_t keep_bytes) {
+  return device.arena.trim(keep_bytes, [&](RangeId id) { device.engine.forget(id); });
 }
 
-Result<void*> allocate_locked(State& s, std::size_t bytes, cu::CUstream stream, Op* op) {
-  Result<arena::Allocation> taken = take_block(s, bytes, stream);
-  if (!taken.ok()) {
-    const Status status = taken.take_status();
-    return out_of_memory(s, status.code(), bytes, status.message());
-  }
-  const arena::Allocation& block = taken.value();
-  if (block.first_in_range) {
-    warn_larger_than_budget(s, block.bytes);
-    const Purpose why = block.large ? purpose(op) : Purpose{Tag::kPool, Family::kNone};
-    const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
-    Status admitted = s.engine->admit(block.range, unit_bytes, !block.large, why.tag, why.family);
-    if (!admitted.ok()) {
-      const Result<arena::Freed> undone = s.arena->free(block.ptr);
-      if (undone.ok() && undone.value().last_in_range && s.engine->ledger().has(block.range))
-        s.engine->retire(block.range);
-      return out_of_memory(s, admitted.code(), bytes, admitted.message());
-    }
-  } else {
-    s.engine->prepare(block.range);
+Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUstream stream,
+                              Op* op) {
+  Result<Device*> opened = open_device(s, ordinal);
+  if (!opened.ok()) return opened.take_status();
+  Device& device = *opened.value();
+  Result<arena::Allocation> taken = take_block(device, bytes, stream);
+  Status status = taken.ok() ? settle(device, taken.value(), stream, op) : taken.take_status();
+  if (!status.ok()) {
+    ++device.arena.tallies().ooms;
+    if (s.listener)
+      s.listener({arena::EventKind::kOutOfMemory, ordinal, 0, bytes,
+                  reinterpret_cast<std::uintptr_t>(stream)});
+    return out_of_memory(device, status.code(), bytes, status.message());
   }
   // In use by the op that asked for it, so not the one to leave while that op runs.
-  if (op && !op->bracket) pin(*op, block.range);
+  if (op && !op->bracket) pin(*op, taken.value().range);
   ++s.counts.allocs;
-  const std::size_t live = s.arena->footprint().live_bytes;
-  s.peak_live_bytes = std::max(s.peak_live_bytes, live);
-  s.most_live_bytes = std::max(s.most_live_bytes, live);
-  return block.ptr;
+  const std::size_t live = device.arena.footprint().live_bytes;
+  device.peak_live_bytes = std::max(device.peak_live_bytes, live);
+  device.most_live_bytes = std::max(device.most_live_bytes, live);
+  return taken.value().ptr;
 }
 
-Status out_of_memory(const State& s, Code code, std::size_t bytes, const std::string& why) {
-  const residency::Ledger& ledger = s.engine->ledger();
+Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
+  if (code != Code::kOutOfDeviceMemory && code != Code::kOutOfHostMemory)
+    return {code, why};  // it is not memory that is missing
+  const residency::Engine& engine = device.engine;
+  const residency::Ledger& ledger = engine.ledger();
   struct Holder {
     std::size_t bytes;
     RangeId id;
@@ -111,11 +128,11 @@ Status out_of_memory(const State& s, Code code, std::size_t bytes, const std::st
                     [](const Holder& a, const Holder& b) { return a.bytes > b.bytes; });
   std::string text =
       "umem out of memory: asked for " + format_bytes(bytes) + "; budget " +
-      format_bytes(s.engine->limits().budget_bytes) + ", resident " +
+      format_bytes(engine.limits().budget_bytes) + ", resident " +
       format_bytes(ledger.resident_bytes()) + ", evictable " + format_bytes(evictable) + ", live " +
       format_bytes(ledger.live_bytes()) + ", host " + format_bytes(ledger.host_bytes()) + " of " +
-      (s.engine->limits().host_budget_bytes ? format_bytes(s.engine->limits().host_budget_bytes)
-                                            : std::string("unbounded")) +
+      (engine.limits().host_budget_bytes ? format_bytes(engine.limits().host_budget_bytes)
+                                         : std::string("unbounded")) +
       ". " + why + ". Largest holders:";
   for (std::size_t i = 0; i < shown; ++i) {
     const residency::Unit& unit = ledger.at(holders[i].id);

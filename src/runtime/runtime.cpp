@@ -16,12 +16,11 @@ namespace umem::runtime {
 namespace {
 
 using backing::RangeId;
+using residency::Engine;
 
 Status check_options(const Options& options) {
-  if (options.budget_bytes < options.floor_bytes)
-    return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
-                                        " is below the floor of " +
-                                        format_bytes(options.floor_bytes)};
+  if (options.device == "soft" || options.budget_bytes > 0)
+    UMEM_RETURN_IF_ERROR(check_limits(options));
   if (!policy::make(options.policy)) {
     std::string known;
     for (const char* name : policy::names()) known += std::string(known.empty() ? "" : ", ") + name;
@@ -32,74 +31,64 @@ Status check_options(const Options& options) {
 
 // What live blocks were laid out for, and so what a restart may not change.
 bool same_device(const Options& a, const Options& b) {
-  return a.device == b.device && a.device_ordinal == b.device_ordinal && a.profile == b.profile &&
-         a.device_bytes == b.device_bytes && a.guard == b.guard;
+  return a.device == b.device && a.profile == b.profile && a.device_bytes == b.device_bytes &&
+         a.guard == b.guard;
 }
 
-residency::Limits limits_of(const Options& options) {
-  return {options.budget_bytes, options.host_budget_bytes, options.min_swap_bytes};
-}
-
-Status open_driver(const Options& options, driver::Driver& driver) {
-  if (options.device != "soft")
-    return {Code::kNotSupported, "device '" + options.device + "' is not supported yet: use soft"};
-  const soft::Profile* profile = soft::find_profile(options.profile);
-  if (!profile) return {Code::kInvalidArgument, "unknown device profile '" + options.profile + "'"};
-  const std::size_t bytes = options.device_bytes ? options.device_bytes : options.budget_bytes;
-  return soft::open({bytes, profile}, driver);
-}
-
-// A forked child gets a consistent copy. Registered after the device's handlers, and so locked
-// before them: the order in which every call takes the two locks.
+// A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
+// Registered after the device's handlers, and so locked before them: the order in which every call
+// takes the two locks.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
-                   [] { state().mutex.unlock(); });
+                   [] {
+                     State& s = state();
+                     s.mutex.unlock();
+                     if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
+                   });
   });
 }
 
 Status open_locked(State& s, const Options& options) {
-  UMEM_RETURN_IF_ERROR(open_driver(options, s.driver));
+  UMEM_RETURN_IF_ERROR(open_driver(s, options));
   register_fork_handlers();
-  s.arena.emplace(s.driver.table, s.ranges);
-  s.engine.emplace(s.driver.table, s.ranges, options.device_ordinal, limits_of(options),
-                   policy::make(options.policy), [&s] {
-                     const Status trimmed = trim_locked(s, 0);
-                     (void)trimmed;  // what the driver refuses to take back stays cached
-                   });
-  s.peak_live_bytes = s.most_live_bytes = 0;
   s.counts = {};
-  s.warned_larger_than_budget = false;
-  s.ranges.set_limit(0);
-  if (options.guard) {
-    std::size_t free_bytes = 0, total_bytes = 0;
-    UMEM_RETURN_IF_ERROR(driver::check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes),
-                                       driver::Entry::cuMemGetInfo));
-    s.ranges.set_limit(free_bytes);
-  }
-  return s.engine->open();
+  s.options = options;
+  if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
+  return open_device(s, 0).take_status();
 }
 
-Stats stats_locked(State& s) {
+void add_device(const State& s, Device& device, Stats& result) {
+  const arena::Footprint footprint = device.arena.footprint();
+  const residency::Ledger& ledger = device.engine.ledger();
+  const residency::Counters& moved = device.engine.counters();
+  result.live_bytes += footprint.live_bytes;
+  result.peak_live_bytes += device.peak_live_bytes;
+  result.cached_bytes += footprint.cached_bytes;
+  result.bytes_discarded += moved.bytes_discarded;
+  result.evictions += moved.evictions;
+  result.prefetches += moved.prefetches;
+  result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
+  result.capture_skips += moved.capture_skips;
+  result.hook_errors += device.engine.hook_errors();
+  if (s.driver.telemetry) return;
+  result.resident_bytes += ledger.resident_bytes();
+  result.peak_resident_bytes += ledger.peak_resident_bytes();
+  result.host_bytes += ledger.host_bytes();
+  result.peak_host_bytes += ledger.peak_host_bytes();
+  result.bytes_in += moved.bytes_in;
+  result.bytes_out += moved.bytes_out;
+}
+
+Stats stats_locked(const State& s) {
   Stats result = s.counts;
   if (!s.open()) return result;
-  const arena::Footprint footprint = s.arena->footprint();
-  const residency::Ledger& ledger = s.engine->ledger();
-  const residency::Counters& moved = s.engine->counters();
   result.budget_bytes = s.options.budget_bytes;
   result.host_budget_bytes = s.options.host_budget_bytes;
-  result.live_bytes = footprint.live_bytes;
-  result.peak_live_bytes = s.peak_live_bytes;
-  result.cached_bytes = footprint.cached_bytes;
-  result.bytes_discarded = moved.bytes_discarded;
-  result.evictions = moved.evictions;
-  result.prefetches = moved.prefetches;
-  result.prefetched_unused_bytes = moved.prefetched_unused_bytes;
-  result.resident_bytes = ledger.resident_bytes();
-  result.host_bytes = ledger.host_bytes();
-  result.bytes_in = moved.bytes_in;
-  result.bytes_out = moved.bytes_out;
+  if (result.budget_bytes == 0)  // found at the first use, for each device
+    s.each([&](const Device& d) { result.budget_bytes += d.engine.limits().budget_bytes; });
+  s.each([&](Device& device) { add_device(s, device, result); });
   if (s.driver.telemetry) {  // a device that tells what really happened
     const driver::Telemetry now = s.driver.telemetry();
     result.resident_bytes = now.resident_bytes;
@@ -111,18 +100,15 @@ Stats stats_locked(State& s) {
     result.faults = now.faults;
     result.stall_us = now.stall_us;
   }
-  result.hook_errors = s.engine->hook_errors();
   return result;
 }
 
 // What was counted stays readable until the next start.
 Status close_locked(State& s) {
-  UMEM_RETURN_IF_ERROR(trim_locked(s, 0));
-  s.counts = stats_locked(s);
-  UMEM_RETURN_IF_ERROR(s.engine->close());
-  s.engine.reset();
-  s.arena.reset();  // with its events, while there is a device
-  return soft::close();
+  const Stats last = stats_locked(s);
+  UMEM_RETURN_IF_ERROR(close_devices(s));
+  s.counts = last;
+  return {};
 }
 
 // The frames of a software device follow the budget where its size was left open.
@@ -131,18 +117,23 @@ Status fit_device(State& s, const Options& options) {
   return s.driver.resize(options.budget_bytes);
 }
 
+Status set_all_limits(State& s, const Options& options) {
+  FirstError error;
+  s.each([&](Device& d) { error.keep(d.engine.set_limits(limits_of(options, &d))); });
+  return error.take();
+}
+
 // The device grows before the limits and shrinks after them; a refusal leaves both as they were.
 Status apply_limits(State& s, const Options& options) {
   const bool grows = options.budget_bytes > s.options.budget_bytes;
   if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, options));
-  Status status = s.engine->set_limits(limits_of(options));
-  if (status.ok() && !grows) {
-    status = fit_device(s, options);
-    if (!status.ok()) UMEM_RETURN_IF_ERROR(s.engine->set_limits(limits_of(s.options)));
-  } else if (!status.ok() && grows) {
-    UMEM_RETURN_IF_ERROR(fit_device(s, s.options));
+  Status status = set_all_limits(s, options);
+  if (status.ok() && !grows) status = fit_device(s, options);
+  if (!status.ok()) {
+    UMEM_RETURN_IF_ERROR(set_all_limits(s, s.options));
+    if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, s.options));
+    return status;
   }
-  if (!status.ok()) return status;
   const std::string policy = s.options.policy;
   s.options = options;
   s.options.policy = policy;  // set_policy's part
@@ -150,11 +141,26 @@ Status apply_limits(State& s, const Options& options) {
 }
 
 void reset_peaks_locked(State& s) {
-  s.peak_live_bytes = s.arena->footprint().live_bytes;
+  s.each([](Device& device) {
+    device.peak_live_bytes = device.arena.footprint().live_bytes;
+    device.engine.ledger().reset_peaks();
+  });
   if (s.driver.reset_peak) s.driver.reset_peak();
 }
 
-Status with_units(const void* ptr, std::size_t bytes, Status (residency::Engine::*act)(RangeId)) {
+// Waits for the device, after which no stream uses a block, and gives back what is cached.
+Status settle(State& s, Device& device) {
+  {
+    const driver::CallScope scope(s.driver.table, device.place);
+    UMEM_RETURN_IF_ERROR(
+        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
+  }
+  retire_reclaimed(device);
+  return trim_locked(device, 0);
+}
+
+template <class Act>
+Status with_units(const void* ptr, std::size_t bytes, Act act) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
@@ -163,16 +169,30 @@ Status with_units(const void* ptr, std::size_t bytes, Status (residency::Engine:
   for (std::uintptr_t at = first; at < first + bytes;
        at = align_down(at, kPageBytes) + kPageBytes) {
     const RangeId id = s.ranges.find(reinterpret_cast<const void*>(at));
-    if (id == backing::kNoRange || !s.engine->ledger().has(id))
+    if (id == backing::kNoRange || !s.owner(id).engine.ledger().has(id))
       return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
     if (id == previous) continue;
     previous = id;
-    UMEM_RETURN_IF_ERROR(((*s.engine).*act)(id));
+    UMEM_RETURN_IF_ERROR(act(s.owner(id).engine, id));
   }
   return {};
 }
 
 }  // namespace
+
+Status check_limits(const Options& options) {
+  if (options.budget_bytes >= options.floor_bytes) return {};
+  return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
+                                      " is below the floor of " +
+                                      format_bytes(options.floor_bytes)};
+}
+
+// The device keeps the budget that it found where the options leave it open.
+residency::Limits limits_of(const Options& options, const Device* device) {
+  const residency::Limits now = device ? device->engine.limits() : residency::Limits{};
+  return {options.budget_bytes > 0 ? options.budget_bytes : now.budget_bytes,
+          options.host_budget_bytes, options.min_swap_bytes, now.outside_bytes};
+}
 
 constinit State* g_state = nullptr;
 
@@ -189,21 +209,22 @@ Status start(const Options& options) {
   UMEM_RETURN_IF_ERROR(check_options(options));
   State& s = state();
   std::lock_guard guard(s.mutex);
+  if (s.forked)
+    return {Code::kBadState, "the process was forked after umem had used a GPU; start it by spawn"};
   if (s.accepting)
     return options == s.options
                ? Status()
                : Status(Code::kBadState, "umem is running with other options; disable it first");
-  if (s.open() && s.arena->footprint().live_blocks == 0) UMEM_RETURN_IF_ERROR(close_locked(s));
+  if (s.open() && s.live_blocks() == 0) UMEM_RETURN_IF_ERROR(close_locked(s));
   if (!s.open()) {
     UMEM_RETURN_IF_ERROR(open_locked(s, options));
-    s.options = options;
   } else {
     if (!same_device(options, s.options))
       return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                    s.options.device + ":" + s.options.profile +
                                    "'; free them, or keep the device options"};
     UMEM_RETURN_IF_ERROR(apply_limits(s, options));
-    s.engine->set_policy(policy::make(options.policy));
+    s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
     s.options = options;
     reset_peaks_locked(s);  // a new session's peaks are its own
   }
@@ -216,10 +237,10 @@ Status stop() {
   std::lock_guard guard(s.mutex);
   s.accepting = false;
   if (!s.open()) return {};
-  UMEM_RETURN_IF_ERROR(
-      driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  retire_reclaimed(s);  // nothing is in use on a stream any more
-  return s.arena->footprint().live_blocks == 0 ? close_locked(s) : trim_locked(s, 0);
+  FirstError error;
+  s.each([&](Device& device) { error.keep(settle(s, device)); });
+  UMEM_RETURN_IF_ERROR(error.take());
+  return s.live_blocks() == 0 ? close_locked(s) : Status();
 }
 
 bool running() {
@@ -235,7 +256,8 @@ Options current_options() {
 Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (!s.accepting && !s.open())
+    return {Code::kBadState, "umem is not running; call umem.enable() first"};
   Options options = s.options;
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
@@ -246,11 +268,12 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
 Status set_policy(const std::string& name) {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (!s.accepting && !s.open())
+    return {Code::kBadState, "umem is not running; call umem.enable() first"};
   Options options = s.options;
   options.policy = name;
   UMEM_RETURN_IF_ERROR(check_options(options));
-  s.engine->set_policy(policy::make(name));
+  s.each([&](Device& device) { device.engine.set_policy(policy::make(name)); });
   s.options = options;
   return {};
 }
@@ -270,15 +293,22 @@ void reset_peak_stats() {
 Status trim() {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  return s.open() ? trim_locked(s, 0) : Status();
+  FirstError error;
+  s.each([&](Device& device) { error.keep(trim_locked(device, 0)); });
+  return error.take();
 }
 
 Status prefetch(const void* ptr, std::size_t bytes) {
-  return with_units(ptr, bytes, &residency::Engine::prefetch);
+  return with_units(ptr, bytes, [](Engine& engine, RangeId id) { return engine.prefetch(id); });
 }
 
 Status evict(const void* ptr, std::size_t bytes) {
-  return with_units(ptr, bytes, &residency::Engine::evict);
+  return with_units(ptr, bytes, [](Engine& engine, RangeId id) { return engine.evict(id); });
+}
+
+Status read_mostly(const void* ptr, std::size_t bytes, bool on) {
+  return with_units(ptr, bytes,
+                    [on](Engine& engine, RangeId id) { return engine.read_mostly(id, on); });
 }
 
 void step() noexcept {
@@ -298,13 +328,15 @@ std::vector<BlockReport> blocks() {
   std::lock_guard guard(s.mutex);
   std::vector<BlockReport> result;
   if (!s.open()) return result;
-  const residency::Ledger& ledger = s.engine->ledger();
-  for (RangeId id = 1; id < ledger.capacity(); ++id) {
-    if (!ledger.has(id)) continue;
-    const residency::Unit& unit = ledger.at(id);
-    result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
-                      residency::name(unit.family), residency::name(unit.state), unit.pins});
-  }
+  s.each([&](const Device& device) {
+    const residency::Ledger& ledger = device.engine.ledger();
+    for (RangeId id = 1; id < ledger.capacity(); ++id) {
+      if (!ledger.has(id)) continue;
+      const residency::Unit& unit = ledger.at(id);
+      result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
+                        residency::name(unit.family), residency::name(unit.state), unit.pins});
+    }
+  });
   return result;
 }
 

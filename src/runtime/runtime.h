@@ -41,6 +41,7 @@ UMEM_API Status trim();
 // Hints on [ptr, ptr + bytes); units are moved whole.
 UMEM_API Status prefetch(const void* ptr, std::size_t bytes);
 UMEM_API Status evict(const void* ptr, std::size_t bytes);
+UMEM_API Status read_mostly(const void* ptr, std::size_t bytes, bool on);
 
 struct BlockReport {
   std::uintptr_t base;

@@ -5,30 +5,67 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "arena/arena.h"
 #include "backing/range_table.h"
 #include "base/options.h"
 #include "driver/table.h"
 #include "residency/engine.h"
+#include "runtime/accounts.h"
 #include "runtime/runtime.h"
 
 namespace umem::runtime {
 
-struct State {
-  std::mutex mutex;
-  std::atomic<bool> accepting{false};  // hands out memory and observes
-  driver::Driver driver;
-  backing::RangeTable ranges{driver.table};
-  Options options;
-  std::optional<arena::Arena> arena;        // both are there from the first start until a stop that
-  std::optional<residency::Engine> engine;  // found no live block
-  Stats counts;                     // allocs, frees, ooms, steps; the rest is read when asked
+// One device that umem serves.
+struct Device {
+  Device(driver::Driver& driver, backing::RangeTable& ranges, driver::Place place, bool managed,
+         residency::Limits limits, std::unique_ptr<residency::Policy> policy);
+
+  driver::Place place;
+  arena::Arena arena;
+  residency::Engine engine;
   std::size_t peak_live_bytes = 0;  // since the last reset
   std::size_t most_live_bytes = 0;  // since the start: what the cache may hold
   bool warned_larger_than_budget = false;
+};
 
-  bool open() const { return engine.has_value(); }
+struct State {
+  std::mutex mutex;
+  std::atomic<bool> accepting{false};  // hands out memory and observes
+  std::atomic<bool> forked{false};     // a child of a process that used a GPU: touches nothing
+  std::atomic<int> captures{0};        // between capture_begin and capture_end
+  driver::Driver driver;
+  backing::RangeTable ranges{driver.table};
+  Options options;
+  // By ordinal; null where nothing was allocated yet. They stay until a stop that finds no live
+  // block.
+  std::vector<std::unique_ptr<Device>> devices;
+  Stats counts;  // allocs, frees, ooms, steps; the rest is read when asked
+  Listener listener = nullptr;
+  std::optional<bool> managed;  // whether the driver's devices can have managed memory
+
+  bool open() const { return !devices.empty() && !forked; }
+  Device* device(int ordinal) const {
+    const auto index = static_cast<std::size_t>(ordinal);
+    return index < devices.size() ? devices[index].get() : nullptr;
+  }
+  // Of a range of umem's.
+  Device& owner(backing::RangeId id) const {
+    return *devices[static_cast<std::size_t>(ranges[id].device)];
+  }
+  // Calls `act` with every device that was opened.
+  template <class Act>
+  void each(Act act) const {
+    if (forked) return;
+    for (const std::unique_ptr<Device>& device : devices)
+      if (device) act(*device);
+  }
+  std::size_t live_blocks() const {
+    std::size_t blocks = 0;
+    each([&](const Device& device) { blocks += device.arena.footprint().live_blocks; });
+    return blocks;
+  }
 };
 
 // Inline, and without a guard once made: every op asks.
@@ -40,10 +77,19 @@ inline State& state() {
 }
 
 // With the lock held.
-Result<void*> allocate_locked(State& s, std::size_t bytes, cu::CUstream stream, Op* op);
-void retire_reclaimed(State& s);
-Status trim_locked(State& s, std::size_t keep_bytes);
-Status out_of_memory(const State& s, Code code, std::size_t bytes, const std::string& why);
+Result<void*> allocate_locked(State& s, std::size_t bytes, int device, cu::CUstream stream, Op* op);
+void retire_reclaimed(Device& device);
+Status trim_locked(Device& device, std::size_t keep_bytes);
+Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
 void pin(Op& op, backing::RangeId id);
+
+// devices.cpp, with the lock held: opens the driver for the options; the device, at its first use;
+// gives all back.
+Status open_driver(State& s, const Options& options);
+Result<Device*> open_device(State& s, int ordinal);
+Status close_devices(State& s);
+// What a device with these options may hold.
+Status check_limits(const Options& options);
+residency::Limits limits_of(const Options& options, const Device* device);
 
 }  // namespace umem::runtime

@@ -101,6 +101,7 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice ord
         return CUDA_SUCCESS;
       case CU_DEVICE_ATTRIBUTE_INTEGRATED:
       case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+      case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value = 0;

@@ -3,12 +3,15 @@
 #include <cstring>
 
 #include "soft/entries.h"
+#include "soft/rules.h"
 #include "soft/state.h"
 
 namespace umem::soft {
 namespace {
 
 using namespace umem::cu;  // NOLINT: the driver's own vocabulary
+
+constexpr int kDevices = 1;
 
 Pager::Extent reserve(std::size_t bytes) {
   Pager& pager = device()->pager;
@@ -80,8 +83,7 @@ Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
   const Pager::Extent owner = pager.find(ptr);
   if (owner.count == 0 || bytes == 0) return {};
   const std::uintptr_t base = pager.space().managed(owner.first);
-  const std::size_t owned = owner.count << kPageShift;
-  if (ptr - base + bytes > owned || ptr - base + bytes < bytes) return {};
+  if (!inside(ptr, bytes, base, owner.count << kPageShift)) return {};
   if (device()->pager.page(owner.first).pinned) return {};
   std::size_t first = (ptr - base) >> kPageShift;
   std::size_t end = pages_of(ptr - base + bytes);
@@ -90,21 +92,6 @@ Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
     end = std::max<std::size_t>(first, (ptr - base + bytes) >> kPageShift);
   }
   return {{owner.first + first, end - first}, true};
-}
-
-bool valid_location(const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return location.id == 0;
-    case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return true;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-      return location.id >= 0;
-    case CU_MEM_LOCATION_TYPE_INVALID:
-      break;
-  }
-  return false;
 }
 
 CUresult move(const Pager::Extent& extent, const CUmemLocation& location, CUstream stream) {
@@ -121,63 +108,46 @@ CUresult prefetch(CUdeviceptr ptr, std::size_t bytes, CUmemLocation location, un
   DeviceLock lock;
   if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!device()->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
-  if (flags != 0 || !valid_location(location)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != 0 || !valid_location(location, kDevices)) return CUDA_ERROR_INVALID_VALUE;
   const Lookup found = look_up(ptr, bytes, false);
   if (!found.managed) return CUDA_ERROR_INVALID_VALUE;
   return move(found.extent, location, stream);
 }
 
 // The rules that all three batch calls share: everything is checked before anything is done.
-CUresult check_batch(const CUdeviceptr* ptrs, const std::size_t* sizes, std::size_t count,
-                     unsigned long long flags, CUstream stream) {
+CUresult check_ranges(const CUdeviceptr* ptrs, const std::size_t* sizes, std::size_t count,
+                      unsigned long long flags, CUstream stream) {
   if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!ptrs || !sizes || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!stream || stream == legacy_stream()) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult result = check_batch(ptrs, sizes, count, flags, stream)) return result;
   if (!device()->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
   for (std::size_t i = 0; i < count; ++i)
     if (!look_up(ptrs[i], sizes[i], false).managed) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
 }
 
-CUresult check_locations(const CUmemLocation* locations, const std::size_t* first_of,
-                         std::size_t n_locations, std::size_t count) {
-  if (!locations || !first_of || n_locations == 0 || n_locations > count || first_of[0] != 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  for (std::size_t k = 0; k < n_locations; ++k) {
-    const bool increasing = k == 0 || first_of[k] > first_of[k - 1];
-    if (!increasing || first_of[k] >= count || !valid_location(locations[k]))
-      return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
-}
-
 CUresult move_batch(const CUdeviceptr* ptrs, const std::size_t* sizes, std::size_t count,
-                    const CUmemLocation* locations, const std::size_t* first_of,
-                    std::size_t n_locations, CUstream stream, bool discard_first) {
-  std::size_t k = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    while (k + 1 < n_locations && first_of[k + 1] <= i) ++k;
+                    const Destinations& to, unsigned long long flags, CUstream stream,
+                    bool discard_first) {
+  DeviceLock lock;
+  CUresult result = check_ranges(ptrs, sizes, count, flags, stream);
+  if (result == CUDA_SUCCESS) result = to.check(count, kDevices);
+  for (std::size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
     if (discard_first) device()->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
-    const CUresult result = move(look_up(ptrs[i], sizes[i], false).extent, locations[k], stream);
-    if (result != CUDA_SUCCESS) return result;
+    result = move(look_up(ptrs[i], sizes[i], false).extent, to.of(i), stream);
   }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 CUresult prefetch_batch(CUdeviceptr* ptrs, std::size_t* sizes, std::size_t count,
                         CUmemLocation* locations, std::size_t* first_of, std::size_t n_locations,
                         unsigned long long flags, CUstream stream) {
-  DeviceLock lock;
-  CUresult result = check_batch(ptrs, sizes, count, flags, stream);
-  if (result == CUDA_SUCCESS) result = check_locations(locations, first_of, n_locations, count);
-  if (result != CUDA_SUCCESS) return result;
-  return move_batch(ptrs, sizes, count, locations, first_of, n_locations, stream, false);
+  return move_batch(ptrs, sizes, count, {locations, first_of, n_locations}, flags, stream, false);
 }
 
 CUresult discard_batch(CUdeviceptr* ptrs, std::size_t* sizes, std::size_t count,
                        unsigned long long flags, CUstream stream) {
   DeviceLock lock;
-  const CUresult result = check_batch(ptrs, sizes, count, flags, stream);
+  const CUresult result = check_ranges(ptrs, sizes, count, flags, stream);
   if (result != CUDA_SUCCESS) return result;
   for (std::size_t i = 0; i < count; ++i)
     device()->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
@@ -188,11 +158,7 @@ CUresult discard_and_prefetch_batch(CUdeviceptr* ptrs, std::size_t* sizes, std::
                                     CUmemLocation* locations, std::size_t* first_of,
                                     std::size_t n_locations, unsigned long long flags,
                                     CUstream stream) {
-  DeviceLock lock;
-  CUresult result = check_batch(ptrs, sizes, count, flags, stream);
-  if (result == CUDA_SUCCESS) result = check_locations(locations, first_of, n_locations, count);
-  if (result != CUDA_SUCCESS) return result;
-  return move_batch(ptrs, sizes, count, locations, first_of, n_locations, stream, true);
+  return move_batch(ptrs, sizes, count, {locations, first_of, n_locations}, flags, stream, true);
 }
 
 bool apply_advice(Page& page, CUmem_advise advice, const CUmemLocation& location) {
@@ -222,7 +188,7 @@ CUresult advise(CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLo
   const bool located = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION ||
                        advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
                        advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
-  if (located && !valid_location(location)) return CUDA_ERROR_INVALID_VALUE;
+  if (located && !valid_location(location, kDevices)) return CUDA_ERROR_INVALID_VALUE;
   const bool numa = location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
                     location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
   if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY && numa) return CUDA_ERROR_INVALID_VALUE;

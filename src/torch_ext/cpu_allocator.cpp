@@ -5,27 +5,17 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
-#include <chrono>
 #include <mutex>
 
-#include "base/status.h"
 #include "runtime/hooks.h"
+#include "torch_ext/bench.h"
+#include "torch_ext/failure.h"
 
 namespace umem::torch_ext {
 namespace {
 
 // torch's allocator from before ours: of the blocks that are not umem's.
 std::atomic<c10::Allocator*> g_previous{nullptr};
-
-[[noreturn]] void raise(std::size_t bytes, const runtime::Failure& failure) {
-  const auto code = static_cast<Code>(failure.code);
-  const bool out_of_memory = code == Code::kOutOfDeviceMemory || code == Code::kOutOfHostMemory;
-  if (out_of_memory) {
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), 0, 0, c10::Device(c10::kCPU));
-    TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message);
-  }
-  TORCH_CHECK(false, "umem cannot allocate ", bytes, " bytes: ", failure.message);
-}
 
 // One deleter for both kinds of memory: torch asks for it once, and keeps using it for blocks that
 // another allocator made.
@@ -50,12 +40,11 @@ class CpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_any, c10::Device(c10::kCPU)};
     runtime::Failure failure;
-    void* ptr = runtime::allocate(bytes, 0, &failure);
+    void* ptr = runtime::allocate(bytes, 0, 0, &failure);
     if (C10_UNLIKELY(!ptr)) {
-      // Tensors of umem's outlive its being on, and ask their allocator when they are resized.
-      if (static_cast<Code>(failure.code) == Code::kBadState)
+      if (is_turned_off(failure))
         return g_previous.load(std::memory_order_acquire)->allocate(bytes);
-      raise(bytes, failure);
+      raise(bytes, failure, c10::Device(c10::kCPU));
     }
     c10::profiledCPUMemoryReporter().New(ptr, bytes);
     return {ptr, ptr, &free_any, c10::Device(c10::kCPU)};
@@ -96,16 +85,7 @@ void remove_allocator() {
 }
 
 double bench_cpu_alloc(std::size_t nbytes, std::size_t iterations) {
-  TORCH_CHECK_VALUE(iterations > 0, "iterations must be at least 1");
-  c10::Allocator* allocator = c10::GetCPUAllocator();
-  {
-    const c10::DataPtr first = allocator->allocate(nbytes);
-  }  // fills the cache
-  const auto start = std::chrono::steady_clock::now();
-  for (std::size_t i = 0; i < iterations; ++i)
-    const c10::DataPtr block = allocator->allocate(nbytes);
-  const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - start;
-  return spent.count() / static_cast<double>(iterations);
+  return mean_alloc_ns(*c10::GetCPUAllocator(), nbytes, iterations);
 }
 
 }  // namespace umem::torch_ext

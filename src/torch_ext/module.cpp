@@ -3,6 +3,9 @@
 #include <torch/headeronly/version.h>
 
 #include "torch_ext/cpu_allocator.h"
+#ifdef UMEM_WITH_CUDA
+#include "torch_ext/cuda/install.h"
+#endif
 #include "torch_ext/observer.h"
 #include "torch_ext/op_info.h"
 
@@ -20,10 +23,30 @@ py::dict counters() {
   return result;
 }
 
+#ifdef UMEM_WITH_CUDA
+constexpr bool kWithCuda = true;
+
+void bind_cuda(py::module_& module) {
+  module.def("install_cuda_allocator", &install_cuda_allocator,
+             "Make umem torch's CUDA allocator.");
+  module.def("remove_cuda_allocator", &remove_cuda_allocator,
+             "Give torch its CUDA allocator back.");
+  module.def("cuda_allocator_installed", &cuda_allocator_installed);
+  module.def("bench_cuda_alloc", &bench_cuda_alloc, py::arg("nbytes"), py::arg("iterations"),
+             "Mean ns of one allocation and free through torch's present CUDA allocator.");
+}
+#else
+constexpr bool kWithCuda = false;
+
+void bind_cuda(py::module_&) {}
+#endif
+
 }  // namespace
 
 PYBIND11_MODULE(_torch_ext, module) {
-  module.doc() = "umem's C++ part inside torch: CPU allocator and op observer.";
+  module.doc() = "umem's C++ part inside torch: allocators and op observer.";
+  module.attr("with_cuda") = kWithCuda;
+  bind_cuda(module);
   module.attr("torch_version") = TORCH_VERSION;
   module.def("install_allocator", &install_allocator, "Make umem torch's CPU allocator.");
   module.def("remove_allocator", &remove_allocator, "Give torch its CPU allocator back.");

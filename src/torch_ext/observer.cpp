@@ -6,6 +6,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#ifdef UMEM_WITH_CUDA
+#include <c10/cuda/CUDAStream.h>
+#endif
 
 #include <algorithm>
 #include <memory>
@@ -21,20 +24,28 @@ using residency::Family;
 using residency::Tag;
 using runtime::Phase;
 
+// What an op reads: its storages, and the GPU that one of them is on (-1: none).
+struct Reads {
+  std::vector<const void*>& storages;
+  c10::DeviceIndex gpu = -1;
+};
+
 // Storage by storage, by the accessors that neither throw (fake tensors) nor copy (copy-on-write):
 // undefined, sparse, meta and wrapper tensors have no address and are passed over.
-void add_storage(const c10::TensorImpl& tensor, std::vector<const void*>& storages) {
+void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   const c10::Storage& storage = tensor.unsafe_storage();
   if (!storage) return;
-  const void* data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
-  if (data) storages.push_back(data);
+  const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (!data.get()) return;
+  reads.storages.push_back(data.get());
+  if (data.device().is_cuda()) reads.gpu = data.device().index();
 }
 
 // True if there is a tensor at all. Lists are homogeneous but for None, so the first other value
 // ends the look at a list of sizes.
-bool add_value(const c10::IValue& value, std::vector<const void*>& storages) {
+bool add_value(const c10::IValue& value, Reads& reads) {
   if (value.isTensor()) {
-    add_storage(*value.unsafeToTensorImpl(), storages);
+    add_storage(*value.unsafeToTensorImpl(), reads);
     return true;
   }
   if (!value.isList()) return false;
@@ -42,7 +53,7 @@ bool add_value(const c10::IValue& value, std::vector<const void*>& storages) {
   for (const c10::IValue& item : value.toListRef()) {
     if (item.isNone()) continue;
     if (!item.isTensor()) break;
-    add_storage(*item.unsafeToTensorImpl(), storages);
+    add_storage(*item.unsafeToTensorImpl(), reads);
     any = true;
   }
   return any;
@@ -89,6 +100,16 @@ bool is_bracket(OpKind kind) {
   return kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad || kind == OpKind::kOptimizer;
 }
 
+// Where the op's inputs have to arrive: the current stream of its GPU on this thread, which is
+// known without a call of the driver.
+void set_stream([[maybe_unused]] runtime::Op& op, [[maybe_unused]] c10::DeviceIndex gpu) {
+#ifdef UMEM_WITH_CUDA
+  op.device = gpu;  // -1: no op of one GPU; what it allocates is used where it was allocated
+  if (gpu >= 0)
+    op.stream = reinterpret_cast<std::uintptr_t>(c10::cuda::getCurrentCUDAStream(gpu).stream());
+#endif
+}
+
 // What comes in becomes, or is added to, the leaf's gradient.
 void tag_gradients(const std::vector<const void*>& storages) {
   for (const void* storage : storages) runtime::tag(storage, Tag::kGrad);
@@ -124,16 +145,17 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->op.bracket = is_bracket(info.kind);
   std::vector<const void*>& storages = state->storages;
   storages.clear();
+  Reads reads{storages};
   // The ops inside a bracket bring in what they need themselves; empty_like reads the shape only.
-  const bool reads = !record->op.bracket && info.kind != OpKind::kFactory;
-  if (reads || info.kind == OpKind::kAccumulateGrad)
-    for (const c10::IValue& value : fn.inputs())
-      record->reads_tensors |= add_value(value, storages);
+  const bool has_reads = !record->op.bracket && info.kind != OpKind::kFactory;
+  if (has_reads || info.kind == OpKind::kAccumulateGrad)
+    for (const c10::IValue& value : fn.inputs()) record->reads_tensors |= add_value(value, reads);
   if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
   if (record->op.bracket) {
     storages.clear();
   } else {
     record->recorded = is_recorded(parent, fn);
+    set_stream(record->op, reads.gpu);
   }
   state->ops.add(1);
   state->inputs.add(storages.size());

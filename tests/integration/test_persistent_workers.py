@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support.training import train  # noqa: E402
 
 import umem  # noqa: E402
 
@@ -31,34 +32,26 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return row, index
 
 
-def train(workers: int, context: str | None) -> str:
-    torch.manual_seed(0)
-    data = Rows()
-    net = torch.nn.Sequential(torch.nn.Linear(65536, 24), torch.nn.Tanh(), torch.nn.Linear(24, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=8, num_workers=workers, multiprocessing_context=context,
+def run(workers: int, context: str | None) -> str:
+    return train(
+        Rows(),
+        24,
+        epochs=3,
+        batch_size=8,
+        num_workers=workers,
+        multiprocessing_context=context,
         persistent_workers=workers > 0,
-    )  # fmt: skip
-    for _ in range(3):
-        for batch, _indices in loader:
-            optimizer.zero_grad()
-            net(batch).square().mean().backward()
-            optimizer.step()
-    digest = hashlib.sha256()
-    for tensor in (*net.state_dict().values(), data.rows):
-        digest.update(tensor.detach().numpy().tobytes())
-    return digest.hexdigest()
+    )
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_persistent_workers(context: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        plain = train(0, None)
+        plain = run(0, None)
         with umem.enable(budget="12MiB", device="soft"):  # data 16, weights, momentum, grads 18 MiB
             umem.reset_peak_stats()
-            assert train(2, context) == plain
+            assert run(2, context) == plain
             stats = umem.stats()
             assert (
                 stats.peak_live_bytes > 1.8 * stats.budget_bytes

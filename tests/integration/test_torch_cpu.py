@@ -168,7 +168,7 @@ def test_attach_twice_changes_the_observer_and_detach_twice_does_nothing() -> No
     ext = torch_cpu.extension()
     assert ext.allocator_installed()
     assert not ext.observer_installed()
-    torch_cpu.attach("native")
+    torch_cpu.attach(observer="native")
     assert ext.allocator_installed()
     assert ext.observer_installed()
     torch_cpu.detach()
@@ -180,7 +180,7 @@ def test_attach_twice_changes_the_observer_and_detach_twice_does_nothing() -> No
 
 def test_unknown_observer_is_named_and_changes_nothing() -> None:
     with pytest.raises(ConfigError, match=r"'psychic'.*auto, native, python, off"):
-        torch_cpu.attach("psychic")
+        torch_cpu.attach(observer="psychic")
     assert not torch_cpu.is_attached()
 
 

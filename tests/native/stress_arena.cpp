@@ -124,12 +124,46 @@ struct Live {
   std::set<std::uintptr_t> other_streams;
 };
 
+// The tallies and the map of blocks say the same.
+void expect_consistent(Arena& arena) {
+  const arena::Tallies& tallies = arena.tallies();
+  std::size_t reserved = 0, allocated = 0, active = 0, requested = 0, split = 0;
+  for (const arena::SegmentRow& segment : arena.describe()) {
+    reserved += segment.bytes;
+    std::uintptr_t at = segment.base;
+    std::size_t in_use = 0;
+    for (const arena::BlockRow& block : segment.blocks) {
+      EXPECT(block.address == at);
+      EXPECT(block.active || !block.allocated);
+      at += block.bytes;
+      in_use += block.active ? block.bytes : 0;
+      allocated += block.allocated ? block.bytes : 0;
+      requested += block.allocated ? block.requested : 0;
+    }
+    EXPECT(at == segment.base + segment.bytes);
+    active += in_use;
+    if (!segment.large && in_use > 0) split += segment.bytes - in_use;
+  }
+  const auto current = [](const arena::Shares& shares) {
+    EXPECT(shares[arena::kSmall].current + shares[arena::kLarge].current ==
+           shares[arena::kAll].current);
+    EXPECT(shares[arena::kAll].allocated - shares[arena::kAll].freed ==
+           shares[arena::kAll].current);
+    return static_cast<std::size_t>(shares[arena::kAll].current);
+  };
+  EXPECT(current(tallies.reserved_bytes) == reserved);
+  EXPECT(current(tallies.allocated_bytes) == allocated);
+  EXPECT(current(tallies.active_bytes) == active);
+  EXPECT(current(tallies.requested_bytes) == requested);
+  EXPECT(current(tallies.inactive_split_bytes) == split);
+}
+
 void random_sequence(unsigned seed, int steps) {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
   std::size_t live_bytes = 0;
   {
-    Arena arena(table, ranges);
+    Arena arena(table, ranges, {});
     std::mt19937 random(seed);
     std::vector<Live> live;
     std::map<void*, RangeId> pending;
@@ -173,12 +207,13 @@ void random_sequence(unsigned seed, int steps) {
         for (const auto& [ptr, range] : pending) taken.remove(ptr);
         pending.clear();
       } else {
-        std::vector<RangeId> released;
-        EXPECT(arena.trim(random() % (64 * MiB), &released).ok());
+        const auto leaving = [&](RangeId id) { EXPECT(ranges[id].bytes > 0); };
+        EXPECT(arena.trim(random() % (64 * MiB), leaving).ok());
         for (const Live& kept : live) EXPECT(ranges.find(kept.block.ptr) == kept.block.range);
       }
       EXPECT(arena.footprint().live_bytes == live_bytes);
       EXPECT(arena.footprint().live_blocks == live.size());
+      if (step % 64 == 0) expect_consistent(arena);
     }
     for (const Live& rest : live) {
       EXPECT(arena.free(rest.block.ptr).ok());
@@ -196,7 +231,7 @@ void random_sequence(unsigned seed, int steps) {
 void pending_blocks_are_not_reused() {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
-  Arena arena(table, ranges);
+  Arena arena(table, ranges, {});
   const Allocation a = arena.allocate(4 * MiB, stream(0)).value();
   EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
   Result<arena::Freed> freed = arena.free(a.ptr);
@@ -216,7 +251,7 @@ void refused_events(bool& refuse, std::size_t bytes) {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
   {
-    Arena arena(table, ranges);
+    Arena arena(table, ranges, {});
     const Allocation a = arena.allocate(bytes, stream(0)).value();
     EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
     refuse = true;
@@ -245,7 +280,7 @@ void refused_events(bool& refuse, std::size_t bytes) {
 void huge_requests() {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
-  Arena arena(table, ranges);
+  Arena arena(table, ranges, {});
   for (const std::size_t bytes : {~std::size_t{0}, ~std::size_t{0} - 4 * MiB, std::size_t{1} << 60,
                                   (std::size_t{1} << 47) + 1}) {
     Result<Allocation> made = arena.allocate(bytes, stream(0));
@@ -259,7 +294,7 @@ void huge_requests() {
 void refusals() {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
-  Arena arena(table, ranges);
+  Arena arena(table, ranges, {});
   int foreign = 0;
   EXPECT(arena.free(&foreign).take_status().code() == Code::kInvalidArgument);
   const Allocation small = arena.allocate(1000, stream(0)).value();

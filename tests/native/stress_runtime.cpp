@@ -49,7 +49,7 @@ void work(unsigned seed, int rounds) {
       if (random() % 5 == 0) inputs.push_back(block.ptr);
     runtime::op_begin(&op, inputs.data(), inputs.size());
     runtime::Failure failure;
-    void* ptr = runtime::allocate(bytes, 0, &failure);
+    void* ptr = runtime::allocate(bytes, 0, 0, &failure);
     if (!ptr) {
       std::fprintf(stderr, "allocation failed: %s\n", failure.message);
       ++g_wrong;

@@ -363,6 +363,31 @@ def test_hints(blocks: Blocks) -> None:
         _core.prefetch(0x1000, 10)
 
 
+def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    ptr = blocks.take(4 * MIB)
+    _core.driver.store(ptr, bytes([7]) * (4 * MIB))
+
+    def evicting_moves() -> int:
+        before = _core.stats()["bytes_out"]
+        _core.evict(ptr, 4 * MIB)
+        return int(_core.stats()["bytes_out"] - before)
+
+    assert evicting_moves() == 4 * MIB
+    _core.read_mostly(ptr, 4 * MIB, True)
+    for _ in range(2):
+        _core.prefetch(ptr, 4 * MIB)
+        assert _core.driver.load(ptr, 1) == bytes([7])
+        assert evicting_moves() == 0
+    _core.prefetch(ptr, 4 * MIB)
+    _core.driver.store(ptr, bytes([8]) * (4 * MIB))  # the host's copy is stale from here on
+    assert evicting_moves() == 4 * MIB
+    _core.read_mostly(ptr, 4 * MIB, False)
+    _core.prefetch(ptr, 4 * MIB)
+    assert _core.driver.load(ptr + 4 * MIB - 1, 1) == bytes([8])
+    assert evicting_moves() == 4 * MIB
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_allocates_and_evicts_on_its_own(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))

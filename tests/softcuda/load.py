@@ -2,7 +2,8 @@
 
 Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. What the
 device is like comes from the environment at that moment (driver/config.h): SOFTCUDA_DEVICES,
-SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_LOG.
+SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_NO_CMA,
+SOFTCUDA_LOG.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Softcuda:
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self.driver = driver
-        driver.softcuda_inject.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
+        for name in ("softcuda_inject", "softcuda_lose"):
+            getattr(driver, name).argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
+        driver.softcuda_skip.argtypes = [ctypes.c_char_p]
         driver.softcuda_calls.argtypes = [ctypes.c_char_p]
         driver.softcuda_seed.argtypes = [ctypes.c_uint64]
         driver.softcuda_seed.restype = driver.softcuda_reset.restype = None
@@ -36,12 +39,27 @@ class Softcuda:
         if nth < 1 or self.driver.softcuda_inject(entry.encode(), nth, error) != 0:
             raise ValueError(f"inject({entry!r}, {nth}, {error}): nth from 1, and a real error")
 
+    def skip(self, entry: str) -> None:
+        """Calls of `entry` do nothing and report success from now on, until a reset."""
+        self.driver.softcuda_skip(entry.encode())
+
+    def lose(self, entry: str, nth: int, error: int) -> None:
+        """As `inject`, and from then on all that needs the device fails with `error`.
+
+        A reset brings the device back. Raises ValueError as `inject` does.
+        """
+        if nth < 1 or self.driver.softcuda_lose(entry.encode(), nth, error) != 0:
+            raise ValueError(f"lose({entry!r}, {nth}, {error}): nth from 1, and a real error")
+
     def calls(self, entry: str) -> int:
-        """How often `entry` (no version suffix) was called since the start or the last reset."""
+        """How often the program called `entry` (no version suffix) since the last reset.
+
+        What an entry point asks of another one (cudaMalloc of cuMemAlloc) is not counted.
+        """
         return int(self.driver.softcuda_calls(entry.encode()))
 
     def reset(self) -> None:
-        """Forgets counted calls and planned failures."""
+        """Forgets counted calls and planned failures; a lost device is there again."""
         self.driver.softcuda_reset()
 
     def seed(self, seed: int) -> None:

@@ -9,9 +9,14 @@ extern "C" {
 // The nth call from now on (1 = next) of entry point `name` returns `error` and does nothing else.
 // 0, or 1 for a null name, nth 0 or error 0. A misspelt name is never called: see softcuda_calls.
 int softcuda_inject(const char* name, std::uint64_t nth, int error);
-// Calls of an entry point since the start or the last reset; 0 for an unknown name.
+// The same, and from then on every call that needs the device fails so too, until the next reset.
+int softcuda_lose(const char* name, std::uint64_t nth, int error);
+// Until the next reset its calls do nothing and report success: a program that forgot them.
+int softcuda_skip(const char* name);
+// Calls of an entry point by the program, so not by another entry point, since the start or the
+// last reset; 0 for an unknown name.
 std::uint64_t softcuda_calls(const char* name);
-// Clears counters and planned failures.
+// Clears counters and planned failures, and brings a lost device back.
 void softcuda_reset();
 // Changes SOFTCUDA_SEED at run time, after all enqueued work has run; 0: work runs when enqueued.
 void softcuda_seed(std::uint64_t seed);
@@ -20,9 +25,11 @@ std::uint64_t softcuda_pending();
 // Deferred operations whose failure could not be returned by the call that enqueued them.
 std::uint64_t softcuda_async_errors();
 
-// For libcudart: one counter and list of planned failures; `enter` counts a call.
+// For libcudart: one counter and list of planned failures. `enter` counts a call and says what is
+// planned for it: an error, -1 (succeed and do nothing), or 0. `leave` ends it in every case.
 void* softcuda_probe(const char* name);
 int softcuda_enter(void* probe);
+void softcuda_leave();
 // Work in stream order. `run(data)` runs once or, from a graph, any number of times;
 // `drop(data)` once, when it can run no more.
 int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data);

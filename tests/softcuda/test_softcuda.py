@@ -157,3 +157,51 @@ def test_batch_calls_keep_the_documented_rules() -> None:
         assert discard(ptr, 4 * MIB, stream) == 0
         """
     )
+
+
+def test_a_skipped_call_does_nothing_and_says_that_it_succeeded() -> None:
+    driver_program(
+        """
+        context()
+        ptr = managed(MIB)
+        fill(ptr, 1, MIB, None)
+        soft.skip("cuMemsetD8Async")
+        for value in (2, 3):
+            fill(ptr, value, MIB, None)
+            assert ctypes.string_at(ptr.value, 1)[0] == 1
+        soft.reset()
+        fill(ptr, 3, MIB, None)
+        assert ctypes.string_at(ptr.value, 1)[0] == 3
+        """
+    )
+
+
+def test_a_lost_device_answers_questions_only_until_it_is_reset() -> None:
+    driver_program(
+        """
+        context()
+        ptr, current, count = managed(MIB), c_void_p(), c_int()
+        soft.lose("cuMemGetInfo", 1, 719)
+        assert d.cuMemGetInfo_v2(byref(c_size_t()), byref(c_size_t())) == 719
+        assert d.cuMemsetD8Async(ptr, c_ubyte(1), c_size_t(1), None) == 719
+        assert d.cuStreamSynchronize(None) == d.cuMemFree_v2(ptr) == 719
+        ok(d.cuDeviceGetCount(byref(count)))
+        ok(d.cuCtxGetCurrent(byref(current)))
+        soft.reset()
+        ok(d.cuMemFree_v2(ptr))
+        """
+    )
+
+
+def test_calls_that_the_runtime_makes_of_the_driver_are_not_the_programs() -> None:
+    driver_program(
+        """
+        runtime = ctypes.CDLL("libcudart.so.13")
+        ptr = c_void_p()
+        ok(runtime.cudaMalloc(byref(ptr), c_size_t(MIB)))
+        assert [soft.calls(name) for name in ("cudaMalloc", "cuMemAlloc", "cuInit")] == [1, 0, 0]
+        soft.inject("cuMemAlloc", 1, 2)
+        ok(runtime.cudaMalloc(byref(ptr), c_size_t(MIB)))
+        assert d.cuMemAlloc_v2(byref(c_uint64()), c_size_t(MIB)) == OUT_OF_MEMORY
+        """
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from umem import machine
 
 
@@ -34,6 +36,76 @@ def test_unbounded_control_groups(tmp_path: Path) -> None:
     (old / "memory.limit_in_bytes").write_text("4096\n")
     assert machine.cgroup_limit(tmp_path) == 4096
     assert machine.available_memory(tmp_path / "absent") == machine.meminfo("MemAvailable")
+
+
+def test_wsl_is_told_by_the_kernels_name(tmp_path: Path) -> None:
+    path = tmp_path / "osrelease"
+    path.write_text("5.15.153.1-microsoft-standard-WSL2\n")
+    assert machine.is_wsl(path)
+    path.write_text("6.8.0-45-generic\n")
+    assert not machine.is_wsl(path)
+    assert not machine.is_wsl(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("gt_per_s", "width", "expected"),
+    [(8.0, 16, 15.754), (16.0, 16, 31.508), (32.0, 16, 63.015), (2.5, 1, 0.25), (5.0, 8, 4.0)],
+)
+def test_bandwidth_of_a_link(gt_per_s: float, width: int, expected: float) -> None:
+    assert machine.PcieLink(gt_per_s, width).gb_per_s == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_link_of_an_unknown_generation_has_no_bandwidth() -> None:
+    assert machine.PcieLink(7.5, 16).gb_per_s is None
+
+
+def link(folder: Path, which: str, speed: str, width: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{which}_link_speed").write_text(f"{speed}\n")
+    (folder / f"{which}_link_width").write_text(f"{width}\n")
+
+
+@pytest.fixture
+def pci(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """(folder of all devices, folder of one GPU, folder of the port above it)."""
+    port = tmp_path / "devices" / "pci0000:3a" / "0000:3a:00.0"
+    gpu = port / "0000:3b:00.0"
+    link(port, "max", "8.0 GT/s PCIe", "16")
+    link(gpu, "max", "16.0 GT/s PCIe", "16")
+    link(gpu, "current", "2.5 GT/s PCIe", "16")
+    everyone = tmp_path / "bus"
+    everyone.mkdir()
+    (everyone / gpu.name).symlink_to(gpu)
+    return everyone, gpu, port
+
+
+def test_a_link_is_as_fast_as_its_slower_end(pci: tuple[Path, Path, Path]) -> None:
+    everyone, gpu, port = pci
+    assert machine.pcie_link_most("0000:3B:00.0", everyone) == machine.PcieLink(8.0, 16)
+    assert machine.pcie_link_now("0000:3B:00.0", everyone) == machine.PcieLink(2.5, 16)
+    link(port, "max", "32.0 GT/s PCIe", "8")
+    assert machine.pcie_link_most(gpu.name, everyone) == machine.PcieLink(16.0, 8)
+    (port / "max_link_speed").unlink()  # a virtual machine shows no port
+    assert machine.pcie_link_most(gpu.name, everyone) == machine.PcieLink(16.0, 16)
+
+
+@pytest.mark.parametrize(
+    ("speed", "width"), [("Unknown", "16"), ("", "16"), ("8.0 GT/s PCIe", "255"), ("8 GT/s", "0")]
+)
+def test_a_link_that_the_kernel_does_not_know(
+    pci: tuple[Path, Path, Path], speed: str, width: str
+) -> None:
+    everyone, gpu, _ = pci
+    link(gpu, "max", speed, width)
+    link(gpu, "current", speed, width)
+    assert machine.pcie_link_most(gpu.name, everyone) is None
+    assert machine.pcie_link_now(gpu.name, everyone) is None
+
+
+def test_no_link_of_a_device_that_is_not_there(tmp_path: Path) -> None:
+    for bus_id in ("", "0000:3b:00.0"):
+        assert machine.pcie_link_most(bus_id, tmp_path) is None
+        assert machine.pcie_link_now(bus_id, tmp_path) is None
 
 
 def test_huge_pages(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def test_hints(tmp_path: Path) -> None:
         umem.enable(budget="64MiB", device="soft")
         held = torch.full((2 * MIB,), 5.0)
         assert not umem.prefetch(foreign) and not umem.evict(foreign)
+        assert not umem.advise(foreign, "read_mostly")
+        refused(umem.ConfigError, lambda: umem.advise(held, "sometimes"), "read_mostly, none")
         assert umem.evict(held[3:9])
         assert umem.stats().bytes_out == 8 * MIB
         assert umem.prefetch(held)

@@ -126,18 +126,18 @@ def test_the_installed_extension_comes_first_and_needs_no_compiler(project: Proj
 def test_key_follows_the_files_that_are_compiled(
     project: Project, name: str, changes: bool
 ) -> None:
-    before = torch_build.key(project.sources)
+    before = torch_build.key(project.sources, False)
     path = project.sources / name
     path.write_text(path.read_text() + "// changed\n")
-    assert (torch_build.key(project.sources) != before) is changes
+    assert (torch_build.key(project.sources, False) != before) is changes
 
 
 def test_key_follows_the_torch_version(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    before = torch_build.key(project.sources)
+    before = torch_build.key(project.sources, False)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    assert torch_build.key(project.sources) != before
+    assert torch_build.key(project.sources, False) != before
 
 
 def test_second_process_waits_for_the_first(project: Project) -> None:
@@ -231,9 +231,97 @@ def test_our_own_sources_compile_without_warnings() -> None:
     sources = ROOT / "src"
     if not (sources / "torch_ext").is_dir():
         pytest.skip("not in a source tree")
-    flags = torch_build.compile_flags(sources)
+    flags = torch_build.compile_flags(sources, False)
     # The smallest units; the whole extension is built by the integration tests.
     for name in ("cpu_allocator.cpp", "thread_state.cpp"):
         command = ["c++", *flags, "-Werror", "-fsyntax-only", str(sources / "torch_ext" / name)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def cuda_project(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """A source tree with a CUDA part, a torch with CUDA 13, and CUDA's headers in `root/home`."""
+    import torch
+
+    part = project.sources / "torch_ext" / "cuda" / "part.cpp"
+    part.parent.mkdir()
+    part.write_text("int b;\n")
+    include = project.root / "home" / "include"
+    include.mkdir(parents=True)
+    (include / "cuda.h").touch()
+    (include / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch_build, "_cuda_include_dirs", lambda _version: [include])
+    return project
+
+
+def test_the_cuda_part_is_built_where_torch_and_the_headers_have_it(cuda_project: Project) -> None:
+    assert torch_build.cuda_problem() is None
+    cuda_project.find_or_build(cuda_project.compiler())
+    compiled = [call for call in cuda_project.calls if " -c " in call]
+    (linked,) = [call for call in cuda_project.calls if "-shared " in call]
+    assert [call.count("/cuda/part.cpp") for call in compiled] in ([1, 0], [0, 1])
+    assert all("-DUMEM_WITH_CUDA" in call for call in compiled)
+    assert all(f"-isystem {cuda_project.root}/home/include" in call for call in compiled)
+    assert "-lc10_cuda" in linked
+
+
+def test_without_cuda_in_torch_there_is_no_cuda_part(
+    cuda_project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert torch_build.cuda_problem() == "this torch is built without CUDA"
+    cuda_project.find_or_build(cuda_project.compiler())
+    assert not any("/cuda/part.cpp" in call for call in cuda_project.calls)
+    assert not any(
+        "-DUMEM_WITH_CUDA" in call or "-lc10_cuda" in call for call in cuda_project.calls
+    )
+
+
+@pytest.mark.parametrize("change", ["missing", "other version"])
+def test_without_cudas_headers_it_is_built_without_and_says_why(
+    cuda_project: Project, change: str
+) -> None:
+    header = cuda_project.root / "home" / "include" / "cuda_runtime_api.h"
+    if change == "missing":
+        header.unlink()
+    else:
+        header.write_text("#define CUDART_VERSION 12080\n")
+    problem = torch_build.cuda_problem()
+    assert problem is not None
+    for words in ("CUDA 13", str(header.parent), "nvidia-cuda-runtime==13.*", "CUDA_HOME"):
+        assert words in problem
+    cuda_project.find_or_build(cuda_project.compiler())
+    assert not any("UMEM_WITH_CUDA" in call for call in cuda_project.calls)
+
+
+def test_an_extension_with_cuda_is_found_where_the_headers_are_gone(cuda_project: Project) -> None:
+    built = torch_build.build(
+        cuda_project.package,
+        package_dirs=[cuda_project.package],
+        sources=cuda_project.sources,
+        cxx=cuda_project.compiler(),
+    )
+    (cuda_project.root / "home" / "include" / "cuda_runtime_api.h").unlink()
+    assert cuda_project.find_or_build("no-such-compiler") == built
+
+
+def test_key_follows_the_cuda_part(cuda_project: Project) -> None:
+    part = cuda_project.sources / "torch_ext" / "cuda" / "part.cpp"
+    keys = [torch_build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
+    part.write_text("int c;\n")
+    now = [torch_build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
+    assert keys[0] != keys[1]
+    assert now[0] == keys[0]
+    assert now[1] != keys[1]
+
+
+def test_headers_are_taken_from_the_toolkit_that_cuda_home_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda _name: None)
+    assert tmp_path / "include" in torch_build._cuda_include_dirs("13.0")

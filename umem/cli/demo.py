@@ -70,14 +70,14 @@ def main(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> Plan:
     from umem import config
     from umem.demo.runner import FRACTIONS, POLICIES, Plan
-    from umem.demo.workloads import WORKLOADS
+    from umem.demo.workloads import DEMO
     from umem.errors import ConfigError
 
     steps = args.steps if args.steps is not None else QUICK_STEPS if args.quick else Plan().steps
     if steps < LEAST_STEPS:
         raise ConfigError(f"--steps {steps}: the first two warm up; allowed: {LEAST_STEPS} and up")
     return Plan(
-        workloads=tuple(WORKLOADS) if args.workload == "all" else (args.workload,),
+        workloads=DEMO if args.workload == "all" else (args.workload,),
         fractions=(4,) if args.quick else FRACTIONS,
         policies=("lru",) if args.quick else POLICIES,
         steps=steps,

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .. import __path__ as package_path
 from .. import __version__, config, machine
 from ..errors import UmemError
-from ..options import OPTIONS, Option
+from ..options import OPTIONS
 from ..units import format_bytes
+from ..values import Budget, Device
+from . import doctor_cuda
 from .base import Subparsers
+from .doctor_cuda import Facts
+
+if TYPE_CHECKING:
+    from ..config import Settings
+    from ..native import core
 
 EXTENSION = "_torch_ext-*.so"  # as torch_build names it, with a key of torch and the sources
-Facts = dict[str, Any]  # JSON values by name
+_SIZES = {option.name for option in OPTIONS if option.kind == "size"}
+# What an absent value says to people; JSON has null, or an empty list.
+_WHEN_NONE = {
+    "problem": "none",
+    "version": "not installed",
+    "built_for_cuda": "no: a build for CPUs",
+    "c++": "none: install g++ to build the torch extension",
+    "built": "none yet: it is built at first use, once",
+    "cgroup_limit_bytes": "unlimited",
+    "budget_bytes": "worked out at first use",
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -66,21 +85,36 @@ def examine() -> dict[str, Facts]:
 
 
 def render(report: dict[str, Facts]) -> str:
-    """The report as text, one line a fact."""
-    lines = []
-    for section, facts in report.items():
-        for index, (name, value) in enumerate(facts.items()):
-            head = section if index == 0 else ""
-            lines.append(f"{head:<16} {name.replace('_', ' '):<18} {_shown(name, value)}")
-    return "\n".join(lines)
+    """The report as text, one line a fact, and below it what it means."""
+    return "\n".join(
+        f"{section if index == 0 else '':<16} {line}"
+        for section, facts in report.items()
+        for index, line in enumerate(_lines(facts))
+    )
+
+
+def _lines(facts: Facts, of: str = "") -> Iterator[str]:
+    for name, value in facts.items():
+        if name == "devices":
+            for ordinal, device in enumerate(value):
+                yield from _lines(device, of=f"{ordinal}: ")
+            continue
+        explained = isinstance(value, dict)
+        shown = _shown(name, value["value"] if explained else value)
+        origin = f"  [{value['origin']}]" if explained and "origin" in value else ""
+        yield f"{of + name.replace('_', ' '):<28} {shown}{origin}"
+        if explained and "umem" in value:
+            yield f"    {value['meaning']}; umem {value['umem']}"
 
 
 def _shown(name: str, value: object) -> str:
-    if value is None:
-        return "unknown"
+    if value is None or value == []:
+        return _WHEN_NONE.get(name, "unknown")
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and name.endswith("_bytes"):
+    if name == "driver_version" and isinstance(value, int):
+        return doctor_cuda.version_text(value)
+    if isinstance(value, int) and (name.endswith("_bytes") or name in _SIZES):
         return format_bytes(value)
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -104,12 +138,28 @@ def _torch() -> Facts:
     from ..startup import torch_problem
 
     version = _torch_version()
-    return {"version": version or "not installed", "problem": torch_problem(version) or "none"}
+    return {
+        "version": version,
+        "built_for_cuda": _torch_cuda(),
+        "problem": torch_problem(version),
+    }
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA that torch was built for. Read from its files, as importing it takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
+    return None if match is None else match[1]
 
 
 def _compiler() -> Facts:
-    path = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    return {"c++": path or "none: install g++ to build the torch extension"}
+    return {"c++": next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)}
 
 
 def _native() -> Facts:
@@ -128,7 +178,7 @@ def _extension() -> Facts:
     folders = (*map(Path, package_path), cache)
     built = [path for folder in folders for path in folder.glob(EXTENSION)]
     return {
-        "built": [str(path) for path in built] or "none yet: it is built at first use, once",
+        "built": [str(path) for path in built],
         "cache": str(cache),
     }
 
@@ -144,7 +194,7 @@ def _memory() -> Facts:
     return {
         "total_bytes": machine.meminfo("MemTotal"),
         "available_bytes": machine.available_memory(),
-        "cgroup_limit_bytes": machine.cgroup_limit() or "unlimited",
+        "cgroup_limit_bytes": machine.cgroup_limit(),
         "cores": len(os.sched_getaffinity(0)),
     }
 
@@ -152,36 +202,27 @@ def _memory() -> Facts:
 def _cuda() -> Facts:
     from ..native import core
 
-    probe = core.probe_cuda()
-    facts: Facts = {"available": probe["available"]}
-    if not probe["available"]:
-        return {**facts, "reason": probe["reason"]}
-    names = [
-        f"{d['name']} ({format_bytes(d['total_bytes'])}, concurrent managed access "
-        f"{_shown('', d['concurrent_managed_access'])})"
-        for d in probe["devices"]
-    ]
-    return {**facts, "driver_version": probe["driver_version"], "devices": names}
+    return doctor_cuda.facts(core.probe_cuda())
 
 
 def _options() -> Facts:
     settings = config.load()
     return {
-        option.name: f"{_written(option, getattr(settings, option.name))}"
-        f"  [{settings.origins[option.name].removeprefix(f'{option.name} ')}]"
+        option.name: {
+            "value": _plain(option.name, getattr(settings, option.name)),
+            "origin": settings.origins[option.name].removeprefix(f"{option.name} "),
+        }
         for option in OPTIONS
     }
 
 
-def _written(option: Option, value: object) -> str:
-    """A parsed value as a person would write it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if option.name == "host_budget" and value is None:
-        return "auto"
-    if isinstance(value, int):
-        return "unlimited" if option.name == "host_budget" and value == 0 else format_bytes(value)
-    return str(value)
+def _plain(name: str, value: object) -> object:
+    """A parsed value for JSON: a size as bytes, and words as they are written in the option."""
+    if name == "host_budget" and not value:
+        return "auto" if value is None else "unlimited"
+    if isinstance(value, Budget) and value.bytes is not None:
+        return value.bytes
+    return value if isinstance(value, (bool, int)) else str(value)
 
 
 def _verdict() -> Facts:
@@ -189,14 +230,44 @@ def _verdict() -> Facts:
 
     problem = torch_problem(_torch_version())
     if problem is not None:
-        return {"works": False, "because": problem}
+        return _cannot(problem)
     try:
-        options = native_options(config.load(), threads=1)
+        settings = config.load()
+        if settings.device.kind == "auto" and _torch_cuda() is None:
+            # As it will be once torch is imported, which says so itself then.
+            settings = dataclasses.replace(settings, device=Device("soft"))
+        options = native_options(settings, threads=1)
     except UmemError as error:
-        return {"works": False, "because": str(error)}
+        return _cannot(str(error))
+    facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)
+    return {**facts, "policy": options.policy} if facts["works"] else facts
+
+
+def _cannot(because: str) -> Facts:
+    return {"works": False, "because": because}
+
+
+def _soft_verdict(options: core.Options) -> Facts:
     return {
         "works": True,
-        "device": f"the software device, profile {options.profile}",
+        "device": f"soft:{options.profile}",
         "budget_bytes": options.budget_bytes,
-        "policy": options.policy,
     }
+
+
+def _cuda_verdict(settings: Settings) -> Facts:
+    from ..native import core
+
+    probe = core.probe_cuda()
+    if not probe["devices"]:
+        return _cannot(f"{probe['reason']}; use UMEM_DEVICE=soft")
+    if _torch_cuda() is None:
+        return _cannot("torch is built without CUDA; install a CUDA build, or use UMEM_DEVICE=soft")
+    memory = "managed" if probe["available"] else "plain: nothing is evicted"
+    facts = {"works": True, "device": "cuda", "memory": memory}
+    # A GPU's free memory can be asked for once it has a context, which doctor does not make.
+    budget = settings.budget
+    if budget.bytes is not None:
+        return {**facts, "budget_bytes": budget.bytes}
+    share = "free memory, less headroom" if budget.percent is None else f"{budget} of its memory"
+    return {**facts, "budget_bytes": None, "budget": f"{share}, at the device's first use"}

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
 
-from .. import torch_build
-from ..errors import ConfigError
+from . import torch_observer
+from .attached import Attached, Parts
 
-OBSERVERS = ("auto", "native", "python", "off")
+extension = torch_observer.extension
 
-
-class _Part(Protocol):
-    def remove(self) -> None: ...
+_parts = Parts()
 
 
-_lock = threading.RLock()
-_parts: list[_Part] = []  # in the order of attaching
+def check(allocator: str) -> None:
+    """Nothing can be in the way: torch's CPU allocator may be exchanged at any time."""
+    del allocator
 
 
-def extension(cache_dir: Path | None = None) -> ModuleType:
-    """The C++ extension `_torch_ext`; built at its first use for a torch.
-
-    Args:
-        cache_dir: where a built extension is kept; None is `~/.cache/umem`.
-
-    Raises:
-        NotSupportedError: it can neither be found nor built.
-    """
-    from ..native import core  # loads libumem.so, which the extension joins
-
-    del core
-    return torch_build.load(cache_dir)
-
-
-def attach(observer: str = "auto", cache_dir: Path | None = None) -> None:
+def attach(
+    allocator: str = "auto", observer: str = "auto", cache_dir: Path | None = None
+) -> Attached:
     """Make umem torch's CPU allocator, and let `observer` tell it about every op.
 
     Attached already, it changes the observer. The native runtime must have been started. On an
     error torch is left as it was.
 
     Args:
+        allocator: ways into torch differ on a GPU only; there is one here.
         observer: "native" (in torch's dispatcher), "python" (slower), "off", or "auto": native.
         cache_dir: as for `extension`.
 
@@ -50,43 +35,26 @@ def attach(observer: str = "auto", cache_dir: Path | None = None) -> None:
         ConfigError: unknown observer.
         NotSupportedError: the extension can neither be found nor built.
     """
-    if observer not in OBSERVERS:
-        raise ConfigError(f"there is no observer {observer!r}; allowed: {', '.join(OBSERVERS)}")
-    with _lock:
-        ext = extension(cache_dir)
-        detach()
-        try:
-            _start(_Allocator(ext))
-            if observer != "off":
-                _start_observer(ext, observer)
-        except BaseException:
-            detach()
-            raise
+    del allocator
+    torch_observer.check(observer)
+    ext = extension(cache_dir)
+
+    def put() -> None:
+        _parts.add(_Allocator(ext))
+        torch_observer.start(_parts, observer, ext)
+
+    _parts.replace(put)
+    return Attached("soft", "cpu", "CPU tensors play the device's")
 
 
 def detach() -> None:
     """Give torch its allocator back and stop observing; tensors of umem stay valid."""
-    with _lock:
-        while _parts:
-            _parts[-1].remove()  # where it cannot be removed now, it stays in the list
-            _parts.pop()
+    _parts.remove()
 
 
 def is_attached() -> bool:
     """Whether umem is torch's CPU allocator."""
     return bool(_parts)
-
-
-def _start(part: _Part) -> None:
-    _parts.append(part)
-
-
-def _start_observer(ext: ModuleType, observer: str) -> None:
-    from . import torch_hooks
-
-    native = observer != "python"
-    _start(_NativeObserver(ext) if native else torch_hooks.PythonObserver(ext.family_of))
-    _start(torch_hooks.Tagger(step_boundaries=not native))
 
 
 class _Allocator:
@@ -96,12 +64,3 @@ class _Allocator:
 
     def remove(self) -> None:
         self._ext.remove_allocator()
-
-
-class _NativeObserver:
-    def __init__(self, ext: ModuleType) -> None:
-        self._ext = ext
-        ext.install_observer()
-
-    def remove(self) -> None:
-        self._ext.remove_observer()

@@ -6,10 +6,11 @@ from ..statistics import Stats
 from ..units import format_bytes
 
 
-def summary(stats: Stats, *, device: str, policy: str) -> str:
+def summary(stats: Stats, *, device: str, policy: str, allocator: str = "") -> str:
     """Some lines that say what the figures mean together."""
     rows = [
         ("budget", _of(stats.budget_bytes), f"device {device}, policy {policy}"),
+        *([("allocator", "", allocator)] if allocator else []),
         ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
         ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
@@ -40,6 +41,8 @@ def _unused(stats: Stats) -> str:
 def _plan(stats: Stats) -> str:
     total = stats.plan_hits + stats.plan_misses
     notes = [f"{stats.plan_hits} of {total} ops as planned"] if total else []
+    if stats.capture_skips:
+        notes.append(f"{stats.capture_skips} movements left out while graphs were captured")
     if stats.hook_errors:
         notes.append(f"{stats.hook_errors} driver calls failed, page faults made up for them")
     return ", ".join(notes)

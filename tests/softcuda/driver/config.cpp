@@ -32,6 +32,14 @@ std::string text_of(const char* name) {
   return text ? text : "";
 }
 
+// What stands between commas.
+std::set<std::string> words_of(const char* name) {
+  std::istringstream text(text_of(name));
+  std::set<std::string> words;
+  for (std::string word; std::getline(text, word, ',');) words.insert(word);
+  return words;
+}
+
 Config read() {
   Config c;
   c.devices = static_cast<int>(number("SOFTCUDA_DEVICES", 1, 1, 2, "allowed are 1 and 2"));
@@ -43,8 +51,11 @@ Config read() {
                                       "a driver version like 12080, at least 12000"));
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
   c.fail = text_of("SOFTCUDA_FAIL");
-  std::istringstream names(text_of("SOFTCUDA_MISSING"));
-  for (std::string name; std::getline(names, name, ',');) c.missing.insert(name);
+  c.missing = words_of("SOFTCUDA_MISSING");
+  c.no_cma = words_of("SOFTCUDA_NO_CMA");
+  for (const std::string& device : c.no_cma)
+    if (device != "0" && (device != "1" || c.devices < 2))
+      refuse("SOFTCUDA_NO_CMA", device.c_str(), "numbers of devices, as 0 or 0,1");
   return c;
 }
 

@@ -5,6 +5,7 @@
 //   SOFTCUDA_SEED     0 (default): enqueued work runs at once; else later, in a random legal order
 //   SOFTCUDA_VERSION  driver version (default 13000): newer entry points are not found
 //   SOFTCUDA_MISSING  comma-separated entry points that this driver lacks
+//   SOFTCUDA_NO_CMA   comma-separated devices without concurrentManagedAccess
 //   SOFTCUDA_FAIL     entry:nth:error,... planned failures
 //   SOFTCUDA_LOG      1: say once on stderr which unsupported entry points are called
 #pragma once
@@ -21,6 +22,7 @@ struct Config {
   std::uint64_t seed = 0;
   int version = 13000;
   std::set<std::string> missing;
+  std::set<std::string> no_cma;  // device numbers
   std::string fail;
   bool log = false;
 };

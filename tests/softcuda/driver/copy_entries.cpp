@@ -10,6 +10,7 @@
 #include "capture.h"
 #include "config.h"
 #include "entry.h"
+#include "soft/rules.h"
 #include "softcuda.h"
 #include "work.h"
 
@@ -28,7 +29,7 @@ Side side_of(CUdeviceptr ptr) {
 bool inside_allocation(CUdeviceptr ptr, std::size_t span) {
   Allocation found;
   if (!find_allocation(ptr, found)) return true;  // the program's own memory: not checked
-  return span <= found.bytes && ptr - found.base <= found.bytes - span;
+  return umem::soft::inside(ptr, span, found.base, found.bytes);
 }
 
 struct Rectangle {
@@ -96,14 +97,10 @@ CUresult fill(CUdeviceptr to, Value value, std::size_t count, CUstream handle) {
   if (!to || count > ~std::size_t{0} / sizeof(Value) || to % sizeof(Value) != 0 ||
       !inside_allocation(to, count * sizeof(Value)))
     return CUDA_ERROR_INVALID_VALUE;
-  auto lock = lock_work();
-  const StreamRef stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  const Work work = [to, value, count] {
+  return enqueue_on(handle, [to, value, count] {
     std::fill_n(reinterpret_cast<Value*>(to), count, value);
     return CUDA_SUCCESS;
-  };
-  return enqueue(stream, {work, {}, false});
+  });
 }
 
 }  // namespace

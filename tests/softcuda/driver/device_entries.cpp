@@ -147,6 +147,13 @@ ENTRY(cuDeviceGetName, 2000, (char* name, int length, CUdevice device)) {
   std::snprintf(name, static_cast<std::size_t>(length), "umem softcuda %d", device);
   return CUDA_SUCCESS;
 }
+ENTRY(cuDeviceGetPCIBusId, 4010, (char* id, int length, CUdevice device)) {
+  SOFTCUDA_ENTER();
+  if (!id || length < 13) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_device(device));
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
+  return CUDA_SUCCESS;
+}
 ENTRY(cuDeviceGetUuid_v2, 11040, (unsigned char* uuid, CUdevice device)) {
   SOFTCUDA_ENTER();
   if (!uuid) return CUDA_ERROR_INVALID_VALUE;
@@ -168,6 +175,9 @@ ENTRY(cuDeviceGetAttribute, 2000, (int* value, CUdevice_attribute attribute, CUd
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(check_device(device));
   *value = attribute_value(attribute);
+  if (attribute == CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS &&
+      config().no_cma.count(std::to_string(device)))
+    *value = 0;
   return CUDA_SUCCESS;
 }
 ENTRY(cuDeviceCanAccessPeer, 4000, (int* can, CUdevice device, CUdevice peer)) {

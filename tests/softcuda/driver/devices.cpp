@@ -12,6 +12,7 @@
 
 #include "config.h"
 #include "soft/device.h"
+#include "soft/rules.h"
 #include "soft/state.h"
 #include "softcuda.h"
 #include "work.h"
@@ -165,7 +166,7 @@ void remove_allocation(std::uintptr_t base) {
 bool is_managed(CUdeviceptr ptr, std::size_t bytes) {
   Allocation found;
   if (bytes == 0 || !find_allocation(ptr, found) || found.kind != Kind::kManaged) return false;
-  return bytes <= found.bytes && ptr - found.base <= found.bytes - bytes;
+  return umem::soft::inside(ptr, bytes, found.base, found.bytes);
 }
 
 std::size_t used_bytes(int device) {

@@ -9,10 +9,12 @@
 #include "capture.h"
 #include "config.h"
 #include "entry.h"
+#include "soft/rules.h"
 #include "softcuda.h"
 #include "work.h"
 
-using namespace softcuda;  // NOLINT
+using namespace softcuda;    // NOLINT
+using namespace umem::soft;  // NOLINT: rules.h
 
 namespace {
 
@@ -39,20 +41,6 @@ CUresult release(CUdeviceptr ptr) {
     return CUDA_ERROR_INVALID_VALUE;
   remove_allocation(ptr);
   return soft().cuMemFree(ptr);
-}
-
-bool valid_location(const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return valid_device(location.id);
-    case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return true;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-      return location.id >= 0;
-    default:
-      return false;
-  }
 }
 
 // src/soft has one device, number 0.
@@ -92,35 +80,16 @@ CUresult enqueue_hint(CUstream handle, Work work) {
 
 enum class Batch { kPrefetch, kDiscard, kDiscardAndPrefetch };
 
-CUresult check_batch(const CUdeviceptr* ptrs, const std::size_t* bytes, std::size_t count,
-                     unsigned long long flags, CUstream stream) {
-  RETURN_IF_FAILED(check_context());
-  if (!ptrs || !bytes || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  if (!stream || stream == legacy_stream()) return CUDA_ERROR_INVALID_VALUE;
-  for (std::size_t i = 0; i < count; ++i)
-    if (!is_managed(ptrs[i], bytes[i])) return CUDA_ERROR_INVALID_VALUE;
-  return CUDA_SUCCESS;
-}
-
-CUresult check_locations(const CUmemLocation* locations, const std::size_t* first_of,
-                         std::size_t n_locations, std::size_t count) {
-  if (!locations || !first_of || n_locations == 0 || n_locations > count || first_of[0] != 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  for (std::size_t k = 0; k < n_locations; ++k) {
-    const bool increasing = k == 0 || first_of[k] > first_of[k - 1];
-    if (!increasing || first_of[k] >= count || !valid_location(locations[k]))
-      return CUDA_ERROR_INVALID_VALUE;
-  }
-  return CUDA_SUCCESS;
-}
-
 CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* bytes,
-                       std::size_t count, const CUmemLocation* locations,
-                       const std::size_t* first_of, std::size_t n_locations, CUstream stream) {
+                       std::size_t count, const Destinations& to, unsigned long long flags,
+                       CUstream stream) {
+  RETURN_IF_FAILED(check_context());
+  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
+  if (kind != Batch::kDiscard) RETURN_IF_FAILED(to.check(count, config().devices));
   std::vector<Range> ranges;
-  for (std::size_t i = 0, k = 0; i < count; ++i) {
-    while (k + 1 < n_locations && first_of[k + 1] <= i) ++k;
-    ranges.push_back({ptrs[i], bytes[i], n_locations ? locations[k] : CUmemLocation{}});
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!is_managed(ptrs[i], bytes[i])) return CUDA_ERROR_INVALID_VALUE;
+    ranges.push_back({ptrs[i], bytes[i], kind == Batch::kDiscard ? CUmemLocation{} : to.of(i)});
   }
   return enqueue_hint(stream, [kind, ranges = std::move(ranges)] {
     for (const Range& range : ranges) {
@@ -171,10 +140,7 @@ ENTRY(cuMemFree_v2, 3020, (CUdeviceptr ptr)) {
 
 int softcuda_free_async(void* ptr, void* stream) {
   const auto address = reinterpret_cast<CUdeviceptr>(ptr);
-  auto lock = lock_work();
-  const StreamRef found = find_stream(static_cast<CUstream>(stream));
-  if (!found) return CUDA_ERROR_INVALID_HANDLE;
-  return enqueue(found, {[address] { return release(address); }, {}, false});
+  return enqueue_on(static_cast<CUstream>(stream), [address] { return release(address); });
 }
 
 ENTRY(cuMemHostAlloc, 2020, (void** ptr, std::size_t bytes, unsigned)) {
@@ -233,7 +199,7 @@ ENTRY(cuMemPrefetchAsync_v2, 12020,
        CUstream stream)) {
   SOFTCUDA_ENTER();
   RETURN_IF_FAILED(check_context());
-  if (flags != 0 || !valid_location(location) || !is_managed(ptr, bytes))
+  if (flags != 0 || !valid_location(location, config().devices) || !is_managed(ptr, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const Range range{ptr, bytes, location};
   return enqueue_hint(stream, [range] { return prefetch_now(range); });
@@ -248,26 +214,21 @@ ENTRY(cuMemPrefetchBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
        std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
   SOFTCUDA_ENTER();
-  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
-  RETURN_IF_FAILED(check_locations(locations, first_of, n_locations, count));
-  return enqueue_batch(Batch::kPrefetch, ptrs, bytes, count, locations, first_of, n_locations,
-                       stream);
+  return enqueue_batch(Batch::kPrefetch, ptrs, bytes, count, {locations, first_of, n_locations},
+                       flags, stream);
 }
 ENTRY(cuMemDiscardBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, unsigned long long flags,
        CUstream stream)) {
   SOFTCUDA_ENTER();
-  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
-  return enqueue_batch(Batch::kDiscard, ptrs, bytes, count, nullptr, nullptr, 0, stream);
+  return enqueue_batch(Batch::kDiscard, ptrs, bytes, count, {}, flags, stream);
 }
 ENTRY(cuMemDiscardAndPrefetchBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
        std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
   SOFTCUDA_ENTER();
-  RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
-  RETURN_IF_FAILED(check_locations(locations, first_of, n_locations, count));
-  return enqueue_batch(Batch::kDiscardAndPrefetch, ptrs, bytes, count, locations, first_of,
-                       n_locations, stream);
+  return enqueue_batch(Batch::kDiscardAndPrefetch, ptrs, bytes, count,
+                       {locations, first_of, n_locations}, flags, stream);
 }
 ENTRY(cuMemAdvise_v2, 12020,
       (CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLocation location)) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <sstream>
+#include <string_view>
 
 #include "config.h"
 #include "softcuda.h"
@@ -20,6 +21,19 @@ std::string plain_name(std::string name) {
       std::isdigit(static_cast<unsigned char>(name.back())))
     name.resize(at);
   return name;
+}
+
+std::atomic<int> g_lost{0};    // the error of a device that is lost, or 0
+thread_local int t_calls = 0;  // in progress, one inside the other
+
+// What a real driver refuses once the device is lost; questions and settings it still answers.
+bool needs_device(const std::string& name) {
+  constexpr const char* kKinds[] = {"Mem",    "Malloc",  "Free",          "Host",
+                                    "Stream", "Event",   "Launch",        "DeviceSynchronize",
+                                    "Graph",  "Pointer", "CtxSynchronize"};
+  const std::string_view rest = std::string_view(name).substr(name.starts_with("cuda") ? 4 : 2);
+  return std::any_of(std::begin(kKinds), std::end(kKinds),
+                     [rest](const char* kind) { return rest.starts_with(kind); });
 }
 
 struct Registry {
@@ -59,23 +73,33 @@ Registry& registry() {
 
 }  // namespace
 
+Probe::Probe(std::string name) : name_(std::move(name)), needs_device_(needs_device(name_)) {}
+
 int Probe::enter() {
   const std::uint64_t call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (const int lost = g_lost.load(std::memory_order_relaxed); lost != 0 && needs_device_)
+    return lost;
+  if (skipped_.load(std::memory_order_relaxed)) return kSkipped;
   if (!armed_.load(std::memory_order_acquire)) return 0;
   const std::lock_guard guard(mutex_);
   const auto found = std::find_if(injections_.begin(), injections_.end(),
                                   [call](const Injection& i) { return i.call == call; });
   if (found == injections_.end()) return 0;
-  const int error = found->error;
+  const int result = found->result;
+  if (found->lose) g_lost = result;
   injections_.erase(found);
   armed_.store(!injections_.empty(), std::memory_order_release);
-  return error;
+  return result;
 }
 
-void Probe::inject(std::uint64_t nth, int error) {
+void Probe::inject(std::uint64_t nth, int result, bool lose) {
   const std::lock_guard guard(mutex_);
-  injections_.push_back({calls() + nth, error});
+  injections_.push_back({calls() + nth, result, lose});
   armed_.store(true, std::memory_order_release);
+}
+
+void Probe::skip_all() {
+  skipped_ = true;
 }
 
 void Probe::reset() {
@@ -83,6 +107,12 @@ void Probe::reset() {
   calls_.store(0, std::memory_order_relaxed);
   injections_.clear();
   armed_.store(false, std::memory_order_release);
+  skipped_ = false;
+}
+
+Call::Call(Probe& probe) : planned_(softcuda_enter(&probe)) {}
+Call::~Call() {
+  softcuda_leave();
 }
 
 Probe& probe_of(const char* function) {
@@ -95,8 +125,18 @@ Probe& probe_of(const char* function) {
 using softcuda::Probe;
 
 int softcuda_inject(const char* name, std::uint64_t nth, int error) {
-  if (!name || nth == 0 || error == 0) return 1;
+  if (!name || nth == 0 || error <= 0) return 1;
   softcuda::probe_of(name).inject(nth, error);
+  return 0;
+}
+int softcuda_skip(const char* name) {
+  if (!name) return 1;
+  softcuda::probe_of(name).skip_all();
+  return 0;
+}
+int softcuda_lose(const char* name, std::uint64_t nth, int error) {
+  if (!name || nth == 0 || error <= 0) return 1;
+  softcuda::probe_of(name).inject(nth, error, true);
   return 0;
 }
 std::uint64_t softcuda_calls(const char* name) {
@@ -105,10 +145,14 @@ std::uint64_t softcuda_calls(const char* name) {
 void softcuda_reset() {
   const std::lock_guard guard(softcuda::registry().mutex);
   for (auto& [name, probe] : softcuda::registry().probes) probe->reset();
+  softcuda::g_lost = 0;
 }
 void* softcuda_probe(const char* name) {
   return &softcuda::probe_of(name);
 }
 int softcuda_enter(void* probe) {
-  return static_cast<Probe*>(probe)->enter();
+  return softcuda::t_calls++ == 0 ? static_cast<Probe*>(probe)->enter() : 0;
+}
+void softcuda_leave() {
+  --softcuda::t_calls;
 }

@@ -8,12 +8,18 @@
 
 namespace softcuda {
 
+// A planned result that is no error: the call does nothing and reports success, as if whoever
+// makes it had forgotten it.
+inline constexpr int kSkipped = -1;
+
 class Probe {
  public:
-  explicit Probe(std::string name) : name_(std::move(name)) {}
-  // Counts a call; the planned error of this call, or 0.
+  explicit Probe(std::string name);
+  // Counts a call; its planned result, or 0 for a call that goes its way.
   int enter();
-  void inject(std::uint64_t nth, int error);
+  // The nth call from now on gets `result`; with `lose` all later ones that need the device too.
+  void inject(std::uint64_t nth, int result, bool lose = false);
+  void skip_all();
   void reset();
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
   const std::string& name() const { return name_; }
@@ -21,11 +27,13 @@ class Probe {
  private:
   struct Injection {
     std::uint64_t call;
-    int error;
+    int result;
+    bool lose;
   };
   const std::string name_;
+  const bool needs_device_;
   std::atomic<std::uint64_t> calls_{0};
-  std::atomic<bool> armed_{false};
+  std::atomic<bool> armed_{false}, skipped_{false};
   std::mutex mutex_;
   std::vector<Injection> injections_;
 };
@@ -33,11 +41,25 @@ class Probe {
 // `function` may carry the version suffix of an exported name (cuMemFree_v2): it is dropped.
 Probe& probe_of(const char* function);
 
+// A call in progress. One that another entry point makes is not counted and never fails: it is not
+// the program's.
+class Call {
+ public:
+  explicit Call(Probe& probe);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  bool planned() const { return planned_ != 0; }
+  int result() const { return planned_ == kSkipped ? 0 : planned_; }
+
+ private:
+  int planned_;
+};
+
 }  // namespace softcuda
 
 // First statement of an entry point.
-#define SOFTCUDA_ENTER()                                                      \
-  do {                                                                        \
-    static ::softcuda::Probe& probe = ::softcuda::probe_of(__func__);         \
-    if (const int error = probe.enter()) return static_cast<CUresult>(error); \
-  } while (false)
+#define SOFTCUDA_ENTER()                                                         \
+  static ::softcuda::Probe& softcuda_own_probe = ::softcuda::probe_of(__func__); \
+  const ::softcuda::Call softcuda_call(softcuda_own_probe);                      \
+  if (softcuda_call.planned()) return static_cast<CUresult>(softcuda_call.result())

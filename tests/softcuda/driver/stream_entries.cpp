@@ -94,13 +94,12 @@ ENTRY(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned)) {
 ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* data)) {
   SOFTCUDA_ENTER();
   if (!function) return CUDA_ERROR_INVALID_VALUE;
-  return with_stream(stream, [&](auto&, const StreamRef& s) {
-    const Work work = [function, data] {
-      function(data);
-      return CUDA_SUCCESS;
-    };
-    return enqueue(s, {work, {}, true});
-  });
+  RETURN_IF_FAILED(check_context());
+  const Work work = [function, data] {
+    function(data);
+    return CUDA_SUCCESS;
+  };
+  return enqueue_on(stream, work, true);
 }
 
 ENTRY(cuEventCreate, 2000, (CUevent * event, unsigned flags)) {
@@ -217,12 +216,10 @@ ENTRY(cuGraphInstantiateWithFlags, 11040, (void** executable, void* graph, std::
 ENTRY(cuGraphLaunch, 10000, (void* executable, CUstream stream)) {
   SOFTCUDA_ENTER();
   if (!executable) return CUDA_ERROR_INVALID_HANDLE;
-  return with_stream(stream, [&](auto&, const StreamRef& s) {
-    const Work work = [nodes = static_cast<Graph*>(executable)->nodes] {
-      for (const Work& node : nodes) RETURN_IF_FAILED(node());
-      return CUDA_SUCCESS;
-    };
-    return enqueue(s, {work, {}, false});
+  RETURN_IF_FAILED(check_context());
+  return enqueue_on(stream, [nodes = static_cast<Graph*>(executable)->nodes] {
+    for (const Work& node : nodes) RETURN_IF_FAILED(node());
+    return CUDA_SUCCESS;
   });
 }
 ENTRY(cuGraphDestroy, 10000, (void* graph)) {
@@ -242,11 +239,9 @@ std::size_t softcuda_graph_nodes(void* graph) {
 
 int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data) {
   const std::shared_ptr<void> owner(data, drop);
-  return with_stream(static_cast<CUstream>(stream), [&](auto&, const StreamRef& s) {
-    const Work work = [run, owner] {
-      run(owner.get());
-      return CUDA_SUCCESS;
-    };
-    return enqueue(s, {work, {}, false});
+  RETURN_IF_FAILED(check_context());
+  return enqueue_on(static_cast<CUstream>(stream), [run, owner] {
+    run(owner.get());
+    return CUDA_SUCCESS;
   });
 }

@@ -200,6 +200,12 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   return *result;
 }
 
+CUresult enqueue_on(CUstream handle, Work work, bool on_own_thread) {
+  const auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  return stream ? enqueue(stream, {std::move(work), {}, on_own_thread}) : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult record(Event& event, const StreamRef& stream) {
   if (stream->capture) {
     event.capture = stream->capture;

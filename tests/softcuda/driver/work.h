@@ -76,6 +76,9 @@ bool remove_stream(CUstream handle);
 CUevent add_event(int device, unsigned flags);
 bool remove_event(CUevent handle);
 
+// Takes the lock, and enqueues on the stream of that handle.
+CUresult enqueue_on(CUstream handle, Work work, bool on_own_thread = false);
+
 // Around fork: the child's copy is consistent because nobody was inside.
 void lock_for_fork();
 void unlock_after_fork();

@@ -17,6 +17,7 @@ int cuInit(unsigned);
 int cuDriverGetVersion(int*);
 int cuGetProcAddress_v2(const char*, void**, int, std::uint64_t, int*);
 int cuDeviceGetAttribute(int*, int, int);
+int cuDeviceGetPCIBusId(char*, int, int);
 int cuDevicePrimaryCtxRetain(void**, int);
 int cuCtxGetDevice(int*);
 int cuCtxSetCurrent(void*);
@@ -69,6 +70,16 @@ cudaError_t finish(int result);
 // Starts the driver and gives the thread a context: the runtime's rule for every call.
 int ensure_context();
 
+// A call in progress: what it asks of the driver is not counted as the program's.
+struct Call {
+  const int planned;
+  explicit Call(void* probe) : planned(softcuda_enter(probe)) {}
+  ~Call() { softcuda_leave(); }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  int result() const { return planned > 0 ? planned : 0; }
+};
+
 inline std::uint64_t address(const void* ptr) {
   return reinterpret_cast<std::uint64_t>(ptr);
 }
@@ -77,10 +88,13 @@ inline std::uint64_t address(const void* ptr) {
 
 #define RUNTIME_API extern "C" __attribute__((visibility("default"))) cudaError_t
 
-// First statement of an entry point: counts it, fails as planned, makes the context.
-#define RUNTIME_ENTER()                                                                   \
-  do {                                                                                    \
-    static void* const probe = softcuda_probe(__func__);                                  \
-    if (const int error = softcuda_enter(probe)) return softcudart::finish(error);        \
-    if (const int error = softcudart::ensure_context()) return softcudart::finish(error); \
-  } while (false)
+// First statement of an entry point: counts it, fails as planned.
+#define RUNTIME_COUNT()                                             \
+  static void* const softcuda_own_probe = softcuda_probe(__func__); \
+  const softcudart::Call softcuda_call(softcuda_own_probe);         \
+  if (softcuda_call.planned) return softcudart::finish(softcuda_call.result())
+
+// And makes the context.
+#define RUNTIME_ENTER() \
+  RUNTIME_COUNT();      \
+  if (const int error = softcudart::ensure_context()) return softcudart::finish(error)

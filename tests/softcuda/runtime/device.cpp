@@ -77,8 +77,7 @@ int softcudart::ensure_context() {
 }
 
 RUNTIME_API cudaGetDeviceCount(int* count) {
-  static void* const probe = softcuda_probe(__func__);
-  if (const int error = softcuda_enter(probe)) return finish(error);
+  RUNTIME_COUNT();
   if (!count) return finish(cudaErrorInvalidValue);
   if (const int error = cuInit(0)) return finish(error);
   *count = softcuda_device_count();
@@ -105,9 +104,7 @@ RUNTIME_API cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
 }
 RUNTIME_API cudaDeviceGetPCIBusId(char* id, int length, int device) {
   RUNTIME_ENTER();
-  if (device < 0 || device >= softcuda_device_count()) return finish(cudaErrorInvalidDevice);
-  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", device + 1);
-  return finish(0);
+  return finish(cuDeviceGetPCIBusId(id, length, device));
 }
 RUNTIME_API cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   RUNTIME_ENTER();

@@ -1,0 +1,100 @@
+#include "abi/abi.h"
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "driver/loader.h"
+#include "driver/table.h"
+#include "runtime/accounts.h"
+#include "runtime/hooks.h"
+#include "runtime/runtime.h"
+
+namespace {
+
+using namespace umem;  // NOLINT: the file is the border, not a part of it
+
+// torch makes a RuntimeError of it, with its message.
+using Error = std::runtime_error;
+
+void check(const Status& status) {
+  if (!status.ok()) throw Error(status.message());
+}
+
+// The driver, opened apart from the runtime, because torch calls while umem is off too. Never
+// destroyed: torch frees at exit.
+struct Opened {
+  driver::Driver driver;
+  Status status = driver::open_cuda(driver);
+};
+const Opened& opened() {
+  static const auto* made = new Opened;
+  return *made;
+}
+
+const driver::Table& table() {
+  check(opened().status);
+  return opened().driver.table;
+}
+
+void refuse_capture(void* stream) {
+  cu::CUstreamCaptureStatus status = cu::CU_STREAM_CAPTURE_STATUS_NONE;
+  const cu::CUresult asked =
+      table().cuStreamIsCapturing(static_cast<cu::CUstream>(stream), &status);
+  if (asked == cu::CUDA_SUCCESS && status != cu::CU_STREAM_CAPTURE_STATUS_NONE)
+    throw Error(
+        "a CUDA graph is being captured, and umem cannot give it memory as torch's pluggable "
+        "allocator; use UMEM_ALLOCATOR=subclass");
+}
+
+void* plain_alloc(std::size_t bytes) {
+  cu::CUdeviceptr ptr = 0;
+  check(driver::check(table().cuMemAlloc(&ptr, bytes), driver::Entry::cuMemAlloc));
+  return reinterpret_cast<void*>(ptr);
+}
+
+}  // namespace
+
+void* umem_alloc(ssize_t bytes, int device, void* stream) {
+  if (bytes == 0) return nullptr;
+  if (bytes < 0) throw Error("umem cannot allocate " + std::to_string(bytes) + " bytes");
+  refuse_capture(stream);
+  const auto size = static_cast<std::size_t>(bytes);
+  runtime::Failure failure;
+  void* ptr = runtime::allocate(size, device, reinterpret_cast<std::uintptr_t>(stream), &failure);
+  if (ptr) return ptr;
+  if (static_cast<Code>(failure.code) == Code::kBadState) return plain_alloc(size);
+  throw Error(failure.message);
+}
+
+void umem_free(void* ptr, ssize_t, int, void*) {
+  if (!ptr || runtime::release(ptr) || !opened().status.ok()) return;
+  opened().driver.table.cuMemFree(reinterpret_cast<cu::CUdeviceptr>(ptr));  // made while umem is off
+}
+
+void umem_record_stream(void* ptr, void* stream) {
+  // Plain memory needs none of it: freeing it waits for the device.
+  runtime::record_stream(ptr, reinterpret_cast<std::uintptr_t>(stream));
+}
+
+void* umem_base_alloc(void* ptr, std::size_t* bytes) {
+  void* base = runtime::base_of(ptr, bytes);
+  return base ? base : ptr;
+}
+
+void umem_release_cached() {
+  runtime::release_cached();
+}
+
+void umem_set_memory_fraction(double fraction, int) {
+  if (!(fraction > 0 && fraction <= 1))
+    throw std::invalid_argument(
+        "umem's budget can be a fraction above 0 and up to 1 of the "
+        "device's memory, not " +
+        std::to_string(fraction));
+  std::size_t free_bytes = 0, total_bytes = 0;
+  check(
+      driver::check(table().cuMemGetInfo(&free_bytes, &total_bytes), driver::Entry::cuMemGetInfo));
+  check(runtime::set_budget(static_cast<std::size_t>(fraction * static_cast<double>(total_bytes)),
+                            runtime::current_options().host_budget_bytes));
+}

@@ -1,0 +1,203 @@
+#include "residency/lane.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace umem::residency {
+
+using driver::check;
+using driver::Entry;
+
+namespace {
+
+std::size_t sum(const std::vector<backing::Span>& spans) {
+  std::size_t bytes = 0;
+  for (const backing::Span& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+// Only a process that ends keeps a lane open: its thread has no one to come back to.
+Lane::~Lane() {
+  if (thread_.joinable()) thread_.detach();
+}
+
+Status Lane::open() {
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuStreamCreate(&stream_, cu::CU_STREAM_NON_BLOCKING), Entry::cuStreamCreate));
+  if (threaded_) thread_ = std::thread([this] { work(); });
+  return {};
+}
+
+Status Lane::close() {
+  if (thread_.joinable()) {
+    {
+      const std::lock_guard guard(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  FirstError error;
+  for (const Issued& issued : under_way_) spare_events_.push_back(issued.event);
+  under_way_.clear();
+  for (cu::CUevent event : spare_events_)
+    error.keep(check(table_.cuEventDestroy(event), Entry::cuEventDestroy));
+  spare_events_.clear();
+  if (stream_) error.keep(check(table_.cuStreamDestroy(stream_), Entry::cuStreamDestroy));
+  stream_ = nullptr;
+  return error.take();
+}
+
+Result<Ticket> Lane::submit(Verb verb, const std::vector<backing::Span>& spans,
+                            const std::vector<cu::CUevent>& after) {
+  const Ticket ticket = ++last_;
+  if (threaded_) {
+    {
+      const std::lock_guard guard(mutex_);
+      waiting_.push_back({ticket, verb, spans, after});
+      waiting_bytes_ += sum(spans);
+    }
+    changed_.notify_all();
+    return ticket;
+  }
+  Status status = issue(verb, spans, after);
+  const std::lock_guard guard(mutex_);
+  const Status finished = finish(ticket, sum(spans));
+  if (status.ok() && !finished.ok()) failures_++;
+  if (!status.ok()) return status;
+  return ticket;
+}
+
+Status Lane::issue(Verb verb, const std::vector<backing::Span>& spans,
+                   const std::vector<cu::CUevent>& after) {
+  for (cu::CUevent event : after)
+    UMEM_RETURN_IF_ERROR(
+        check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
+  return run(verb, spans);
+}
+
+Status Lane::run(Verb verb, const std::vector<backing::Span>& spans) {
+  switch (verb) {
+    case Verb::kBringIn:
+      return mover_.prefetch(spans, backing::Where::kDevice, stream_);
+    case Verb::kPopulate:
+      return mover_.discard_and_prefetch(spans, stream_);
+    case Verb::kDiscard:
+      return mover_.discard(spans, stream_);
+    case Verb::kSendOut:
+      return mover_.prefetch(spans, backing::Where::kHost, stream_);
+  }
+  return {};
+}
+
+Result<cu::CUevent> Lane::take_event() {
+  if (!spare_events_.empty()) {
+    cu::CUevent event = spare_events_.back();
+    spare_events_.pop_back();
+    return event;
+  }
+  cu::CUevent event = nullptr;
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
+  return event;
+}
+
+// With the lock held. An event after the submission, by which others wait for it.
+Status Lane::finish(Ticket ticket, std::size_t bytes) {
+  issued_ = ticket;
+  missed_ = ticket;  // until its event is recorded
+  Result<cu::CUevent> event = take_event();
+  if (!event.ok()) return event.take_status();
+  Status recorded = check(table_.cuEventRecord(event.value(), stream_), Entry::cuEventRecord);
+  if (!recorded.ok()) {
+    spare_events_.push_back(event.value());
+    return recorded;
+  }
+  missed_ = 0;
+  under_way_.push_back({ticket, bytes, event.value()});
+  // Who waits for one that is forgotten here waits for a later one.
+  const std::size_t kept = place_.context ? 64 : 1;
+  while (under_way_.size() > kept) {
+    under_way_[1].bytes += under_way_.front().bytes;
+    spare_events_.push_back(under_way_.front().event);
+    under_way_.pop_front();
+  }
+  return {};
+}
+
+Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
+  if (ticket == 0) return {};
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+  if (place_.context) poll();  // time on a software device has no end that one could ask for
+  if (ticket <= complete_) return {};
+  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
+  // The first event at or after it: the lane is in order.
+  const auto found = std::find_if(under_way_.begin(), under_way_.end(),
+                                  [&](const Issued& issued) { return issued.ticket >= ticket; });
+  if (found == under_way_.end()) return {};
+  return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
+}
+
+// With the lock held. Forgets what is complete.
+void Lane::poll() {
+  while (!under_way_.empty()) {
+    if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
+    complete_ = under_way_.front().ticket;
+    spare_events_.push_back(under_way_.front().event);
+    under_way_.pop_front();
+  }
+}
+
+void Lane::issue_until(Ticket ticket) {
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+}
+
+Ticket Lane::until(std::size_t allowed) {
+  if (!threaded_) return last_;
+  const std::lock_guard guard(mutex_);
+  poll();
+  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
+  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  Ticket needed = 0;
+  for (const Issued& issued : under_way_) {
+    if (bytes <= allowed) return needed;
+    bytes -= issued.bytes;
+    needed = issued.ticket;
+  }
+  for (const Job& job : waiting_) {
+    if (bytes <= allowed) return needed;
+    bytes -= sum(job.spans);
+    needed = job.ticket;
+  }
+  return bytes <= allowed ? needed : last_;
+}
+
+std::uint64_t Lane::failures() {
+  const std::lock_guard guard(mutex_);
+  return failures_;
+}
+
+void Lane::work() {
+  const driver::CallScope scope(table_, place_);
+  std::unique_lock guard(mutex_);
+  while (true) {
+    changed_.wait(guard, [&] { return stopping_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const Job job = std::move(waiting_.front());
+    waiting_.pop_front();
+    guard.unlock();
+    const Status status = issue(job.verb, job.spans, job.after);
+    guard.lock();
+    const std::size_t bytes = sum(job.spans);
+    waiting_bytes_ -= bytes;
+    const Status finished = finish(job.ticket, bytes);
+    failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace umem::residency

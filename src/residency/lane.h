@@ -1,0 +1,101 @@
+// A lane: one side stream that moves bytes in one direction, in the order of submission.
+//
+// A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
+// so that lane is driven by a thread of its own.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backing/mover.h"
+#include "base/status.h"
+#include "driver/place.h"
+#include "driver/table.h"
+
+namespace umem::residency {
+
+using Ticket = std::uint64_t;  // of a submission; 0: none
+
+enum class Verb : unsigned char {
+  kBringIn,   // host -> device
+  kPopulate,  // on the device without a copy: the bytes are dead
+  kDiscard,   // drop dead bytes
+  kSendOut,   // device -> host
+};
+
+class Lane {
+ public:
+  Lane(const driver::Table& table, driver::Place place, bool threaded)
+      : table_(table), place_(place), mover_(table, place.device), threaded_(threaded) {}
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Status open();
+  // Waits for the thread, not for the device.
+  Status close();
+
+  // Runs the verb on the spans after the events. With a thread, errors come by `failures`.
+  Result<Ticket> submit(Verb verb, const std::vector<backing::Span>& spans,
+                        const std::vector<cu::CUevent>& after);
+  // What the stream is given from now on runs after the submission. Waits for the thread to have
+  // issued it.
+  Status make_wait(cu::CUstream stream, Ticket ticket);
+  // The same for another lane.
+  Status make_wait(Lane& lane, Ticket ticket) { return make_wait(lane.stream_, ticket); }
+  // Waits for the thread to have issued it.
+  void issue_until(Ticket ticket);
+  // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
+  // Without a thread, the last one.
+  Ticket until(std::size_t allowed);
+  Ticket last() const { return last_; }
+
+  bool can_discard() const { return mover_.can_discard(); }
+  std::uint64_t failures();
+
+ private:
+  struct Job {
+    Ticket ticket;
+    Verb verb;
+    std::vector<backing::Span> spans;
+    std::vector<cu::CUevent> after;
+  };
+  struct Issued {
+    Ticket ticket;
+    std::size_t bytes;
+    cu::CUevent event;
+  };
+
+  Status issue(Verb verb, const std::vector<backing::Span>& spans,
+               const std::vector<cu::CUevent>& after);
+  Status run(Verb verb, const std::vector<backing::Span>& spans);
+  Status finish(Ticket ticket, std::size_t bytes);
+  Result<cu::CUevent> take_event();
+  void poll();
+  void work();
+
+  const driver::Table& table_;
+  driver::Place place_;
+  backing::Mover mover_;
+  const bool threaded_;
+  cu::CUstream stream_ = nullptr;
+  Ticket last_ = 0;  // submitted
+
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  std::deque<Job> waiting_;
+  std::size_t waiting_bytes_ = 0;
+  Ticket issued_ = 0;
+  Ticket missed_ = 0;             // the last one issued, while it has no event
+  Ticket complete_ = 0;           // known to be
+  std::deque<Issued> under_way_;  // by ticket
+  std::vector<cu::CUevent> spare_events_;
+  std::uint64_t failures_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace umem::residency

@@ -1,0 +1,57 @@
+// The streams that ops run on, and events in them: what a transfer of a unit has to wait for is
+// the unit's last use, not all that the program has enqueued since.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "base/status.h"
+#include "driver/place.h"
+#include "driver/table.h"
+
+namespace umem::residency {
+
+class Streams {
+ public:
+  Streams(const driver::Table& table, driver::Place place) : table_(table), place_(place) {}
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  Status close();
+
+  // The stream's bit in a mask; those beyond the 31st share the last one.
+  std::uint32_t bit(cu::CUstream stream);
+  // Ops up to ledger time `now` are enqueued on the stream. Every few ops an event is recorded.
+  Status mark(cu::CUstream stream, std::uint64_t now);
+  // Appends events that are reached, on each stream of the mask, after what was used there up to
+  // ledger time `used`. Records one (at time `now`) where there is none yet.
+  Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
+               std::vector<cu::CUevent>& events);
+
+  // The newest arrival that the stream waits for already.
+  std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
+  void set_awaited(cu::CUstream stream, std::uint64_t ticket) { find(stream).awaited = ticket; }
+
+ private:
+  static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded anew
+  static constexpr unsigned kOpsPerMark = 8;
+  struct Mark {
+    std::uint64_t time;
+    cu::CUevent event;
+  };
+  struct Stream {
+    cu::CUstream handle = nullptr;
+    std::deque<Mark> marks;  // by time
+    unsigned ops = 0;        // since the newest
+    std::uint64_t awaited = 0;
+  };
+
+  Stream& find(cu::CUstream stream);
+  Status record(Stream& stream, std::uint64_t now);
+
+  const driver::Table& table_;
+  driver::Place place_;
+  std::vector<Stream> streams_;
+};
+
+}  // namespace umem::residency

@@ -1,0 +1,108 @@
+#include "runtime/accounts.h"
+
+#include "runtime/state.h"
+
+namespace umem::runtime {
+namespace {
+
+// Calls `act` with the device, if it was opened, and the lock held.
+template <class Act>
+void with_device(int ordinal, Act act) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.open()) return;
+  if (Device* device = s.device(ordinal)) act(*device);
+}
+
+template <class Act>
+void each_tally(arena::Tallies& all, Act act) {
+  for (arena::Shares* shares :
+       {&all.allocations, &all.segments, &all.active, &all.inactive_split, &all.allocated_bytes,
+        &all.reserved_bytes, &all.active_bytes, &all.inactive_split_bytes, &all.requested_bytes})
+    for (arena::Tally& tally : *shares) act(tally);
+}
+
+}  // namespace
+
+arena::Tallies tallies(int device) noexcept {
+  arena::Tallies result;
+  with_device(device, [&](Device& d) { result = d.arena.tallies(); });
+  return result;
+}
+
+void reset_peak_tallies(int device) noexcept {
+  with_device(device, [](Device& d) {
+    each_tally(d.arena.tallies(), [](arena::Tally& tally) { tally.peak = tally.current; });
+  });
+}
+
+void reset_accumulated_tallies(int device) noexcept {
+  with_device(device, [](Device& d) {
+    arena::Tallies& all = d.arena.tallies();
+    each_tally(all, [](arena::Tally& tally) { tally.allocated = tally.freed = 0; });
+    all.retries = all.ooms = all.driver_allocs = all.driver_frees = 0;
+  });
+}
+
+std::vector<arena::SegmentRow> segments(int device) {
+  std::vector<arena::SegmentRow> result;
+  with_device(device, [&](Device& d) { result = d.arena.describe(); });
+  return result;
+}
+
+void* base_of(const void* ptr, std::size_t* bytes) noexcept {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const backing::RangeId id = s.ranges.find(ptr);
+  if (id == backing::kNoRange) return nullptr;
+  if (bytes) *bytes = s.ranges[id].bytes;
+  return reinterpret_cast<void*>(s.ranges[id].base);
+}
+
+void set_listener(Listener listener) noexcept {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  s.listener = listener;
+  s.each([&](Device& device) { device.arena.set_listener(listener); });
+}
+
+std::size_t room(int device) noexcept {
+  std::size_t result = 0;
+  with_device(device, [&](Device& d) {
+    const residency::Limits& limits = d.engine.limits();
+    const residency::Ledger& ledger = d.engine.ledger();
+    const std::size_t live = ledger.resident_bytes() - ledger.dead_bytes() + limits.outside_bytes;
+    result = limits.budget_bytes > live ? limits.budget_bytes - live : 0;
+  });
+  return result;
+}
+
+std::size_t budget(int device) noexcept {
+  std::size_t result = 0;
+  with_device(device, [&](Device& d) { result = d.engine.limits().budget_bytes; });
+  return result;
+}
+
+void set_outside_bytes(int device, std::size_t bytes) noexcept {
+  with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
+}
+
+void release_cached() noexcept {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (s.captures > 0) return;
+  s.each([](Device& device) {
+    const Status trimmed = trim_locked(device, 0);
+    (void)trimmed;  // what the driver refuses to take back stays cached
+  });
+}
+
+void capture_begin() noexcept {
+  ++state().captures;
+}
+
+void capture_end() noexcept {
+  --state().captures;
+}
+
+}  // namespace umem::runtime

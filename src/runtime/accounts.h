@@ -1,0 +1,42 @@
+// A device's memory as a framework's allocator accounts for it: tallies, a map of blocks, events.
+// Plain data, as hooks.h.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "arena/tallies.h"
+#include "base/export.h"
+
+namespace umem::runtime {
+
+// Zeros for a device that served nothing yet.
+UMEM_API arena::Tallies tallies(int device) noexcept;
+UMEM_API void reset_peak_tallies(int device) noexcept;
+UMEM_API void reset_accumulated_tallies(int device) noexcept;
+
+// The ranges of one device with the blocks in them, both by address. A free block is neither active
+// nor allocated; one that other streams still use is active.
+UMEM_API std::vector<arena::SegmentRow> segments(int device);
+// The range that holds `ptr`: its base, and its bytes to `bytes`. Null: not umem's.
+UMEM_API void* base_of(const void* ptr, std::size_t* bytes) noexcept;
+
+// What `listener` is called with, from any thread, while the runtime's lock is held: it must not
+// call back. Null: nobody. kOutOfMemory: `address` is 0, `bytes` is what was asked for.
+using Listener = void (*)(const arena::Event& event);
+UMEM_API void set_listener(Listener listener) noexcept;
+
+// Bytes that could be handed out on the device without evicting anything.
+UMEM_API std::size_t room(int device) noexcept;
+UMEM_API std::size_t budget(int device) noexcept;
+// Device bytes that the framework holds beside umem (graph pools) count towards the budget too.
+UMEM_API void set_outside_bytes(int device, std::size_t bytes) noexcept;
+// Returns cached memory of all devices to the driver.
+UMEM_API void release_cached() noexcept;
+
+// Between the two (they nest, over threads) some stream may be capturing a graph: umem makes no
+// driver call that would break a capture.
+UMEM_API void capture_begin() noexcept;
+UMEM_API void capture_end() noexcept;
+
+}  // namespace umem::runtime

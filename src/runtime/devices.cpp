@@ -1,0 +1,158 @@
+// Opening and closing: the driver, and each device at its first use.
+#include <cstdio>
+#include <utility>
+
+#include "base/format.h"
+#include "driver/capabilities.h"
+#include "driver/loader.h"
+#include "policy/registry.h"
+#include "runtime/state.h"
+#include "soft/device.h"
+
+namespace umem::runtime {
+namespace {
+
+using driver::check;
+using driver::Entry;
+
+// Kept free for what is no allocator's: contexts, kernels, other libraries.
+constexpr std::size_t kHeadroomBytes = 512 * MiB;
+
+Status open_soft(State& s, const Options& options) {
+  const soft::Profile* profile = soft::find_profile(options.profile);
+  if (!profile) return {Code::kInvalidArgument, "unknown device profile '" + options.profile + "'"};
+  const std::size_t bytes = options.device_bytes ? options.device_bytes : options.budget_bytes;
+  return soft::open({bytes, profile}, s.driver);
+}
+
+// Managed memory, or why not: said once, because memory will not exceed the device then.
+Status look_at_driver(State& s) {
+  if (s.managed.has_value()) return {};
+  s.managed = true;
+  if (s.driver.kind == driver::Kind::kSoft) return {};
+  driver::Capabilities found;
+  Status status = driver::read_capabilities(s.driver, found);
+  if (!status.ok()) {
+    s.managed.reset();
+    return status;
+  }
+  const std::string problem = driver::managed_memory_problem(found);
+  if (problem.empty()) return {};
+  s.managed = false;
+  std::fprintf(stderr, "umem: warning: %s; plain device memory is used, and nothing is evicted\n",
+               problem.c_str());
+  return {};
+}
+
+Status resolve_budget(const State& s, const driver::Place& place, Options& options) {
+  if (options.budget_bytes > 0) return {};
+  const driver::CallScope scope(s.driver.table, place);
+  std::size_t free_bytes = 0, total_bytes = 0;
+  UMEM_RETURN_IF_ERROR(
+      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  if (options.budget_percent > 0) {
+    options.budget_bytes =
+        static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
+  } else {
+    const std::size_t headroom = std::min(kHeadroomBytes, free_bytes / 8);
+    options.budget_bytes = free_bytes - headroom;
+  }
+  options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
+  return check_limits(options);
+}
+
+Status limit_ranges(State& s, const driver::Place& place) {
+  s.ranges.set_limit(0);
+  if (!s.options.guard) return {};
+  const driver::CallScope scope(s.driver.table, place);
+  std::size_t free_bytes = 0, total_bytes = 0;
+  UMEM_RETURN_IF_ERROR(
+      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  s.ranges.set_limit(free_bytes);
+  return {};
+}
+
+Result<driver::Place> find_place(State& s, int ordinal) {
+  driver::Place place{ordinal, nullptr, &s.captures};
+  if (s.driver.kind == driver::Kind::kSoft) return place;
+  const driver::Table& table = s.driver.table;
+  cu::CUdevice handle = 0;
+  UMEM_RETURN_IF_ERROR(check(table.cuDeviceGet(&handle, ordinal), Entry::cuDeviceGet));
+  UMEM_RETURN_IF_ERROR(check(table.cuDevicePrimaryCtxRetain(&place.context, handle),
+                             Entry::cuDevicePrimaryCtxRetain));
+  return place;
+}
+
+Status release_place(State& s, const driver::Place& place) {
+  if (place.context == nullptr) return {};
+  return check(s.driver.table.cuDevicePrimaryCtxRelease(place.device),
+               Entry::cuDevicePrimaryCtxRelease);
+}
+
+}  // namespace
+
+Device::Device(driver::Driver& driver, backing::RangeTable& ranges, driver::Place at, bool managed,
+               residency::Limits limits, std::unique_ptr<residency::Policy> policy)
+    : place(at),
+      arena(driver.table, ranges, at),
+      engine(driver.table, ranges, at, managed, limits, std::move(policy), [this] {
+        const Status trimmed = trim_locked(*this, 0);
+        (void)trimmed;  // what the driver refuses to take back stays cached
+      }) {}
+
+// The software device is there from now on; a GPU is first touched when memory is asked for, so
+// that a process may fork until then.
+Status open_driver(State& s, const Options& options) {
+  if (options.device == "soft") return open_soft(s, options);
+  if (options.device == "cuda") return driver::open_cuda(s.driver);
+  return {Code::kInvalidArgument, "unknown device '" + options.device + "'; allowed: cuda, soft"};
+}
+
+Result<Device*> open_device(State& s, int ordinal) {
+  if (Device* known = s.device(ordinal)) return known;
+  UMEM_RETURN_IF_ERROR(look_at_driver(s));
+  Result<driver::Place> found = find_place(s, ordinal);
+  if (!found.ok()) return found.take_status();
+  const driver::Place& place = found.value();
+  const auto open = [&]() -> Result<Device*> {
+    Options options = s.options;
+    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, options));
+    const bool first = s.devices.empty();
+    if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
+    auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
+                                         limits_of(options, nullptr), policy::make(options.policy));
+    if (Status status = made->engine.open(); !status.ok()) {
+      const Status closed = made->engine.close();
+      (void)closed;
+      return status;
+    }
+    made->arena.set_listener(s.listener);
+    s.ranges.set_managed(*s.managed);
+    const auto index = static_cast<std::size_t>(ordinal);
+    if (s.devices.size() <= index) s.devices.resize(index + 1);
+    s.devices[index] = std::move(made);
+    return s.devices[index].get();
+  };
+  Result<Device*> opened = open();
+  if (!opened.ok()) {
+    const Status released = release_place(s, place);
+    (void)released;  // the first reason is the one to tell
+  }
+  return opened;
+}
+
+Status close_devices(State& s) {
+  for (std::unique_ptr<Device>& device : s.devices) {
+    if (!device) continue;
+    UMEM_RETURN_IF_ERROR(trim_locked(*device, 0));
+    UMEM_RETURN_IF_ERROR(device->engine.close());
+    const driver::Place place = device->place;
+    device.reset();  // with its events, while there is a context
+    UMEM_RETURN_IF_ERROR(release_place(s, place));
+  }
+  s.devices.clear();
+  s.managed.reset();
+  return s.driver.kind == driver::Kind::kSoft ? soft::close() : Status();
+}
+
+}  // namespace umem::runtime

@@ -1,0 +1,216 @@
+// Blocks: what is on the path of every tensor.
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/core/impl/PyInterpreter.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Logging.h>
+
+#include <cstdint>
+
+#include "runtime/accounts.h"
+#include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/failure.h"
+
+namespace umem::torch_ext {
+namespace {
+
+std::uintptr_t handle(cudaStream_t stream) {
+  return reinterpret_cast<std::uintptr_t>(stream);
+}
+
+c10::DeviceIndex current_device() {
+  c10::DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+// torch's profiler and its sanitizer are told of every block, where they are on.
+void report(void* ptr, int device, std::int64_t bytes) {
+  const arena::Tallies now = runtime::tallies(device);
+  c10::reportMemoryUsageToProfiler(
+      ptr, bytes, static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current),
+      static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current),
+      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+}
+
+void report_alloc(void* ptr, bool profiled) {
+  if (profiled) {
+    const arena::Event& event = History::last_event();
+    report(ptr, event.device, static_cast<std::int64_t>(event.bytes));
+  }
+  if (const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace())
+    (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(ptr));
+}
+
+void report_free(void* ptr, bool profiled) {
+  if (profiled) {
+    const arena::Event& event = History::last_event();
+    report(ptr, event.device, -static_cast<std::int64_t>(event.bytes));
+  }
+  if (const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace())
+    (*interpreter)
+        ->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<std::uintptr_t>(ptr));
+}
+
+}  // namespace
+
+CudaAllocator& CudaAllocator::instance() {
+  static auto* allocator = new CudaAllocator;
+  return *allocator;
+}
+
+c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
+  const c10::DeviceIndex device = current_device();
+  const c10::Device on(c10::kCUDA, device);
+  if (bytes == 0) return {nullptr, nullptr, &free_any, on};
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
+  if (C10_LIKELY(!pools_.claim(device, stream))) {
+    void* ptr = take(bytes, device, stream);
+    if (C10_LIKELY(ptr != nullptr)) return {ptr, ptr, &free_any, on};
+  }
+  c10::DataPtr block = native_->allocate(bytes);
+  adopt(block);
+  tell_outside_bytes(device);
+  return block;
+}
+
+// torch takes a block for one of the current allocator's where it has its deleter: the graph trees
+// of torch.compile ask.
+void CudaAllocator::adopt(c10::DataPtr& block) {
+  const bool swapped = block.compare_exchange_deleter(native_->raw_deleter(), &free_any);
+  (void)swapped;  // not where it needs another one, as a block made without caching does
+}
+
+void* CudaAllocator::raw_alloc(std::size_t bytes) {
+  return raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()).stream());
+}
+
+void* CudaAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
+  if (bytes == 0) return nullptr;
+  const c10::DeviceIndex device = current_device();
+  if (C10_LIKELY(!pools_.claim(device, stream))) {
+    if (void* ptr = take(bytes, device, stream)) return ptr;
+  }
+  void* ptr = native_->raw_alloc_with_stream(bytes, stream);
+  tell_outside_bytes(device);
+  return ptr;
+}
+
+void* CudaAllocator::take(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream) {
+  const bool profiled = c10::memoryProfilingEnabled();
+  if (C10_UNLIKELY(profiled)) history_.follow();
+  const History::Scope scope(history_, History::Level::STATE);
+  runtime::Failure failure;
+  void* ptr = runtime::allocate(bytes, device, handle(stream), &failure);
+  if (C10_UNLIKELY(ptr == nullptr)) {
+    if (is_turned_off(failure)) return nullptr;
+    if (is_out_of_memory(failure)) ptr = take_after_callbacks(bytes, device, stream, failure);
+    if (ptr == nullptr) fail(bytes, device, stream, failure);
+  }
+  report_alloc(ptr, profiled);
+  return ptr;
+}
+
+// Libraries may register what they can give back when memory is short.
+void* CudaAllocator::take_after_callbacks(std::size_t bytes, c10::DeviceIndex device,
+                                          cudaStream_t stream, runtime::Failure& failure) {
+  bool freed = false;
+  for (const std::string& key : c10::FreeCudaMemoryCallbacksRegistry()->Keys())
+    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(key)->Execute();
+  return freed ? runtime::allocate(bytes, device, handle(stream), &failure) : nullptr;
+}
+
+// No lock is held: the observers run Python.
+void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream,
+                         const runtime::Failure& failure) {
+  std::size_t allocated = 0, reserved = 0;
+  if (is_out_of_memory(failure)) {
+    const auto [free, total] = native_->getMemoryInfo(device);
+    history_.out_of_memory(device, free, bytes, handle(stream));
+    std::vector<caching::OutOfMemoryObserver> observers;
+    {
+      std::lock_guard guard(mutex_);
+      observers = oom_observers_;
+    }
+    for (const auto& observer : observers) observer(device, bytes, total, free);
+    const arena::Tallies now = runtime::tallies(device);
+    allocated = static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current);
+    reserved = static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current);
+  }
+  raise(bytes, failure, c10::Device(c10::kCUDA, device), allocated, reserved);
+}
+
+// False where the block is not umem's.
+bool CudaAllocator::release(void* ptr) {
+  const bool profiled = c10::memoryProfilingEnabled();
+  if (C10_UNLIKELY(profiled)) history_.follow();
+  const History::Scope scope(history_, History::Level::ALL);
+  if (C10_UNLIKELY(!runtime::release(ptr))) return false;
+  report_free(ptr, profiled);
+  return true;
+}
+
+// The deleter of both kinds of memory, and so one that must not throw.
+void CudaAllocator::free_any(void* ptr) noexcept {
+  if (ptr == nullptr) return;
+  CudaAllocator& self = instance();
+  try {
+    if (C10_LIKELY(self.release(ptr)) || runtime::owns(ptr)) return;
+    self.native_->raw_delete(ptr);
+  } catch (const std::exception& error) {
+    LOG(WARNING) << "umem: a block could not be freed: " << error.what();
+  }
+}
+
+c10::DeleterFnPtr CudaAllocator::raw_deleter() const {
+  return &free_any;
+}
+
+void CudaAllocator::raw_delete(void* ptr) {
+  free_any(ptr);
+}
+
+void CudaAllocator::copy_data(void* to, const void* from, std::size_t bytes) const {
+  native_->copy_data(to, from, bytes);
+}
+
+void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream stream) {
+  if (!ptr.get() || runtime::record_stream(ptr.get(), handle(stream.stream()))) return;
+  if (ptr.get_deleter() != &free_any) return native_->recordStream(ptr, stream);
+  if (runtime::owns(ptr.get())) return;
+  // The native one passes over what has not its deleter. Without a context this frees nothing.
+  const c10::DataPtr block(ptr.get(), nullptr, native_->raw_deleter(), ptr.device());
+  native_->recordStream(block, stream);
+}
+
+void* CudaAllocator::getBaseAllocation(void* ptr, std::size_t* bytes) {
+  std::size_t size = 0;
+  void* base = runtime::base_of(ptr, &size);
+  if (!base) return native_->getBaseAllocation(ptr, bytes);
+  if (bytes) *bytes = size;
+  return base;
+}
+
+void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
+  if (runtime::budget(device) == 0) return native_->cacheInfo(device, largest);  // not used yet
+  *largest = runtime::room(device);
+}
+
+void CudaAllocator::emptyCache(c10::MempoolId_t id) {
+  if (id == c10::MempoolId_t{0, 0}) {
+    const History::Scope scope(history_, History::Level::ALL);
+    runtime::release_cached();
+  }
+  native_->emptyCache(id);
+  for (int device = 0; device < device_count(); ++device)
+    tell_outside_bytes(static_cast<c10::DeviceIndex>(device));
+}
+
+caching::ShareableHandle CudaAllocator::shareIpcHandle(void* ptr) {
+  TORCH_CHECK(!runtime::owns(ptr),
+              "this CUDA tensor cannot be shared with another process: CUDA IPC does not work on "
+              "umem's managed memory. Make the tensor inside `with "
+              "torch.cuda.use_mem_pool(torch.cuda.MemPool()):`, which is plain device memory");
+  return native_->shareIpcHandle(ptr);
+}
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,114 @@
+// What torch records of an allocator: a trace of its events, the stack of each live block, and
+// those who want to hear of every event.
+#pragma once
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "arena/tallies.h"
+
+namespace umem::torch_ext {
+
+class History {
+ public:
+  using Context = std::shared_ptr<c10::GatheredContext>;
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  using Level = c10::CachingDeviceAllocator::RecordContext;
+  using Tracker = c10::CachingDeviceAllocator::AllocatorTraceTracker;
+  using Recorder = c10::CachingDeviceAllocator::CreateContextFn;
+  using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
+
+  // The calling stack of what happens inside the scope, where stacks of `level` are wanted. Made
+  // before the runtime is called: gathering a stack takes the GIL, and the runtime's lock is held
+  // when an event arrives.
+  class Scope {
+   public:
+    Scope(History& history, Level level) : entered_(history.wants_stack(level)) {
+      if (C10_UNLIKELY(entered_)) history.enter();
+    }
+    ~Scope() {
+      if (C10_UNLIKELY(entered_)) leave();
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const bool entered_;
+  };
+
+  void record(bool enabled, Recorder recorder, std::size_t max_entries, Level when, bool clear,
+              const std::vector<std::string>& skip_actions);
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+  void add_tracker(Tracker tracker);
+  // Events are followed from now on, so that `last_event` is there for torch's profiler.
+  void follow() {
+    if (!follow_.load(std::memory_order_relaxed)) start_following();
+  }
+  // The last event that this thread caused; only where `follow` was called before.
+  static const arena::Event& last_event() { return t_last; }
+
+  void out_of_memory(int device, std::size_t free_bytes, std::size_t bytes, std::uintptr_t stream);
+  Context context_of(const void* ptr);
+  // Adds a note on a block that was made while recording.
+  void annotate(const void* ptr, const std::string& metadata);
+  void set_user_metadata(const std::string& metadata);
+  void push_compile_context(const std::string& context);
+  void pop_compile_context();
+
+  // Adds umem's segments of devices below `device_count`, and what was recorded of them.
+  void append_to(Snapshot& snapshot, int device_count, bool include_traces);
+
+ private:
+  struct Live {
+    Context context;
+    int device;
+    std::size_t bytes;
+    std::uintptr_t stream;
+  };
+  using LiveMap = std::unordered_map<std::uintptr_t, Live>;  // by address
+
+  bool wants_stack(Level level) const {
+    return level_.load(std::memory_order_relaxed) >= static_cast<int>(level);
+  }
+  void start_following();
+  void enter();
+  static void leave();
+  void listen();
+  static void on_event(const arena::Event& event);
+  void handle(const arena::Event& event);
+  void keep_live(const arena::Event& event);
+  void add_entry(Entry::Action action, int device, std::size_t address, std::size_t bytes,
+                 std::uintptr_t stream, const std::string& metadata);
+  void append_segments(Snapshot& snapshot, int device);
+  void append_traces(Snapshot& snapshot);
+
+  static thread_local arena::Event t_last;
+
+  std::atomic<bool> recording_{false};
+  std::atomic<int> level_{0};  // stacks up to this level are gathered
+  std::atomic<Recorder> recorder_{nullptr};
+  std::atomic<bool> follow_{false};
+
+  std::mutex control_;  // before the runtime's lock; `mutex_` comes after it
+  bool tracked_ = false;
+
+  std::mutex mutex_;
+  std::optional<c10::ApproximateClockToUnixTimeConverter> clock_;
+  std::size_t max_entries_ = 1;
+  std::vector<Entry::Action> skipped_;
+  std::vector<Tracker> trackers_;
+  std::map<int, std::deque<Entry>> traces_;  // by device, of at most `max_entries_` each
+  LiveMap blocks_, segments_;                // made while recording
+  std::string user_metadata_;
+};
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,63 @@
+#include "torch_ext/cuda/install.h"
+
+#include <mutex>
+
+#include "torch_ext/bench.h"
+#include "torch_ext/cuda/cuda_allocator.h"
+
+namespace umem::torch_ext {
+namespace {
+
+std::mutex g_mutex;
+bool g_was_installed = false;
+
+// torch keeps the allocator twice: for CUDA, and by device type for torch.accelerator. Priority 0
+// is what torch gives its own, so that it can be put back.
+void set_allocator(caching::CUDAAllocator* allocator) {
+  caching::allocator.store(allocator);
+  c10::SetAllocator(c10::kCUDA, allocator, 0);
+}
+
+void check_replaceable(caching::CUDAAllocator& present) {
+  TORCH_CHECK(g_was_installed || !present.initialized(),
+              "CUDA is already initialised, with torch's own allocator: call umem.enable() before "
+              "the first CUDA call of the program, or use UMEM_ALLOCATOR=pool");
+  const std::string name = present.name();
+  TORCH_CHECK(name == "native" || name == "cudaMallocAsync", "torch's CUDA allocator is '", name,
+              "' already; umem takes the place of torch's own allocators only. Do not install the "
+              "other one, or use UMEM_ALLOCATOR=pool");
+}
+
+}  // namespace
+
+bool cuda_allocator_installed() {
+  return caching::get() == &CudaAllocator::instance();
+}
+
+void install_cuda_allocator() {
+  std::lock_guard guard(g_mutex);
+  if (cuda_allocator_installed()) return;
+  caching::CUDAAllocator* present = caching::get();
+  check_replaceable(*present);
+  CudaAllocator& ours = CudaAllocator::instance();
+  if (ours.native() != present) ours.set_native(present);
+  set_allocator(&ours);
+  if (c10::GetAllocator(c10::kCUDA) != &ours) {
+    caching::allocator.store(present);
+    TORCH_CHECK(false,
+                "torch kept another allocator for CUDA, which was set with a higher priority; umem "
+                "must be enabled without it");
+  }
+  g_was_installed = true;
+}
+
+void remove_cuda_allocator() {
+  std::lock_guard guard(g_mutex);
+  if (cuda_allocator_installed()) set_allocator(CudaAllocator::instance().native());
+}
+
+double bench_cuda_alloc(std::size_t nbytes, std::size_t iterations) {
+  return mean_alloc_ns(*caching::get(), nbytes, iterations);
+}
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,89 @@
+// Private pools: torch's own allocator keeps them; umem notes which are active and what they hold.
+#include <c10/cuda/CUDAStream.h>
+
+#include "runtime/accounts.h"
+#include "torch_ext/cuda/cuda_allocator.h"
+
+namespace umem::torch_ext {
+namespace {
+
+// torch 2.13 and later say when a capture begins. Before, a filter tells: that of a graph matches
+// streams that capture, which none does yet; that of torch.cuda.use_mem_pool matches at once.
+bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
+                       [[maybe_unused]] const Pools::Filter& filter) {
+#if UMEM_TORCH_AT_LEAST(2, 13)
+  return false;
+#else
+  return !filter(c10::cuda::getCurrentCUDAStream(device).stream());
+#endif
+}
+
+}  // namespace
+
+void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
+                                        Pools::Filter filter) {
+  native_->beginAllocateToPool(device, id, filter);
+  const bool capture = announces_capture(device, filter);
+  if (capture) runtime::capture_begin();
+  pools_.begin(device, id, std::move(filter), capture);
+}
+
+void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  if (pools_.end(device, id)) runtime::capture_end();
+  native_->endAllocateToPool(device, id);
+  tell_outside_bytes(device);
+}
+
+#if UMEM_TORCH_AT_LEAST(2, 13)
+void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
+  runtime::capture_begin();
+  native_->markCaptureBegin(device);
+}
+
+void CudaAllocator::markCaptureEnd(c10::DeviceIndex device) {
+  native_->markCaptureEnd(device);
+  runtime::capture_end();
+}
+#endif
+
+void CudaAllocator::releasePool(c10::DeviceIndex device, c10::MempoolId_t id) {
+  native_->releasePool(device, id);
+  tell_outside_bytes(device);
+}
+
+int CudaAllocator::getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t id) {
+  return native_->getPoolUseCount(device, id);
+}
+
+void CudaAllocator::createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id,
+                                       std::shared_ptr<caching::CUDAAllocator> allocator) {
+  native_->createOrIncrefPool(device, id, std::move(allocator));
+}
+
+void CudaAllocator::setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use_on_oom) {
+  native_->setUseOnOOM(device, id, use_on_oom);
+}
+
+void CudaAllocator::setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) {
+  native_->setNoSplit(device, id);
+}
+
+bool CudaAllocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id,
+                                             const std::unordered_set<void*>& expected) {
+  return native_->checkPoolLiveAllocations(device, id, expected);
+}
+
+std::shared_ptr<caching::AllocatorState> CudaAllocator::getCheckpointState(c10::DeviceIndex device,
+                                                                           c10::MempoolId_t id) {
+  return native_->getCheckpointState(device, id);
+}
+
+caching::CheckpointDelta CudaAllocator::setCheckpointPoolState(
+    c10::DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) {
+  caching::CheckpointDelta delta = native_->setCheckpointPoolState(device, std::move(state));
+  for (c10::DataPtr& block : delta.dataptrs_allocd) adopt(block);
+  tell_outside_bytes(device);
+  return delta;
+}
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,95 @@
+// Figures: umem's and those of torch's own allocator, which serves private pools, added up. A sum
+// of two peaks is an upper bound: the two need not have happened at once.
+#include <algorithm>
+
+#include "runtime/accounts.h"
+#include "torch_ext/cuda/budget.h"
+#include "torch_ext/cuda/cuda_allocator.h"
+
+namespace umem::torch_ext {
+namespace {
+
+using c10::CachingAllocator::StatArray;
+using c10::CachingAllocator::StatType;
+using c10::CachingDeviceAllocator::DeviceStats;
+
+void add(StatArray& sum, const arena::Shares& shares) {
+  const auto add_one = [&](StatType type, arena::Share share) {
+    auto& stat = sum[static_cast<std::size_t>(type)];
+    const arena::Tally& tally = shares[share];
+    stat.current += tally.current;
+    stat.peak += tally.peak;
+    stat.allocated += tally.allocated;
+    stat.freed += tally.freed;
+  };
+  add_one(StatType::AGGREGATE, arena::kAll);
+  add_one(StatType::SMALL_POOL, arena::kSmall);
+  add_one(StatType::LARGE_POOL, arena::kLarge);
+}
+
+void add(DeviceStats& sum, const arena::Tallies& tallies) {
+  add(sum.allocation, tallies.allocations);
+  add(sum.segment, tallies.segments);
+  add(sum.active, tallies.active);
+  add(sum.inactive_split, tallies.inactive_split);
+  add(sum.allocated_bytes, tallies.allocated_bytes);
+  add(sum.reserved_bytes, tallies.reserved_bytes);
+  add(sum.active_bytes, tallies.active_bytes);
+  add(sum.inactive_split_bytes, tallies.inactive_split_bytes);
+  add(sum.requested_bytes, tallies.requested_bytes);
+  sum.num_alloc_retries += tallies.retries;
+  sum.num_ooms += tallies.ooms;
+  sum.num_device_alloc += tallies.driver_allocs;
+  sum.num_device_free += tallies.driver_frees;
+}
+
+}  // namespace
+
+DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  DeviceStats stats = native_->getDeviceStats(device);
+  add(stats, runtime::tallies(device));
+  return stats;
+}
+
+void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  native_->resetAccumulatedStats(device);
+  runtime::reset_accumulated_tallies(device);
+}
+
+void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
+  native_->resetPeakStats(device);
+  runtime::reset_peak_tallies(device);
+}
+
+// Of the device's memory: what was set, while it is still so, else what the budget makes of it.
+double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  const std::size_t now = budget(device);
+  if (now == 0) return 1;
+  {
+    std::lock_guard guard(mutex_);
+    if (fraction_.budget == now) return fraction_.set;
+  }
+  return static_cast<double>(now) / static_cast<double>(native_->getMemoryInfo(device).second);
+}
+
+void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+  TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "a memory fraction of ", fraction,
+                    " was asked for; umem's budget can be a fraction above 0 and up to 1 of the "
+                    "device's memory");
+  const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
+  const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * total), 1);
+  set_budget(wanted);
+  native_->setMemoryFraction(fraction, device);
+  std::lock_guard guard(mutex_);
+  fraction_ = {fraction, budget(device)};
+}
+
+// Beside umem's memory there is what torch's own allocator holds for private pools.
+void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
+  const auto reserved = native_->getDeviceStats(device)
+                            .reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)]
+                            .current;
+  runtime::set_outside_bytes(device, static_cast<std::size_t>(reserved));
+}
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,32 @@
+// A failed allocation of the runtime as torch's exceptions.
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/util/Exception.h>
+
+#include "base/status.h"
+#include "runtime/hooks.h"
+
+namespace umem::torch_ext {
+
+inline bool is_out_of_memory(const runtime::Failure& failure) {
+  const auto code = static_cast<Code>(failure.code);
+  return code == Code::kOutOfDeviceMemory || code == Code::kOutOfHostMemory;
+}
+
+// Tensors of umem's outlive its being on, and ask their allocator when they are resized.
+inline bool is_turned_off(const runtime::Failure& failure) {
+  return static_cast<Code>(failure.code) == Code::kBadState;
+}
+
+// torch.OutOfMemoryError, or RuntimeError for what is no lack of memory.
+[[noreturn]] inline void raise(std::size_t bytes, const runtime::Failure& failure,
+                               c10::Device device, std::size_t allocated = 0,
+                               std::size_t reserved = 0) {
+  if (is_out_of_memory(failure)) {
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message);
+  }
+  TORCH_CHECK(false, "umem cannot allocate ", bytes, " bytes: ", failure.message);
+}
+
+}  // namespace umem::torch_ext

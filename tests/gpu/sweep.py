@@ -1,0 +1,216 @@
+"""Makes driver calls of a training step fail, one at a time, and says what became of each.
+
+python tests/gpu/sweep.py [--entry NAME ...] [--per-entry N] [--seed S]
+
+Needs the software driver (SOFTCUDA_LIB) and the CUDA build of torch. Every entry point that umem
+calls while it is enabled and a training step runs twice is failed at its n-th call, for n up to the
+number of its calls: once with an error that passes, and with one that loses the device for good.
+Each case ends in one of these ways:
+
+    ok      the step went through, and all bytes are right
+    raised  a proper error; the tensors that survive are intact, and the next step works
+    late    the call was made fewer than n times: nothing failed
+    lost    wrong bytes, a crash, a hang, a pin or memory left behind, an improper error
+
+The exit code is 1 if any case was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import json
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WORKER = HERE / "sweep_worker.py"
+INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILED = 1, 2, 600, 719
+OUTCOMES = ("ok", "raised", "late", "lost")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The n-th call of `entry` fails with `error`; with `lose` the device is lost then."""
+
+    entry: str = ""
+    nth: int = 0
+    error: int = 0
+    lose: bool = False
+    plant: str = ""  # what the worker does wrong on purpose, so that the sweep can be tested
+
+    def __str__(self) -> str:
+        lost = ", device lost" if self.lose else ""
+        return f"{self.entry} call {self.nth} error {self.error}{lost}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a case ended."""
+
+    kind: str
+    why: str = ""
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)  # of every entry point
+    seconds: float = 0.0
+
+
+class Worker:
+    """A process that runs cases one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
+        self.process = subprocess.Popen(
+            [sys.executable, str(WORKER), str(seed)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, bufsize=1,
+        )  # fmt: skip
+
+    def run(self, case: Case, timeout: float) -> Outcome:
+        """The case's outcome; where it was lost, the worker is gone."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            print(json.dumps(dataclasses.asdict(case)), file=self.process.stdin, flush=True)
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            self.stop()
+            return Outcome("lost", f"it hangs for {timeout:g} s")
+        line = self.process.stdout.readline()
+        if line:
+            outcome = Outcome(**json.loads(line))
+            if outcome.kind == "lost":
+                self.stop()  # who knows what state it is in
+            return outcome
+        self.stop()
+        self.log.seek(0)
+        said = " | ".join(self.log.read().strip().splitlines()[-3:])
+        return Outcome("lost", f"it crashes, exit {self.process.returncode}: {said}")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Ends the process, which leaves by itself if it still reads."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=1)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+
+def entry_points() -> list[str]:
+    """What umem may call: the driver table."""
+    text = (ROOT / "src/driver/symbols.def").read_text(encoding="utf-8")
+    return re.findall(r"^UMEM_SYMBOL\((\w+),", text, re.MULTILINE)
+
+
+def chosen(calls: int, limit: int) -> list[int]:
+    """At most `limit` of 1 to `calls`, evenly, with both ends."""
+    if calls <= limit:
+        return list(range(1, calls + 1))
+    return sorted({1 + round(i * (calls - 1) / (limit - 1)) for i in range(limit)})
+
+
+def errors(entry: str) -> Iterator[tuple[int, bool]]:
+    """What the call may report, and whether the device is lost by it."""
+    if entry in ("cuEventQuery", "cuStreamQuery"):
+        yield NOT_READY, False
+    yield INVALID_VALUE, False
+    yield OUT_OF_MEMORY, False
+    yield LAUNCH_FAILED, True
+
+
+def cases(calls: dict[str, int], limit: int, plant: str) -> list[Case]:
+    """Every entry point with each of its errors; a lost device a third as often."""
+    found = []
+    for entry in sorted(calls):
+        for error, lose in errors(entry):
+            nths = chosen(calls[entry], max(2, limit // 3) if lose else limit)
+            found += [Case(entry, nth, error, lose, plant) for nth in nths]
+    return found
+
+
+def count(worker: Worker, timeout: float) -> dict[str, int]:
+    """The calls of each entry point that a case without a failure makes, if any."""
+    worker.run(Case(), timeout + 60)  # the first one makes more: libraries start, umem is built
+    clean = worker.run(Case(), timeout)
+    if clean.kind != "ok":
+        raise SystemExit(f"the step fails without any planned failure: {clean.kind}, {clean.why}")
+    return {name: n for name, n in clean.calls.items() if n}
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Runs the cases and prints the table; the number of lost ones."""
+    worker = Worker(options.seed)
+    calls = count(worker, options.timeout)
+    if unknown := set(options.entry or []) - set(calls):
+        raise SystemExit(f"{', '.join(sorted(unknown))}: not called; called: {', '.join(calls)}")
+    calls = {name: n for name, n in calls.items() if not options.entry or name in options.entry}
+    table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    lost = []
+    started = time.monotonic()
+    for case in cases(calls, options.per_entry, options.plant):
+        if not worker.alive:
+            worker = Worker(options.seed)
+        outcome = worker.run(case, options.timeout)
+        table[case.entry][outcome.kind] += 1
+        if options.verbose:
+            print(f"{case}: {outcome.kind} {outcome.why} ({outcome.seconds:.2f} s)", flush=True)
+        if outcome.kind == "lost":
+            lost.append(f"lost: {case}: {outcome.why}")
+    worker.stop()
+    report(calls, table, options.per_entry, time.monotonic() - started)
+    print("\n".join([*lost, f"lost: {len(lost)}"]))
+    return len(lost)
+
+
+def report(
+    calls: dict[str, int],
+    table: dict[str, collections.Counter[str]],
+    limit: int,
+    seconds: float,
+) -> None:
+    """Prints calls against outcomes, one line an entry point."""
+    width = max(len(name) for name in calls)
+    print(f"{'entry point':{width}} {'calls':>6} {'tried':>6}", *(f"{o:>7}" for o in OUTCOMES))
+    total: collections.Counter[str] = collections.Counter()
+    for name, n in sorted(calls.items()):
+        tried = len(chosen(n, limit))
+        counts = (f"{table[name][outcome]:>7}" for outcome in OUTCOMES)
+        print(f"{name:{width}} {n:>6} {tried:>6}", *counts)
+        total += table[name]
+    counts = (f"{total[outcome]:>7}" for outcome in OUTCOMES)
+    print(f"{'all':{width}} {sum(calls.values()):>6} {'':>6}", *counts)
+    print(
+        f"{sum(total.values())} cases in {seconds:.0f} s; of each entry point's calls at most "
+        f"{limit} are tried, evenly among all, with every error"
+    )
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=raw)
+    parser.add_argument("--entry", action="append", help="only this entry point (repeatable)")
+    parser.add_argument("--per-entry", type=int, default=6, help="calls of each (%(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="of deferred work (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=30.0, help="of a case, s (%(default)s)")
+    parser.add_argument("--plant", default="", help="what the worker does wrong on purpose")
+    parser.add_argument("--verbose", action="store_true", help="a line a case")
+    options = parser.parse_args()
+    if options.per_entry < 2:
+        parser.error("--per-entry: at least 2, the first and the last call")
+    sys.exit(1 if sweep(options) else 0)
+
+
+if __name__ == "__main__":
+    main()

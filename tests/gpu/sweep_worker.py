@@ -1,0 +1,221 @@
+"""Runs the cases of sweep.py that come on standard input, one JSON line each, and answers so.
+
+The failures that the sweep must notice can be planted: see `PLANTS`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(TESTS))
+MIB = 1 << 20
+# The device holds less than what lives at the peak, and the budget is less than that.
+os.environ["SOFTCUDA_BYTES"] = str(32 * MIB)
+BUDGET = 16 * MIB
+
+from softcuda import load  # noqa: E402
+
+soft = load.load()
+
+import torch  # noqa: E402
+from support.cells import Cell  # noqa: E402
+from sweep import entry_points  # noqa: E402
+
+import umem  # noqa: E402
+from umem.errors import UmemError  # noqa: E402
+
+LAYERS, LARGE, SMALL = 4, 2 * MIB, 64 << 10
+kept: list[Any] = []  # by a planted leak
+
+
+class Training:
+    """Weights and optimizer state, and steps that allocate activations beyond the budget."""
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cell] = {}
+        self.side = torch.cuda.Stream()
+        for layer in range(LAYERS):
+            for name, nbytes in (("weight", LARGE), ("momentum", LARGE), ("bias", SMALL)):
+                self.cells[f"{name} {layer}"] = cell = Cell(nbytes)
+                cell.fill()
+
+    def step(self) -> None:
+        """Forward, backward and optimizer, as far as an allocator can tell."""
+        activations = [self.forward(layer) for layer in range(LAYERS)]
+        for layer in reversed(range(LAYERS)):
+            self.backward(layer, *activations.pop())
+        torch.cuda.current_stream().wait_stream(self.side)
+        torch.cuda.empty_cache()
+        umem.step()
+
+    def forward(self, layer: int) -> tuple[Cell, Cell, Cell]:
+        output, mask, logged = Cell(2 * LARGE), Cell(SMALL), Cell(LARGE)
+        self.cells |= {"output": output, "mask": mask, "logged": logged}
+        output.fill()
+        mask.copy(self.cells[f"bias {layer}"])
+        workspace = Cell(LARGE)
+        workspace.copy(self.cells[f"weight {layer}"])
+        # A side stream reads the workspace after its owner let go of it.
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            logged.copy(workspace)
+        workspace.tensor.record_stream(self.side)
+        logged.tensor.record_stream(self.side)
+        return output, mask, logged
+
+    def backward(self, layer: int, output: Cell, mask: Cell, logged: Cell) -> None:
+        gradient = Cell(2 * LARGE)
+        gradient.copy(output)
+        torch.cuda.current_stream().wait_stream(self.side)
+        self.cells |= {"output": gradient, "mask": mask, "logged": logged}
+        self.cells[f"momentum {layer}"].copy(self.cells[f"weight {layer}"])
+        self.cells[f"weight {layer}"].fill()
+
+    def check(self) -> None:
+        """Raises Lost if a tensor holds what it must not."""
+        torch.cuda.synchronize()
+        for name, cell in self.cells.items():
+            if wrong := cell.wrong():
+                raise Lost(f"{name}: {wrong}")
+
+
+class Lost(Exception):  # noqa: N818
+    """What must never happen has happened."""
+
+
+def plan(case: dict[str, Any]) -> None:
+    soft.reset()
+    if case["lose"]:
+        soft.lose(case["entry"], case["nth"], case["error"])
+    elif case["entry"]:
+        soft.inject(case["entry"], case["nth"], case["error"])
+
+
+def attempt(work: Callable[[], object]) -> BaseException | None:
+    """The proper error that `work` raises, without what its frames hold. Lost for any other."""
+    try:
+        work()
+    except (RuntimeError, UmemError) as error:  # torch's errors are RuntimeErrors
+        error.__traceback__ = None
+        return error
+    except Lost:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise Lost(f"it raises {type(error).__name__}: {error}") from None
+    return None
+
+
+def must(work: Callable[[], object], what: str) -> None:
+    if error := attempt(work):
+        raise Lost(f"{what} fails: {first_line(error)}")
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    trainings: list[Training] = []
+
+    def start() -> None:
+        umem.enable(budget=BUDGET, device="cuda")
+        trainings.append(Training())
+
+    def train() -> None:
+        start()
+        for _ in range(2):
+            trainings[0].step()
+
+    plan(case)
+    error = attempt(train)
+    calls = {name: soft.calls(name) for name in entry_points()}
+    soft.reset()
+    check_type(case, error)
+    if not trainings:
+        must(start, "starting again")
+    must(lambda: PLANTS[case["plant"]](trainings), "the plant")
+    must(trainings[0].check, "reading")
+    must(trainings[0].step, "the next step")
+    must(trainings[0].check, "reading again")
+    trainings.clear()
+    must(check_nothing_left, "the end")
+    must(umem.disable, "umem.disable()")
+    late = case["entry"] and calls[case["entry"]] < case["nth"]
+    kind = "raised" if error else "late" if late else "ok"
+    return {"kind": kind, "why": first_line(error), "calls": calls}
+
+
+def check_type(case: dict[str, Any], error: BaseException | None) -> None:
+    if error is None or case["entry"] != "cuMemAllocManaged" or case["error"] != 2:
+        return
+    if not isinstance(error, torch.OutOfMemoryError | UmemError):
+        raise Lost(f"it raises {type(error).__name__} for memory: {error}")
+
+
+def check_nothing_left() -> None:
+    from umem.native import core
+
+    gc.collect()
+    torch.cuda.synchronize()
+    if left := umem.stats().live_bytes:
+        raise Lost(f"{left} bytes stay alive")
+    if pins := sum(row["pins"] for row in core.blocks()):
+        raise Lost(f"{pins} pins are left")
+
+
+def first_line(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0]}" if error else ""
+
+
+def overwrite(trainings: list[Training]) -> None:
+    """What an eviction that lost its bytes would look like."""
+    tensor = trainings[0].cells["weight 1"].tensor
+    ctypes.memset(tensor.data_ptr() + MIB, 0, 4096)
+
+
+def discard(trainings: list[Training]) -> None:
+    """The driver is told that live bytes are dead."""
+    tensor = trainings[0].cells["weight 0"].tensor
+    stream = torch.cuda.Stream()
+    pointer, nbytes = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(LARGE)
+    result = soft.driver.cuMemDiscardBatchAsync(
+        ctypes.byref(pointer), ctypes.byref(nbytes), ctypes.c_size_t(1), ctypes.c_uint64(0),
+        ctypes.c_void_p(stream.cuda_stream))  # fmt: skip
+    assert result == 0, result
+
+
+def wrong_type(_: list[Training]) -> None:
+    raise KeyError("of no use to the caller")
+
+
+PLANTS: dict[str, Callable[[list[Training]], object]] = {
+    "": lambda _: None,
+    "overwrite": overwrite,
+    "discard": discard,
+    "crash": lambda _: os.abort(),
+    "hang": lambda _: time.sleep(3600),
+    "leak": lambda trainings: kept.append(trainings[0].cells["weight 0"]),
+    "type": wrong_type,
+}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    soft.seed(int(sys.argv[1]))
+    for line in sys.stdin:
+        started = time.monotonic()
+        try:
+            outcome = run(json.loads(line))
+        except Lost as lost:
+            outcome = {"kind": "lost", "why": str(lost)}
+        print(json.dumps(outcome | {"seconds": time.monotonic() - started}), file=answers)
+
+
+if __name__ == "__main__":
+    main()

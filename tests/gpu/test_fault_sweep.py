@@ -1,0 +1,57 @@
+"""Every driver call of a training step fails once: nothing may be lost, and a loss is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from softcuda.load import Softcuda
+
+pytestmark = pytest.mark.gpu
+SWEEP = Path(__file__).with_name("sweep.py")
+
+
+def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SWEEP), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+
+def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
+    done = sweep("--per-entry", "4")
+    print(done.stdout)
+    assert done.stdout.endswith("lost: 0\n"), done.stdout + done.stderr
+    assert done.returncode == 0
+    # What umem cannot do without is called, and its failure is noticed by the program.
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
+    header = done.stdout.splitlines()[0].split()[2:]
+    assert int(rows["cuMemAllocManaged"][1 + header.index("raised")]) > 0
+    assert int(rows["all"][1]) > 20
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        ("overwrite", "weight 1: values"),
+        ("discard", "weight 0: values"),
+        ("crash", "it crashes"),
+        ("hang", "it hangs"),
+        ("leak", "stay alive"),
+        ("type", "raises KeyError"),
+    ],
+)
+def test_a_planted_loss_is_noticed(softcuda: Softcuda, plant: str, words: str) -> None:
+    done = sweep(
+        *("--entry", "cuMemAllocManaged"), *("--per-entry", "2"), *("--timeout", "5"),
+        *("--plant", plant),
+    )  # fmt: skip
+    lost = [line for line in done.stdout.splitlines() if line.startswith("lost: cu")]
+    assert len(lost) == 6, done.stdout + done.stderr
+    assert all(words in line for line in lost)
+    assert done.returncode == 1

@@ -1,0 +1,71 @@
+"""When memory runs out under umem: torch's exception, its observers, and life afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+Program = Callable[..., tuple[str, str]]
+MIB = 1 << 20
+LIMITS = {"budget": "16MiB", "host_budget": "16MiB"}
+
+
+def fill_up() -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
+
+    def take_all() -> None:
+        while True:
+            tensors.append(torch.full((MIB,), float(len(tensors)), device="cuda"))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        take_all()
+    return tensors
+
+
+def test_it_is_torchs_exception_and_says_what_holds_the_memory() -> None:
+    with umem.enable(device="cuda", **LIMITS):
+        tensors = fill_up()
+        assert len(tensors) >= 4
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
+        message = str(caught.value)
+        for words in ("asked for 8.0 MiB", "budget 16.0 MiB", "resident", "evictable", "host"):
+            assert words in message
+        assert torch.cuda.memory_stats()["num_ooms"] == 2 == umem.stats().ooms
+        assert all(bool(t.cpu().eq(float(i)).all()) for i, t in enumerate(tensors))
+        del tensors[0]
+        tensors.append(torch.full((MIB,), 9.0, device="cuda"))
+        assert bool(tensors[-1].cpu().eq(9.0).all())
+        tensors.clear()
+
+
+@pytest.mark.parametrize("nbytes", [1 << 50, (1 << 62) + 1])
+def test_absurd_sizes_are_out_of_memory_too(nbytes: int) -> None:
+    with umem.enable(device="cuda", **LIMITS), pytest.raises(torch.OutOfMemoryError):
+        torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+def test_an_observer_hears_of_it_before_the_exception(program: Program) -> None:
+    # In a process of its own: torch has no way to take an observer away.
+    program(
+        """
+        enable("16MiB", host_budget="16MiB")
+        torch.cuda.init()
+        heard = []
+        torch._C._cuda_attach_out_of_memory_observer(
+            lambda device, size, total, free: heard.append((device, size, total, free)))
+        for size in (MIB << 20, MIB << 10):
+            try:
+                torch.empty(size, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError:
+                pass
+        assert [h[:2] for h in heard] == [(0, MIB << 20), (0, MIB << 10)], heard
+        assert all(0 < free <= total for _, _, total, free in heard), heard
+        """
+    )

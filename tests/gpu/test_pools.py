@@ -1,0 +1,203 @@
+"""Private pools under umem: plain device memory of torch's own allocator, counted to the budget."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from softcuda.load import Softcuda  # noqa: E402
+
+import umem  # noqa: E402
+from umem.native import core  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
+MIB = 1 << 20
+
+
+def full(value: float, mib: int = 2) -> torch.Tensor:
+    return torch.full((mib * MIB // 4,), value, device="cuda")
+
+
+def holds(tensor: torch.Tensor, value: float) -> bool:
+    return bool(tensor.cpu().eq(value).all())
+
+
+def test_a_mem_pool_is_not_managed_and_lives_as_long_as_its_tensors() -> None:
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+    with torch.cuda.use_mem_pool(pool):
+        inside = full(1.0)
+        nested = torch.empty_like(inside)
+    outside = full(2.0)
+    assert not core.owns(inside.data_ptr())
+    assert not core.owns(nested.data_ptr())
+    assert core.owns(outside.data_ptr())
+    assert holds(inside, 1.0)
+    assert holds(outside, 2.0)
+    del pool
+    assert holds(inside, 1.0)
+
+
+def test_statistics_are_of_both() -> None:
+    torch.cuda.init()
+    before = torch.cuda.memory_allocated()
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = full(1.0, mib=4)
+    outside = full(2.0, mib=8)
+    assert torch.cuda.memory_allocated() - before == 12 * MIB
+    assert umem.stats().live_bytes == 8 * MIB
+    del inside, outside
+
+
+def test_a_pool_counts_towards_the_budget() -> None:
+    kept = [full(float(i), mib=8) for i in range(7)]  # 56 of 64 MiB
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = full(-1.0, mib=32)
+    kept.append(full(7.0, mib=2))
+    assert umem.stats().resident_bytes <= 32 * MIB
+    assert umem.stats().evictions > 0
+    assert all(holds(t, float(i)) for i, t in enumerate(kept))
+    assert holds(inside, -1.0)
+    del inside, kept
+
+
+def test_use_on_oom_and_no_split_are_handed_on() -> None:
+    pool = torch.cuda.MemPool(use_on_oom=True, no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        x = full(1.0)
+    assert holds(x, 1.0)
+    del x, pool
+
+
+def capture(value: float) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]:
+    source = full(value)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        source.clone()  # warm up
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = source.clone()
+    return graph, source, result
+
+
+def test_a_graph_replays_into_memory_that_stays() -> None:
+    graph, source, result = capture(1.0)
+    assert core.owns(source.data_ptr())
+    assert not core.owns(result.data_ptr())
+    for value in (5.0, 6.0):
+        source.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert holds(result, value)
+    graph.reset()
+    del graph, source, result
+
+
+def test_two_graphs_share_a_pool_and_release_it() -> None:
+    handle = torch.cuda.graph_pool_handle()
+    source = full(4.0)
+    graphs, results = [], []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=handle):
+            results.append(source.clone())
+        graphs.append(graph)
+        assert graph.pool() == handle
+    for graph in graphs:
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(holds(result, 4.0) for result in results)
+    reserved = torch.cuda.memory_reserved()
+    results.clear()
+    for graph in graphs:
+        graph.reset()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < reserved
+    del source, graph
+
+
+def test_hints_go_on_after_a_capture() -> None:
+    graph, source, result = capture(2.0)
+    kept = [full(float(i), mib=8) for i in range(12)]  # 96 MiB in 64
+    assert umem.stats().evictions > 0
+    assert all(holds(t, float(i)) for i, t in enumerate(kept))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert holds(result, 2.0)
+    del kept, graph, source, result
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_record_stream_of_a_block_in_a_pool(soft: Softcuda | None, seed: int) -> None:
+    if soft is not None:
+        soft.seed(seed)
+    pool, side = torch.cuda.MemPool(), torch.cuda.Stream()
+    for value in range(8):
+        with torch.cuda.use_mem_pool(pool):
+            x = full(float(value))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copies = [x.clone() for _ in range(3)]
+        x.record_stream(side)
+        del x
+        with torch.cuda.use_mem_pool(pool):
+            other = full(-1.0)  # in its place, if nobody waited
+        torch.cuda.current_stream().wait_stream(side)
+        assert all(holds(copy, float(value)) for copy in copies)
+        del other, copies
+
+
+def test_begin_end_and_release_by_hand() -> None:
+    torch.cuda.init()
+    handle = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, handle)
+    inside = full(1.0)
+    torch._C._cuda_endAllocateToPool(0, handle)
+    outside = full(2.0)
+    assert not core.owns(inside.data_ptr())
+    assert core.owns(outside.data_ptr())
+    assert holds(inside, 1.0)
+    torch._C._cuda_releasePool(0, handle)
+    del inside, outside
+
+
+def test_the_state_of_a_pool_can_be_kept_and_set_again() -> None:
+    torch.cuda.init()
+    handle = torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, handle)
+    first = full(1.0)
+    state = torch._C._cuda_getCheckpointState(0, handle)
+    second = full(2.0)
+    torch._C._cuda_endAllocateToPool(0, handle)
+    both = {first.data_ptr(), second.data_ptr()}
+    assert torch._C._cuda_checkPoolLiveAllocations(0, handle, both)
+    torch._C._cuda_setCheckpointPoolState(0, state, [second.untyped_storage()._cdata], [])
+    assert torch._C._cuda_checkPoolLiveAllocations(0, handle, {first.data_ptr()})
+    assert holds(first, 1.0)
+    del first, second
+    torch._C._cuda_releasePool(0, handle)
+
+
+def test_a_managed_block_cannot_be_shared_and_the_error_says_how() -> None:
+    x = full(1.0)
+    with pytest.raises(RuntimeError, match=r"use_mem_pool\(torch.cuda.MemPool\(\)\)"):
+        x.untyped_storage()._share_cuda_()
+    del x
+
+
+def test_a_block_of_a_pool_can_be_shared(soft: Softcuda | None) -> None:
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        x = full(1.0)
+    problem = ""
+    try:
+        assert x.untyped_storage()._share_cuda_()[0] == 0
+    except RuntimeError as error:
+        problem = str(error)
+    # The software driver has no CUDA IPC: it is asked, and says so.
+    assert ("not supported" in problem) if soft is not None else (problem == "")
+    del x

@@ -1,0 +1,148 @@
+"""Bytes stay right over streams, under budget pressure.
+
+On the software driver work is done late and in a random legal order, so that a wait that umem
+forgot shows as wrong bytes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from softcuda.load import Softcuda  # noqa: E402
+from support.cells import Cell  # noqa: E402
+from support.streams import MIB, Program, all_streams  # noqa: E402
+
+import umem  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+SEEDS = pytest.mark.parametrize("seed", [1, 2, 3, 4])
+BUDGET = 16 * MIB
+
+
+@pytest.fixture(autouse=True)
+def _small_budget(soft: Softcuda | None) -> Iterator[None]:
+    with umem.enable(budget=BUDGET, device="cuda"):
+        yield
+        torch.cuda.synchronize()
+
+
+def defer(soft: Softcuda | None, seed: int) -> None:
+    if soft is not None:
+        soft.seed(seed)
+
+
+@SEEDS
+def test_random_programs_read_what_they_wrote(soft: Softcuda | None, seed: int) -> None:
+    defer(soft, seed)
+    before = umem.stats().evictions
+    assert Program(seed, live_bytes=40 * MIB).run(400) == []
+    assert umem.stats().evictions > before
+
+
+@SEEDS
+@pytest.mark.parametrize("number", range(4), ids=["legacy", "per_thread", "user", "priority"])
+def test_eviction_while_a_stream_still_writes(
+    soft: Softcuda | None, seed: int, number: int
+) -> None:
+    defer(soft, seed)
+    before = umem.stats().evictions
+    stream = all_streams()[number]
+    with torch.cuda.stream(stream):
+        early = [Cell(4 * MIB) for _ in range(3)]
+        for _ in range(3):
+            for cell in early:
+                cell.fill()
+    pressing = [Cell(4 * MIB) for _ in range(6)]
+    for cell in pressing:
+        cell.fill()
+    torch.cuda.current_stream().wait_stream(stream)
+    assert [cell.wrong() for cell in early + pressing] == [None] * 9
+    assert umem.stats().evictions > before
+
+
+@SEEDS
+def test_a_recorded_block_is_reused_after_the_stream_is_done_with_it(
+    soft: Softcuda | None, seed: int
+) -> None:
+    defer(soft, seed)
+    side = torch.cuda.Stream()
+    for nbytes in [64 << 10, 2 * MIB, 6 * MIB] * 5:
+        source, target = Cell(nbytes), Cell(nbytes)
+        source.fill()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            target.copy(source)
+        source.tensor.record_stream(side)
+        del source
+        again = Cell(nbytes)  # where the source was, if nobody pays attention
+        again.fill()
+        torch.cuda.current_stream().wait_stream(side)
+        assert [target.wrong(), again.wrong()] == [None, None]
+
+
+@SEEDS
+def test_a_block_freed_without_a_record_is_reused_in_the_order_of_its_stream(
+    soft: Softcuda | None, seed: int
+) -> None:
+    defer(soft, seed)
+    for stream in all_streams():
+        with torch.cuda.stream(stream):
+            kept = Cell(3 * MIB)
+            for turn in range(8):
+                passing = Cell(3 * MIB)
+                passing.fill()
+                kept.copy(passing)
+                del passing
+                if turn % 2:
+                    torch.cuda.empty_cache()
+            assert kept.wrong() is None
+
+
+@SEEDS
+def test_a_capture_goes_on_while_umem_is_busy(soft: Softcuda | None, seed: int) -> None:
+    held = [Cell(4 * MIB) for _ in range(3)]
+    for cell in held:
+        cell.fill()
+    static = torch.zeros(MIB // 4, dtype=torch.int32, device="cuda")
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    used = Cell(2 * MIB)
+    used.tensor.record_stream(side)
+    torch.cuda.synchronize()
+    defer(soft, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.cuda.graph(graph):
+            static.fill_(7)
+            inside = torch.full((1024,), 5, dtype=torch.int32, device="cuda")
+            umem.evict(held[0].tensor)
+            umem.prefetch(held[1].tensor)
+            del used
+            held.pop()
+    late = [Cell(4 * MIB) for _ in range(4)]
+    for cell in late:
+        cell.fill()
+    for _ in range(2):
+        static.zero_()
+        graph.replay()
+        assert [int(t.cpu().min()) for t in (static, inside)] == [7, 5]
+    assert [cell.wrong() for cell in held + late] == [None] * 6
+
+
+@pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventRecord"])
+def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, entry: str) -> None:
+    """umem's own waits, or the events that it waits for, are left out: bytes are wrong then."""
+
+    def run(seed: int, *, skip: bool) -> list[str]:
+        softcuda.reset()
+        softcuda.seed(seed)
+        if skip:
+            softcuda.skip(entry)
+        return Program(seed, live_bytes=40 * MIB).run(400)
+
+    assert any(run(seed, skip=True) for seed in range(1, 13))
+    assert run(1, skip=False) == []

@@ -1,0 +1,147 @@
+// The engine as it runs on a GPU, with its lane out on a thread, over the software device: random
+// ops, releases, hints and changes of the budget. Built with each sanitizer by
+// tests/native/test_sanitizers.py. Every range carries a pattern that is checked before each use.
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "base/units.h"
+#include "policy/registry.h"
+#include "residency/engine.h"
+#include "soft/device.h"
+
+namespace {
+
+using namespace umem;  // NOLINT: a test program
+using backing::RangeId;
+
+int g_wrong = 0;
+#define EXPECT(condition)                                                   \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
+      ++g_wrong;                                                            \
+    }                                                                       \
+  } while (false)
+
+constexpr std::size_t kBudget = 64 * MiB;
+constexpr std::size_t kMostBytes = 8 * MiB;
+
+class Program {
+ public:
+  Program(driver::Driver& driver, driver::Place place)
+      : place_(place),
+        ranges_(driver.table),
+        engine_(driver.table, ranges_, place, true, {kBudget, 0, kPageBytes, 0},
+                policy::make("lru"), [] {}) {
+    EXPECT(engine_.open().ok());
+  }
+
+  void run(unsigned seed, int rounds) {
+    std::mt19937 random(seed);
+    for (int round = 0; round < rounds; ++round) {
+      const unsigned action = random() % 16;
+      if (action < 4 || live_.size() < 4) {
+        allocate(random);
+      } else if (action < 12) {
+        use(random);
+      } else if (action < 14) {
+        release(pick(random));
+      } else if (action == 14) {
+        hint(random);
+      } else {
+        EXPECT(engine_.set_limits({(3 + random() % 2) * kBudget / 4, 0, kPageBytes, 0}).ok());
+      }
+      EXPECT(engine_.ledger().resident_bytes() <= engine_.limits().budget_bytes);
+    }
+    while (!live_.empty()) release(live_.begin()->first);
+    for (RangeId id : cached_) {
+      engine_.forget(id);
+      EXPECT(ranges_.destroy(id, place_).ok());
+    }
+    EXPECT(engine_.hook_errors() == 0);
+    EXPECT(engine_.counters().evictions > 0);
+    EXPECT(engine_.close().ok());
+  }
+
+ private:
+  RangeId pick(std::mt19937& random) {
+    auto found = live_.begin();
+    std::advance(found, random() % live_.size());
+    return found->first;
+  }
+  unsigned char* bytes_of(RangeId id) { return reinterpret_cast<unsigned char*>(ranges_[id].base); }
+  cu::CUstream stream(std::mt19937& random) {
+    return random() % 3 ? nullptr : cu::per_thread_stream();
+  }
+  void write(RangeId id, unsigned char value) {
+    live_[id] = value;
+    for (std::size_t at = 0; at < ranges_[id].bytes; at += kPageBytes) bytes_of(id)[at] = value;
+  }
+  void check(RangeId id) {
+    for (std::size_t at = 0; at < ranges_[id].bytes; at += kPageBytes)
+      EXPECT(bytes_of(id)[at] == live_[id]);
+  }
+
+  void allocate(std::mt19937& random) {
+    RangeId id = backing::kNoRange;
+    if (!cached_.empty() && random() % 4) {
+      id = cached_.back();
+      cached_.pop_back();
+    } else {
+      Result<RangeId> made = ranges_.create(kPageBytes + random() % kMostBytes, place_);
+      EXPECT(made.ok());
+      id = made.value();
+    }
+    EXPECT(engine_
+               .admit(id, ranges_[id].bytes, false, residency::Tag::kActivation,
+                      residency::Family::kConv, stream(random))
+               .ok());
+    write(id, static_cast<unsigned char>(random()));
+  }
+  void use(std::mt19937& random) {
+    std::vector<RangeId> ids{pick(random)};
+    if (const RangeId second = pick(random); second != ids[0]) ids.push_back(second);
+    const cu::CUstream on = stream(random);
+    engine_.begin_use(ids.data(), ids.size(), on);
+    for (RangeId id : ids) check(id);
+    if (random() % 2) write(ids[0], static_cast<unsigned char>(random()));
+    engine_.end_use(ids.data(), ids.size(), on);
+  }
+  void release(RangeId id) {
+    check(id);
+    engine_.retire(id);
+    live_.erase(id);
+    cached_.push_back(id);
+  }
+  void hint(std::mt19937& random) {
+    const RangeId id = pick(random);
+    EXPECT((random() % 2 ? engine_.evict(id) : engine_.prefetch(id)).ok());
+  }
+
+  driver::Place place_;
+  backing::RangeTable ranges_;
+  residency::Engine engine_;
+  std::map<RangeId, unsigned char> live_;
+  std::vector<RangeId> cached_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 2000;
+  driver::Driver driver;
+  EXPECT(soft::open({kBudget * 2, soft::find_profile("a100-pcie4")}, driver).ok());
+  driver::Place place;
+  EXPECT(driver.table.cuDevicePrimaryCtxRetain(&place.context, 0) == cu::CUDA_SUCCESS);
+  EXPECT(place.context != nullptr);
+  {
+    Program program(driver, place);
+    program.run(7, rounds);
+  }
+  EXPECT(soft::close().ok());
+  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong);
+  return g_wrong ? 1 : 0;
+}

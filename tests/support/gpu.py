@@ -1,0 +1,54 @@
+"""Programs that use a GPU, or the software driver in its place, each in a Python of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
+
+PREAMBLE = f"""
+import ctypes, gc, os, sys, threading, time, warnings
+sys.path.insert(0, {str(SOFTCUDA)!r})
+import load
+soft = load.load() if os.environ.get(load.LIBRARY_VARIABLE) else None
+import torch
+import umem
+MIB = 1 << 20
+def enable(budget="32MiB", **options):
+    return umem.enable(budget=budget, device="cuda", **options)
+def blocks(count, mib=2):
+    return [torch.full((mib * MIB // 4,), float(i), device="cuda") for i in range(count)]
+def intact(tensors):
+    return all(bool(t.cpu().eq(float(i)).all()) for i, t in enumerate(tensors))
+"""
+
+
+def program(
+    code: str, expected: int = 0, timeout: float = 120, **environ: str | None
+) -> tuple[str, str]:
+    """Runs `code` behind the preamble; its output and standard error.
+
+    None takes a variable out of the environment. AssertionError, with both, if it does not exit
+    with `expected` in `timeout` seconds.
+    """
+    env = dict(os.environ)
+    for name, value in environ.items():
+        env.pop(name, None)
+        if value is not None:
+            env[name] = value
+    process = subprocess.Popen(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"it hangs; so far: {out}{err}") from None
+    assert process.returncode == expected, f"exit {process.returncode}\n{out}{err}"
+    return out, err

@@ -1,0 +1,187 @@
+"""What `umem doctor` says of CUDA drivers and devices that this machine need not have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from umem import config
+from umem.cli import doctor, doctor_cuda
+
+MIB = 1 << 20
+
+
+def device(**changed: object) -> dict[str, Any]:
+    return {
+        "name": "NVIDIA H200",
+        "pci_bus_id": "",
+        "total_bytes": 141 << 30,
+        "compute_capability": "9.0",
+        "managed_memory": True,
+        "concurrent_managed_access": True,
+        "pageable_memory_access": False,
+        "pageable_uses_host_page_tables": False,
+        "integrated": False,
+    } | changed
+
+
+def probe(**changed: object) -> Any:
+    return {
+        "available": True,
+        "reason": "",
+        "driver_version": 13000,
+        "concurrent_managed_access": True,
+        "batch_prefetch": True,
+        "discard": True,
+        "discard_and_prefetch": True,
+        "location_info": False,
+        "devices": [device()],
+    } | changed
+
+
+def facts_of(section: dict[str, Any]) -> list[dict[str, Any]]:
+    return [fact for name, fact in section.items() if name != "devices"] + [
+        fact for row in section.get("devices", []) for fact in row.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"batch_prefetch": False, "discard": False, "discard_and_prefetch": False},
+        {"available": False, "reason": "no such luck", "concurrent_managed_access": False},
+        {"available": False, "reason": "no device", "devices": []},
+        {"devices": [device(integrated=True, pageable_memory_access=True)]},
+    ],
+)
+def test_every_fact_has_a_meaning_and_a_consequence(changed: dict[str, object]) -> None:
+    section = doctor_cuda.facts(probe(**changed))
+    assert len(section) > 5
+    for fact in facts_of(section):
+        assert set(fact) == {"value", "meaning", "umem"}
+        assert fact["meaning"]
+        assert fact["umem"]
+
+
+def test_without_a_driver_there_is_nothing_but_the_reason() -> None:
+    section = doctor_cuda.facts(probe(available=False, reason="no libcuda", driver_version=0))
+    assert list(section) == ["available"]
+    assert section["available"]["value"] is False
+    assert section["available"]["meaning"] == "no libcuda"
+
+
+def test_what_the_driver_lacks_has_a_consequence_of_its_own() -> None:
+    section = doctor_cuda.facts(probe())
+    lacking = dict.fromkeys(("batch_prefetch", "discard", "discard_and_prefetch"), False)
+    older = doctor_cuda.facts(probe(**lacking, driver_version=12080))
+    for name in (*lacking, "driver_version"):
+        assert section[name]["umem"] != older[name]["umem"]
+    assert older["driver_version"]["value"] == 12080
+
+
+def test_where_managed_memory_cannot_be_used_no_fact_promises_anything() -> None:
+    section = doctor_cuda.facts(probe(available=False, concurrent_managed_access=False))
+    assert section["discard"]["value"] is True
+    assert "no use" in section["discard"]["umem"]
+    assert "plain device memory" in section["concurrent_managed_access"]["umem"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vgpu", "mig"),
+    [
+        ("NVIDIA A10-8Q", True, False),
+        ("NVIDIA A100-4-20C", True, False),
+        ("NVIDIA A100-1-5CME", True, False),
+        ("GRID V100D-16Q", True, False),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", False, True),
+        ("NVIDIA A100-SXM4-80GB", False, False),
+        ("NVIDIA GeForce RTX 4090", False, False),
+        ("NVIDIA RTX 6000 Ada Generation", False, False),
+        ("Quadro RTX 8000", False, False),
+    ],
+)
+def test_shares_of_a_gpu_are_told_by_their_names(name: str, vgpu: bool, mig: bool) -> None:
+    assert doctor_cuda.is_vgpu(name) is vgpu
+    assert doctor_cuda.is_mig(name) is mig
+    meaning = doctor_cuda.facts(probe(devices=[device(name=name)]))["devices"][0]["name"]["meaning"]
+    assert ("virtual" in meaning, "MIG" in meaning) == (vgpu, mig)
+
+
+def test_the_text_shows_each_device_and_what_its_facts_mean() -> None:
+    section = doctor_cuda.facts(probe(devices=[device(), device(name="NVIDIA A10-8Q")]))
+    text = doctor.render({"cuda": section})
+    assert "driver version" in text
+    assert " 13.0\n" in text
+    assert "0: name" in text
+    assert "1: name" in text
+    assert "141 GiB" in text
+    meaning = section["discard"]["meaning"]
+    assert f"{meaning}; umem {section['discard']['umem']}" in text
+
+
+@pytest.fixture
+def machine_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """The verdict on a machine with that driver, torch and options."""
+    from umem.native import core
+
+    load = config.load
+
+    def verdict(found: Any, torch_cuda: str | None, **options: str) -> dict[str, Any]:
+        settings = load(options, environ={})
+        monkeypatch.setattr(core, "probe_cuda", lambda: found)
+        monkeypatch.setattr(doctor, "_torch_version", lambda: "2.11.0")
+        monkeypatch.setattr(doctor, "_torch_cuda", lambda: torch_cuda)
+        monkeypatch.setattr(config, "load", lambda: settings)
+        monkeypatch.setitem(sys.modules, "torch", None)  # doctor never imports it
+        return doctor._verdict()
+
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("budget", "count", "words"),
+    [("64MiB", 64 * MIB, ""), ("auto", None, "free memory"), ("80%", None, "80% of its memory")],
+)
+def test_a_gpus_budget_is_resolved_at_first_use(
+    machine_with: Callable[..., dict[str, Any]], budget: str, count: int | None, words: str
+) -> None:
+    verdict = machine_with(probe(), "13.0", budget=budget, device="cuda")
+    assert (verdict["works"], verdict["device"]) == (True, "cuda")
+    assert verdict["memory"] == "managed"
+    assert verdict["budget_bytes"] == count
+    assert words in verdict.get("budget", "")
+
+
+def test_the_device_is_what_driver_and_torch_can_use(
+    machine_with: Callable[..., dict[str, Any]],
+) -> None:
+    none = probe(available=False, reason="no libcuda", driver_version=0, devices=[])
+    plain = probe(available=False, reason="a device pages nothing")
+    size = {"budget": "64MiB"}
+    assert machine_with(probe(), "13.0", **size)["device"] == "cuda"
+    assert machine_with(plain, "13.0", **size)["memory"].startswith("plain")
+    assert machine_with(probe(), None, **size)["device"].startswith("soft:")
+    assert machine_with(none, "13.0", **size)["device"].startswith("soft:")
+    assert machine_with(probe(), "13.0", device="soft", **size)["device"].startswith("soft:")
+
+
+def test_a_device_that_was_asked_for_and_cannot_be_had(
+    machine_with: Callable[..., dict[str, Any]],
+) -> None:
+    none = probe(available=False, reason="no libcuda", driver_version=0, devices=[])
+    verdict = machine_with(none, "13.0", device="cuda")
+    assert verdict == {"works": False, "because": "no libcuda; use UMEM_DEVICE=soft"}
+    verdict = machine_with(probe(), None, device="cuda")
+    assert verdict["works"] is False
+    assert "without CUDA" in verdict["because"]
+
+
+def test_absent_values_are_null_in_json_and_words_in_text() -> None:
+    facts = {"torch": {"version": None, "problem": None}, "torch extension": {"built": []}}
+    text = doctor.render(facts)
+    assert "not installed" in text
+    assert "none yet" in text

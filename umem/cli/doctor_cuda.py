@@ -1,0 +1,200 @@
+"""The "cuda" section of `umem doctor`: each fact with what it means and what umem does about it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .. import machine
+
+if TYPE_CHECKING:
+    from ..native import core
+
+Facts = dict[str, Any]  # JSON values by name
+
+# Names of vGPU profiles as NVIDIA writes them: "GRID V100D-16Q", "NVIDIA A10-8Q". A guess by name.
+_VGPU = re.compile(r"^GRID\b|-\d+[ABCQ](ME)?$")
+_DISCARD_VERSION = 13000
+
+
+def is_vgpu(name: str) -> bool:
+    """Whether a device's name looks like a share of a GPU that a hypervisor hands out."""
+    return _VGPU.search(name) is not None
+
+
+def is_mig(name: str) -> bool:
+    """Whether a device's name is that of a MIG instance, as "NVIDIA H100 80GB HBM3 MIG 1g.10gb"."""
+    return re.search(r"\bMIG\b", name) is not None
+
+
+def facts(probe: core.CudaProbe) -> Facts:
+    """All facts about the driver and its devices; only the first without a driver."""
+    report: Facts = {"available": _available(probe)}
+    if probe["driver_version"] == 0:
+        return report
+    report["driver_version"] = _driver_version(probe)
+    if probe["devices"]:
+        report["concurrent_managed_access"] = _concurrent_managed_access(probe)
+    report["wsl"] = _wsl()
+    details = {**_entry_points(probe), "host_memory_bytes": _host_memory()}
+    devices = [_device(device) for device in probe["devices"]]
+    if not probe["available"]:
+        details = _unused(details)
+        devices = [_unused(device) for device in devices]
+    return {**report, **details, "devices": devices}
+
+
+def _unused(details: Facts) -> Facts:
+    rest = {name: fact for name, fact in details.items() if name != "total_bytes"}
+    return details | {n: {**fact, "umem": "makes no use of it here"} for n, fact in rest.items()}
+
+
+def version_text(version: int) -> str:
+    """13000 as 13.0."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _fact(value: object, meaning: str, umem: str) -> Facts:
+    return {"value": value, "meaning": meaning, "umem": umem}
+
+
+def _yes_no(value: bool, yes: tuple[str, str], no: tuple[str, str]) -> Facts:
+    return _fact(value, *(yes if value else no))
+
+
+def _available(probe: core.CudaProbe) -> Facts:
+    if probe["available"]:
+        return _fact(True, "managed memory can exceed device memory", "can serve torch on the GPU")
+    if probe["devices"]:
+        return _fact(
+            False, probe["reason"], "uses plain device memory: torch works, and nothing is evicted"
+        )
+    return _fact(False, probe["reason"], "offers the software device only")
+
+
+def _driver_version(probe: core.CudaProbe) -> Facts:
+    version = probe["driver_version"]
+    older = version < _DISCARD_VERSION
+    umem = "does without what came with CUDA 13.0" if older else "uses the entry points below"
+    return _fact(version, "the CUDA that the driver was made for", umem)
+
+
+def _concurrent_managed_access(probe: core.CudaProbe) -> Facts:
+    return _yes_no(
+        probe["concurrent_managed_access"],
+        ("host and device may use managed memory at once, and it may exceed the device's",
+         "takes memory from cuMemAllocManaged"),
+        ("a device cannot page managed memory in and out: WSL, some vGPU, devices before Pascal",
+         "uses plain device memory on all devices: no memory is gained"),
+    )  # fmt: skip
+
+
+def _entry_points(probe: core.CudaProbe) -> Facts:
+    return {
+        "batch_prefetch": _yes_no(
+            probe["batch_prefetch"],
+            ("one driver call moves many ranges", "moves all ranges of an operator by one call"),
+            ("the driver moves one range a call", "moves range by range"),
+        ),
+        "discard": _yes_no(
+            probe["discard"],
+            ("bytes can be declared dead", "drops freed blocks when room is short"),
+            ("dead bytes travel like live ones", "frees dead ranges when room is short"),
+        ),
+        "discard_and_prefetch": _yes_no(
+            probe["discard_and_prefetch"],
+            ("dead ranges get device memory without a copy", "does so for blocks that it reuses"),
+            ("dead ranges come back with their old bytes", "copies them in with reused blocks"),
+        ),
+        "location_info": _yes_no(
+            probe["location_info"],
+            ("the driver can tell where bytes are", "keeps its own ledger and does not ask"),
+            ("the driver cannot tell where bytes are", "keeps its own ledger"),
+        ),
+    }
+
+
+def _wsl() -> Facts:
+    return _yes_no(
+        machine.is_wsl(),
+        ("Windows pages for the driver", "goes by concurrent managed access"),
+        ("not the Windows Subsystem for Linux", "ignores it"),
+    )
+
+
+def _host_memory() -> Facts:
+    return _fact(
+        machine.total_memory(),
+        "memory of this machine or of its control group, the smaller; evicted bytes keep their "
+        "place in it until they are freed",
+        "evicts no more than the host budget (UMEM_HOST_BUDGET)",
+    )
+
+
+def _device(device: core.CudaDevice) -> Facts:
+    return {
+        "name": _kind_of_device(device["name"]),
+        "total_bytes": _fact(
+            device["total_bytes"],
+            "the memory of the device",
+            "stays within the budget (UMEM_BUDGET), a part of it",
+        ),
+        "compute_capability": _fact(device["compute_capability"], "the generation", "ignores it"),
+        "concurrent_managed_access": _yes_no(
+            device["concurrent_managed_access"],
+            ("the device pages managed memory", "needs this of every device"),
+            ("the device cannot page managed memory", "uses plain device memory on all devices"),
+        ),
+        "pageable_memory_access": _pageable(device),
+        "integrated": _yes_no(
+            device["integrated"],
+            ("device memory is the host's memory", "treats it as a device, and gains no memory"),
+            ("device memory is its own", "evicts to the host's memory"),
+        ),
+        **_link(device["pci_bus_id"]),
+    }
+
+
+def _kind_of_device(name: str) -> Facts:
+    if is_mig(name):
+        return _fact(name, "a MIG instance", "treats it as a device; CUDA IPC does not work on it")
+    if is_vgpu(name):
+        return _fact(
+            name,
+            "a virtual GPU, by its name: some profiles have no managed memory",
+            "goes by concurrent managed access",
+        )
+    return _fact(name, "a whole GPU, by its name", "ignores it")
+
+
+def _pageable(device: core.CudaDevice) -> Facts:
+    if device["pageable_uses_host_page_tables"]:
+        meaning = "kernels can use memory of malloc, through the host's page tables (ATS)"
+    elif device["pageable_memory_access"]:
+        meaning = "kernels can use memory of malloc, by page faults (HMM)"
+    else:
+        meaning = "kernels cannot use memory of malloc"
+    return _fact(device["pageable_memory_access"], meaning, "uses managed memory all the same")
+
+
+def _link(bus_id: str) -> Facts:
+    now, most = machine.pcie_link_now(bus_id), machine.pcie_link_most(bus_id)
+    return {
+        "pci_bus_id": _fact(bus_id or None, "where the device is", "reads the link's speed there"),
+        "link_gb_per_s": _fact(
+            _rounded(most),
+            "GB/s each way that PCIe allows at most, before packet headers: what evicting and "
+            "fetching cannot exceed, unless the device has another link to the host",
+            "ignores it",
+        ),
+        "link_gb_per_s_now": _fact(
+            _rounded(now),
+            "the same as the link runs now; an idle device may have slowed it down",
+            "ignores it",
+        ),
+    }
+
+
+def _rounded(link: machine.PcieLink | None) -> float | None:
+    speed = None if link is None else link.gb_per_s
+    return None if speed is None else round(speed, 2)
