@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from softcuda.load import Softcuda  # noqa: E402
 
 import umem  # noqa: E402
+from umem.integrations import torch_observer  # noqa: E402
 from umem.native import core  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
@@ -45,6 +47,34 @@ def test_caching_allocator_alloc_and_delete() -> None:
     for block in (address, other):
         torch.cuda.caching_allocator_delete(block)
     assert umem.stats().live_bytes == before.live_bytes
+
+
+def test_torchs_own_trace_of_memory_goes_on(program: Callable[..., tuple[str, str]]) -> None:
+    program(
+        """
+        from torch.cuda import _gpu_trace
+        enable()
+        seen = []
+        _gpu_trace.register_callback_for_memory_allocation(lambda ptr: seen.append(("new", ptr)))
+        _gpu_trace.register_callback_for_memory_deallocation(lambda ptr: seen.append(("old", ptr)))
+        torch._C._activate_gpu_trace()
+        x = torch.empty(MIB, device="cuda")
+        address = x.data_ptr()
+        del x
+        assert seen == [("new", address), ("old", address)], seen
+        """
+    )
+
+
+@pytest.mark.parametrize("nbytes", [256, 4 * MIB])
+def test_bench_measures_the_present_allocator(nbytes: int) -> None:
+    torch.cuda.init()
+    extension = torch_observer.extension()
+    allocs = umem.stats().allocs
+    assert extension.bench_cuda_alloc(nbytes, 1000) > 0
+    assert umem.stats().allocs >= allocs + 1000
+    with pytest.raises(ValueError, match="at least 1"):
+        extension.bench_cuda_alloc(nbytes, 0)
 
 
 def test_requests_of_no_bytes() -> None:

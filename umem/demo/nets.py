@@ -1,4 +1,4 @@
-"""The two networks of the demo, in plain PyTorch: a ResNet and a small GPT."""
+"""The networks of the workloads, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -109,3 +109,122 @@ class GPT(nn.Module):
         x = self.token(tokens) + self.position(places)
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, four times as wide at the end, and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            *conv_norm(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *conv_norm(width, outputs, 1),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(*conv_norm(inputs, outputs, 1, stride))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.body(x) + self.shortcut(x), inplace=True)
+
+
+class ResNet50(nn.Module):
+    """ResNet-50 at width 64 and blocks (3, 4, 6, 3)."""
+
+    def __init__(self, width: int, blocks: Sequence[int], classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            *conv_norm(3, width, 7, 2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
+        ]
+        channels = width
+        for stage, count in enumerate(blocks):
+            for i in range(count):
+                layers.append(Bottleneck(channels, width << stage, 2 if stage and not i else 1))
+                channels = 4 * (width << stage)
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x).mean(dim=(2, 3)))
+        return logits
+
+
+class ConvStage(nn.Sequential):
+    """`count` 3 x 3 convolutions of one width."""
+
+    def __init__(self, inputs: int, outputs: int, count: int) -> None:
+        layers: list[nn.Module] = []
+        for i in range(count):
+            layers += [*conv_norm(outputs if i else inputs, outputs, 3), nn.ReLU(inplace=True)]
+        super().__init__(*layers)
+
+
+class VGG16(nn.Module):
+    """VGG-16 at width 64, with batch normalisation and without dropout."""
+
+    def __init__(self, width: int, image: int, classes: int) -> None:
+        super().__init__()
+        stages: list[nn.Module] = []
+        channels = 3
+        for outputs, count in zip((1, 2, 4, 8, 8), (2, 2, 3, 3, 3), strict=True):
+            stages += [ConvStage(channels, outputs * width, count), nn.MaxPool2d(2)]
+            channels = outputs * width
+        self.features = nn.Sequential(*stages)
+        hidden = 64 * width
+        self.head = nn.Sequential(
+            nn.Linear(channels * (image // 32) ** 2, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x).flatten(1))
+        return logits
+
+
+class UNet(nn.Module):
+    """The U-Net: `levels` halvings and back up, each level joined with its twin."""
+
+    def __init__(self, width: int, levels: int, classes: int) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels + 1)]
+        self.down = nn.ModuleList(
+            ConvStage(inputs, outputs, 2)
+            for inputs, outputs in zip([3, *widths], widths, strict=False)
+        )
+        self.grow = nn.ModuleList(
+            nn.ConvTranspose2d(2 * outputs, outputs, 2, 2) for outputs in reversed(widths[:-1])
+        )
+        self.up = nn.ModuleList(
+            ConvStage(2 * outputs, outputs, 2) for outputs in reversed(widths[:-1])
+        )
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        twins: list[Tensor] = []
+        for stage in self.down:
+            x = stage(x if not twins else F.max_pool2d(x, 2))
+            twins.append(x)
+        twins.pop()
+        for grow, stage in zip(self.grow, self.up, strict=True):
+            x = stage(torch.cat([twins.pop(), grow(x)], dim=1))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
+    """A convolution that keeps the image's size (but for the stride), and its normalisation."""
+    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return [conv, nn.BatchNorm2d(outputs)]
+
+
+# What repeats in a network, and so is what activation checkpointing wraps.
+BLOCKS = (BasicBlock, Bottleneck, ConvStage, GPTBlock)

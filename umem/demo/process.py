@@ -12,13 +12,16 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
 from umem.config import child_environment
 from umem.errors import StateError
+
+# Without it torch refuses cuBLAS under deterministic algorithms.
+REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class RunSpec:
     observer: str = "auto"
     sample_ms: float = 0.0
     torch_ext_cache: str | None = None
+    deterministic: bool = True  # on a GPU: else the fastest algorithms
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget <= 0:
@@ -51,6 +55,7 @@ class WorkerProcess:
         on_note: Callable[[str], None] | None = None,
         timeout: float = 180.0,
         command: list[str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process and wait until its training is built.
 
@@ -59,6 +64,7 @@ class WorkerProcess:
             on_note: gets each line that the worker writes to stderr.
             timeout: seconds that one command may take, the start included.
             command: another program that speaks the same protocol.
+            environment: variables on top of this process's, from which umem's are taken away.
 
         Raises:
             StateError: the worker died, timed out or reported an error; says its last words.
@@ -73,7 +79,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=child_environment(),
+            env=child_environment() | REPRODUCIBLE | dict(environment or {}),
         )
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()

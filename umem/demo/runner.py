@@ -12,7 +12,7 @@ from umem.errors import StateError, UmemError
 from umem.units import GIB, format_bytes
 
 from .process import RunSpec, WorkerProcess
-from .workloads import WORKLOADS
+from .workloads import DEMO
 
 AMPLE_BYTES = 1 * GIB  # well above every workload's peak; frames are only backed once used
 FRACTIONS = (2, 4, 8)
@@ -30,7 +30,7 @@ Sample = tuple[float, int, int]  # ms, resident bytes, live bytes
 class Plan:
     """What a demo runs. `steps` counts the warm-up."""
 
-    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    workloads: tuple[str, ...] = DEMO
     fractions: tuple[int, ...] = FRACTIONS
     policies: tuple[str, ...] = POLICIES
     steps: int = 7

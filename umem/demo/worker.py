@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -71,7 +71,7 @@ class Run:
             )
         target = "cuda" if spec.device.startswith("cuda") else "cpu"
         config = workloads.lookup(spec.workload).config
-        self.training = workloads.build(config, target)
+        self.training = workloads.build(config, target, spec.deterministic)
         sampled = spec.budget is not None and spec.sample_ms > 0
         self._sampler = Sampler(spec.sample_ms) if sampled else None
 
@@ -88,6 +88,14 @@ class Run:
         """The statistics of umem as of now, empty without umem."""
         return {} if self.spec.budget is None else asdict(umem.stats())
 
+    def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
+        """What `WorkerProcess.call` may ask for, by name."""
+        return {
+            "step": lambda count: {"steps": [self.step() for _ in range(count)]},
+            "stats": lambda: {"stats": self.stats()},
+            "finish": self.finish,
+        }
+
     def finish(self) -> dict[str, Any]:
         """The fingerprint, then the statistics: reading all weights must keep the budget too."""
         samples = [] if self._sampler is None else self._sampler.close()
@@ -95,28 +103,35 @@ class Run:
         return {"fingerprint": fingerprint, "stats": self.stats(), "samples": samples}
 
 
-def answer(run: Run | None, request: dict[str, Any]) -> tuple[Run | None, dict[str, Any]]:
+Start = Callable[[dict[str, Any]], Run]
+
+
+def start_run(request: dict[str, Any]) -> Run:
+    """The training that a `RunSpec` describes."""
+    return Run(RunSpec(**request))
+
+
+def answer(
+    run: Run | None, request: dict[str, Any], start: Start = start_run
+) -> tuple[Run | None, dict[str, Any]]:
     """Obey one command of `WorkerProcess`."""
     command = request.pop("do")
     if command == "start":
-        run = Run(RunSpec(**request))
+        run = start(request)
         return run, {"pid": os.getpid(), "torch": sys.modules["torch"].__version__}
     assert run is not None, "start comes first"
-    if command == "step":
-        return run, {"steps": [run.step() for _ in range(request["count"])]}
-    if command == "stats":
-        return run, {"stats": run.stats()}
-    if command == "finish":
-        return run, run.finish()
-    raise ValueError(f"unknown command {command!r}")
+    commands = run.commands()
+    if command not in commands:
+        raise ValueError(f"unknown command {command!r}")
+    return run, commands[command](**request)
 
 
-def serve(commands: TextIO, replies: TextIO) -> None:
+def serve(commands: TextIO, replies: TextIO, start: Start = start_run) -> None:
     """Obey commands until the input ends."""
     run: Run | None = None
     for line in commands:
         try:
-            run, reply = answer(run, json.loads(line))
+            run, reply = answer(run, json.loads(line), start)
         except UmemError as error:
             reply = {"error": str(error)}
         replies.write(json.dumps(reply) + "\n")

@@ -1,24 +1,23 @@
 """The trainings of the demo and of the benches, defined once, for any torch device.
 
-A workload is a description that travels as text (name and numbers); `build` makes the training.
+A workload is a description that travels as text, `name` or `name:setting=value,...`; `build` makes
+the training.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from umem.errors import ConfigError
 
-from . import data
+from . import data, large
+from .large import GPT2Config, ResNet50Config, UNetConfig, VGG16Config
+from .training import SEED, Training
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-SEED = 2024
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,57 +51,7 @@ class GPTConfig:
     learning_rate: float = 2e-3
 
 
-Config = ResNetConfig | GPTConfig
-
-
-@dataclass
-class Training:
-    """A network, its optimizer and the loss of batch i."""
-
-    net: nn.Module
-    optimizer: Optimizer
-    batch_loss: Callable[[int], Tensor]
-    losses: list[float] = field(default_factory=list)
-
-    def step(self) -> float:
-        """Train on the next batch; returns its loss."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.batch_loss(len(self.losses))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.losses.append(loss.item())
-        return self.losses[-1]
-
-    def fingerprint(self) -> dict[str, str]:
-        """The last loss as a hex float, and SHA-256 of all losses, weights and optimizer state."""
-        return {
-            "loss": self.losses[-1].hex(),
-            "losses_sha256": hashlib.sha256(
-                " ".join(loss.hex() for loss in self.losses).encode()
-            ).hexdigest(),
-            "state_sha256": state_sha256(self.net, self.optimizer),
-        }
-
-
-def state_sha256(net: nn.Module, optimizer: Optimizer) -> str:
-    """SHA-256 over names, types, shapes and bytes of the weights and of the optimizer state."""
-    digest = hashlib.sha256()
-    for name, tensor in net.state_dict().items():
-        _digest_tensor(digest, name, tensor)
-    for index, state in sorted(optimizer.state_dict()["state"].items()):
-        for key, value in sorted(state.items()):
-            if hasattr(value, "dtype"):
-                _digest_tensor(digest, f"{index}.{key}", value)
-            else:
-                digest.update(f"{index}.{key}={value!r};".encode())
-    return digest.hexdigest()
-
-
-def _digest_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    torch = data.need("torch")
-    digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(raw.numpy().data)
+Config = ResNetConfig | GPTConfig | large.LargeConfig
 
 
 def _order(count: int, batch: int) -> Callable[[int], Tensor]:
@@ -175,19 +124,52 @@ WORKLOADS: dict[str, Workload] = {
     for w in (
         Workload("resnet", "ResNet on scikit-learn's handwritten digits", ResNetConfig()),
         Workload("gpt", "GPT (characters) on Python's standard library", GPTConfig()),
+        Workload("resnet50", "ResNet-50", ResNet50Config()),
+        Workload("gpt2", "GPT-2 medium", GPT2Config()),
+        Workload("unet", "U-Net", UNetConfig()),
+        Workload("vgg16", "VGG-16", VGG16Config()),
     )
 }
+DEMO = ("resnet", "gpt")  # the ones that a CPU trains in seconds, on real data
 
 
-def lookup(name: str) -> Workload:
-    """The workload of that name.
+def lookup(text: str) -> Workload:
+    """The workload of that name, with the settings that follow it: ``resnet50:batch=64,image=128``.
+
+    Lists are written as ``3x4x6x3``, switches as 0 or 1.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such workload or setting, or a bad value.
     """
+    name, _, settings = text.partition(":")
     if name not in WORKLOADS:
         raise ConfigError(f"workload {name!r} is unknown; allowed: {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]
+    found = WORKLOADS[name]
+    given = dict(_setting(found.config, name, part) for part in settings.split(",") if part)
+    return Workload(text, found.title, replace(found.config, **given))
+
+
+def _setting(config: Config, name: str, text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    known = [field.name for field in fields(config)]
+    if key not in known:
+        raise ConfigError(f"workload {name} has no setting {key!r}; allowed: {', '.join(known)}")
+    default = getattr(config, key)
+    try:
+        if isinstance(default, tuple):
+            return key, tuple(int(part) for part in value.split("x"))
+        return key, bool(int(value)) if isinstance(default, bool) else type(default)(value)
+    except ValueError:
+        raise ConfigError(
+            f"workload {name}: {key}={value!r} is no {type(default).__name__}; "
+            f"allowed: as in {key}={_written(default)}"
+        ) from None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "x".join(str(part) for part in value)
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def set_threads(threads: int) -> None:
@@ -199,10 +181,11 @@ def set_threads(threads: int) -> None:
     data.need("torch").set_num_threads(threads)
 
 
-def build(config: Config, device: str = "cpu") -> Training:
+def build(config: Config, device: str = "cpu", deterministic: bool = True) -> Training:
     """Make the training on a torch device ("cpu", "cuda", ...), the same on every call.
 
-    Seeds torch; `set_threads` is the caller's.
+    Seeds torch; `set_threads` is the caller's. `deterministic` chooses, on a GPU, between the
+    algorithms that repeat bit by bit and the fastest ones.
 
     Raises:
         NotSupportedError: torch or scikit-learn is missing.
@@ -210,8 +193,12 @@ def build(config: Config, device: str = "cpu") -> Training:
     torch: Any = data.need("torch")
     torch.manual_seed(SEED)
     if device.startswith("cuda"):
-        torch.backends.cudnn.deterministic = True
-        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = deterministic
+        torch.backends.cudnn.benchmark = not deterministic
+        torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # it would only cost time
     if isinstance(config, ResNetConfig):
         return _build_resnet(config, device)
-    return _build_gpt(config, device)
+    if isinstance(config, GPTConfig):
+        return _build_gpt(config, device)
+    return large.build(config, device)

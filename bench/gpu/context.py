@@ -1,0 +1,54 @@
+"""What a part that trains is given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gpu.config import Config
+from gpu.deadline import Deadline
+from gpu.guard import Guard
+from gpu.record import Item, Record, take
+
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True)
+class Context:
+    """`cache` is where the torch extension is kept, `folder` where the parts' records are.
+
+    `oversubscribe`: a part may need more than the device has free.
+    """
+
+    guard: Guard
+    record: Record
+    config: Config
+    deadline: Deadline
+    folder: Path
+    cache: str | None = None
+    oversubscribe: bool = False
+
+    def share(self, share: float) -> Context:
+        """With that much of the time that is left."""
+        return replace(self, deadline=self.deadline.within(self.deadline.left * share))
+
+
+def measure_each(
+    context: Context,
+    question: str,
+    subjects: Sequence[tuple[str, Subject]],
+    measure: Callable[[Subject, Context], None],
+) -> None:
+    """Take one item a subject, named as given, each with its share of the time that is left."""
+
+    def one(subject: Subject, left: int) -> None:
+        measure(subject, context.share(1 / left))
+
+    items = [
+        Item(name, question, functools.partial(one, subject, len(subjects) - i))
+        for i, (name, subject) in enumerate(subjects)
+    ]
+    take(context.record, items, context.deadline)
