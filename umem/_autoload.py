@@ -17,9 +17,9 @@ def init() -> None:
     if os.environ.get("UMEM", "").strip().lower() in ("", "0", "off", "false", "no"):
         return
     try:
-        from .runtime import enable
+        from .runtime import enable_at_import
 
-        enable()
+        enable_at_import()
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not break `import torch`
         import sys
 

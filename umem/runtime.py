@@ -129,6 +129,20 @@ def enable(
         return _session
 
 
+def enable_at_import() -> None:
+    """What `UMEM=1` does inside `import torch`: `enable` with what stands in the environment.
+
+    Raises:
+        As `enable`; ConfigError: the allocator `pool`, which serves the block of a session.
+    """
+    if config.load().allocator == "pool":
+        raise ConfigError(
+            "UMEM_ALLOCATOR=pool serves a part of a program: write `with umem.enable():` around it "
+            "in place of UMEM=1"
+        )
+    enable()
+
+
 def disable() -> None:
     """Give torch its allocator back. Tensors made under umem stay valid; off already: nothing.
 
@@ -144,6 +158,8 @@ def disable() -> None:
         try:
             _border(_session.attached.device).detach()
         except RuntimeError as error:
+            if _session.settings.observer != "python":
+                raise
             raise StateError(
                 "the Python observer cannot be taken away inside an operator; call umem.disable() "
                 "outside of it"

@@ -25,15 +25,21 @@ def device_kind(settings: Settings) -> str:
 
     Asks torch where it is imported, because what counts is what torch can use, and because torch
     counts GPUs without starting CUDA, after which a process could not fork; else the driver.
+
+    Raises:
+        NotSupportedError: a GPU was asked for, and there is none.
     """
     kind = settings.device.kind
-    if kind != "auto":
+    if kind == "soft":
         return kind
-    return "soft" if why_no_gpu() else "cuda"
+    problem = why_no_gpu()
+    if problem and kind == "cuda":
+        raise NotSupportedError(f"{settings.origins['device']}: {problem}; use UMEM_DEVICE=soft")
+    return "soft" if problem else "cuda"
 
 
 def why_no_gpu() -> str:
-    """The reason for `auto` to mean the software device; empty where it means a GPU."""
+    """Why torch has no GPU to compute on; empty where it has one."""
     torch = sys.modules.get("torch")
     if torch is None:
         from .native import core
@@ -53,6 +59,7 @@ def native_options(settings: Settings, threads: int) -> _core.Options:
 
     Raises:
         ConfigError: unknown policy or profile, or a budget that does not fit the device.
+        NotSupportedError: a GPU was asked for, and there is none.
     """
     from .native import core
 

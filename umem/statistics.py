@@ -19,6 +19,7 @@ class Stats:
     live_bytes: int
     peak_live_bytes: int
     cached_bytes: int
+    dropped_bytes: int
     host_bytes: int
     peak_host_bytes: int
     bytes_in: int

@@ -69,7 +69,8 @@ void* umem_alloc(ssize_t bytes, int device, void* stream) {
 
 void umem_free(void* ptr, ssize_t, int, void*) {
   if (!ptr || runtime::release(ptr) || !opened().status.ok()) return;
-  opened().driver.table.cuMemFree(reinterpret_cast<cu::CUdeviceptr>(ptr));  // made while umem is off
+  opened().driver.table.cuMemFree(
+      reinterpret_cast<cu::CUdeviceptr>(ptr));  // made while umem is off
 }
 
 void umem_record_stream(void* ptr, void* stream) {
@@ -86,7 +87,7 @@ void umem_release_cached() {
   runtime::release_cached();
 }
 
-void umem_set_memory_fraction(double fraction, int) {
+void umem_set_memory_fraction(double fraction, int device) {
   if (!(fraction > 0 && fraction <= 1))
     throw std::invalid_argument(
         "umem's budget can be a fraction above 0 and up to 1 of the "
@@ -95,6 +96,7 @@ void umem_set_memory_fraction(double fraction, int) {
   std::size_t free_bytes = 0, total_bytes = 0;
   check(
       driver::check(table().cuMemGetInfo(&free_bytes, &total_bytes), driver::Entry::cuMemGetInfo));
-  check(runtime::set_budget(static_cast<std::size_t>(fraction * static_cast<double>(total_bytes)),
-                            runtime::current_options().host_budget_bytes));
+  const auto wanted = static_cast<std::size_t>(fraction * static_cast<double>(total_bytes));
+  runtime::Failure failure;
+  if (!runtime::set_budget(device, wanted, &failure)) throw std::invalid_argument(failure.message);
 }

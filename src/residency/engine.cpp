@@ -209,7 +209,7 @@ void Engine::discard_dead(std::size_t bytes) {
     const RangeId id = ledger_.oldest_dead();
     dropped_.push_back(id);
     counters_.bytes_discarded += ledger_.at(id).bytes;
-    ledger_.set_state(id, State::kGone);
+    ledger_.drop(id);
   }
   if (!dropped_.empty()) note(discard(dropped_));
   if (!in_.can_discard()) release_cached_();  // the driver has just said so

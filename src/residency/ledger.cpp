@@ -59,6 +59,12 @@ void Ledger::revive(RangeId id, Tag tag, Family family) {
   touch(id);
 }
 
+void Ledger::drop(RangeId id) {
+  set_state(id, State::kGone);
+  units_[id].dropped = true;
+  dropped_ += units_[id].bytes;
+}
+
 void Ledger::remove(RangeId id) {
   set_state(id, State::kNone);
   Unit& unit = units_[id];
@@ -70,6 +76,8 @@ void Ledger::remove(RangeId id) {
 void Ledger::set_state(RangeId id, State state) {
   Unit& unit = units_[id];
   if (unit.state == state) return;
+  if (unit.dropped) dropped_ -= unit.bytes;
+  unit.dropped = false;
   account(unit, false);
   if (List* list = list_of(unit.state)) unlink(*list, id);
   unit.state = state;

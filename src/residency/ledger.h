@@ -35,6 +35,7 @@ struct Unit {
   Family family = Family::kNone;
   bool segment = false;            // holds small blocks
   bool prefetched_unused = false;  // fetched, and no op has used it since
+  bool dropped = false;            // discarded: the driver takes the frames when it needs them
   bool read_mostly = false;        // advised so: the driver keeps a clean copy on the host
   std::uint32_t used_on = 0;       // streams of ops that used it, as bits of Streams
   cu::CUstream stream = nullptr;   // that its blocks are allocated on
@@ -54,6 +55,7 @@ class Ledger {
   void add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
   // The same range serves a new block with its frames still in place: kDead -> kDevice.
   void revive(RangeId id, Tag tag, Family family);
+  void drop(RangeId id);  // kDead -> kGone, by a discard
   void remove(RangeId id);
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);
@@ -83,6 +85,8 @@ class Ledger {
 
   std::size_t resident_bytes() const { return resident_; }  // kDevice and kDead
   std::size_t dead_bytes() const { return dead_; }
+  // Not resident for umem; in memory until the driver has a better use for it.
+  std::size_t dropped_bytes() const { return dropped_; }
   std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
   std::size_t pinned_bytes() const { return pinned_; }
   // The most since the last reset.
@@ -105,7 +109,7 @@ class Ledger {
 
   std::vector<Unit> units_;
   List resident_list_, dead_list_;
-  std::size_t resident_ = 0, dead_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
+  std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
   std::size_t peak_resident_ = 0, peak_host_ = 0;
   std::uint64_t clock_ = 0;
 };

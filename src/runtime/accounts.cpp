@@ -1,5 +1,7 @@
 #include "runtime/accounts.h"
 
+#include <utility>
+
 #include "runtime/state.h"
 
 namespace umem::runtime {
@@ -78,12 +80,34 @@ std::size_t room(int device) noexcept {
 }
 
 std::size_t budget(int device) noexcept {
-  std::size_t result = 0;
-  with_device(device, [&](Device& d) { result = d.engine.limits().budget_bytes; });
-  return result;
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const Device* open = s.forked ? nullptr : s.device(device);
+  return open ? open->engine.limits().budget_bytes : limits_of(s, s.options, device).budget_bytes;
+}
+
+bool set_budget(int device, std::size_t bytes, Failure* error) noexcept {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  Options options = s.options;
+  options.budget_bytes = bytes;
+  Status status = check_limits(options);
+  Asked& asked = s.asked_of(device);
+  const std::size_t before = std::exchange(asked.budget_bytes, bytes);
+  Device* open = s.forked ? nullptr : s.device(device);
+  if (status.ok() && open) status = open->engine.set_limits(limits_of(s, s.options, device));
+  if (status.ok()) return true;
+  asked.budget_bytes = before;
+  fail(error, status);
+  return false;
 }
 
 void set_outside_bytes(int device, std::size_t bytes) noexcept {
+  {
+    State& s = state();
+    std::lock_guard guard(s.mutex);
+    s.asked_of(device).outside_bytes = bytes;  // for a device that is opened later
+  }
   with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
 }
 

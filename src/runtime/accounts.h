@@ -7,6 +7,7 @@
 
 #include "arena/tallies.h"
 #include "base/export.h"
+#include "runtime/hooks.h"
 
 namespace umem::runtime {
 
@@ -28,7 +29,10 @@ UMEM_API void set_listener(Listener listener) noexcept;
 
 // Bytes that could be handed out on the device without evicting anything.
 UMEM_API std::size_t room(int device) noexcept;
+// 0 where it is found at the device's first use, which has not come.
 UMEM_API std::size_t budget(int device) noexcept;
+// Another budget for one device, until one is set for all; what the host may hold stays.
+UMEM_API bool set_budget(int device, std::size_t bytes, Failure* error) noexcept;
 // Device bytes that the framework holds beside umem (graph pools) count towards the budget too.
 UMEM_API void set_outside_bytes(int device, std::size_t bytes) noexcept;
 // Returns cached memory of all devices to the driver.

@@ -119,8 +119,9 @@ Result<Device*> open_device(State& s, int ordinal) {
     UMEM_RETURN_IF_ERROR(resolve_budget(s, place, options));
     const bool first = s.devices.empty();
     if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
-    auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
-                                         limits_of(options, nullptr), policy::make(options.policy));
+    auto made =
+        std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
+                                 limits_of(s, options, ordinal), policy::make(options.policy));
     if (Status status = made->engine.open(); !status.ok()) {
       const Status closed = made->engine.close();
       (void)closed;

@@ -13,13 +13,6 @@ using backing::RangeId;
 
 constinit thread_local Op* t_op = nullptr;  // top of this thread's op stack
 
-void fail(Failure* error, const Status& status) {
-  thread_local std::string message;  // of the last failure on this thread
-  if (!error) return;
-  message = status.message();
-  *error = {static_cast<int>(status.code()), message.c_str()};
-}
-
 // True if a pointer leads to memory of umem's: most ops of a program that uses umem for a part
 // only need not take the lock.
 bool any_owned(const State& s, const void* const* pointers, std::size_t count) {
@@ -58,6 +51,13 @@ void pin_slot(Op& op, RangeId id) {
 }
 
 }  // namespace
+
+void fail(Failure* error, const Status& status) {
+  thread_local std::string message;  // of the last failure on this thread
+  if (!error) return;
+  message = status.message();
+  *error = {static_cast<int>(status.code()), message.c_str()};
+}
 
 void pin(Op& op, RangeId id) {
   const std::uint32_t before = op.n_pinned;

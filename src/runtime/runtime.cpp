@@ -55,6 +55,7 @@ Status open_locked(State& s, const Options& options) {
   register_fork_handlers();
   s.counts = {};
   s.options = options;
+  for (Asked& asked : s.asked) asked.budget_bytes = 0;
   if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
   return open_device(s, 0).take_status();
 }
@@ -63,9 +64,11 @@ void add_device(const State& s, Device& device, Stats& result) {
   const arena::Footprint footprint = device.arena.footprint();
   const residency::Ledger& ledger = device.engine.ledger();
   const residency::Counters& moved = device.engine.counters();
+  result.budget_bytes += device.engine.limits().budget_bytes;
   result.live_bytes += footprint.live_bytes;
   result.peak_live_bytes += device.peak_live_bytes;
   result.cached_bytes += footprint.cached_bytes;
+  result.dropped_bytes += ledger.dropped_bytes();
   result.bytes_discarded += moved.bytes_discarded;
   result.evictions += moved.evictions;
   result.prefetches += moved.prefetches;
@@ -84,10 +87,7 @@ void add_device(const State& s, Device& device, Stats& result) {
 Stats stats_locked(const State& s) {
   Stats result = s.counts;
   if (!s.open()) return result;
-  result.budget_bytes = s.options.budget_bytes;
   result.host_budget_bytes = s.options.host_budget_bytes;
-  if (result.budget_bytes == 0)  // found at the first use, for each device
-    s.each([&](const Device& d) { result.budget_bytes += d.engine.limits().budget_bytes; });
   s.each([&](Device& device) { add_device(s, device, result); });
   if (s.driver.telemetry) {  // a device that tells what really happened
     const driver::Telemetry now = s.driver.telemetry();
@@ -119,7 +119,8 @@ Status fit_device(State& s, const Options& options) {
 
 Status set_all_limits(State& s, const Options& options) {
   FirstError error;
-  s.each([&](Device& d) { error.keep(d.engine.set_limits(limits_of(options, &d))); });
+  s.each(
+      [&](Device& d) { error.keep(d.engine.set_limits(limits_of(s, options, d.place.device))); });
   return error.take();
 }
 
@@ -187,11 +188,13 @@ Status check_limits(const Options& options) {
                                       format_bytes(options.floor_bytes)};
 }
 
-// The device keeps the budget that it found where the options leave it open.
-residency::Limits limits_of(const Options& options, const Device* device) {
-  const residency::Limits now = device ? device->engine.limits() : residency::Limits{};
-  return {options.budget_bytes > 0 ? options.budget_bytes : now.budget_bytes,
-          options.host_budget_bytes, options.min_swap_bytes, now.outside_bytes};
+// A device keeps the budget that it found where the options leave it open.
+residency::Limits limits_of(State& s, const Options& options, int ordinal) {
+  const Asked& asked = s.asked_of(ordinal);
+  std::size_t budget = asked.budget_bytes > 0 ? asked.budget_bytes : options.budget_bytes;
+  if (const Device* device = s.device(ordinal); device && budget == 0)
+    budget = device->engine.limits().budget_bytes;
+  return {budget, options.host_budget_bytes, options.min_swap_bytes, asked.outside_bytes};
 }
 
 constinit State* g_state = nullptr;
@@ -262,7 +265,11 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
   UMEM_RETURN_IF_ERROR(check_options(options));
-  return apply_limits(s, options);
+  const std::vector<Asked> before = s.asked;
+  for (Asked& asked : s.asked) asked.budget_bytes = 0;  // it is for all of them now
+  Status status = apply_limits(s, options);
+  if (!status.ok()) s.asked = before;
+  return status;
 }
 
 Status set_policy(const std::string& name) {

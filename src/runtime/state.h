@@ -13,9 +13,15 @@
 #include "driver/table.h"
 #include "residency/engine.h"
 #include "runtime/accounts.h"
+#include "runtime/hooks.h"
 #include "runtime/runtime.h"
 
 namespace umem::runtime {
+
+// What was asked of one device alone, open or not; 0: nothing.
+struct Asked {
+  std::size_t budget_bytes = 0, outside_bytes = 0;
+};
 
 // One device that umem serves.
 struct Device {
@@ -41,7 +47,8 @@ struct State {
   // By ordinal; null where nothing was allocated yet. They stay until a stop that finds no live
   // block.
   std::vector<std::unique_ptr<Device>> devices;
-  Stats counts;  // allocs, frees, ooms, steps; the rest is read when asked
+  std::vector<Asked> asked;  // by ordinal
+  Stats counts;              // allocs, frees, ooms, steps; the rest is read when asked
   Listener listener = nullptr;
   std::optional<bool> managed;  // whether the driver's devices can have managed memory
 
@@ -49,6 +56,11 @@ struct State {
   Device* device(int ordinal) const {
     const auto index = static_cast<std::size_t>(ordinal);
     return index < devices.size() ? devices[index].get() : nullptr;
+  }
+  Asked& asked_of(int ordinal) {
+    const auto index = static_cast<std::size_t>(ordinal);
+    if (asked.size() <= index) asked.resize(index + 1);
+    return asked[index];
   }
   // Of a range of umem's.
   Device& owner(backing::RangeId id) const {
@@ -90,6 +102,8 @@ Result<Device*> open_device(State& s, int ordinal);
 Status close_devices(State& s);
 // What a device with these options may hold.
 Status check_limits(const Options& options);
-residency::Limits limits_of(const Options& options, const Device* device);
+residency::Limits limits_of(State& s, const Options& options, int ordinal);
+// The status for a caller across the border, with a message that lives as Failure says.
+void fail(Failure* error, const Status& status);
 
 }  // namespace umem::runtime

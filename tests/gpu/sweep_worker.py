@@ -92,8 +92,9 @@ class Lost(Exception):  # noqa: N818
     """What must never happen has happened."""
 
 
-def plan(case: dict[str, Any]) -> None:
+def plan(case: dict[str, Any], seed: int) -> None:
     soft.reset()
+    soft.seed(seed)  # each case anew: it runs alone as it runs among others
     if case["lose"]:
         soft.lose(case["entry"], case["nth"], case["error"])
     elif case["entry"]:
@@ -119,7 +120,7 @@ def must(work: Callable[[], object], what: str) -> None:
         raise Lost(f"{what} fails: {first_line(error)}")
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def run(case: dict[str, Any], seed: int) -> dict[str, Any]:
     trainings: list[Training] = []
 
     def start() -> None:
@@ -131,7 +132,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):
             trainings[0].step()
 
-    plan(case)
+    plan(case, seed)
     error = attempt(train)
     calls = {name: soft.calls(name) for name in entry_points()}
     soft.reset()
@@ -207,11 +208,10 @@ PLANTS: dict[str, Callable[[list[Training]], object]] = {
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
-    soft.seed(int(sys.argv[1]))
     for line in sys.stdin:
         started = time.monotonic()
         try:
-            outcome = run(json.loads(line))
+            outcome = run(json.loads(line), int(sys.argv[1]))
         except Lost as lost:
             outcome = {"kind": "lost", "why": str(lost)}
         print(json.dumps(outcome | {"seconds": time.monotonic() - started}), file=answers)

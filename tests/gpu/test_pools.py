@@ -23,6 +23,17 @@ def holds(tensor: torch.Tensor, value: float) -> bool:
     return bool(tensor.cpu().eq(value).all())
 
 
+def test_a_pool_made_before_the_first_allocation_counts_towards_the_budget() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = full(1.0, mib=32)
+    outside = [full(float(i), mib=4) for i in range(12)]  # 48 MiB beside 32 of 64
+    assert umem.stats().resident_bytes <= 32 * MIB
+    assert umem.stats().evictions > 0
+    assert holds(inside, 1.0)
+    assert all(holds(t, float(i)) for i, t in enumerate(outside))
+
+
 def test_a_mem_pool_is_not_managed_and_lives_as_long_as_its_tensors() -> None:
     pool = torch.cuda.MemPool()
     assert pool.use_count() == 1

@@ -77,6 +77,7 @@ def test_autoload_without_torch_warns_once_and_goes_on(tmp_path: Path) -> None:
         ("UMEM", "perhaps", "'perhaps'"),
         ("UMEM_BUDGET", "1MiB", "below the floor"),
         ("UMEM_DEVICE", "cuda", "built without CUDA"),
+        ("UMEM_ALLOCATOR", "pool", "with umem.enable():"),
     ],
 )
 def test_a_bad_option_is_one_warning_and_torch_works(

@@ -174,7 +174,10 @@ def test_a_device_that_was_asked_for_and_cannot_be_had(
 ) -> None:
     none = probe(available=False, reason="no libcuda", driver_version=0, devices=[])
     verdict = machine_with(none, "13.0", device="cuda")
-    assert verdict == {"works": False, "because": "no libcuda; use UMEM_DEVICE=soft"}
+    assert verdict == {
+        "works": False,
+        "because": "device=: no libcuda; use UMEM_DEVICE=soft",
+    }
     verdict = machine_with(probe(), None, device="cuda")
     assert verdict["works"] is False
     assert "without CUDA" in verdict["because"]

@@ -14,6 +14,7 @@ def summary(stats: Stats, *, device: str, policy: str, allocator: str = "") -> s
         ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
         ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
+        ("dropped", _of(stats.dropped_bytes), "discarded, the driver's to take"),
         ("on the host", _of(stats.host_bytes), _host(stats)),
         ("moved in", _of(stats.bytes_in), _unused(stats)),
         ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/accounts.h"
-#include "torch_ext/cuda/budget.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 
 namespace umem::torch_ext {
@@ -63,7 +62,7 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
 
 // Of the device's memory: what was set, while it is still so, else what the budget makes of it.
 double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
-  const std::size_t now = budget(device);
+  const std::size_t now = runtime::budget(device);
   if (now == 0) return 1;
   {
     std::lock_guard guard(mutex_);
@@ -78,10 +77,11 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
                     "device's memory");
   const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
   const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * total), 1);
-  set_budget(wanted);
+  runtime::Failure failure;
+  TORCH_CHECK_VALUE(runtime::set_budget(device, wanted, &failure), failure.message);
   native_->setMemoryFraction(fraction, device);
   std::lock_guard guard(mutex_);
-  fraction_ = {fraction, budget(device)};
+  fraction_ = {fraction, runtime::budget(device)};
 }
 
 // Beside umem's memory there is what torch's own allocator holds for private pools.
