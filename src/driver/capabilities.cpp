@@ -62,9 +62,14 @@ Status read_flags(const Table& table, CUdevice device, DeviceCapabilities& d) {
   const auto read = [&](CUdevice_attribute attribute, bool& flag) {
     return read_flag(table, device, attribute, flag);
   };
-  UMEM_RETURN_IF_ERROR(read(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, d.managed_memory));
+  // What decides how umem works is known to every driver that has the entry points: no answer is
+  // an error, and not a device without it.
+  int managed = 0, concurrent = 0;
+  UMEM_RETURN_IF_ERROR(read_number(table, device, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, managed));
   UMEM_RETURN_IF_ERROR(
-      read(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, d.concurrent_managed_access));
+      read_number(table, device, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, concurrent));
+  d.managed_memory = managed != 0;
+  d.concurrent_managed_access = concurrent != 0;
   UMEM_RETURN_IF_ERROR(read(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, d.pageable_memory_access));
   UMEM_RETURN_IF_ERROR(read(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
                             d.pageable_uses_host_page_tables));

@@ -1,7 +1,6 @@
 #include "residency/engine.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -105,11 +104,13 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
   if (host > 0 && bytes > limits_.budget_bytes && ledger_.host_bytes() + bytes > host)
     return {Code::kOutOfHostMemory,
             "the block exceeds the budget, and the host budget has no room for all of it"};
+  const CallScope scope(table_, place_);
   if (dead && ledger_.at(id).bytes == bytes) {
+    // Waited for already, but where the wait had failed: a discard may still be under way.
+    UMEM_RETURN_IF_ERROR(await(id, stream));
     ledger_.revive(id, tag, family);
     return {};
   }
-  const CallScope scope(table_, place_);
   const bool captured = quiet(stream);
   if (dead && !captured) {
     // Another size: pages that the new block does not cover would stay behind unaccounted.
@@ -133,8 +134,7 @@ Status Engine::after_home(RangeId id) {
   const cu::CUstream home = ledger_.at(id).stream;
   if (driver::capturing(table_, place_, home))
     return {Code::kBadState, "the stream of the bytes is being captured"};
-  return streams_.after(streams_.bit(home), std::numeric_limits<std::uint64_t>::max(),
-                        ledger_.now(), events_);
+  return streams_.after(streams_.bit(home), Streams::kAll, ledger_.now(), events_);
 }
 
 // The lane in waits until what is on its way out leaves room for what is resident.

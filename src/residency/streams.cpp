@@ -64,7 +64,10 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     if (mark == stream.marks.end()) {
       // What is being captured does not run now.
       if (driver::capturing(table_, place_, stream.handle)) continue;
-      UMEM_RETURN_IF_ERROR(record(stream, now));
+      // For a transfer the order is a matter of speed: a stream that is gone must not keep bytes.
+      Status recorded = record(stream, now);
+      if (!recorded.ok() && used == kAll) return recorded;
+      if (!recorded.ok()) continue;
       mark = std::prev(stream.marks.end());
     }
     if (std::find(events.begin(), events.end(), mark->event) == events.end())

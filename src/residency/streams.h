@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <vector>
 
 #include "base/status.h"
@@ -24,7 +25,9 @@ class Streams {
   // Ops up to ledger time `now` are enqueued on the stream. Every few ops an event is recorded.
   Status mark(cu::CUstream stream, std::uint64_t now);
   // Appends events that are reached, on each stream of the mask, after what was used there up to
-  // ledger time `used`. Records one (at time `now`) where there is none yet.
+  // ledger time `used`. Records one (at time `now`) where there is none yet. With kAll they come
+  // after all that the streams hold, or it is an error.
+  static constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
                std::vector<cu::CUevent>& events);
 

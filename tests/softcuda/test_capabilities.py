@@ -139,6 +139,13 @@ def test_no_attribute_that_could_not_be_read_passes_for_an_absent_one() -> None:
     assert doctor(SOFTCUDA_FAIL=f"cuDeviceGetAttribute:8:{UNKNOWN}")["available"]["value"] is True
 
 
+def test_what_decides_how_umem_works_is_never_absent() -> None:
+    for nth in (3, 4):  # managed memory, concurrent access
+        section = doctor(SOFTCUDA_FAIL=f"cuDeviceGetAttribute:{nth}:{INVALID_VALUE}")
+        assert section["available"]["value"] is False, nth
+        assert "cuDeviceGetAttribute failed" in section["available"]["meaning"], nth
+
+
 def test_an_attribute_that_the_driver_does_not_know_is_absent() -> None:
     section = doctor(SOFTCUDA_FAIL=f"cuDeviceGetAttribute:7:{INVALID_VALUE}")
     assert section["available"]["value"] is True
