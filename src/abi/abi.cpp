@@ -1,10 +1,14 @@
 #include "abi/abi.h"
 
 #include <cstdint>
+#include <cstdio>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
 #include "driver/loader.h"
+#include "driver/place.h"
 #include "driver/table.h"
 #include "runtime/accounts.h"
 #include "runtime/hooks.h"
@@ -47,7 +51,22 @@ void refuse_capture(void* stream) {
         "allocator; use UMEM_ALLOCATOR=subclass");
 }
 
-void* plain_alloc(std::size_t bytes) {
+// The device's primary context, which is torch's: whoever calls may have none.
+driver::Place place_of(int device) {
+  static std::mutex mutex;
+  static auto* places = new std::map<int, driver::Place>;  // kept, as torch keeps its contexts
+  std::lock_guard guard(mutex);
+  if (const auto found = places->find(device); found != places->end()) return found->second;
+  driver::Place place{device, nullptr, nullptr};
+  cu::CUdevice handle = 0;
+  check(driver::check(table().cuDeviceGet(&handle, device), driver::Entry::cuDeviceGet));
+  check(driver::check(table().cuDevicePrimaryCtxRetain(&place.context, handle),
+                      driver::Entry::cuDevicePrimaryCtxRetain));
+  return places->emplace(device, place).first->second;
+}
+
+void* plain_alloc(std::size_t bytes, int device) {
+  const driver::CallScope scope(table(), place_of(device));
   cu::CUdeviceptr ptr = 0;
   check(driver::check(table().cuMemAlloc(&ptr, bytes), driver::Entry::cuMemAlloc));
   return reinterpret_cast<void*>(ptr);
@@ -63,14 +82,19 @@ void* umem_alloc(ssize_t bytes, int device, void* stream) {
   runtime::Failure failure;
   void* ptr = runtime::allocate(size, device, reinterpret_cast<std::uintptr_t>(stream), &failure);
   if (ptr) return ptr;
-  if (static_cast<Code>(failure.code) == Code::kBadState) return plain_alloc(size);
+  if (static_cast<Code>(failure.code) == Code::kBadState) return plain_alloc(size, device);
   throw Error(failure.message);
 }
 
-void umem_free(void* ptr, ssize_t, int, void*) {
-  if (!ptr || runtime::release(ptr) || !opened().status.ok()) return;
-  opened().driver.table.cuMemFree(
-      reinterpret_cast<cu::CUdeviceptr>(ptr));  // made while umem is off
+void umem_free(void* ptr, ssize_t, int device, void*) {
+  if (!ptr || runtime::release(ptr) || runtime::owns(ptr) || !opened().status.ok()) return;
+  try {  // made while umem was off; a deleter must not throw
+    const driver::CallScope scope(table(), place_of(device));
+    check(driver::check(table().cuMemFree(reinterpret_cast<cu::CUdeviceptr>(ptr)),
+                        driver::Entry::cuMemFree));
+  } catch (const Error& error) {
+    std::fprintf(stderr, "umem: warning: memory could not be freed: %s\n", error.what());
+  }
 }
 
 void umem_record_stream(void* ptr, void* stream) {
@@ -93,9 +117,9 @@ void umem_set_memory_fraction(double fraction, int device) {
         "umem's budget can be a fraction above 0 and up to 1 of the "
         "device's memory, not " +
         std::to_string(fraction));
-  std::size_t free_bytes = 0, total_bytes = 0;
-  check(
-      driver::check(table().cuMemGetInfo(&free_bytes, &total_bytes), driver::Entry::cuMemGetInfo));
+  std::size_t total_bytes = 0;
+  check(driver::check(table().cuDeviceTotalMem(&total_bytes, device),
+                      driver::Entry::cuDeviceTotalMem));
   const auto wanted = static_cast<std::size_t>(fraction * static_cast<double>(total_bytes));
   runtime::Failure failure;
   if (!runtime::set_budget(device, wanted, &failure)) throw std::invalid_argument(failure.message);

@@ -267,6 +267,16 @@ Status Arena::finished(Pending& pending, bool& done) {
   return {};
 }
 
+Status Arena::wait_for_pending() {
+  const driver::CallScope scope(table_, place_);
+  for (auto& [ptr, pending] : pending_) {
+    UMEM_RETURN_IF_ERROR(record_events(pending));
+    for (cu::CUevent event : pending.events)
+      UMEM_RETURN_IF_ERROR(check(table_.cuEventSynchronize(event), Entry::cuEventSynchronize));
+  }
+  return {};
+}
+
 Status Arena::poll(std::vector<RangeId>* dead) {
   if (pending_.empty()) return {};
   const driver::CallScope scope(table_, place_);
@@ -311,7 +321,7 @@ Status Arena::destroy(RangeId range) {
   return {};
 }
 
-Status Arena::trim(std::size_t keep_bytes, const std::function<void(RangeId)>& leaving) {
+Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving) {
   std::vector<RangeId> empty;
   for (RangeId id = 1; id < slots_.size(); ++id)
     if (slots_[id].kind != Slot::Kind::kNone && slots_[id].live == 0 && slots_[id].pending == 0)
@@ -320,12 +330,12 @@ Status Arena::trim(std::size_t keep_bytes, const std::function<void(RangeId)>& l
             [&](RangeId a, RangeId b) { return slots_[a].emptied < slots_[b].emptied; });
   for (RangeId id : empty) {
     if (cached_bytes_ <= keep_bytes) break;
+    if (leaving && !leaving(id)) continue;
     const Slot::Kind kind = slots_[id].kind;
     Pool& pool = *pools_[slots_[id].pool];
     if (kind == Slot::Kind::kLarge) unlink_cached(id);
     if (kind == Slot::Kind::kSegment) pool.small.remove(id);
     const std::size_t bytes = ranges_[id].bytes;
-    if (leaving) leaving(id);
     if (Status status = destroy(id); !status.ok()) {
       // Still ours: back into the cache.
       if (kind == Slot::Kind::kSegment) {

@@ -64,8 +64,12 @@ class Arena {
   // live or pending block left by it.
   Status poll(std::vector<RangeId>* dead);
   // Returns ranges without live or pending blocks to the driver, longest unused first, until the
-  // cached bytes are at most `keep_bytes`. `leaving` is told of each before its addresses go.
-  Status trim(std::size_t keep_bytes, const std::function<void(RangeId)>& leaving);
+  // cached bytes are at most `keep_bytes`. `leaving` is asked of each before its addresses go, and
+  // may say no.
+  Status trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving);
+  // Waits for the streams that pending blocks are in use on. `poll` makes them reusable then.
+  Status wait_for_pending();
+  bool any_pending() const { return !pending_.empty(); }
 
   Footprint footprint() const {
     return {static_cast<std::size_t>(tallies_.allocated_bytes[kAll].current), cached_bytes_,

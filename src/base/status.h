@@ -49,6 +49,7 @@ class [[nodiscard]] Result {
   bool ok() const { return std::holds_alternative<T>(state_); }
   T& value() { return std::get<T>(state_); }
   const T& value() const { return std::get<T>(state_); }
+  Code code() const { return ok() ? Code::kOk : std::get<Status>(state_).code(); }
   Status take_status() { return ok() ? Status() : std::move(std::get<Status>(state_)); }
 
  private:

@@ -11,13 +11,6 @@ namespace {
 
 using driver::CallScope;
 
-// A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
-bool asynchronous(const driver::Place& place) {
-  return place.context != nullptr;
-}
-
-constexpr std::size_t kMostAhead = 256 * MiB;
-
 }  // namespace
 
 Engine::Engine(const driver::Table& table, const backing::RangeTable& ranges, driver::Place place,
@@ -28,7 +21,7 @@ Engine::Engine(const driver::Table& table, const backing::RangeTable& ranges, dr
       place_(place),
       managed_(managed),
       in_(table, place, false),
-      out_(table, place, asynchronous(place)),
+      out_(table, place, asynchronous()),
       streams_(table, place),
       limits_(limits),
       policy_(std::move(policy)),
@@ -101,16 +94,20 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
   const std::size_t host = limits_.host_budget_bytes;
   if (host > 0 && ledger_.live_bytes() + bytes > limits_.budget_bytes + host)
     return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
-  if (host > 0 && bytes > limits_.budget_bytes && ledger_.host_bytes() + bytes > host)
+  const auto too_large = [&] {
+    return host > 0 && bytes > limits_.budget_bytes && ledger_.host_bytes() + bytes > host;
+  };
+  if (too_large()) release_cached_();
+  if (too_large())
     return {Code::kOutOfHostMemory,
             "the block exceeds the budget, and the host budget has no room for all of it"};
-  const CallScope scope(table_, place_);
   if (dead && ledger_.at(id).bytes == bytes) {
     // Waited for already, but where the wait had failed: a discard may still be under way.
     UMEM_RETURN_IF_ERROR(await(id, stream));
     ledger_.revive(id, tag, family);
     return {};
   }
+  const CallScope scope(table_, place_);
   const bool captured = quiet(stream);
   if (dead && !captured) {
     // Another size: pages that the new block does not cover would stay behind unaccounted.
@@ -123,39 +120,14 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
   if (!active() || bytes > limits_.budget_bytes || !make_room(bytes))
     return in_.make_wait(stream, in_.last());  // faults will bring what fits
   ledger_.set_state(id, State::kDevice);
-  UMEM_RETURN_IF_ERROR(populate(id));
+  if (Status status = populate(id); !status.ok()) {
+    ledger_.set_state(id, State::kVoid);
+    return status;
+  }
+  ledger_.pin(id);  // nobody has used it yet
   evict_ahead();
+  ledger_.unpin(id);
   return {};
-}
-
-// What the unit's own stream has been given so far, so as to come after it, into `events_`. A mark
-// of some ops ago would not do: an op's scratch memory is freed while it runs.
-Status Engine::after_home(RangeId id) {
-  const cu::CUstream home = ledger_.at(id).stream;
-  if (driver::capturing(table_, place_, home))
-    return {Code::kBadState, "the stream of the bytes is being captured"};
-  return streams_.after(streams_.bit(home), Streams::kAll, ledger_.now(), events_);
-}
-
-// The lane in waits until what is on its way out leaves room for what is resident.
-Status Engine::wait_for_room() {
-  const std::size_t full = std::min(taken(), limits_.budget_bytes);
-  return out_.make_wait(in_, out_.until(limits_.budget_bytes - full));
-}
-
-Status Engine::populate(RangeId id) {
-  UMEM_RETURN_IF_ERROR(wait_for_room());
-  const Unit& unit = ledger_.at(id);
-  // A prefetch beside a discard is undefined: what is still going out goes first.
-  UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
-  // The range may have been freed by work that its stream still holds.
-  events_.clear();
-  UMEM_RETURN_IF_ERROR(after_home(id));
-  one_.assign(1, id);
-  Result<Ticket> ticket = in_.submit(Verb::kPopulate, spans_of(one_), events_);
-  if (!ticket.ok()) return ticket.take_status();
-  ledger_.set_arrival(id, ticket.value());
-  return await(id, unit.stream);
 }
 
 void Engine::prepare(RangeId id) {
@@ -170,6 +142,7 @@ void Engine::prepare(RangeId id) {
 void Engine::retire(RangeId id) {
   const State state = ledger_.at(id).state;
   if (state == State::kDead || state == State::kGone) return;
+  if (ledger_.at(id).read_mostly) note(read_mostly(id, false));  // the next owner may write
   if (state == State::kDevice) {
     ledger_.set_state(id, State::kDead);
     return;
@@ -187,131 +160,6 @@ void Engine::forget(RangeId id) {
   if (!ledger_.has(id)) return;
   out_.issue_until(ledger_.at(id).departure);  // not after its addresses have gone
   ledger_.remove(id);
-}
-
-Status Engine::discard(const std::vector<RangeId>& ids) {
-  events_.clear();
-  for (RangeId id : ids) {
-    UMEM_RETURN_IF_ERROR(after_home(id));
-    UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
-  }
-  return in_.submit(Verb::kDiscard, spans_of(ids), events_).take_status();
-}
-
-// Drops dead units, oldest first, until `bytes` more fit or none is left.
-void Engine::discard_dead(std::size_t bytes) {
-  if (!in_.can_discard()) {
-    if (ledger_.dead_bytes() > 0) release_cached_();
-    return;
-  }
-  dropped_.clear();
-  while (!fits(bytes) && ledger_.oldest_dead() != kNoRange) {
-    const RangeId id = ledger_.oldest_dead();
-    dropped_.push_back(id);
-    counters_.bytes_discarded += ledger_.at(id).bytes;
-    ledger_.drop(id);
-  }
-  if (!dropped_.empty()) note(discard(dropped_));
-  if (!in_.can_discard()) release_cached_();  // the driver has just said so
-}
-
-// Moves the units out after their last use.
-Status Engine::send_back(const std::vector<RangeId>& ids) {
-  events_.clear();
-  for (RangeId id : ids) {
-    const Unit& unit = ledger_.at(id);
-    UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
-                                        ledger_.now(), events_));
-    // What no op has waited for may still be on its way in.
-    if (unit.prefetched_unused) UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
-  }
-  Result<Ticket> ticket = out_.submit(Verb::kSendOut, spans_of(ids), events_);
-  if (!ticket.ok()) return ticket.take_status();
-  for (RangeId id : ids) ledger_.set_departure(id, ticket.value());
-  return {};
-}
-
-Status Engine::send_out(const std::vector<RangeId>& victims) {
-  moved_.clear();
-  for (RangeId id : victims) {
-    // In use by another thread's op, or no room on the host: stays.
-    const Unit& unit = ledger_.at(id);
-    if (unit.state != State::kDevice || unit.pins > 0 || !host_has_room(id)) continue;
-    moved_.push_back(id);
-    if (unit.prefetched_unused) counters_.prefetched_unused_bytes += unit.bytes;
-    ledger_.set_state(id, State::kHost);
-  }
-  if (moved_.empty()) return {};
-  if (Status status = send_back(moved_); !status.ok()) {
-    for (RangeId id : moved_) ledger_.set_state(id, State::kDevice);
-    return status;
-  }
-  counters_.evictions += moved_.size();
-  for (RangeId id : moved_) counters_.bytes_out += ledger_.at(id).bytes;
-  return {};
-}
-
-// True when `bytes` more fit into the budget; makes what room there is in any case.
-bool Engine::make_room(std::size_t bytes) {
-  if (fits(bytes)) return true;
-  const std::size_t room =
-      limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
-  const std::size_t wanted = std::min(bytes, room);
-  discard_dead(wanted);
-  if (!fits(wanted)) {
-    victims_.clear();
-    policy_->victims(View{ledger_, limits_.min_swap_bytes}, taken() + wanted - limits_.budget_bytes,
-                     victims_);
-    note(send_out(victims_));
-  }
-  return fits(bytes);
-}
-
-// Starts evicting before room is short, where that happens beside compute.
-void Engine::evict_ahead() {
-  if (!asynchronous(place_)) return;
-  const std::size_t ahead = std::min(limits_.budget_bytes / 16, kMostAhead);
-  if (!fits(ahead)) make_room(ahead);
-}
-
-// The stream works on the unit from here on.
-Status Engine::await(RangeId id, cu::CUstream stream) {
-  const Ticket arrival = ledger_.at(id).arrival;
-  if (arrival <= streams_.awaited(stream)) return {};
-  UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));
-  streams_.set_awaited(stream, arrival);
-  return {};
-}
-
-// Without a consumer nobody waits for the bytes yet.
-Status Engine::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
-  std::size_t need = 0;
-  for (RangeId id : ids) need += ledger_.at(id).bytes;
-  make_room(need);
-  moved_.clear();
-  for (RangeId id : ids) {
-    // An op that needs more than the budget: what does not fit comes by faults.
-    if (!fits(ledger_.at(id).bytes)) continue;
-    const bool data = ledger_.at(id).state == State::kHost;
-    if (data) counters_.bytes_in += ledger_.at(id).bytes;
-    ledger_.set_state(id, State::kDevice);
-    moved_.push_back(id);
-  }
-  counters_.prefetches += moved_.size();
-  if (moved_.empty()) return {};
-  const auto bring = [&]() -> Status {
-    UMEM_RETURN_IF_ERROR(wait_for_room());
-    for (RangeId id : moved_) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
-    events_.clear();
-    Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(moved_), events_);
-    if (!ticket.ok()) return ticket.take_status();
-    for (RangeId id : moved_) ledger_.set_arrival(id, ticket.value());
-    return consumer ? await(moved_.front(), *consumer) : Status();
-  };
-  Status status = bring();
-  if (!status.ok())  // on the host for all we know; faults bring it
-    for (RangeId id : moved_) ledger_.set_state(id, State::kHost);
-  return status;
 }
 
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
@@ -344,7 +192,7 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     if (away(ids[i]) && ledger_.at(ids[i]).pins == 0) wanted_.push_back(ids[i]);
   }
   if (!active()) return;
-  if (asynchronous(place_) && !fits(limits_.budget_bytes / 4)) {  // evictions are near
+  if (asynchronous() && !fits(limits_.budget_bytes / 4)) {  // evictions are near
     const CallScope scope(table_, place_);
     const Status marked = streams_.mark(stream, ledger_.now());
     (void)marked;  // an eviction records its own then
@@ -403,7 +251,11 @@ Status Engine::set_limits(Limits limits) {
   const CallScope scope(table_, place_);
   const Limits previous = std::exchange(limits_, limits);
   if (!managed_) return {};
-  if (!active() || make_room(0)) return {};
+  if (active()) make_room(0);
+  // Memory outside of umem's may exceed any budget: it does not keep the budget from being set.
+  const std::size_t left =
+      limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
+  if (!active() || ledger_.resident_bytes() <= left) return {};
   limits_ = previous;
   return {Code::kOutOfDeviceMemory, "the budget cannot be lowered: running ops hold " +
                                         std::to_string(ledger_.pinned_bytes()) +

@@ -90,6 +90,8 @@ class Engine {
 
  private:
   bool active() const { return managed_ && policy_->active(); }
+  // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
+  bool asynchronous() const { return place_.context != nullptr; }
   bool away(RangeId id) const;
   std::size_t taken() const { return ledger_.resident_bytes() + limits_.outside_bytes; }
   bool fits(std::size_t bytes) const { return taken() + bytes <= limits_.budget_bytes; }

@@ -182,6 +182,10 @@ std::uint64_t Lane::failures() {
 }
 
 void Lane::work() {
+  // A capture on any thread would forbid this one its calls, which touch no stream that is
+  // captured.
+  cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
+  table_.cuThreadExchangeStreamCaptureMode(&mode);
   const driver::CallScope scope(table_, place_);
   std::unique_lock guard(mutex_);
   while (true) {

@@ -49,6 +49,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   unit.bytes = bytes;
   unit.segment = segment;
   unit.prefetched_unused = false;
+  unit.last_use = ++clock_;
   set_tag(id, tag, family);
   set_state(id, State::kVoid);
 }

@@ -30,20 +30,17 @@ std::uint32_t Streams::bit(cu::CUstream stream) {
 }
 
 Status Streams::record(Stream& stream, std::uint64_t now) {
-  cu::CUevent event = nullptr;
   if (stream.marks.size() < kMarks) {
+    cu::CUevent event = nullptr;
     UMEM_RETURN_IF_ERROR(
         check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
-  } else {
-    event = stream.marks.front().event;
-    stream.marks.pop_front();
+    stream.marks.push_front({0, event});
   }
-  const cu::CUresult result = table_.cuEventRecord(event, stream.handle);
-  if (result != cu::CUDA_SUCCESS) {
-    table_.cuEventDestroy(event);
-    return check(result, Entry::cuEventRecord);
-  }
-  stream.marks.push_back({now, event});
+  // Recorded anew where it is: a submission that waits in a lane may hold it.
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuEventRecord(stream.marks.front().event, stream.handle), Entry::cuEventRecord));
+  stream.marks.push_back({now, stream.marks.front().event});
+  stream.marks.pop_front();
   stream.ops = 0;
   return {};
 }
@@ -64,15 +61,20 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     if (mark == stream.marks.end()) {
       // What is being captured does not run now.
       if (driver::capturing(table_, place_, stream.handle)) continue;
-      // For a transfer the order is a matter of speed: a stream that is gone must not keep bytes.
-      Status recorded = record(stream, now);
-      if (!recorded.ok() && used == kAll) return recorded;
-      if (!recorded.ok()) continue;
+      if (!record(stream, now).ok()) continue;
       mark = std::prev(stream.marks.end());
     }
     if (std::find(events.begin(), events.end(), mark->event) == events.end())
       events.push_back(mark->event);
   }
+  return {};
+}
+
+Status Streams::after_all(cu::CUstream stream, std::uint64_t now,
+                          std::vector<cu::CUevent>& events) {
+  Stream& known = find(stream);
+  UMEM_RETURN_IF_ERROR(record(known, now));
+  events.push_back(known.marks.back().event);
   return {};
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <vector>
 
 #include "base/status.h"
@@ -25,11 +24,12 @@ class Streams {
   // Ops up to ledger time `now` are enqueued on the stream. Every few ops an event is recorded.
   Status mark(cu::CUstream stream, std::uint64_t now);
   // Appends events that are reached, on each stream of the mask, after what was used there up to
-  // ledger time `used`. Records one (at time `now`) where there is none yet. With kAll they come
-  // after all that the streams hold, or it is an error.
-  static constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+  // ledger time `used`. Records one (at time `now`) where there is none yet; a stream that refuses
+  // is left out, because for a transfer the order is a matter of speed.
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
                std::vector<cu::CUevent>& events);
+  // The same after all that one stream holds, or an error.
+  Status after_all(cu::CUstream stream, std::uint64_t now, std::vector<cu::CUevent>& events);
 
   // The newest arrival that the stream waits for already.
   std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }

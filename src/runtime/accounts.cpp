@@ -114,8 +114,8 @@ void set_outside_bytes(int device, std::size_t bytes) noexcept {
 void release_cached() noexcept {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  if (s.captures > 0) return;
   s.each([](Device& device) {
+    retire_reclaimed(device);
     const Status trimmed = trim_locked(device, 0);
     (void)trimmed;  // what the driver refuses to take back stays cached
   });

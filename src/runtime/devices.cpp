@@ -44,7 +44,8 @@ Status look_at_driver(State& s) {
   return {};
 }
 
-Status resolve_budget(const State& s, const driver::Place& place, Options& options) {
+Status resolve_budget(const State& s, const driver::Place& place, std::size_t outside_bytes,
+                      Options& options) {
   if (options.budget_bytes > 0) return {};
   const driver::CallScope scope(s.driver.table, place);
   std::size_t free_bytes = 0, total_bytes = 0;
@@ -54,8 +55,8 @@ Status resolve_budget(const State& s, const driver::Place& place, Options& optio
     options.budget_bytes =
         static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
   } else {
-    const std::size_t headroom = std::min(kHeadroomBytes, free_bytes / 8);
-    options.budget_bytes = free_bytes - headroom;
+    free_bytes += outside_bytes;  // they count towards the budget
+    options.budget_bytes = free_bytes - std::min(kHeadroomBytes, free_bytes / 8);
   }
   options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
   return check_limits(options);
@@ -116,7 +117,7 @@ Result<Device*> open_device(State& s, int ordinal) {
   const driver::Place& place = found.value();
   const auto open = [&]() -> Result<Device*> {
     Options options = s.options;
-    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, options));
+    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, s.asked_of(ordinal).outside_bytes, options));
     const bool first = s.devices.empty();
     if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
     auto made =

@@ -141,9 +141,10 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
 
 bool release(void* ptr) noexcept {
   State& s = state();
-  const RangeId id = s.ranges.find(ptr);
-  if (id == backing::kNoRange) return false;
+  if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
+  const RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  if (id == backing::kNoRange) return false;
   if (!s.open()) return s.forked;
   Device& device = s.owner(id);
   Result<arena::Freed> freed = device.arena.free(ptr);
@@ -153,7 +154,7 @@ bool release(void* ptr) noexcept {
   if (block.last_in_range) device.engine.retire(block.range);
   // Programs of changing shapes leave ranges behind that no request fits: give the oldest back.
   const arena::Footprint footprint = device.arena.footprint();
-  if (footprint.cached_bytes > 2 * device.most_live_bytes + 64 * MiB && s.captures == 0) {
+  if (footprint.cached_bytes > 2 * device.most_live_bytes + 64 * MiB) {
     Status trimmed = trim_locked(device, device.most_live_bytes);
     (void)trimmed;  // what the driver refuses to take back stays cached
   }
@@ -162,9 +163,10 @@ bool release(void* ptr) noexcept {
 
 bool record_stream(const void* ptr, std::uintptr_t stream) noexcept {
   State& s = state();
-  const RangeId id = s.ranges.find(ptr);
-  if (id == backing::kNoRange) return false;
+  if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
+  const RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  if (id == backing::kNoRange) return false;
   return s.open() &&
          s.owner(id)
              .arena.record_stream(const_cast<void*>(ptr), reinterpret_cast<cu::CUstream>(stream))
@@ -177,9 +179,10 @@ bool owns(const void* ptr) noexcept {
 
 bool tag(const void* ptr, residency::Tag tag) noexcept {
   State& s = state();
-  const RangeId id = s.ranges.find(ptr);
-  if (id == backing::kNoRange) return false;
+  if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
+  const RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  if (id == backing::kNoRange) return false;
   if (!s.open()) return false;
   residency::Ledger& ledger = s.owner(id).engine.ledger();
   if (!ledger.has(id)) return false;

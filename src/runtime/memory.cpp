@@ -66,6 +66,17 @@ Status settle(Device& device, const arena::Allocation& block, cu::CUstream strea
   return admitted;
 }
 
+Result<arena::Allocation> serve(Device& device, std::size_t bytes, cu::CUstream stream,
+                                const Op* op) {
+  Result<arena::Allocation> taken = take_block(device, bytes, stream);
+  if (taken.ok()) UMEM_RETURN_IF_ERROR(settle(device, taken.value(), stream, op));
+  return taken;
+}
+
+bool is_out_of_memory(const Result<arena::Allocation>& result) {
+  return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
+}
+
 }  // namespace
 
 // The ranges of blocks whose cross-stream uses completed are dead from here on.
@@ -77,7 +88,14 @@ void retire_reclaimed(Device& device) {
 }
 
 Status trim_locked(Device& device, std::size_t keep_bytes) {
-  return device.arena.trim(keep_bytes, [&](RangeId id) { device.engine.forget(id); });
+  // A free is no call for a time in which some stream captures a graph.
+  if (device.place.captures && *device.place.captures > 0) return {};
+  return device.arena.trim(keep_bytes, [&](RangeId id) {
+    // Freed inside the op that uses it still.
+    if (device.engine.ledger().has(id) && device.engine.ledger().at(id).pins > 0) return false;
+    device.engine.forget(id);
+    return true;
+  });
 }
 
 Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUstream stream,
@@ -85,9 +103,16 @@ Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUst
   Result<Device*> opened = open_device(s, ordinal);
   if (!opened.ok()) return opened.take_status();
   Device& device = *opened.value();
-  Result<arena::Allocation> taken = take_block(device, bytes, stream);
-  Status status = taken.ok() ? settle(device, taken.value(), stream, op) : taken.take_status();
-  if (!status.ok()) {
+  Result<arena::Allocation> taken = serve(device, bytes, stream, op);
+  if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
+    // What other streams still use is the last reserve.
+    const Status waited = device.arena.wait_for_pending();
+    (void)waited;  // the allocation says whether it was of use
+    retire_reclaimed(device);
+    taken = serve(device, bytes, stream, op);
+  }
+  if (!taken.ok()) {
+    const Status status = taken.take_status();
     ++device.arena.tallies().ooms;
     if (s.listener)
       s.listener({arena::EventKind::kOutOfMemory, ordinal, 0, bytes,

@@ -218,7 +218,8 @@ Status start(const Options& options) {
     return options == s.options
                ? Status()
                : Status(Code::kBadState, "umem is running with other options; disable it first");
-  if (s.open() && s.live_blocks() == 0) UMEM_RETURN_IF_ERROR(close_locked(s));
+  s.each([](Device& device) { retire_reclaimed(device); });
+  if (s.open() && !s.busy()) UMEM_RETURN_IF_ERROR(close_locked(s));
   if (!s.open()) {
     UMEM_RETURN_IF_ERROR(open_locked(s, options));
   } else {
@@ -226,6 +227,7 @@ Status start(const Options& options) {
       return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                    s.options.device + ":" + s.options.profile +
                                    "'; free them, or keep the device options"};
+    for (Asked& asked : s.asked) asked.budget_bytes = 0;
     UMEM_RETURN_IF_ERROR(apply_limits(s, options));
     s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
     s.options = options;
@@ -243,7 +245,7 @@ Status stop() {
   FirstError error;
   s.each([&](Device& device) { error.keep(settle(s, device)); });
   UMEM_RETURN_IF_ERROR(error.take());
-  return s.live_blocks() == 0 ? close_locked(s) : Status();
+  return s.busy() ? Status() : close_locked(s);
 }
 
 bool running() {
@@ -268,7 +270,10 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   const std::vector<Asked> before = s.asked;
   for (Asked& asked : s.asked) asked.budget_bytes = 0;  // it is for all of them now
   Status status = apply_limits(s, options);
-  if (!status.ok()) s.asked = before;
+  if (status.ok()) return {};
+  s.asked = before;
+  const Status back = set_all_limits(s, s.options);
+  (void)back;  // the refusal is what the caller has to know
   return status;
 }
 
@@ -301,7 +306,10 @@ Status trim() {
   State& s = state();
   std::lock_guard guard(s.mutex);
   FirstError error;
-  s.each([&](Device& device) { error.keep(trim_locked(device, 0)); });
+  s.each([&](Device& device) {
+    retire_reclaimed(device);
+    error.keep(trim_locked(device, 0));
+  });
   return error.take();
 }
 

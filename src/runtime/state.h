@@ -73,10 +73,14 @@ struct State {
     for (const std::unique_ptr<Device>& device : devices)
       if (device) act(*device);
   }
-  std::size_t live_blocks() const {
-    std::size_t blocks = 0;
-    each([&](const Device& device) { blocks += device.arena.footprint().live_blocks; });
-    return blocks;
+  // Blocks are alive, or in use on a stream or by an op: the devices have to stay.
+  bool busy() const {
+    bool found = false;
+    each([&](Device& device) {
+      found = found || device.arena.tallies().active[arena::kAll].current > 0 ||
+              device.engine.ledger().pinned_bytes() > 0;
+    });
+    return found;
   }
 };
 

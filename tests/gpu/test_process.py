@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from softcuda.load import Softcuda
+
 pytestmark = pytest.mark.gpu
 Program = Callable[..., tuple[str, str]]
 
@@ -163,3 +165,34 @@ def test_an_interrupt_in_the_middle_of_eviction(program: Program) -> None:
         """
     )
     assert out == "24\n"
+
+
+def test_plain_memory_waits_for_other_streams_before_it_is_out(
+    program: Program, softcuda: Softcuda
+) -> None:
+    out, err = program(
+        """
+        enable("16MiB")
+        side = torch.cuda.Stream()
+        first = torch.full((3 * MIB,), 1.0, device="cuda")  # 12 of 16 MiB
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            copy = first[: MIB // 4].clone()
+        first.record_stream(side)
+        del first  # still in use on the side stream
+        second = torch.full((3 * MIB,), 2.0, device="cuda")
+        torch.cuda.synchronize()
+        assert second.cpu().eq(2.0).all() and copy.cpu().eq(1.0).all()
+        try:
+            torch.empty(3 * MIB, device="cuda")
+        except torch.OutOfMemoryError as error:
+            assert "managed memory cannot be used here" in str(error), error
+        else:
+            raise AssertionError("more than the budget")
+        print("ok", umem.stats().evictions)
+        """,
+        SOFTCUDA_NO_CMA="0",
+        SOFTCUDA_SEED="3",
+    )
+    assert out == "ok 0\n"
+    assert "plain device memory is used" in err

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "expect.h"
 #include "policy/registry.h"
 #include "residency/engine.h"
 #include "soft/device.h"
@@ -16,15 +17,6 @@ namespace {
 
 using namespace umem;  // NOLINT: a test program
 using backing::RangeId;
-
-int g_wrong = 0;
-#define EXPECT(condition)                                                   \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      std::fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
-      ++g_wrong;                                                            \
-    }                                                                       \
-  } while (false)
 
 constexpr std::size_t kBudget = 64 * MiB;
 constexpr std::size_t kMostBytes = 8 * MiB;

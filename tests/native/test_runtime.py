@@ -363,6 +363,41 @@ def test_hints(blocks: Blocks) -> None:
         _core.prefetch(0x1000, 10)
 
 
+def test_scratch_freed_inside_its_op_stays_until_the_op_ends(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB))
+    token = _core.op_begin([], "conv", "forward")
+    scratch = _core.allocate(4 * MIB)
+    assert _core.release(scratch)
+    _core.trim()  # gives back all that no op uses
+    assert [row["pins"] for row in _core.blocks() if row["base"] == scratch] == [1]
+    other = blocks.take(8 * MIB)
+    _core.op_end(token, "")
+    assert [row["pins"] for row in _core.blocks() if row["base"] == other] == [0]
+    _core.trim()
+    assert scratch not in {row["base"] for row in _core.blocks()}
+
+
+def test_disabling_inside_an_op_that_used_scratch(blocks: Blocks) -> None:
+    _core.start(options(32 * MIB))
+    token = _core.op_begin([], "conv", "forward")
+    assert _core.release(_core.allocate(4 * MIB))
+    _core.stop()
+    _core.op_end(token, "")
+    _core.start(options(16 * MIB, device_bytes=16 * MIB))  # another device: the first one is closed
+    assert _core.stats()["budget_bytes"] == 16 * MIB
+
+
+def test_host_memory_of_dead_blocks_makes_room_for_a_large_one(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB, host_budget_bytes=32 * MIB))
+    first = _core.allocate(20 * MIB)  # by faults: some of it on the host
+    _core.driver.store(first, bytes([1]) * (20 * MIB))
+    _core.evict(first, 20 * MIB)
+    assert _core.release(first)
+    again = blocks.take(24 * MIB)  # what the dead block holds on the host goes first
+    _core.driver.store(again, bytes([2]) * (24 * MIB))
+    assert _core.driver.load(again + 24 * MIB - 1, 1) == bytes([2])
+
+
 def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     ptr = blocks.take(4 * MIB)

@@ -123,6 +123,7 @@ void* CudaAllocator::take_after_callbacks(std::size_t bytes, c10::DeviceIndex de
 void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream,
                          const runtime::Failure& failure) {
   std::size_t allocated = 0, reserved = 0;
+  const std::string message = failure.message;  // an observer that allocates may fail too
   if (is_out_of_memory(failure)) {
     const auto [free, total] = native_->getMemoryInfo(device);
     history_.out_of_memory(device, free, bytes, handle(stream));
@@ -136,7 +137,8 @@ void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_
     allocated = static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current);
     reserved = static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current);
   }
-  raise(bytes, failure, c10::Device(c10::kCUDA, device), allocated, reserved);
+  raise(bytes, {failure.code, message.c_str()}, c10::Device(c10::kCUDA, device), allocated,
+        reserved);
 }
 
 // False where the block is not umem's.
@@ -158,6 +160,8 @@ void CudaAllocator::free_any(void* ptr) noexcept {
     self.native_->raw_delete(ptr);
   } catch (const std::exception& error) {
     LOG(WARNING) << "umem: a block could not be freed: " << error.what();
+  } catch (...) {
+    LOG(WARNING) << "umem: a block could not be freed";
   }
 }
 
@@ -191,8 +195,8 @@ void* CudaAllocator::getBaseAllocation(void* ptr, std::size_t* bytes) {
 }
 
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
-  if (runtime::budget(device) == 0) return native_->cacheInfo(device, largest);  // not used yet
   *largest = runtime::room(device);
+  if (*largest == 0) native_->cacheInfo(device, largest);  // not used yet, or full
 }
 
 void CudaAllocator::emptyCache(c10::MempoolId_t id) {

@@ -93,7 +93,8 @@ void History::listen() {
 }
 
 void History::on_event(const arena::Event& event) {
-  t_last = event;
+  // Ranges that leave in the course of it are not what this thread asked for.
+  if (event.kind == EventKind::kAlloc || event.kind == EventKind::kFreeRequested) t_last = event;
   g_history.load()->handle(event);
 }
 

@@ -1,0 +1,177 @@
+// The engine's moves: what is submitted to the lanes, after what, and what the ledger says of it.
+#include <algorithm>
+#include <utility>
+
+#include "residency/engine.h"
+
+namespace umem::residency {
+namespace {
+
+using driver::CallScope;
+
+constexpr std::size_t kMostAhead = 256 * MiB;
+
+}  // namespace
+
+// What the unit's own stream has been given so far, so as to come after it, into `events_`. A mark
+// of some ops ago would not do: an op's scratch memory is freed while it runs.
+Status Engine::after_home(RangeId id) {
+  const cu::CUstream home = ledger_.at(id).stream;
+  if (driver::capturing(table_, place_, home))
+    return {Code::kBadState, "the stream of the bytes is being captured"};
+  return streams_.after_all(home, ledger_.now(), events_);
+}
+
+// The lane in waits until what is on its way out leaves room for what is resident.
+Status Engine::wait_for_room() {
+  const std::size_t full = std::min(taken(), limits_.budget_bytes);
+  return out_.make_wait(in_, out_.until(limits_.budget_bytes - full));
+}
+
+Status Engine::populate(RangeId id) {
+  UMEM_RETURN_IF_ERROR(wait_for_room());
+  const Unit& unit = ledger_.at(id);
+  // A prefetch beside a discard is undefined: what is still going out goes first.
+  UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
+  // The range may have been freed by work that its stream still holds.
+  events_.clear();
+  UMEM_RETURN_IF_ERROR(after_home(id));
+  one_.assign(1, id);
+  Result<Ticket> ticket = in_.submit(Verb::kPopulate, spans_of(one_), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  ledger_.set_arrival(id, ticket.value());
+  return await(id, unit.stream);
+}
+
+Status Engine::discard(const std::vector<RangeId>& ids) {
+  events_.clear();
+  for (RangeId id : ids) {
+    UMEM_RETURN_IF_ERROR(after_home(id));
+    UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
+  }
+  return in_.submit(Verb::kDiscard, spans_of(ids), events_).take_status();
+}
+
+// Drops dead units, oldest first, until `bytes` more fit or none is left.
+void Engine::discard_dead(std::size_t bytes) {
+  if (!in_.can_discard()) {
+    if (ledger_.dead_bytes() > 0) release_cached_();
+    return;
+  }
+  dropped_.clear();
+  while (!fits(bytes) && ledger_.oldest_dead() != kNoRange) {
+    const RangeId id = ledger_.oldest_dead();
+    dropped_.push_back(id);
+    ledger_.drop(id);
+  }
+  if (Status status = dropped_.empty() ? Status() : discard(dropped_); !status.ok()) {
+    for (RangeId id : dropped_) ledger_.set_state(id, State::kDead);
+    dropped_.clear();
+    note(status);
+  }
+  for (RangeId id : dropped_) counters_.bytes_discarded += ledger_.at(id).bytes;
+  if (!in_.can_discard()) release_cached_();  // the driver has just said so
+}
+
+// Moves the units out after their last use.
+Status Engine::send_back(const std::vector<RangeId>& ids) {
+  events_.clear();
+  for (RangeId id : ids) {
+    const Unit& unit = ledger_.at(id);
+    UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
+                                        ledger_.now(), events_));
+    // What no op has waited for may still be on its way in, or be populated.
+    if (unit.prefetched_unused || asynchronous())
+      UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
+  }
+  Result<Ticket> ticket = out_.submit(Verb::kSendOut, spans_of(ids), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  for (RangeId id : ids) ledger_.set_departure(id, ticket.value());
+  return {};
+}
+
+Status Engine::send_out(const std::vector<RangeId>& victims) {
+  moved_.clear();
+  for (RangeId id : victims) {
+    // In use by another thread's op, or no room on the host: stays.
+    const Unit& unit = ledger_.at(id);
+    if (unit.state != State::kDevice || unit.pins > 0 || !host_has_room(id)) continue;
+    moved_.push_back(id);
+    if (unit.prefetched_unused) counters_.prefetched_unused_bytes += unit.bytes;
+    ledger_.set_state(id, State::kHost);
+  }
+  if (moved_.empty()) return {};
+  if (Status status = send_back(moved_); !status.ok()) {
+    for (RangeId id : moved_) ledger_.set_state(id, State::kDevice);
+    return status;
+  }
+  counters_.evictions += moved_.size();
+  for (RangeId id : moved_) counters_.bytes_out += ledger_.at(id).bytes;
+  return {};
+}
+
+// True when `bytes` more fit into the budget; makes what room there is in any case.
+bool Engine::make_room(std::size_t bytes) {
+  if (fits(bytes)) return true;
+  const std::size_t room =
+      limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
+  const std::size_t wanted = std::min(bytes, room);
+  discard_dead(wanted);
+  if (!fits(wanted)) {
+    victims_.clear();
+    policy_->victims(View{ledger_, limits_.min_swap_bytes}, taken() + wanted - limits_.budget_bytes,
+                     victims_);
+    note(send_out(victims_));
+  }
+  return fits(bytes);
+}
+
+// Starts evicting before room is short, where that happens beside compute.
+void Engine::evict_ahead() {
+  if (!asynchronous()) return;
+  const std::size_t ahead = std::min(limits_.budget_bytes / 16, kMostAhead);
+  if (!fits(ahead)) make_room(ahead);
+}
+
+// The stream works on the unit from here on.
+Status Engine::await(RangeId id, cu::CUstream stream) {
+  const Ticket arrival = ledger_.at(id).arrival;
+  if (arrival <= streams_.awaited(stream)) return {};
+  const CallScope scope(table_, place_);
+  UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));
+  streams_.set_awaited(stream, arrival);
+  return {};
+}
+
+// Without a consumer nobody waits for the bytes yet.
+Status Engine::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
+  std::size_t need = 0;
+  for (RangeId id : ids) need += ledger_.at(id).bytes;
+  make_room(need);
+  moved_.clear();
+  for (RangeId id : ids) {
+    // An op that needs more than the budget: what does not fit comes by faults.
+    if (!fits(ledger_.at(id).bytes)) continue;
+    const bool data = ledger_.at(id).state == State::kHost;
+    if (data) counters_.bytes_in += ledger_.at(id).bytes;
+    ledger_.set_state(id, State::kDevice);
+    moved_.push_back(id);
+  }
+  counters_.prefetches += moved_.size();
+  if (moved_.empty()) return {};
+  const auto bring = [&]() -> Status {
+    UMEM_RETURN_IF_ERROR(wait_for_room());
+    for (RangeId id : moved_) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
+    events_.clear();
+    Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(moved_), events_);
+    if (!ticket.ok()) return ticket.take_status();
+    for (RangeId id : moved_) ledger_.set_arrival(id, ticket.value());
+    return consumer ? await(moved_.front(), *consumer) : Status();
+  };
+  Status status = bring();
+  if (!status.ok())  // on the host for all we know; faults bring it
+    for (RangeId id : moved_) ledger_.set_state(id, State::kHost);
+  return status;
+}
+
+}  // namespace umem::residency

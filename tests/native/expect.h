@@ -1,0 +1,12 @@
+// What the stress programs check with: they go on after a failure, and count.
+#pragma once
+#include <cstdio>
+
+inline int g_wrong = 0;
+#define EXPECT(condition)                                                   \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
+      ++g_wrong;                                                            \
+    }                                                                       \
+  } while (false)
