@@ -7,11 +7,8 @@
 #include "backing/mover.h"
 
 namespace umem::residency {
-namespace {
 
 using driver::CallScope;
-
-}  // namespace
 
 Engine::Engine(const driver::Table& table, const backing::RangeTable& ranges, driver::Place place,
                bool managed, Limits limits, std::unique_ptr<Policy> policy,
@@ -253,9 +250,7 @@ Status Engine::set_limits(Limits limits) {
   if (!managed_) return {};
   if (active()) make_room(0);
   // Memory outside of umem's may exceed any budget: it does not keep the budget from being set.
-  const std::size_t left =
-      limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
-  if (!active() || ledger_.resident_bytes() <= left) return {};
+  if (!active() || ledger_.resident_bytes() <= share()) return {};
   limits_ = previous;
   return {Code::kOutOfDeviceMemory, "the budget cannot be lowered: running ops hold " +
                                         std::to_string(ledger_.pinned_bytes()) +

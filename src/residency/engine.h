@@ -7,6 +7,7 @@
 //
 // Not thread-safe: the runtime's lock is held around every call.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -94,6 +95,10 @@ class Engine {
   bool asynchronous() const { return place_.context != nullptr; }
   bool away(RangeId id) const;
   std::size_t taken() const { return ledger_.resident_bytes() + limits_.outside_bytes; }
+  // Of the budget, beside what is in use outside of umem.
+  std::size_t share() const {
+    return limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
+  }
   bool fits(std::size_t bytes) const { return taken() + bytes <= limits_.budget_bytes; }
   bool quiet(cu::CUstream stream);
   bool host_has_room(RangeId id);

@@ -113,9 +113,7 @@ Status Engine::send_out(const std::vector<RangeId>& victims) {
 // True when `bytes` more fit into the budget; makes what room there is in any case.
 bool Engine::make_room(std::size_t bytes) {
   if (fits(bytes)) return true;
-  const std::size_t room =
-      limits_.budget_bytes - std::min(limits_.outside_bytes, limits_.budget_bytes);
-  const std::size_t wanted = std::min(bytes, room);
+  const std::size_t wanted = std::min(bytes, share());
   discard_dead(wanted);
   if (!fits(wanted)) {
     victims_.clear();

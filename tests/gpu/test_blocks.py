@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from softcuda.load import Softcuda  # noqa: E402
+from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
 from umem.integrations import torch_observer  # noqa: E402
@@ -17,14 +18,6 @@ from umem.native import core  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20
-
-
-def full(value: float, mib: int = 2) -> torch.Tensor:
-    return torch.full((mib * MIB // 4,), value, device="cuda")
-
-
-def holds(tensor: torch.Tensor, value: float) -> bool:
-    return bool(tensor.cpu().eq(value).all())
 
 
 def test_torch_gets_its_memory_from_umem() -> None:

@@ -7,20 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from softcuda.load import Softcuda  # noqa: E402
+from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
 from umem.native import core  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20
-
-
-def full(value: float, mib: int = 2) -> torch.Tensor:
-    return torch.full((mib * MIB // 4,), value, device="cuda")
-
-
-def holds(tensor: torch.Tensor, value: float) -> bool:
-    return bool(tensor.cpu().eq(value).all())
 
 
 def test_a_pool_made_before_the_first_allocation_counts_towards_the_budget() -> None:

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from support.program import finish
+
 SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
 
 PREAMBLE = f"""
@@ -44,11 +46,6 @@ def program(
         [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"it hangs; so far: {out}{err}") from None
+    out, err = finish(process, timeout)
     assert process.returncode == expected, f"exit {process.returncode}\n{out}{err}"
     return out, err

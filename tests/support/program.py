@@ -34,13 +34,18 @@ def start(code: str, **environ: str) -> subprocess.Popen[str]:
     )
 
 
-def run(code: str, timeout: float = 60, **environ: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `code` behind the preamble."""
-    process = start(code, **environ)
+def finish(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+    """Standard output and error at the process's end; AssertionError, and its end, if it hangs."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
         raise AssertionError(f"it hangs; so far: {out}{err}") from None
+
+
+def run(code: str, timeout: float = 60, **environ: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `code` behind the preamble."""
+    process = start(code, **environ)
+    out, err = finish(process, timeout)
     return process.returncode, out, err
