@@ -57,14 +57,23 @@ PY_FLOORS: dict[str, set[str]] = {
     "native": {"umem", "errors", "_core"},
     "torch_build": {"lazily:errors", "lazily:umem", "lazily:native", "lazily:_core"},
     "report": _LOW,
+    "devices": {"errors", "units", "values", "lazily:native"},
+    "trace": _LOW | {"lazily:native"},
+    "policies": _LOW | {"trace", "devices"},
+    # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
+    "plan": _LOW | {"trace", "policies", "devices"},
+    "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
+    "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core"},
-    "runtime": _CONFIG | {"startup", "lazily:native", "lazily:integrations", "lazily:report"},
+    "runtime": _CONFIG
+    | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
     | _CONFIG
-    | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report"},
+    | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
+    | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
     "umem": {"errors", "runtime", "statistics"},
     "__main__": {"cli"},
 }

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         DriverError,
         NotSupportedError,
         OutOfMemoryError,
+        PlanError,
         StateError,
+        TraceError,
         UmemError,
     )
     from .runtime import (
@@ -44,9 +46,11 @@ __all__ = [
     "DriverError",
     "NotSupportedError",
     "OutOfMemoryError",
+    "PlanError",
     "Session",
     "StateError",
     "Stats",
+    "TraceError",
     "UmemError",
     "__version__",
     "advise",

@@ -25,3 +25,11 @@ class StateError(UmemError, RuntimeError):
 
 class DriverError(UmemError, RuntimeError):
     """The device driver reported a failure that umem could not handle."""
+
+
+class TraceError(UmemError, ValueError):
+    """A trace is malformed; the message has the file, the line and the reason."""
+
+
+class PlanError(UmemError, RuntimeError):
+    """A program cannot be planned as it is; the message says where, and how to go on."""

@@ -1,0 +1,1 @@
+"""What to evict and what to fetch, and when. One policy a file."""
