@@ -74,8 +74,12 @@ def umem_on() -> Iterator[object]:
 def _off_afterwards() -> Iterator[None]:
     yield
     if NO_CUDA_TORCH is None:
+        import torch
         import umem
 
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # what pools leave cached would count towards later budgets
         umem.disable()
 
 
