@@ -286,9 +286,8 @@ def _lstm_cell_backward(
 
 
 @_lstm_cell_backward.register_fake
-def _(
-    grad_h: Tensor, grad_c: Tensor, c: Tensor, after: Tensor, active: Tensor
-) -> tuple[Tensor, Tensor]:
+def _(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    *_, c, _, active = tensors
     return torch.empty_like(active), torch.empty_like(c)
 
 

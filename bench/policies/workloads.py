@@ -240,7 +240,7 @@ _ALL = (
     Workload("gpt2_medium_b8", "GPT-2 medium, 8 x 1024", lambda: _gpt2(8, 24, 1024, 16), 18.3),
     Workload("gpt2_xl_b2", "GPT-2 XL, 2 x 1024", lambda: _gpt2(2, 48, 1600, 25)),
     Workload("vit_l_b64", "ViT-L/16, batch 64", lambda: _vit(64, 24, 1024, 16), 11.1),
-    Workload("lstm_4x1024_b128", "LSTM, 4 x 1024, 128 x 256", lambda: _lstm(128, 256), 4.2),
+    Workload("lstm_4x1024_b128", "LSTM, 4 x 1024, 128 x 300", lambda: _lstm(128, 300), 4.2),
     Workload(
         "llama7b_decode",
         "Llama 7B, a token, 8 x 1024 cached",
