@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -52,31 +52,36 @@ class _Born(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The events of one step, and what lived when it began."""
+    """The events from one `Step` to the next, and what lived when they began."""
 
     number: int
     live: Mapping[int, _Born]
+    after_ops: bool = False  # whether the part before had ops: then ordinals compare with its
     events: list[Event] = field(default_factory=list)
 
 
 class StepBuilder:
     """Takes a trace's events in order, keeps the last two steps and the live blocks.
 
-    A step ends at its `Step`; a trace without any is one step.
+    A step ends at its `Step`. Parts without ops are no steps, though they end where they say: a
+    recording that starts in the middle gives the live blocks so, before its first step. A trace
+    without any step has one, which is all that is left.
     """
 
     def __init__(self) -> None:
         self.peak_bytes = 0  # of the whole trace, as tensors take them on the device
         self._bytes = 0
         self._live: dict[int, _Born] = {}
+        self._steps = 0
         self._done: deque[_Part] = deque(maxlen=2)
         self._now = _Part(0, {})
         self._ordinal = 0
+        self._ops = 0  # in this part
 
     @property
     def steps(self) -> int:
-        """How many steps are complete; 1 for a trace without any `Step`."""
-        return self._now.number or int(bool(self._now.events))
+        """How many steps are complete; 1 for a trace that does not mark any."""
+        return self._steps or int(self._ops > 0)
 
     def add(self, event: Event) -> None:
         """Take the next event.
@@ -85,11 +90,13 @@ class StepBuilder:
             TraceError: a block is allocated twice, or freed and not live.
         """
         kind = type(event)
-        if kind is Alloc:
+        if kind is Op:
+            self._ops += 1
+        elif kind is Alloc:
             self._alloc(event)  # type: ignore[arg-type]
         elif kind is Free:
             self._free(event)  # type: ignore[arg-type]
-        elif kind is Step:
+        else:
             self._step()
             return
         self._now.events.append(event)
@@ -100,10 +107,26 @@ class StepBuilder:
         Raises:
             TraceError: there is no such step, or it has no op that accesses memory.
         """
-        parts = [self._now] if self._now.number == 0 else [*self._done]
+        return _Columns(self._part(index)).build()
+
+    def events(self, index: int = -1) -> Iterator[Event]:
+        """A trace of that step alone, of which `step` is the same but for a few twins.
+
+        Raises:
+            TraceError: there is no such step.
+        """
+        part = self._part(index)
+        yield from (born.alloc for born in part.live.values())
+        if part.number:
+            yield Step()
+        yield from part.events
+        yield Step()
+
+    def _part(self, index: int) -> _Part:
+        parts = [*self._done] or [self._now]
         if not -len(parts) <= index < 0:
             raise TraceError(f"step {index} is not kept; kept: -{len(parts)} to -1")
-        return _Columns(parts[index]).build()
+        return parts[index]
 
     def _alloc(self, alloc: Alloc) -> None:
         if alloc.id in self._live:
@@ -122,9 +145,11 @@ class StepBuilder:
     def _step(self) -> None:
         if not self._now.events:
             return  # the end of the same step, said twice
-        self._done.append(self._now)
-        self._now = _Part(self._now.number + 1, dict(self._live))
-        self._ordinal = 0
+        if self._ops:
+            self._done.append(self._now)
+            self._steps += 1
+        self._now = _Part(self._now.number + 1, dict(self._live), after_ops=self._ops > 0)
+        self._ordinal = self._ops = 0
 
 
 class _Columns:
@@ -286,7 +311,7 @@ class _Columns:
         twins: dict[int, int] = {}
         for tensor in carried:
             born = self._born[tensor]
-            if born.step == self._part.number - 1:
+            if self._part.after_ops and born.step == self._part.number - 1:
                 twin = place.get((born.ordinal, born.alloc.bytes))
                 if twin is not None:
                     twins[tensor] = twin
