@@ -83,7 +83,7 @@ def cut_bound(trace: StepTrace, capacity: int) -> Cut:
 
     All that is away at op t comes in after it, once for each gap.
     """
-    return _largest(_excess(Spans(trace), capacity))
+    return _largest(excess_bytes(Spans(trace), capacity))
 
 
 def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
@@ -92,7 +92,7 @@ def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
     The largest cut, and from it around the step the best choice of others (weighted interval
     scheduling); so it is at least `cut_bound`.
     """
-    return _cuts_in(trace, _excess(Spans(trace), capacity))
+    return _cuts_in(trace, excess_bytes(Spans(trace), capacity))
 
 
 def pfoo_l(trace: StepTrace, capacity: int) -> float:
@@ -117,7 +117,7 @@ def pfoo_l(trace: StepTrace, capacity: int) -> float:
 
 def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
     """Bytes in a step at least, in steady state: the largest of the cuts, their sum and PFOO-L."""
-    return _bytes_in(trace, capacity, _excess(Spans(trace), capacity))
+    return _bytes_in(trace, capacity, excess_bytes(Spans(trace), capacity))
 
 
 def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
@@ -128,7 +128,7 @@ def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
     that the step does not write cost nothing: their copy on the host stays valid.
     """
     spans = Spans(trace)
-    return _bytes_out(spans, _excess(spans, capacity))
+    return _bytes_out(spans, excess_bytes(spans, capacity))
 
 
 def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) -> Floor:
@@ -142,7 +142,7 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     these, of all compute, and, in steady state, of the bytes in and out over their bandwidths.
     """
     spans = Spans(trace)
-    over = _excess(spans, capacity)
+    over = excess_bytes(spans, capacity)
     before, after = trace.begin_us[:-1], trace.compute_us - trace.begin_us[1:]
     out = np.maximum(over - spans.out_before, 0) / device.bytes_per_us_out
     back = np.maximum(over - spans.in_later, 0) / device.bytes_per_us_in
@@ -173,7 +173,7 @@ def _checked(trace: StepTrace, capacity: int) -> Ints:
     return size
 
 
-def _excess(spans: Spans, capacity: int) -> Ints:
+def excess_bytes(spans: Spans, capacity: int) -> Ints:
     """[n] Bytes that are away at each op at least."""
     _checked(spans.trace, capacity)
     return np.maximum(spans.need - capacity, 0)
