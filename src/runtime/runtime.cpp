@@ -11,6 +11,7 @@
 #include "soft/device.h"
 #include "soft/fault_handler.h"
 #include "soft/interpose.h"
+#include "trace/recorder.h"
 
 namespace umem::runtime {
 namespace {
@@ -45,6 +46,7 @@ void register_fork_handlers() {
                    [] {
                      State& s = state();
                      s.mutex.unlock();
+                     trace::g_recording = false;  // the parent's program is what is recorded
                      if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
                    });
   });
@@ -241,6 +243,7 @@ Status stop() {
   State& s = state();
   std::lock_guard guard(s.mutex);
   s.accepting = false;
+  for (const trace::Sink sink : {trace::kPlan, trace::kFile}) trace::recorder().stop(sink);
   if (!s.open()) return {};
   FirstError error;
   s.each([&](Device& device) { error.keep(settle(s, device)); });
@@ -328,14 +331,23 @@ Status read_mostly(const void* ptr, std::size_t bytes, bool on) {
 
 void step() noexcept {
   State& s = state();
+  bool soft_device = false;
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
-    if (!s.open() || s.driver.kind != driver::Kind::kSoft) return;
+    if (trace::recording()) trace::recorder().step();
+    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft;
   }
-  // Libraries loaded and handlers set since the last step must not hide page faults from us.
-  soft::install_interposers();
-  soft::install_fault_handler();
+  if (soft_device) {
+    // Libraries loaded and handlers set since the last step must not hide page faults from us.
+    soft::install_interposers();
+    soft::install_fault_handler();
+  }
+  if (auto* listener = s.step_listener.load()) listener();
+}
+
+void set_step_listener(void (*listener)()) noexcept {
+  state().step_listener = listener;
 }
 
 std::vector<BlockReport> blocks() {
