@@ -22,6 +22,10 @@ class Options:
     floor_bytes: int
     policy: str
     guard: bool
+    backed: bool
+    link_in_bytes_per_us: float
+    link_out_bytes_per_us: float
+    fault_us: float
     def __init__(self) -> None: ...
     def __eq__(self, other: object) -> bool: ...
 

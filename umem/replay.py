@@ -163,7 +163,7 @@ def _replay(
         if path is not None:
             _feed(replay, path)
         replay.set_step(_columns(step))
-        if plan is not None:
+        if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address))
         figures = _until_steady(replay, repeats)
     finally:
