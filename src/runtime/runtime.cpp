@@ -341,12 +341,8 @@ void step() noexcept {
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
-<<<<<<< HEAD
     if (trace::recording()) trace::recorder().step();
-    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft;
-=======
-    if (!s.open() || s.driver.kind != driver::Kind::kSoft || !s.options.backed) return;
->>>>>>> 583b00bb234f639981ca8435b90c31283266cd47
+    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
   }
   if (soft_device) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.
