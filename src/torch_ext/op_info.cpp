@@ -114,6 +114,13 @@ constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
 
+// Write all of `self`, and read nothing of it.
+constexpr std::string_view kOverwriting[] = {
+    "aten::copy_",         "aten::fill_",       "aten::zero_",      "aten::normal_",
+    "aten::uniform_",      "aten::random_",     "aten::bernoulli_", "aten::exponential_",
+    "aten::geometric_",    "aten::log_normal_", "aten::cauchy_",    "aten::_foreach_zero_",
+    "aten::_foreach_copy_"};
+
 template <std::size_t N>
 bool among(const std::string_view (&names)[N], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
@@ -166,6 +173,20 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
   return is_view(fn) ? OpKind::kIgnored : OpKind::kCompute;
 }
 
+// By the schema: `self(a!)` is written, and an out argument is overwritten.
+std::vector<Use> uses_of(const at::RecordFunction& fn, std::string_view name) {
+  const std::optional<c10::FunctionSchema> schema = fn.operator_schema();
+  std::vector<Use> uses;
+  if (!schema || !schema->is_mutable()) return uses;
+  const bool fills = among(kOverwriting, name);
+  for (const c10::Argument& argument : schema->arguments()) {
+    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    const bool whole = argument.kwarg_only() || fills;
+    uses.push_back(!written ? Use::kReads : whole ? Use::kOverwrites : Use::kChanges);
+  }
+  return uses;
+}
+
 // Never destroyed: ops run during interpreter shutdown too.
 struct SharedTable {
   std::shared_mutex mutex;
@@ -177,7 +198,7 @@ SharedTable& shared_table() {
 }
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
-  return {std::string(name), family_of(name), kind_of(fn, name)};
+  return {std::string(name), "other", family_of(name), kind_of(fn, name), uses_of(fn, name)};
 }
 
 }  // namespace
@@ -205,12 +226,13 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
     if (auto it = table.infos.find(name); it != table.infos.end()) info = it->second.get();
   }
   if (!info) {
-    auto made = std::make_unique<const OpInfo>(describe(fn, name));
+    auto made = std::make_unique<OpInfo>(describe(fn, name));
     std::unique_lock lock(table.mutex);
     if (table.infos.size() >= kMaxNames) {
       overflow_ = *made;
       return overflow_;
     }
+    made->label = made->name.c_str();
     const std::string_view stored = made->name;
     info = table.infos.try_emplace(stored, std::move(made)).first->second.get();
   }

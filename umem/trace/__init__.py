@@ -1,1 +1,1 @@
-"""Traces: what a program allocates, reads, writes and frees. docs/trace_format.md has the format."""
+"""Traces: what a program allocates, reads, writes and frees. See docs/trace_format.md."""

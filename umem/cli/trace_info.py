@@ -1,0 +1,93 @@
+"""``umem trace info``: check a trace, and say what it holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..units import format_bytes
+from .base import Subparsers
+
+if TYPE_CHECKING:
+    from ..trace.info import Info
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `umem trace info`."""
+    parser = subparsers.add_parser(
+        "info",
+        help="check a trace and say what it holds",
+        description="Read a trace to its end: what is malformed is one line with its place and "
+        "exit code 2, else its figures.",
+    )
+    parser.add_argument("file", metavar="FILE", help=".jsonl, packed or not")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the figures; returns the exit code.
+
+    Raises:
+        TraceError: the file is no valid trace.
+    """
+    from ..trace.info import examine
+
+    info = examine(args.file)
+    print(json.dumps(info.as_dict(), indent=2) if args.json else render(info))
+    return 0
+
+
+def render(info: Info) -> str:
+    """The figures as text, one line each."""
+    return "\n".join(f"{name:<13} {text}".rstrip() for name, text in _lines(info))
+
+
+def _lines(info: Info) -> Iterator[tuple[str, str]]:
+    yield "device", _plain(info.device) or "not said"
+    yield "source", _plain(info.source) or "not said"
+    if info.note:
+        yield "note", _plain(info.note)
+    yield "events", f"{info.events}: {info.allocs} allocations, {info.frees} frees"
+    timed = f", {info.ops_without_time} of them without a time" if info.ops_without_time else ""
+    yield "ops", f"{info.ops}{timed}"
+    yield "steps", f"{info.steps}" if info.steps else "none marked: the trace is one step"
+    if info.step_compute_us is not None:
+        yield "compute", f"{info.step_compute_us / 1e3:.3f} ms in the last step"
+    else:
+        yield "compute", f"{info.compute_us / 1e3:.3f} ms"
+    yield "peak", f"{format_bytes(info.peak_bytes)} live {_where(info)}"
+    for tag, count in info.peak_by_tag.items():
+        yield "", f"{format_bytes(count):>12}  {count / info.peak_bytes:6.1%}  {_tag(tag)}"
+    yield "at the end", f"{format_bytes(info.live_bytes_at_end)} live"
+    yield "small", _small(info)
+    for index, block in enumerate(info.largest):
+        made = f"{_tag(block['tag'])} {_plain(block['family'])}".rstrip()
+        size = format_bytes(block["bytes"])
+        yield ("" if index else "largest"), f"{size:>12}  id {block['id']}  {made}"
+
+
+def _where(info: Info) -> str:
+    if info.peak_op is None:
+        return "after the last op" if info.ops else ""
+    return f"in op {info.peak_op}, {_plain(info.peak_op_name)}"
+
+
+def _small(info: Info) -> str:
+    if not info.allocs:
+        return "no tensors"
+    share = info.small_bytes / max(info.allocated_bytes, 1)
+    return (
+        f"{info.small_tensors} of {info.allocs} tensors are below 2 MiB, with {share:.1%} of what "
+        "is allocated"
+    )
+
+
+def _tag(tag: str) -> str:
+    return _plain(tag) or "untagged"
+
+
+def _plain(text: str) -> str:
+    """On one line, whatever a file has in its names."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -1,0 +1,85 @@
+"""From one form of a trace to another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..errors import TraceError
+from . import perfetto, snapshot
+from .reader import read
+from .schema import Event, Header
+from .steps import StepBuilder
+from .writer import Writer
+
+FORMS = (".jsonl", ".jsonl.gz", ".json")
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    last_step: bool = False,
+    gpu: int | None = None,
+) -> None:
+    """Write `source`, a trace or a memory snapshot of torch, as what `target`'s name ends in.
+
+    Args:
+        source: .jsonl and .jsonl.gz by content, or a pickled snapshot.
+        target: .jsonl, .jsonl.gz, or .json for Chrome trace JSON. Replaced when all is written.
+        last_step: only the last complete step, with the blocks that are live when it begins.
+        gpu: which device of a snapshot that has several.
+
+    Raises:
+        TraceError: the source is malformed, or the target cannot be written.
+    """
+    source, target = Path(source), Path(target)
+    if not target.name.endswith(FORMS):
+        raise TraceError(f"{target}: the name must end in {', '.join(FORMS)}")
+    header, events = _open(source, gpu)
+    if last_step:
+        events = _last_step(source, events)
+    # Beside the target, and in its place only when it is whole. The form is in the name's end.
+    part = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        _write(part, header, events)
+        part.replace(target)
+    except OSError as error:
+        raise TraceError(f"{target}: {error.strerror or error}") from None
+    except TraceError as error:
+        raise TraceError(str(error).replace(str(part), str(target))) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _open(source: Path, gpu: int | None) -> tuple[Header, Iterator[Event]]:
+    try:
+        with source.open("rb") as file:
+            pickled = file.read(1) == snapshot.PICKLE
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{source}: {getattr(error, 'strerror', error)}") from None
+    if pickled:
+        return snapshot.read(source, gpu)
+    if gpu is not None:
+        raise TraceError(f"{source}: only a memory snapshot has several devices; drop --gpu")
+    return read(source)
+
+
+def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:
+    builder = StepBuilder()
+    for event in events:
+        builder.add(event)
+    if builder.steps == 0:
+        raise TraceError(f"{source}: there is no step: the trace has no op")
+    return builder.events()
+
+
+def _write(path: Path, header: Header, events: Iterable[Event]) -> None:
+    if path.suffix == ".json":
+        with path.open("w", encoding="utf-8") as stream:
+            perfetto.write(stream, header, events)
+        return
+    with Writer(path, header) as writer:
+        for event in events:
+            writer.write(event)

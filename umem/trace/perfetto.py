@@ -1,0 +1,80 @@
+"""A trace as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+from .info import LiveBytes
+from .schema import Alloc, Event, Free, Header, Op, Step
+
+UNKNOWN_US = 1.0  # how long an op without a time is drawn
+_PROCESS = 1
+_STEPS, _OPS = 1, 2  # rows
+
+
+def write(stream: TextIO, header: Header, events: Iterable[Event]) -> None:
+    """Write all of it, one event a line; nothing of it is kept."""
+    about = {"device": header.device, "source": header.source, "note": header.note}
+    stream.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n')
+    for row, name in ((_STEPS, "steps"), (_OPS, "ops")):
+        named = {"ph": "M", "pid": _PROCESS, "tid": row, "name": "thread_name"}
+        stream.write(json.dumps({**named, "args": {"name": name}}) + ",\n")
+    for drawn in _Drawing().draw(events):
+        stream.write(json.dumps(drawn) + ",\n")
+    process = {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": "umem trace"}}
+    stream.write(json.dumps(process) + "\n]}\n")
+
+
+class _Drawing:
+    def __init__(self) -> None:
+        self._memory = LiveBytes()
+        self._now = 0.0
+        self._step_begin = 0.0
+        self._steps = 0
+        self._shown: dict[str, int] = {}
+
+    def draw(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+        for event in events:
+            if type(event) is Alloc:
+                self._memory.alloc(event)
+            elif type(event) is Free:
+                self._memory.free(event.id)
+            elif type(event) is Op:
+                yield from self._op(event)
+            elif type(event) is Step:
+                yield from self._step()
+        yield from self._counter(dict(self._memory.by_tag))
+
+    def _op(self, op: Op) -> Iterator[dict[str, Any]]:
+        # The peak since the op before: with what the op allocated and freed inside.
+        yield from self._counter(dict(self._memory.peak_by_tag))
+        us = UNKNOWN_US if op.us is None else op.us
+        args = {"r": op.reads, "w": op.writes, "i": op.index, "us": op.us, "flops": op.flops}
+        known = {key: value for key, value in args.items() if value is not None}
+        yield self._slice(_OPS, op.name, self._now, us, cat=op.family or "op", args=known)
+        self._now += us
+        yield from self._counter(dict(self._memory.by_tag))
+        self._memory.restart_peak()
+
+    def _step(self) -> Iterator[dict[str, Any]]:
+        begin, self._step_begin = self._step_begin, self._now
+        yield self._slice(_STEPS, f"step {self._steps}", begin, self._now - begin)
+        self._steps += 1
+
+    def _slice(
+        self, row: int, name: str, begin: float, us: float, **more: object
+    ) -> dict[str, Any]:
+        place = {"ph": "X", "pid": _PROCESS, "tid": row, "ts": begin, "dur": us}
+        return {**place, "name": name, **more}
+
+    def _counter(self, by_tag: dict[str, int]) -> Iterator[dict[str, Any]]:
+        if by_tag == self._shown:
+            return
+        # What is gone is drawn as 0 once; then its line is as good as not there.
+        values = {tag or "untagged": 0 for tag in self._shown}
+        values |= {tag or "untagged": count for tag, count in by_tag.items()}
+        self._shown = by_tag
+        place = {"ph": "C", "pid": _PROCESS, "ts": self._now, "name": "live bytes"}
+        yield {**place, "args": dict(sorted(values.items()))}

@@ -1,0 +1,186 @@
+"""Reading a trace, one event at a time: memory is linear in the live blocks, not in the file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+from ..errors import TraceError
+from ..values import did_you_mean
+from .schema import (
+    KEYS,
+    KIND,
+    VERSION,
+    Alloc,
+    Event,
+    Free,
+    Header,
+    Op,
+    Step,
+    Validator,
+    check_header,
+)
+
+MAX_LINE = 1 << 20
+_GZIP = b"\x1f\x8b"
+
+# A line's object; what a parser takes is popped, what stays is the event's `extra`.
+_Line = dict[str, Any]
+_Result = TypeVar("_Result")
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Header, Iterator[Event]]:
+    """The header, and the events as they are read; the file closes with the iterator.
+
+    A file that starts as gzip does is unpacked, whatever its name.
+
+    Raises:
+        TraceError: `FILE:LINE: reason`, from here for the header, from the iterator for an event.
+    """
+    lines = _lines(Path(path))
+    first = next(lines, None)  # started, `lines` closes its file when it is dropped
+    if first is None:
+        raise TraceError(f"{path}:1: the file is empty; a trace starts with a header line")
+    header = _at(path, 1, _header, first)
+    return header, _events(path, lines)
+
+
+def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Event]:
+    check = Validator().check
+    for number, line in enumerate(lines, 2):
+        event = _at(path, number, _event, line)
+        try:
+            check(event)
+        except ValueError as error:
+            raise TraceError(f"{path}:{number}: {error}") from None
+        yield event
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines with their ends, none above the limit."""
+    number = 1
+    try:
+        with path.open("rb") as file, _unpacked(file) as stream:
+            while line := stream.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE:
+                    raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
+                yield line
+                number += 1
+    except EOFError:
+        raise TraceError(f"{path}:{number}: cut off: the gzip data has no end") from None
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}:{number}: the gzip data is damaged: {error}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # a path with a zero character
+        raise TraceError(f"{path!s}: {error}") from None
+
+
+def _unpacked(file: io.BufferedReader) -> BinaryIO:
+    if file.peek(2)[:2] != _GZIP:
+        return file
+    return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 16)
+
+
+def _at(
+    path: str | os.PathLike[str], number: int, parse: Callable[[_Line], _Result], line: bytes
+) -> _Result:
+    """`parse` of the line's object; what is wrong with it has its place in front."""
+    try:
+        value = _decode(line.decode())
+        if type(value) is not dict:
+            raise ValueError("the line is not a JSON object")
+        return parse(value)
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start + 1} of the line is not UTF-8"
+    except json.JSONDecodeError as error:
+        cut = "" if line.endswith(b"\n") else "; the file ends in this line: is it cut off?"
+        reason = f"not JSON: {error.msg} at column {error.colno}{cut}"
+    except KeyError as error:
+        reason = f"the key {error} is missing"
+    except RecursionError:
+        reason = "the line is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    raise TraceError(f"{path}:{number}: {reason}")
+
+
+def _header(line: _Line) -> Header:
+    if line.pop("kind", None) != KIND:
+        raise ValueError(f'not a trace: the first line must have "kind": "{KIND}"')
+    version = line.pop("v")
+    if version != VERSION:  # before the rest, which may be different there
+        check_header(Header(v=version))
+    device, source, note = (line.pop(key, "") for key in ("device", "source", "note"))
+    header = Header(device, source, note, version, line or None)
+    check_header(header)
+    return header
+
+
+def _event(line: _Line) -> Event:
+    name = line.pop("e", None)
+    parse = _PARSERS.get(name) if isinstance(name, str) else None
+    if parse is None:
+        _no_event(name)
+    return parse(line)
+
+
+def _no_event(name: object) -> NoReturn:
+    known = [name for name in KEYS if name != "header"]
+    if name is None:
+        raise ValueError(f'no event: the key "e" is missing; events are {", ".join(known)}')
+    shown = repr(name) if len(repr(name)) <= 40 else f"{repr(name)[:37]}..."
+    hint = did_you_mean(name, known) if isinstance(name, str) and len(name) < 40 else ""
+    raise ValueError(f"the event {shown} is unknown{hint}; events are {', '.join(known)}")
+
+
+def _alloc(line: _Line) -> Alloc:
+    take = line.pop
+    return Alloc(take("id"), take("bytes"), take("tag", ""), take("family", ""), line or None)
+
+
+def _op(line: _Line) -> Op:
+    take = line.pop
+    reads, writes = take("r", ()), take("w", ())
+    # Not only checked here: what is no list may still have items.
+    if (reads and type(reads) is not list) or (writes and type(writes) is not list):
+        raise ValueError("r and w must be lists of ids")
+    return Op(
+        take("name"),
+        tuple(reads or ()),
+        tuple(writes or ()),
+        take("us", None),
+        take("flops", None),
+        take("i", None),
+        take("family", ""),
+        line or None,
+    )
+
+
+def _free(line: _Line) -> Free:
+    return Free(line.pop("id"), line or None)
+
+
+def _step(line: _Line) -> Step:
+    return Step(line or None)
+
+
+_PARSERS: dict[str, Callable[[_Line], Event]] = {
+    "alloc": _alloc,
+    "op": _op,
+    "free": _free,
+    "step": _step,
+}
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_constant).decode

@@ -1,0 +1,232 @@
+"""The events of a trace, and what makes one valid. docs/trace_format.md has the whole format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+KIND = "umem-trace"
+VERSION = 1
+MAX_ID = (1 << 63) - 1
+MAX_BYTES = 1 << 60  # of one block
+MAX_LIVE_BYTES = 1 << 62  # of all blocks, so that no sum of theirs leaves 64 bits
+MAX_US = 1e15  # 31 years; sums of it stay finite
+MAX_FLOPS = 1e30
+MAX_DEPTH = 16  # of what an unknown key holds
+
+# Keys that this version does not know, kept as they are. None rather than an empty mapping, as
+# nearly every event has none.
+Extra: TypeAlias = "Mapping[str, object] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line: where the trace comes from."""
+
+    device: str = ""  # a device profile's name, or a GPU's
+    source: str = ""  # what wrote it
+    note: str = ""
+    v: int = VERSION
+    extra: Extra = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """A block begins to live. `id` names it until its `Free`."""
+
+    id: int
+    bytes: int  # as asked for
+    tag: str = ""
+    family: str = ""
+    extra: Extra = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """An operator has ended. What it allocated and freed inside comes before it."""
+
+    name: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    us: float | None = None  # its own time, without the ops inside it
+    flops: float | None = None
+    index: int | None = None
+    family: str = ""
+    extra: Extra = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """A block's life ends."""
+
+    id: int
+    extra: Extra = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the program (an iteration) ends."""
+
+    extra: Extra = field(default=None, hash=False)
+
+
+Event: TypeAlias = Alloc | Op | Free | Step
+
+
+class Validator:
+    """Checks events in their order. Its memory is linear in the live blocks."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}  # bytes by id
+        self.live_bytes = 0
+
+    def check(self, event: Event) -> None:
+        """Take the next event.
+
+        Raises:
+            ValueError: the event cannot be, at all or at this place; the message is the reason.
+        """
+        kind = type(event)
+        if kind is Op:
+            self._op(event)  # type: ignore[arg-type]
+        elif kind is Alloc:
+            self._alloc(event)  # type: ignore[arg-type]
+        elif kind is Free:
+            self._free(event)  # type: ignore[arg-type]
+        elif kind is not Step:
+            raise ValueError(f"{kind.__name__} is no event; events are Alloc, Op, Free and Step")
+        if event.extra:
+            check_extra(event)
+
+    def _op(self, op: Op) -> None:
+        _text("name", op.name)
+        _text("family", op.family)
+        live = self.live
+        for name, ids in (("r", op.reads), ("w", op.writes)):
+            for block in ids:
+                # A dictionary takes 7.0 and True for 7 and 1.
+                if type(block) is not int or block not in live:
+                    _id(name, block)
+                    raise ValueError(f"op {op.name!r} uses id {block}, {_NOT_LIVE}")
+        if op.us is not None:
+            _number("us", op.us, MAX_US)
+        if op.flops is not None:
+            _number("flops", op.flops, MAX_FLOPS)
+        if op.index is not None:
+            _integer("i", op.index, MAX_ID)
+
+    def _alloc(self, alloc: Alloc) -> None:
+        _id("id", alloc.id)
+        _integer("bytes", alloc.bytes, MAX_BYTES)
+        _text("tag", alloc.tag)
+        _text("family", alloc.family)
+        if alloc.id in self.live:
+            raise ValueError(f"id {alloc.id} is allocated twice without a free between")
+        self.live_bytes += alloc.bytes
+        if self.live_bytes > MAX_LIVE_BYTES:
+            raise ValueError(f"{self.live_bytes} bytes are live; allowed: {MAX_LIVE_BYTES}")
+        self.live[alloc.id] = alloc.bytes
+
+    def _free(self, free: Free) -> None:
+        _id("id", free.id)
+        size = self.live.pop(free.id, None)
+        if size is None:
+            raise ValueError(f"free of id {free.id}, {_NOT_LIVE}")
+        self.live_bytes -= size
+
+
+_NOT_LIVE = "which is not live: never allocated, or freed already"
+
+# The keys of each line beside "kind" or "e", and their fields.
+KEYS: dict[str, dict[str, str]] = {
+    "header": {"v": "v", "device": "device", "source": "source", "note": "note"},
+    "alloc": {"id": "id", "bytes": "bytes", "tag": "tag", "family": "family"},
+    "op": {
+        "i": "index",
+        "name": "name",
+        "r": "reads",
+        "w": "writes",
+        "us": "us",
+        "flops": "flops",
+        "family": "family",
+    },
+    "free": {"id": "id"},
+    "step": {},
+}
+NAMES: dict[type, str] = {Header: "header", Alloc: "alloc", Op: "op", Free: "free", Step: "step"}
+
+
+def check_header(header: Header) -> None:
+    """Raise ValueError, with the reason, if the header cannot be."""
+    if type(header.v) is not int or header.v != VERSION:
+        raise ValueError(f"version {header.v!r} is unknown; this umem reads version {VERSION}")
+    for name in ("device", "source", "note"):
+        _text(name, getattr(header, name))
+    if header.extra:
+        check_extra(header)
+
+
+def check_extra(line: Header | Event) -> None:
+    """Raise ValueError if an unknown key is a known one, or holds what JSON cannot."""
+    name = NAMES[type(line)]
+    for key, value in (line.extra or {}).items():
+        _text("a key", key)
+        if key in KEYS[name] or key == ("kind" if name == "header" else "e"):
+            raise ValueError(f"{key!r} is a key of the format and cannot be an extra one")
+        _json(key, value, MAX_DEPTH)
+
+
+def _json(key: str, value: object, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"{key!r} is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, list):
+        for item in value:
+            _json(key, item, depth - 1)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _text(f"a key in {key!r}", name)
+            _json(key, item, depth - 1)
+    elif isinstance(value, str):
+        _text(key, value)
+    elif isinstance(value, float):
+        if value - value != 0:  # NaN or infinite
+            raise ValueError(f"{key!r} holds {value}, which JSON has not")
+    elif value is not None and not isinstance(value, (bool, int)):
+        raise ValueError(f"{key!r} holds a {type(value).__name__}, which JSON has not")
+
+
+def _text(name: str, value: object) -> None:
+    if type(value) is not str:
+        raise ValueError(f"{name} is {_shown(value)}, not a string")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} holds half of a surrogate pair") from None
+
+
+def _id(name: str, value: object) -> None:
+    _integer(name, value, MAX_ID)
+
+
+def _integer(name: str, value: object, most: int) -> None:
+    if type(value) is not int:
+        raise ValueError(f"{name} is {_shown(value)}, not an integer")
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} is {_shown(value)}; allowed: 0 to {most}")
+
+
+def _number(name: str, value: object, most: float) -> None:
+    if type(value) is not float and type(value) is not int:
+        raise ValueError(f"{name} is {_shown(value)}, not a number")
+    if not 0 <= value <= most:  # which NaN is not either
+        raise ValueError(f"{name} is {_shown(value)}; allowed: 0 to {most:g}")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:37]}..."

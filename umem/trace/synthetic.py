@@ -1,0 +1,160 @@
+"""Small traces with known patterns of use, for tests and benches.
+
+Each yields the events of whole steps. Sizes are bytes asked for, times µs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from .schema import Alloc, Event, Free, Op, Step
+
+SMALL = 4096  # of a tensor that shares its page with others
+
+
+def chain(n: int, size: int, *, us: float = 100.0, steps: int = 1) -> Iterator[Event]:
+    """A stack of n layers without weights: op i makes activation i from i-1; then the mirror.
+
+    Forward op i touches {i-1, i}; backward the same in reverse order, where i is read last. For
+    C >= 2 sizes of room, LRU and the oracle both reload max(0, n * size - C).
+    """
+    ids = count()
+    for _ in range(steps):
+        live: list[int] = []
+        for i in range(n):
+            live.append(next(ids))
+            yield Alloc(live[i], size, "activation", "linear")
+            yield Op("forward", tuple(live[-2:-1]), (live[i],), us, index=i, family="linear")
+        for i in reversed(range(n)):
+            yield Op("backward", tuple(live[-2:]), (), us, index=2 * n - 1 - i, family="linear")
+            yield Free(live.pop())
+        yield Step()
+
+
+def cyclic(n: int, passes: int, size: int, *, us: float = 100.0) -> Iterator[Event]:
+    """n persistent tensors read one an op, in the same order in each pass; a pass is a step."""
+    for i in range(n):
+        yield Alloc(i, size, "param", "linear")
+    for _ in range(passes):
+        for i in range(n):
+            yield Op("use", (i,), (), us, index=i, family="linear")
+        yield Step()
+
+
+def training(
+    layers: int,
+    weight: int,
+    activation: int,
+    iterations: int = 1,
+    *,
+    us: float = 100.0,
+    small: int = 0,
+    optimizer: bool = False,
+) -> Iterator[Event]:
+    """A stack with weights: op i touches act(i-1), act(i) and w(i); backward mirrored.
+
+    Args:
+        layers: how many.
+        weight: bytes of one layer's weight; they persist.
+        activation: bytes of one layer's output; new in each iteration.
+        iterations: how many steps.
+        us: of a forward op; a backward op takes twice, an update half of it.
+        small: small persistent tensors of each layer (biases, statistics), read with its weight.
+        optimizer: whether backward makes gradients, which live until the next step's first
+            backward op as with `zero_grad(set_to_none=True)`, and a momentum update follows.
+    """
+    ids = count()
+    weights = [next(ids) for _ in range(layers)]
+    biases = [[next(ids) for _ in range(small)] for _ in range(layers)]
+    momenta = [next(ids) for _ in range(layers)] if optimizer else []
+    yield from (Alloc(i, weight, "param", "linear") for i in weights)
+    yield from (Alloc(i, SMALL, "param", "norm") for of_layer in biases for i in of_layer)
+    yield from (Alloc(i, weight, "optimizer", "optimizer") for i in momenta)
+    grads: list[int] = []
+    for _ in range(iterations):
+        acts: list[int] = []
+        for i in range(layers):
+            acts.append(next(ids))
+            yield Alloc(acts[i], activation, "activation", "linear")
+            reads = (*acts[-2:-1], weights[i], *biases[i])
+            yield Op("forward", reads, (acts[i],), us, family="linear")
+        yield from map(Free, grads)
+        grads = []
+        for i in reversed(range(layers)):
+            made: tuple[int, ...] = ()
+            if optimizer:
+                made = (next(ids),)
+                grads.append(made[0])
+                yield Alloc(made[0], weight, "grad", "linear")
+            reads = (*acts[-2:], weights[i], *biases[i])
+            yield Op("backward", reads, made, 2 * us, family="linear")
+            yield Free(acts.pop())
+        for grad, w, m in zip(reversed(grads), weights, momenta, strict=bool(optimizer)):
+            yield Op("update", (grad, w, m), (w, m), us / 2, family="optimizer")
+        yield Step()
+
+
+def random_trace(
+    seed: int, *, ops: int = 40, steps: int = 3, most: int = 24 << 20
+) -> Iterator[Event]:
+    """A valid trace of every kind of event and life, the same for the same seed.
+
+    Each step is another shuffle, but for the ids that persist. Among it: tensors that cross a
+    step's end, scratch blocks, ops in place, ops without accesses or without a time, one tensor
+    named twice, blocks without bytes, ids used again after their free.
+    """
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    state = _Random(draw, most)
+    yield from (state.alloc(tag) for tag in ("param", "param", "optimizer", "input"))
+    state.kept = set(state.live)
+    for _ in range(steps):
+        for index in range(ops):
+            yield from state.op(index)
+            if draw.random() < 0.5:
+                yield from state.free(draw.randrange(4))
+        yield Step()
+
+
+class _Random:
+    def __init__(self, draw: random.Random, most: int) -> None:
+        self._draw = draw
+        self._most = most
+        self._used: list[int] = []  # ids that are free to be used again
+        self._next = count()
+        self.live: list[int] = []
+        self.kept: set[int] = set()
+
+    def alloc(self, tag: str) -> Alloc:
+        reuse = self._used and self._draw.random() < 0.3
+        block = self._used.pop() if reuse else next(self._next)
+        self.live.append(block)
+        size = self._draw.choice((0, 1, 256, 70_000, 2 << 20, 5_000_000, self._most))
+        return Alloc(block, self._draw.randint(0, size), tag, self._draw.choice(("", "conv")))
+
+    def op(self, index: int) -> Iterable[Event]:
+        draw = self._draw
+        reads = draw.choices(self.live, k=draw.randrange(4))
+        writes = [block for block in reads if draw.random() < 0.2]
+        for _ in range(draw.randrange(3)):
+            made = self.alloc(draw.choice(("activation", "grad", "temp", "")))
+            writes.append(made.id)
+            yield made
+        if draw.random() < 0.2:
+            scratch = self.alloc("workspace")
+            yield scratch
+            yield self._drop(scratch.id)
+        us = draw.choice((None, 0.0, draw.uniform(0, 1000)))
+        name = draw.choice(("aten::mm", "aten::add_", "aten::convolution"))
+        yield Op(name, tuple(reads), tuple(writes), us, index=index)
+
+    def free(self, most: int) -> Iterable[Event]:
+        free = [block for block in self.live if block not in self.kept]
+        for block in self._draw.sample(free, min(most, len(free))):
+            yield self._drop(block)
+
+    def _drop(self, block: int) -> Free:
+        self.live.remove(block)
+        self._used.append(block)
+        return Free(block)
