@@ -74,6 +74,8 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
   result.capture_skips += moved.capture_skips;
+  result.plan_hits += moved.plan_hits;
+  result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors();
   if (s.driver.telemetry) return;
   result.resident_bytes += ledger.resident_bytes();
@@ -331,6 +333,7 @@ void step() noexcept {
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
+    s.each([](Device& device) { device.engine.step_ended(); });
     if (!s.open() || s.driver.kind != driver::Kind::kSoft) return;
   }
   // Libraries loaded and handlers set since the last step must not hide page faults from us.
