@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "residency/op_family.h"
 #include "runtime/runtime.h"
 
 namespace py = pybind11;
@@ -148,6 +149,8 @@ void bind_memory(py::module_& module) {
   module.def("blocks", &blocks);
   module.def("op_begin", &begin);
   module.def("op_end", &end);
+  module.def("family_of",
+             [](const std::string& name) { return residency::name(residency::family_of(name)); });
 }
 
 }  // namespace umem::bindings

@@ -23,9 +23,6 @@ struct OpInfo {
   OpKind kind = OpKind::kCompute;
 };
 
-// By name alone; used for what `find_op_info` has not seen yet.
-residency::Family family_of(std::string_view name);
-
 // Direct-mapped, one a thread: operator names live at fixed addresses, so most look-ups are one
 // compare. Names of autograd nodes move; those go on to the table that all threads share.
 class OpInfoCache {
