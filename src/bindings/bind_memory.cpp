@@ -1,7 +1,9 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "bindings/bind.h"
@@ -47,13 +49,23 @@ std::unordered_map<std::uint64_t, PythonOp>& python_ops() {
   return *ops;
 }
 
+// Names of ops stay valid for ever. There are as many as operators.
+const char* lasting(const std::string& name) {
+  static auto* names = new std::unordered_set<std::string>;
+  return names->insert(name).first->c_str();
+}
+
 std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string& family,
-                    const std::string& phase) {
+                    const std::string& phase, const std::string& name, std::uint32_t overwritten,
+                    std::uint32_t written) {
   static std::uint64_t next_token = 0;
   auto op = std::make_unique<runtime::Op>();
   const residency::Family found = residency::find_family(family);
   op->family = found == residency::Family::kCount ? residency::Family::kNone : found;
   op->phase = phase_of(phase);
+  op->name = lasting(name);
+  op->n_overwritten = overwritten;
+  op->n_written = written;
   const std::vector<const void*> list = pointers(inputs);
   {
     py::gil_scoped_release unlocked;
@@ -147,7 +159,8 @@ void bind_memory(py::module_& module) {
          bytes);
   });
   module.def("blocks", &blocks);
-  module.def("op_begin", &begin);
+  module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),
+             py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0);
   module.def("op_end", &end);
   module.def("family_of",
              [](const std::string& name) { return residency::name(residency::family_of(name)); });

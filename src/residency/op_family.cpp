@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstddef>
-#include <iterator>
 #include <string>
 
 namespace umem::residency {
@@ -95,11 +94,6 @@ constexpr std::string_view kElementwise[] = {"add",
                                              "native_dropout",
                                              "masked_fill",
                                              "logical_not"};
-
-template <std::size_t N>
-bool among(const std::string_view (&names)[N], std::string_view name) {
-  return std::find(std::begin(names), std::end(names), name) != std::end(names);
-}
 
 // "aten::_foreach_add_" -> "add", "AddmmBackward0" -> "addmm": what the lists above hold.
 std::string bare_name(std::string_view name) {

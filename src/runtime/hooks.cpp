@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "runtime/record.h"
 #include "runtime/state.h"
 
 namespace umem::runtime {
@@ -65,16 +66,8 @@ void pin(Op& op, RangeId id) {
   if (op.n_pinned > before) state().owner(id).engine.ledger().pin(id);
 }
 
-void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
-  op->parent = t_op;
-  op->n_inputs = op->n_pinned = 0;
-  op->pinned = op->inline_pinned;
-  op->pinned_capacity = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
-  if (t_op) {
-    if (op->family == residency::Family::kNone) op->family = t_op->family;
-    if (op->phase == Phase::kNone) op->phase = t_op->phase;
-  }
-  t_op = op;
+// Pins the units of the inputs, and fetches those that are away.
+static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   State& s = state();
   if (!any_owned(s, inputs, count)) return;
   std::lock_guard guard(s.mutex);
@@ -86,6 +79,24 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   op->n_inputs = op->n_pinned;
   by_device(s, *op, op->pinned, op->n_pinned,
             [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
+  if (op->trace.entered_ns != 0 && !op->bracket) record_begin(s, *op, inputs, count);
+}
+
+void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
+  op->trace = {};
+  const bool recorded = trace::recording();
+  if (recorded) op->trace.enter();
+  op->parent = t_op;
+  op->n_inputs = op->n_pinned = 0;
+  op->pinned = op->inline_pinned;
+  op->pinned_capacity = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
+  if (t_op) {
+    if (op->family == residency::Family::kNone) op->family = t_op->family;
+    if (op->phase == Phase::kNone) op->phase = t_op->phase;
+  }
+  t_op = op;
+  bring_in(op, inputs, count);
+  if (recorded) op->trace.begin();
 }
 
 // What the op allocated and leaves behind becomes `tag`.
@@ -99,17 +110,12 @@ static void tag_results(State& s, const Op& op, residency::Tag tag) {
   }
 }
 
-void op_end(Op* op, residency::Tag tag) noexcept {
-  // Innermost, nearly always; programs can end ranges out of order.
-  for (Op** link = &t_op; *link; link = &(*link)->parent) {
-    if (*link != op) continue;
-    *link = op->parent;
-    break;
-  }
-  if (op->n_pinned == 0) return;
+// Marks what the op used as used now, and unpins it.
+static void let_go(Op* op, residency::Tag tag) {
   State& s = state();
   {
     std::lock_guard guard(s.mutex);
+    if (op->trace.open) record_end(*op, t_op, tag);
     if (s.open()) {
       tag_results(s, *op, tag);
       by_device(s, *op, op->pinned, op->n_pinned, [](auto& engine, auto* ids, auto n, auto stream) {
@@ -120,9 +126,22 @@ void op_end(Op* op, residency::Tag tag) noexcept {
   if (op->pinned != op->inline_pinned) std::free(op->pinned);
 }
 
+void op_end(Op* op, residency::Tag tag) noexcept {
+  if (op->trace.entered_ns != 0) op->trace.end();
+  // Innermost, nearly always; programs can end ranges out of order.
+  for (Op** link = &t_op; *link; link = &(*link)->parent) {
+    if (*link != op) continue;
+    *link = op->parent;
+    break;
+  }
+  if (op->n_pinned > 0 || op->trace.open) let_go(op, tag);
+  if (op->trace.entered_ns != 0 && t_op) t_op->trace.leave(op->trace);
+}
+
 void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* error) noexcept {
   if (error) *error = {};
   if (bytes == 0) return nullptr;
+  const trace::Pause pause(t_op ? &t_op->trace : nullptr);
   State& s = state();
   std::lock_guard guard(s.mutex);
   if (!s.accepting || s.forked) {
@@ -149,6 +168,7 @@ bool release(void* ptr) noexcept {
   Device& device = s.owner(id);
   Result<arena::Freed> freed = device.arena.free(ptr);
   if (!freed.ok()) return false;
+  if (trace::recording()) trace::recorder().free(reinterpret_cast<std::uintptr_t>(ptr));
   ++s.counts.frees;
   const arena::Freed& block = freed.value();
   if (block.last_in_range) device.engine.retire(block.range);
@@ -177,19 +197,33 @@ bool owns(const void* ptr) noexcept {
   return state().ranges.find(ptr) != backing::kNoRange;
 }
 
-bool tag(const void* ptr, residency::Tag tag) noexcept {
+// Calls `change` with the ledger and the unit of a live large block: a segment holds many blocks,
+// and keeps its own tag.
+template <class Change>
+static bool change_label(const void* ptr, Change change) {
   State& s = state();
   if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
   const RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
   if (id == backing::kNoRange) return false;
   if (!s.open()) return false;
+  if (trace::recording())
+    trace::recorder().tag(reinterpret_cast<std::uintptr_t>(ptr), residency::name(tag));
   residency::Ledger& ledger = s.owner(id).engine.ledger();
   if (!ledger.has(id)) return false;
-  // A segment holds many blocks: it keeps its own tag.
-  const residency::Unit& unit = ledger.at(id);
-  if (!unit.segment) ledger.set_tag(id, tag, unit.family);
+  if (!ledger.at(id).segment) change(ledger, id);
   return true;
+}
+
+bool tag(const void* ptr, residency::Tag tag) noexcept {
+  return change_label(ptr, [tag](residency::Ledger& ledger, RangeId id) {
+    ledger.set_tag(id, tag, ledger.at(id).family);
+  });
+}
+
+bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept {
+  return change_label(
+      ptr, [=](residency::Ledger& ledger, RangeId id) { ledger.set_tag(id, tag, family); });
 }
 
 }  // namespace umem::runtime

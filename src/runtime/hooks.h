@@ -6,6 +6,7 @@
 
 #include "base/export.h"
 #include "residency/tags.h"
+#include "trace/span.h"
 
 namespace umem::runtime {
 
@@ -15,8 +16,12 @@ enum class Phase : unsigned char { kNone, kForward, kBackward, kOptimizer };
 struct Op {
   residency::Family family = residency::Family::kNone;  // kNone: that of the enclosing op
   Phase phase = Phase::kNone;                           // kNone: that of the enclosing op
-  bool bracket = false;  // stands around ops (an autograd node, an optimizer step), and is none
-  int device = 0;        // that the op runs on,
+  bool bracket = false;   // stands around ops (an autograd node, an optimizer step), and is none
+  const char* name = "";  // stays valid for ever
+  // Of the inputs: so many are written whole and not read, and so many, these included, are
+  // written; they come first.
+  std::uint32_t n_overwritten = 0, n_written = 0;
+  int device = 0;             // that the op runs on,
   std::uintptr_t stream = 0;  // and its stream: inputs have to arrive there
   // Filled by op_begin.
   Op* parent = nullptr;
@@ -25,6 +30,7 @@ struct Op {
   std::uint32_t pinned_capacity = 0;
   std::uint32_t* pinned = nullptr;
   std::uint32_t inline_pinned[16];
+  trace::Span trace;
 };
 
 // Before an op runs: pushes it, pins the units of its inputs and fetches those that are away.
@@ -49,7 +55,11 @@ UMEM_API bool record_stream(const void* ptr, std::uintptr_t stream) noexcept;
 UMEM_API bool owns(const void* ptr) noexcept;
 // The block's tag from now on; false where umem does not hold it.
 UMEM_API bool tag(const void* ptr, residency::Tag tag) noexcept;
+// The same with the family of the op that made it.
+UMEM_API bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept;
 // One step of the program (an optimizer step) ended.
 UMEM_API void step() noexcept;
+// What is called after each step, on the thread that ends it and without any lock. Null: nobody.
+UMEM_API void set_step_listener(void (*listener)()) noexcept;
 
 }  // namespace umem::runtime

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "runtime/record.h"
 #include "runtime/state.h"
 
 namespace umem::runtime {
@@ -73,6 +74,13 @@ Result<arena::Allocation> serve(Device& device, std::size_t bytes, cu::CUstream 
   return taken;
 }
 
+void record_alloc(const arena::Allocation& block, std::size_t bytes, Op* op) {
+  const Purpose why = purpose(op);
+  trace::recorder().alloc(reinterpret_cast<std::uintptr_t>(block.ptr), bytes,
+                          residency::name(why.tag), family_name(why.family),
+                          op && !op->bracket ? &op->trace : nullptr);
+}
+
 bool is_out_of_memory(const Result<arena::Allocation>& result) {
   return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
 }
@@ -119,6 +127,7 @@ Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUst
                   reinterpret_cast<std::uintptr_t>(stream)});
     return out_of_memory(device, status.code(), bytes, status.message());
   }
+  if (trace::recording()) record_alloc(taken.value(), bytes, op);
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->bracket) pin(*op, taken.value().range);
   ++s.counts.allocs;

@@ -11,6 +11,7 @@
 #include "soft/device.h"
 #include "soft/fault_handler.h"
 #include "soft/interpose.h"
+#include "trace/recorder.h"
 
 namespace umem::runtime {
 namespace {
@@ -31,8 +32,14 @@ Status check_options(const Options& options) {
 
 // What live blocks were laid out for, and so what a restart may not change.
 bool same_device(const Options& a, const Options& b) {
-  return a.device == b.device && a.profile == b.profile && a.device_bytes == b.device_bytes &&
-         a.guard == b.guard;
+  Options as_a = b;  // but for what a restart may change
+  as_a.budget_bytes = a.budget_bytes;
+  as_a.budget_percent = a.budget_percent;
+  as_a.host_budget_bytes = a.host_budget_bytes;
+  as_a.min_swap_bytes = a.min_swap_bytes;
+  as_a.floor_bytes = a.floor_bytes;
+  as_a.policy = a.policy;
+  return as_a == a;
 }
 
 // A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
@@ -45,6 +52,7 @@ void register_fork_handlers() {
                    [] {
                      State& s = state();
                      s.mutex.unlock();
+                     trace::g_recording = false;  // the parent's program is what is recorded
                      if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
                    });
   });
@@ -241,6 +249,7 @@ Status stop() {
   State& s = state();
   std::lock_guard guard(s.mutex);
   s.accepting = false;
+  for (const trace::Sink sink : {trace::kPlan, trace::kFile}) trace::recorder().stop(sink);
   if (!s.open()) return {};
   FirstError error;
   s.each([&](Device& device) { error.keep(settle(s, device)); });
@@ -328,14 +337,23 @@ Status read_mostly(const void* ptr, std::size_t bytes, bool on) {
 
 void step() noexcept {
   State& s = state();
+  bool soft_device = false;
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
-    if (!s.open() || s.driver.kind != driver::Kind::kSoft) return;
+    if (trace::recording()) trace::recorder().step();
+    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
   }
-  // Libraries loaded and handlers set since the last step must not hide page faults from us.
-  soft::install_interposers();
-  soft::install_fault_handler();
+  if (soft_device) {
+    // Libraries loaded and handlers set since the last step must not hide page faults from us.
+    soft::install_interposers();
+    soft::install_fault_handler();
+  }
+  if (auto* listener = s.step_listener.load()) listener();
+}
+
+void set_step_listener(void (*listener)()) noexcept {
+  state().step_listener = listener;
 }
 
 std::vector<BlockReport> blocks() {

@@ -50,6 +50,7 @@ struct State {
   std::vector<Asked> asked;  // by ordinal
   Stats counts;              // allocs, frees, ooms, steps; the rest is read when asked
   Listener listener = nullptr;
+  std::atomic<void (*)()> step_listener{nullptr};
   std::optional<bool> managed;  // whether the driver's devices can have managed memory
 
   bool open() const { return !devices.empty() && !forked; }

@@ -24,11 +24,20 @@ using residency::Family;
 using residency::Tag;
 using runtime::Phase;
 
-// What an op reads: its storages, and the GPU that one of them is on (-1: none).
+// What an op uses: its storages, and the GPU that one of them is on (-1: none). Of an argument that
+// it overwrites only the tensors that are all of their storage (`whole`), or only the others.
 struct Reads {
   std::vector<const void*>& storages;
   c10::DeviceIndex gpu = -1;
+  enum class Only { kAll, kWhole, kParts } only = Only::kAll;
 };
+
+bool is_whole(const c10::TensorImpl& tensor, const c10::Storage& storage) {
+  // The accessors that throw nothing: symbolic sizes are no tensor's of umem's.
+  if (tensor.has_symbolic_sizes_strides()) return false;
+  return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() >=
+         storage.unsafeGetStorageImpl()->nbytes();
+}
 
 // Storage by storage, by the accessors that neither throw (fake tensors) nor copy (copy-on-write):
 // undefined, sparse, meta and wrapper tensors have no address and are passed over.
@@ -37,6 +46,9 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   if (!storage) return;
   const c10::DataPtr& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (!data.get()) return;
+  if (reads.only != Reads::Only::kAll &&
+      (reads.only == Reads::Only::kWhole) != is_whole(tensor, storage))
+    return;
   reads.storages.push_back(data.get());
   if (data.device().is_cuda()) reads.gpu = data.device().index();
 }
@@ -56,6 +68,35 @@ bool add_value(const c10::IValue& value, Reads& reads) {
     add_storage(*item.unsafeToTensorImpl(), reads);
     any = true;
   }
+  return any;
+}
+
+// The inputs of an op that writes some of them: those that it overwrites, then the others that it
+// writes, then what it reads.
+bool add_written_first(const at::RecordFunction& fn, const OpInfo& info, runtime::Op& op,
+                       Reads& reads) {
+  bool any = false;
+  const auto inputs = fn.inputs();
+  const std::size_t count = std::min(inputs.size(), info.uses.size());
+  const auto add = [&](Use use, Reads::Only only) {
+    reads.only = only;
+    for (std::size_t i = 0; i < count; ++i)
+      if (info.uses[i] == use) any |= add_value(inputs[i], reads);
+  };
+  add(Use::kOverwrites, Reads::Only::kWhole);
+  op.n_overwritten = static_cast<std::uint32_t>(reads.storages.size());
+  add(Use::kOverwrites, Reads::Only::kParts);
+  add(Use::kChanges, Reads::Only::kAll);
+  op.n_written = static_cast<std::uint32_t>(reads.storages.size());
+  add(Use::kReads, Reads::Only::kAll);
+  for (std::size_t i = count; i < inputs.size(); ++i) any |= add_value(inputs[i], reads);
+  return any;
+}
+
+bool add_inputs(const at::RecordFunction& fn, const OpInfo& info, runtime::Op& op, Reads& reads) {
+  if (!info.uses.empty()) return add_written_first(fn, info, op, reads);
+  bool any = false;
+  for (const c10::IValue& value : fn.inputs()) any |= add_value(value, reads);
   return any;
 }
 
@@ -140,6 +181,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->kind = info.kind;
   record->parent = parent;
   record->feeds_grad = info.kind == OpKind::kAccumulateGrad || (parent && parent->feeds_grad);
+  record->op.name = info.label;
   record->op.family = family_within(parent, info.family);
   record->op.phase = phase_within(parent, info.kind);
   record->op.bracket = is_bracket(info.kind);
@@ -149,7 +191,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   // The ops inside a bracket bring in what they need themselves; empty_like reads the shape only.
   const bool has_reads = !record->op.bracket && info.kind != OpKind::kFactory;
   if (has_reads || info.kind == OpKind::kAccumulateGrad)
-    for (const c10::IValue& value : fn.inputs()) record->reads_tensors |= add_value(value, reads);
+    record->reads_tensors = add_inputs(fn, info, record->op, reads);
   if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
   if (record->op.bracket) {
     storages.clear();

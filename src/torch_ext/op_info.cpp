@@ -16,6 +16,7 @@
 namespace umem::torch_ext {
 namespace {
 
+using residency::among;
 using residency::family_of;
 using residency::kAccumulate;
 using residency::kEvaluate;
@@ -27,6 +28,13 @@ constexpr std::size_t kMaxNames = 8192;
 constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
+
+// Write all of `self`, and read nothing of it.
+constexpr std::string_view kOverwriting[] = {
+    "aten::copy_",         "aten::fill_",       "aten::zero_",      "aten::normal_",
+    "aten::uniform_",      "aten::random_",     "aten::bernoulli_", "aten::exponential_",
+    "aten::geometric_",    "aten::log_normal_", "aten::cauchy_",    "aten::_foreach_zero_",
+    "aten::_foreach_copy_"};
 
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
 // composites such as contiguous(), whose copy is an op of its own when there is one.
@@ -56,9 +64,22 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
   if (name.starts_with(kOptimizerStep)) return OpKind::kOptimizer;
   if (name == kAccumulate) return OpKind::kAccumulateGrad;
   if (!fn.operator_name() && is_node(name)) return OpKind::kBackward;
-  if (std::find(std::begin(kFactories), std::end(kFactories), name) != std::end(kFactories))
-    return OpKind::kFactory;
+  if (among(kFactories, name)) return OpKind::kFactory;
   return is_view(fn) ? OpKind::kIgnored : OpKind::kCompute;
+}
+
+// By the schema: `self(a!)` is written, and an out argument is overwritten.
+std::vector<Use> uses_of(const at::RecordFunction& fn, std::string_view name) {
+  const std::optional<c10::FunctionSchema> schema = fn.operator_schema();
+  std::vector<Use> uses;
+  if (!schema || !schema->is_mutable()) return uses;
+  const bool fills = among(kOverwriting, name);
+  for (const c10::Argument& argument : schema->arguments()) {
+    const bool written = argument.alias_info() && argument.alias_info()->isWrite();
+    const bool whole = argument.kwarg_only() || fills;
+    uses.push_back(!written ? Use::kReads : whole ? Use::kOverwrites : Use::kChanges);
+  }
+  return uses;
 }
 
 // Never destroyed: ops run during interpreter shutdown too.
@@ -72,7 +93,7 @@ SharedTable& shared_table() {
 }
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
-  return {std::string(name), family_of(name), kind_of(fn, name)};
+  return {std::string(name), "other", family_of(name), kind_of(fn, name), uses_of(fn, name)};
 }
 
 }  // namespace
@@ -91,12 +112,13 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
     if (auto it = table.infos.find(name); it != table.infos.end()) info = it->second.get();
   }
   if (!info) {
-    auto made = std::make_unique<const OpInfo>(describe(fn, name));
+    auto made = std::make_unique<OpInfo>(describe(fn, name));
     std::unique_lock lock(table.mutex);
     if (table.infos.size() >= kMaxNames) {
       overflow_ = *made;
       return overflow_;
     }
+    made->label = made->name.c_str();
     const std::string_view stored = made->name;
     info = table.infos.try_emplace(stored, std::move(made)).first->second.get();
   }

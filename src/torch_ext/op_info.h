@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <string>
+#include <vector>
 
 #include "residency/tags.h"
 
@@ -17,10 +18,17 @@ enum class OpKind : unsigned char {
   kOptimizer,       // an optimizer's step
 };
 
+// What an op does with an argument. What it overwrites it does not read, where the tensor is all of
+// its storage.
+enum class Use : unsigned char { kReads, kChanges, kOverwrites };
+
 struct OpInfo {
   std::string name;
+  const char* label = "other";  // the name, where that stays valid for ever
   residency::Family family = residency::Family::kNone;
   OpKind kind = OpKind::kCompute;
+  // One an argument, empty where the op writes none of them.
+  std::vector<Use> uses;
 };
 
 // Direct-mapped, one a thread: operator names live at fixed addresses, so most look-ups are one

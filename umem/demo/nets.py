@@ -56,11 +56,12 @@ class ResNet(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Self-attention, where `causal` to what comes before only."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, causal: bool = True) -> None:
         super().__init__()
         self.heads = heads
+        self.causal = causal
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
 
@@ -68,7 +69,7 @@ class Attention(nn.Module):
         batch, length, dim = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.heads, dim // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         joined: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, dim))
         return joined
 
@@ -76,10 +77,10 @@ class Attention(nn.Module):
 class GPTBlock(nn.Module):
     """Attention and a GELU perceptron, each after a LayerNorm."""
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, causal: bool = True) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads)
+        self.attention = Attention(dim, heads, causal)
         self.norm2 = nn.LayerNorm(dim)
         self.up = nn.Linear(dim, 4 * dim)
         self.down = nn.Linear(4 * dim, dim)
@@ -133,9 +134,15 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """ResNet-50 at width 64 and blocks (3, 4, 6, 3)."""
+    """ResNet-50 at width 64 and blocks (3, 4, 6, 3); deeper ones have more blocks."""
 
-    def __init__(self, width: int, blocks: Sequence[int], classes: int) -> None:
+    def __init__(
+        self,
+        width: int,
+        blocks: Sequence[int],
+        classes: int,
+        block: type[Bottleneck] = Bottleneck,
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = [
             *conv_norm(3, width, 7, 2),
@@ -145,7 +152,7 @@ class ResNet50(nn.Module):
         channels = width
         for stage, count in enumerate(blocks):
             for i in range(count):
-                layers.append(Bottleneck(channels, width << stage, 2 if stage and not i else 1))
+                layers.append(block(channels, width << stage, 2 if stage and not i else 1))
                 channels = 4 * (width << stage)
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)
@@ -156,24 +163,29 @@ class ResNet50(nn.Module):
 
 
 class ConvStage(nn.Sequential):
-    """`count` 3 x 3 convolutions of one width."""
+    """`count` 3 x 3 convolutions of one width, with or without normalisation."""
 
-    def __init__(self, inputs: int, outputs: int, count: int) -> None:
+    def __init__(self, inputs: int, outputs: int, count: int, norm: bool = True) -> None:
         layers: list[nn.Module] = []
         for i in range(count):
-            layers += [*conv_norm(outputs if i else inputs, outputs, 3), nn.ReLU(inplace=True)]
+            before = outputs if i else inputs
+            if norm:
+                layers += conv_norm(before, outputs, 3)
+            else:
+                layers.append(nn.Conv2d(before, outputs, 3, padding=1))
+            layers.append(nn.ReLU(inplace=True))
         super().__init__(*layers)
 
 
 class VGG16(nn.Module):
-    """VGG-16 at width 64, with batch normalisation and without dropout."""
+    """VGG-16 at width 64 without dropout, with batch normalisation or as first published."""
 
-    def __init__(self, width: int, image: int, classes: int) -> None:
+    def __init__(self, width: int, image: int, classes: int, norm: bool = True) -> None:
         super().__init__()
         stages: list[nn.Module] = []
         channels = 3
         for outputs, count in zip((1, 2, 4, 8, 8), (2, 2, 3, 3, 3), strict=True):
-            stages += [ConvStage(channels, outputs * width, count), nn.MaxPool2d(2)]
+            stages += [ConvStage(channels, outputs * width, count, norm), nn.MaxPool2d(2)]
             channels = outputs * width
         self.features = nn.Sequential(*stages)
         hidden = 64 * width

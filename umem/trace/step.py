@@ -124,7 +124,7 @@ class StepTrace:
     @cached_property
     def working_set(self) -> Ints:
         """[n] Bytes of all tensors that each op accesses."""
-        return self._sum(self.access_op, self.bytes[self.access_tensor])
+        return self.sum_of_accesses(self.bytes)
 
     @cached_property
     def live_bytes(self) -> Ints:
@@ -156,7 +156,8 @@ class StepTrace:
         clean[self.access_tensor[self.access_write]] = False
         return clean
 
-    def _sum(self, op: Ints, amount: Ints) -> Ints:
+    def sum_of_accesses(self, amount: Ints) -> Ints:
+        """[n] The sum of `amount` [m] over the tensors that each op accesses."""
         total = np.zeros(self.n_ops, np.int64)
-        np.add.at(total, op, amount)
+        np.add.at(total, self.access_op, amount[self.access_tensor])
         return total

@@ -1,0 +1,1 @@
+"""Every policy on the steps of real networks, replayed in virtual time against the bounds."""

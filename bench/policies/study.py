@@ -1,0 +1,81 @@
+"""One workload under every policy, budget and device: rows of plain figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from umem import replay
+from umem.devices import DeviceProfile
+from umem.errors import UmemError
+from umem.policies import registry
+from umem.policies.base import Plan, Policy
+from umem.trace.step import StepTrace
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What one workload is replayed with. `devices`: by name the policies that it gets."""
+
+    fractions: tuple[str, ...]
+    devices: dict[str, tuple[str, ...]]
+
+
+class Timed:
+    """A policy that says how long it planned."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.name = policy.name
+        self.seconds = 0.0
+
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
+        begin = time.perf_counter()
+        plan = self.policy.plan(trace, device, budget)
+        self.seconds = time.perf_counter() - begin
+        return plan
+
+
+def rows(
+    workload: str, step_on: Callable[[str], tuple[DeviceProfile, StepTrace]], grid: Grid
+) -> Iterator[Row]:
+    """The replays of one workload, as they are done; `step_on` gives its step on a device."""
+    for name, policies in grid.devices.items():
+        device, step = step_on(name)
+        done: dict[tuple[str, int], Row] = {}  # budgets may be raised to the same one
+        for fraction, budget in budgets(step, grid.fractions):
+            about = {
+                "workload": workload,
+                "device": name,
+                "fraction": fraction,
+                "peak_bytes": step.peak_bytes,
+                "tensors": step.n_tensors,
+                "ops": step.n_ops,
+            }
+            for policy in policies:
+                key = policy, budget
+                if key not in done:
+                    done[key] = _replayed(step, policy, device, budget)
+                yield {**about, **done[key]}
+
+
+def budgets(step: StepTrace, fractions: Sequence[str]) -> list[tuple[str, int]]:
+    """(share of the peak, bytes); a share that is raised to what the largest op needs has a `*`."""
+    least = replay.least_budget(step)
+    wanted = [(fraction, int(step.peak_bytes * Fraction(fraction))) for fraction in fractions]
+    return [(name, size) if size >= least else (f"{name}*", least) for name, size in wanted]
+
+
+def _replayed(step: StepTrace, policy: str, device: DeviceProfile, budget: int) -> Row:
+    """The figures, or why there are none: one policy that fails stops no other."""
+    timed = Timed(registry.make(policy))
+    try:
+        result = replay.simulate(step, timed, device, budget)
+    except (UmemError, MemoryError) as error:
+        return {"policy": policy, "budget": budget, "error": f"{type(error).__name__}: {error}"}
+    return {**result.as_dict(), "plan_ms": timed.seconds * 1e3}

@@ -1,0 +1,273 @@
+"""The steps that policies are compared on, at the sizes that a GPU is bought for.
+
+Each is a function without arguments that returns (model, step), as `umem plan` takes it; called
+under fake tensors it takes no memory. Trainings clear their gradients at the end of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    Made = tuple[nn.Module, Callable[[], None]]
+
+Precision = Literal["float32", "amp", "bfloat16"]  # of weights and activations; amp: autocast
+CLASSES = 1000
+VOCABULARY = 50257
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step to trace. `study_gib` is the peak of live bytes that the planning study found."""
+
+    name: str
+    title: str
+    make: Callable[[], Made]
+    study_gib: float | None = None
+    smoke: bool = False  # small: for tests, not for figures
+
+
+def _training(
+    make: Callable[[], nn.Module],
+    batch: Callable[[], tuple[Tensor, Tensor]],
+    precision: Precision,
+    adam: bool,
+) -> Made:
+    """Cross entropy over the outputs' last dimension, in float32; AdamW, or SGD with momentum."""
+    import torch
+
+    with _default_dtype(torch.bfloat16 if precision == "bfloat16" else torch.float32):
+        net = make()
+        inputs, labels = batch()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(net.parameters(), foreach=True)
+        if adam
+        else torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    )
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
+            scores = net(inputs)
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return net, step
+
+
+def _images(
+    make: Callable[[], nn.Module], batch: int, image: int, *, precision: Precision = "float32"
+) -> Made:
+    import torch
+
+    def data() -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, 3, image, image), torch.randint(CLASSES, (batch,))
+
+    return _training(make, data, precision, adam=precision != "float32")
+
+
+def _text(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, int],
+    vocabulary: int,
+    *,
+    precision: Precision,
+    last: bool = False,
+) -> Made:
+    """The loss is over every token, or over what comes after the last one."""
+    import torch
+
+    def data() -> tuple[Tensor, Tensor]:
+        labels = torch.randint(vocabulary, shape[:1] if last else shape)
+        return torch.randint(vocabulary, shape), labels
+
+    return _training(make, data, precision, adam=not last)
+
+
+def _resnet(batch: int, blocks: tuple[int, ...], image: int = 224) -> Made:
+    from umem.demo import nets
+
+    return _images(lambda: nets.ResNet50(64, blocks, CLASSES), batch, image)
+
+
+def _se_resnet(batch: int) -> Made:
+    from policies.nets import SEBottleneck
+    from umem.demo import nets
+
+    def make() -> nn.Module:
+        return nets.ResNet50(64, (3, 4, 23, 3), CLASSES, SEBottleneck)
+
+    return _images(make, batch, 224)
+
+
+def _vgg16(batch: int) -> Made:
+    from umem.demo import nets
+
+    return _images(lambda: nets.VGG16(64, 224, CLASSES, norm=False), batch, 224)
+
+
+def _densenet121(batch: int) -> Made:
+    from policies import nets
+
+    return _images(lambda: nets.DenseNet(32, (6, 12, 24, 16), CLASSES), batch, 224)
+
+
+def _inception(batch: int) -> Made:
+    from policies import nets
+
+    return _images(lambda: nets.InceptionV3(CLASSES), batch, 299)
+
+
+def _unet(batch: int, image: int) -> Made:
+    import torch
+
+    from umem.demo import nets
+
+    class PerPixel(nets.UNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).permute(0, 2, 3, 1)
+
+    def data() -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, 3, image, image), torch.randint(2, (batch, image, image))
+
+    return _training(lambda: PerPixel(64, 4, 2), data, "float32", adam=False)
+
+
+def _vit(batch: int, layers: int, dim: int, heads: int) -> Made:
+    from policies import nets
+
+    def make() -> nn.Module:
+        return nets.ViT(224, layers, dim, heads, CLASSES)
+
+    return _images(make, batch, 224, precision="bfloat16")
+
+
+def _bert(batch: int, context: int = 512) -> Made:
+    from policies import nets
+
+    def make() -> nn.Module:
+        return nets.Bert(30522, context, 12, 768, 12)
+
+    return _text(make, (batch, context), 30522, precision="float32")
+
+
+def _gpt2(batch: int, layers: int, dim: int, heads: int, context: int = 1024) -> Made:
+    from umem.demo import nets
+
+    def make() -> nn.Module:
+        return nets.GPT(VOCABULARY, context, layers, dim, heads)
+
+    return _text(make, (batch, context), VOCABULARY, precision="amp")
+
+
+def _lstm(batch: int, length: int) -> Made:
+    from policies import nets
+
+    shape = (batch, length)
+    return _text(lambda: nets.LSTM(256, 1024, 4), shape, 256, precision="float32", last=True)
+
+
+def _llama(layers: int, dim: int, heads: int, hidden: int) -> nn.Module:
+    import torch
+
+    from policies import nets
+
+    with _default_dtype(torch.bfloat16):
+        return nets.Llama(32000, layers, dim, heads, hidden)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Of what is made here: a fake module cannot be converted later."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _llama7b_decode(batch: int, length: int) -> Made:
+    """One token for each of `batch` texts; all steps attend to the whole cache, behind a mask."""
+    import torch
+
+    net = _llama(32, 4096, 32, 11008)
+    caches = [torch.zeros(2, batch, 32, length, 128, dtype=torch.bfloat16) for _ in range(32)]
+    tokens = torch.zeros(batch, 1, dtype=torch.int64)
+    place = torch.zeros(1, dtype=torch.int64)
+
+    def step() -> None:
+        with torch.no_grad():
+            tokens.copy_(net(tokens, caches, place).argmax(-1))
+            place.add_(1)
+
+    return net, step
+
+
+def _llama13b_stream(batch: int, length: int) -> Made:
+    """Inference on whole texts: the weights pass by once a step, in order."""
+    import torch
+
+    net = _llama(40, 5120, 40, 13824)
+    tokens = torch.zeros(batch, length, dtype=torch.int64)
+
+    def step() -> None:
+        with torch.no_grad():
+            net(tokens)
+
+    return net, step
+
+
+_ALL = (
+    Workload("resnet50_b128", "ResNet-50, batch 128", lambda: _resnet(128, (3, 4, 6, 3)), 10.5),
+    Workload("resnet152_b64", "ResNet-152, batch 64", lambda: _resnet(64, (3, 8, 36, 3))),
+    Workload("vgg16_b128", "VGG-16, batch 128", lambda: _vgg16(128), 10.3),
+    Workload("densenet121_b96", "DenseNet-121, batch 96", lambda: _densenet121(96), 11.8),
+    Workload("inception3_b128", "Inception-v3, batch 128", lambda: _inception(128)),
+    Workload("se_resnet101_b64", "SE-ResNet-101, batch 64", lambda: _se_resnet(64)),
+    Workload("unet_b8_512", "U-Net, 8 x 512 x 512", lambda: _unet(8, 512), 11.5),
+    Workload("bert_base_b64", "BERT base, 64 x 512", lambda: _bert(64), 33.2),
+    Workload("gpt2_small_b8", "GPT-2 small, 8 x 1024", lambda: _gpt2(8, 12, 768, 12)),
+    Workload("gpt2_medium_b8", "GPT-2 medium, 8 x 1024", lambda: _gpt2(8, 24, 1024, 16), 18.3),
+    Workload("gpt2_xl_b2", "GPT-2 XL, 2 x 1024", lambda: _gpt2(2, 48, 1600, 25)),
+    Workload("vit_l_b64", "ViT-L/16, batch 64", lambda: _vit(64, 24, 1024, 16), 11.1),
+    Workload("lstm_4x1024_b128", "LSTM, 4 x 1024, 128 x 300", lambda: _lstm(128, 300), 4.2),
+    Workload(
+        "llama7b_decode",
+        "Llama 7B, a token, 8 x 1024 cached",
+        lambda: _llama7b_decode(8, 1024),
+        16.6,
+    ),
+    Workload("llama13b_stream", "Llama 13B inference, 16 x 512", lambda: _llama13b_stream(16, 512)),
+    Workload(
+        "resnet_smoke", "ResNet-50, 4 x 64 x 64", lambda: _resnet(4, (1, 1, 1, 1), 64), smoke=True
+    ),
+    Workload("gpt_smoke", "GPT, 2 layers, 2 x 128", lambda: _gpt2(2, 2, 256, 4, 128), smoke=True),
+)
+WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
+# G10 (MICRO 2023) ranks its policies on these.
+G10 = (
+    "bert_base_b64",
+    "vit_l_b64",
+    "inception3_b128",
+    "resnet152_b64",
+    "se_resnet101_b64",
+)
+CONVOLUTIONAL = (
+    "resnet50_b128",
+    "resnet152_b64",
+    "vgg16_b128",
+    "densenet121_b96",
+    "inception3_b128",
+    "se_resnet101_b64",
+    "unet_b8_512",
+)

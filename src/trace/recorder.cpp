@@ -1,0 +1,326 @@
+#include "trace/recorder.h"
+
+#include <algorithm>
+#include <limits>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace umem::trace {
+namespace {
+
+struct Access {
+  std::uintptr_t address;
+  std::uint32_t id;
+};
+
+// Where events are not timed, the mean of the op's others stands in.
+void fill_times(std::vector<Event>& events) {
+  struct Mean {
+    double sum = 0;
+    std::size_t count = 0;
+  };
+  std::unordered_map<std::string_view, Mean> means;
+  bool any_missing = false;
+  for (const Event& event : events) {
+    if (event.kind != EventKind::kOp) continue;
+    any_missing |= event.us < 0;
+    if (event.us < 0) continue;
+    Mean& mean = means[event.name];
+    mean.sum += static_cast<double>(event.us);
+    ++mean.count;
+  }
+  if (!any_missing) return;
+  for (Event& event : events) {
+    if (event.kind != EventKind::kOp || event.us >= 0) continue;
+    if (const auto found = means.find(event.name); found != means.end())
+      event.us = static_cast<float>(found->second.sum / static_cast<double>(found->second.count));
+  }
+}
+
+}  // namespace
+
+struct OpenOp {
+  std::uint64_t recording = 0;
+  std::uint64_t first_event = 0;  // what the op made is told from here on
+  std::vector<Access> inputs;
+  std::size_t overwritten = 0, written = 0;  // of the inputs
+  std::vector<Access> made;
+  int timer = kNoTimer;
+  bool in_use = false;
+};
+
+std::atomic<bool> g_recording{false};
+
+Recorder& recorder() {
+  static auto* all = new Recorder;
+  return *all;
+}
+
+void Recorder::start(Sink sink, const std::vector<LiveBlock>& live, bool by_events) {
+  if (!any_on()) {
+    clear();
+    ++recording_;
+    by_events_ = by_events;
+    for (const LiveBlock& block : live)
+      blocks_.put({block.address, block.bytes, 0, next_id_++, 0, block.tag, block.family, false});
+  }
+  SinkState& state = sinks_[sink];
+  state = {};
+  state.on = true;
+  state.next = first_event_ + events_.size();
+  state.dropped_before = dropped_;
+  blocks_.each([&](const Block& block) {
+    state.before.push_back(
+        {EventKind::kAlloc, block.id, block.tag, block.family, block.bytes, block.address});
+  });
+  std::sort(state.before.begin(), state.before.end(),
+            [](const Event& a, const Event& b) { return a.id < b.id; });
+  g_recording = true;
+}
+
+void Recorder::stop(Sink sink) {
+  sinks_[sink] = {};
+  if (any_on()) return trim();
+  g_recording = false;
+  clear();
+  timers_.reset();
+}
+
+void Recorder::clear() {
+  events_.clear();
+  accesses_.clear();
+  blocks_.clear();
+  first_event_ = 1;  // 0: the blocks that were there before
+  first_access_ = 0;
+  next_id_ = 1;
+  dropped_ = 0;
+}
+
+bool Recorder::current(const Span& span) const {
+  return span.open && span.open->recording == recording_ && any_on();
+}
+
+OpenOp* Recorder::open(Span& span) {
+  if (span.open) return span.open;
+  if (spare_ops_.empty()) {
+    ops_.push_back(std::make_unique<OpenOp>());
+    spare_ops_.push_back(ops_.back().get());
+  }
+  OpenOp* op = spare_ops_.back();
+  spare_ops_.pop_back();
+  op->recording = recording_;
+  op->first_event = first_event_ + events_.size();
+  op->inputs.clear();
+  op->made.clear();
+  op->overwritten = op->written = 0;
+  op->timer = kNoTimer;
+  op->in_use = true;
+  return span.open = op;
+}
+
+void Recorder::close(Span& span) {
+  span.open->in_use = false;
+  spare_ops_.push_back(span.open);
+  span.open = nullptr;
+}
+
+Event* Recorder::event_at(std::uint64_t number) {
+  if (number < first_event_ || number - first_event_ >= events_.size()) return nullptr;
+  return &events_[number - first_event_];
+}
+
+Event* Recorder::log(Event event) {
+  if (dropped_ > 0 || events_.size() >= kMostEvents) {
+    ++dropped_;
+    return nullptr;
+  }
+  events_.push_back(event);
+  return &events_.back();
+}
+
+// To the accesses, once a list, and only what is still alive.
+void Recorder::add(std::uintptr_t address, std::uint32_t id, std::uint64_t list) {
+  Block* block = blocks_.find(address);
+  if (!block || block->id != id || block->stamp == list) return;
+  block->stamp = list;
+  accesses_.push_back(id);
+}
+
+void Recorder::begin(Span& span, const std::uintptr_t* inputs, std::size_t count,
+                     std::size_t overwritten, std::size_t written) {
+  if (!any_on()) return;
+  OpenOp& op = *open(span);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i == overwritten) op.overwritten = op.inputs.size();
+    if (i == written) op.written = op.inputs.size();
+    if (const Block* block = blocks_.find(inputs[i])) op.inputs.push_back({inputs[i], block->id});
+  }
+  if (overwritten >= count) op.overwritten = op.inputs.size();
+  if (written >= count) op.written = op.inputs.size();
+}
+
+void Recorder::time(Span& span, const driver::Table& table, const driver::Place& place,
+                    cu::CUstream stream) {
+  if (!by_events_ || !current(span)) return;
+  if (!timers_) timers_ = std::make_unique<Timers>(table, place);
+  if (timers_->place().device == place.device) span.open->timer = timers_->start(stream);
+}
+
+void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
+                     Span* maker) {
+  if (!any_on()) return;
+  const std::uint32_t id = next_id_++;
+  const std::uint64_t number = first_event_ + events_.size();
+  const bool made = maker && maker->entered_ns != 0;
+  if (made) {
+    OpenOp& op = *open(*maker);
+    if (op.recording == recording_) op.made.push_back({address, id});
+  }
+  blocks_.put({address, bytes, number, id, 0, tag, family, made});
+  log({EventKind::kAlloc, id, tag, family, bytes, address});
+}
+
+void Recorder::free(std::uintptr_t address) {
+  const Block* block = blocks_.find(address);
+  if (!block) return;
+  log({EventKind::kFree, block->id});
+  blocks_.erase(address);
+}
+
+void Recorder::rename(const Block& block) {
+  const auto change = [&](Event& event) {
+    event.name = block.tag;
+    event.family = block.family;
+  };
+  Event* event = event_at(block.event);
+  if (event && event->kind == EventKind::kAlloc && event->id == block.id) change(*event);
+  for (SinkState& sink : sinks_) {
+    const auto found = std::lower_bound(sink.before.begin(), sink.before.end(), block.id,
+                                        [](const Event& e, std::uint32_t id) { return e.id < id; });
+    if (found != sink.before.end() && found->id == block.id) change(*found);
+  }
+}
+
+void Recorder::tag(std::uintptr_t address, const char* tag) {
+  Block* block = blocks_.find(address);
+  if (!block) return;
+  block->tag = tag;
+  block->provisional = false;
+  rename(*block);
+}
+
+void Recorder::timed(Span& span, cu::CUstream stream, Span* parent) {
+  const int above = parent && current(*parent) ? parent->open->timer : kNoTimer;
+  if (!timers_ || !current(span)) return;
+  if (span.open->timer == kNoTimer) return timers_->spoil(above);
+  // The op's event is the next one: between this and `end` the lock is held.
+  timers_->stop(span.open->timer, stream, first_event_ + events_.size(), above);
+  span.open->timer = kNoTimer;
+}
+
+void Recorder::end(Span& span, const char* name, const char* tag, const char* family) {
+  if (!span.open) return;
+  OpenOp& op = *span.open;
+  if (!current(span)) return close(span);
+  Event event{EventKind::kOp, 0, name, family};
+  event.us = by_events_ ? -1.f : static_cast<float>(static_cast<double>(span.self_ns) / 1e3);
+  event.first = first_access_ + accesses_.size();
+  const std::size_t size_before = accesses_.size();
+  ++lists_;
+  for (std::size_t i = op.overwritten; i < op.inputs.size(); ++i)
+    add(op.inputs[i].address, op.inputs[i].id, lists_);
+  const std::size_t writes_from = accesses_.size();
+  ++lists_;
+  for (std::size_t i = 0; i < op.written; ++i) add(op.inputs[i].address, op.inputs[i].id, lists_);
+  for (const Access& made : op.made) {
+    Block* block = blocks_.find(made.address);
+    if (!block || block->id != made.id) continue;
+    accesses_.push_back(made.id);
+    if (tag && block->provisional) {
+      block->tag = tag;
+      block->family = family;
+      rename(*block);
+    }
+    block->provisional = false;
+  }
+  event.reads = static_cast<std::uint32_t>(writes_from - size_before);
+  event.writes = static_cast<std::uint32_t>(accesses_.size() - writes_from);
+  if (event.reads + event.writes == 0) return close(span);
+  if (!log(event)) accesses_.resize(size_before);
+  close(span);
+}
+
+void Recorder::step() {
+  if (any_on()) log({EventKind::kStep});
+}
+
+void Recorder::resolve(bool wait) {
+  if (!timers_) return;
+  timers_->resolve(wait, [this](std::uint64_t number, float us) {
+    Event* event = event_at(number);
+    if (event && event->kind == EventKind::kOp) event->us = us;
+  });
+}
+
+// Number of the first event that may still change.
+std::uint64_t Recorder::settled() const {
+  std::uint64_t first = first_event_ + events_.size();
+  for (const auto& op : ops_)
+    if (op->in_use && op->recording == recording_) first = std::min(first, op->first_event);
+  return timers_ ? std::min(first, timers_->first_open(first)) : first;
+}
+
+std::size_t Recorder::waiting(Sink sink) const {
+  const std::uint64_t end = first_event_ + events_.size();
+  return sinks_[sink].on ? static_cast<std::size_t>(end - sinks_[sink].next) : 0;
+}
+
+Batch Recorder::take(Sink sink, bool all) {
+  SinkState& state = sinks_[sink];
+  Batch batch;
+  if (!state.on) return batch;
+  resolve(all);
+  const std::uint64_t end = all ? first_event_ + events_.size() : settled();
+  batch.events = std::exchange(state.before, {});
+  const auto at = [&](std::uint64_t number) {
+    return events_.begin() + static_cast<std::ptrdiff_t>(number - first_event_);
+  };
+  const std::size_t copied = batch.events.size();
+  if (end > state.next) batch.events.insert(batch.events.end(), at(state.next), at(end));
+  state.next = std::max(state.next, end);
+  for (std::size_t i = copied; i < batch.events.size(); ++i) {
+    Event& event = batch.events[i];
+    if (event.kind != EventKind::kOp) continue;
+    const std::size_t from = event.first - first_access_;
+    event.first = batch.accesses.size();
+    const auto ids = accesses_.begin() + static_cast<std::ptrdiff_t>(from);
+    batch.accesses.insert(batch.accesses.end(), ids, ids + event.reads + event.writes);
+  }
+  if (by_events_) fill_times(batch.events);
+  batch.dropped = dropped_ - state.dropped_before;
+  trim();
+  return batch;
+}
+
+// Forgets what every sink has.
+void Recorder::trim() {
+  std::uint64_t keep = first_event_ + events_.size();
+  for (const SinkState& sink : sinks_)
+    if (sink.on) keep = std::min(keep, sink.next);
+  const auto count = static_cast<std::ptrdiff_t>(keep - first_event_);
+  if (count == 0) return;
+  std::uint64_t accesses = first_access_ + accesses_.size();
+  for (std::size_t i = static_cast<std::size_t>(count); i < events_.size(); ++i) {
+    if (events_[i].kind != EventKind::kOp) continue;
+    accesses = events_[i].first;
+    break;
+  }
+  events_.erase(events_.begin(), events_.begin() + count);
+  accesses_.erase(accesses_.begin(),
+                  accesses_.begin() + static_cast<std::ptrdiff_t>(accesses - first_access_));
+  first_event_ = keep;
+  first_access_ = accesses;
+}
+
+}  // namespace umem::trace

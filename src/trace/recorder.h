@@ -1,0 +1,112 @@
+// The recorder: what the runtime's hooks tell becomes a log of events, in memory, for those who
+// want it. The hooks hold the runtime's lock when they tell, so that one log has the order of
+// all threads; all calls but `recording` need that lock.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/export.h"
+#include "driver/place.h"
+#include "driver/table.h"
+#include "trace/block_map.h"
+#include "trace/events.h"
+#include "trace/span.h"
+#include "trace/timers.h"
+
+namespace umem::trace {
+
+// Who wants the events. Each starts, takes and stops on its own; ids of blocks are common.
+enum Sink { kPlan, kFile, kSinks };
+
+// At most so many events are kept that a sink has not taken: from there on they are counted only,
+// until all sinks stopped.
+inline constexpr std::size_t kMostEvents = 2'000'000;
+
+struct LiveBlock {
+  std::uintptr_t address;
+  std::size_t bytes;
+  const char* tag;
+  const char* family;
+};
+
+extern std::atomic<bool> g_recording;
+inline bool recording() {
+  return g_recording.load(std::memory_order_relaxed);
+}
+
+class Recorder {
+ public:
+  // `live`: the blocks there are, asked for when nobody was recording. `by_events`: times of ops
+  // come from events on their streams, else from the host's clock.
+  void start(Sink sink, const std::vector<LiveBlock>& live, bool by_events);
+  void stop(Sink sink);
+  bool on(Sink sink) const { return sinks_[sink].on; }
+  bool any_on() const { return sinks_[kPlan].on || sinks_[kFile].on; }
+
+  // An op that is no bracket begins with these inputs: the first `overwritten` are written whole
+  // and not read, the further ones up to `written` are changed.
+  void begin(Span& span, const std::uintptr_t* inputs, std::size_t count, std::size_t overwritten,
+             std::size_t written);
+  // The op is about to run there. By events only one device is timed, the first.
+  void time(Span& span, const driver::Table& table, const driver::Place& place,
+            cu::CUstream stream);
+  // `maker`: the op that runs, when it is no bracket.
+  void alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
+             Span* maker);
+  void free(std::uintptr_t address);
+  void tag(std::uintptr_t address, const char* tag);
+  // The op's work is given out.
+  void timed(Span& span, cu::CUstream stream, Span* parent);
+  // `tag`: of what the op leaves behind; null: it does not say.
+  void end(Span& span, const char* name, const char* tag, const char* family);
+  void step();
+
+  // What the sink has not seen yet. `all`: with what ops under way may still change, and waiting
+  // for times.
+  Batch take(Sink sink, bool all);
+  std::size_t waiting(Sink sink) const;  // events not taken yet
+
+ private:
+  struct SinkState {
+    bool on = false;
+    std::uint64_t next = 0;     // number of the first event not taken
+    std::vector<Event> before;  // allocs of the blocks alive at the start, by id
+    std::uint64_t dropped_before = 0;
+  };
+
+  OpenOp* open(Span& span);
+  void close(Span& span);
+  bool current(const Span& span) const;
+  void add(std::uintptr_t address, std::uint32_t id, std::uint64_t list);
+  Event* log(Event event);
+  Event* event_at(std::uint64_t number);
+  void rename(const Block& block);  // its alloc event gets the block's tag
+  void resolve(bool wait);
+  std::uint64_t settled() const;
+  void trim();
+  void clear();
+
+  std::array<SinkState, kSinks> sinks_;
+  BlockMap blocks_;
+  std::uint32_t next_id_ = 1;
+  std::vector<Event> events_;  // from number first_event_ on
+  std::uint64_t first_event_ = 0;
+  std::vector<std::uint32_t> accesses_;  // from number first_access_ on
+  std::uint64_t first_access_ = 0;
+  std::uint64_t dropped_ = 0;
+  std::uint64_t recording_ = 0;  // counts recordings: an op may outlive the one it began in
+  std::vector<std::unique_ptr<OpenOp>> ops_;
+  std::vector<OpenOp*> spare_ops_;
+  std::uint64_t lists_ = 0;  // of accesses
+  bool by_events_ = false;
+  std::unique_ptr<Timers> timers_;
+};
+
+// The process's one, never destroyed.
+UMEM_API Recorder& recorder();
+
+}  // namespace umem::trace

@@ -1,0 +1,63 @@
+// Times of ops on a GPU, by pairs of events on their streams. They are read when they are done:
+// nothing waits for them while the program runs. Not thread-safe.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "driver/place.h"
+#include "driver/table.h"
+
+namespace umem::trace {
+
+inline constexpr int kNoTimer = -1;
+
+class Timers {
+ public:
+  Timers(const driver::Table& table, driver::Place place) : table_(table), place_(place) {}
+  ~Timers();
+  Timers(const Timers&) = delete;
+  Timers& operator=(const Timers&) = delete;
+
+  const driver::Place& place() const { return place_; }
+  // kNoTimer while a graph is captured, when all pairs are in flight, or where the driver refuses.
+  int start(cu::CUstream stream);
+  // The op ended, and is that event. `parent`: the timer of the op that it ran in.
+  void stop(int timer, cu::CUstream stream, std::uint64_t event, int parent);
+  // The op was not recorded after all.
+  void abandon(int timer);
+  // Something inside the op is not timed, so that its own part of the time is not known.
+  void spoil(int timer);
+
+  // Calls `found` with every event that is done and its own time, in the order of their ends, up to
+  // the first that is not done; `wait`: waits for those. A time below 0 is not known.
+  void resolve(bool wait, const std::function<void(std::uint64_t event, float us)>& found);
+  // Number of the first event that is still open, or `none`.
+  std::uint64_t first_open(std::uint64_t none) const;
+
+ private:
+  static constexpr std::size_t kMost = 4096;
+
+  struct Pair {
+    cu::CUevent begin = nullptr, end = nullptr;
+    std::uint64_t event = 0;
+    int parent = kNoTimer;
+    std::uint64_t parent_use = 0;
+    std::uint64_t use = 0;  // tells apart the ops that the pair served
+    float nested_us = 0;
+    bool spoilt = false;
+  };
+
+  int take();
+  void release(int timer);
+
+  const driver::Table& table_;
+  driver::Place place_;
+  std::vector<Pair> pairs_;
+  std::vector<int> free_;
+  std::deque<int> ended_;  // by their ends
+  std::uint64_t uses_ = 0;
+};
+
+}  // namespace umem::trace

@@ -1,0 +1,288 @@
+"""Replay in virtual time: the engine's figures, on steps whose figures are known by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.steps import Tensor, make_step, steps
+
+from umem import replay
+from umem.cli import main
+from umem.devices import DeviceProfile
+from umem.errors import ConfigError, TraceError
+from umem.plan import bounds
+from umem.policies import registry
+from umem.policies.base import Plan
+from umem.trace import synthetic
+from umem.trace.schema import Alloc, Event, Header, Op, Step
+from umem.trace.step import Kind, StepTrace
+from umem.trace.steps import StepBuilder
+from umem.trace.writer import Writer
+from umem.units import MIB
+
+PAGE = 2 * MIB
+# A page takes 10 µs in and 20 µs out.
+LINK = DeviceProfile("link", PAGE / 10, PAGE / 20, 45.0, 1 << 40, "made up")
+ALL = tuple(name for name in registry.names())
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def cyclic_step() -> StepTrace:
+    """Three ops of 1 ms, each reading a weight of its own of 4 pages."""
+    weight = [Tensor(4 * PAGE, {i: False}, Kind.PERSISTENT, "param") for i in range(3)]
+    return make_step([1000.0] * 3, weight)
+
+
+def step_of(events: object) -> StepTrace:
+    builder = StepBuilder()
+    for event in events:  # type: ignore[attr-defined]
+        builder.add(event)
+    return builder.step()
+
+
+def write(path: Path, events: object, device: str = "a100-pcie4") -> Path:
+    with Writer(path, Header(device, "test", "")) as writer:
+        for event in events:  # type: ignore[attr-defined]
+            writer.write(event)
+    return path
+
+
+# --- figures known by hand -------------------------------------------------------------------
+
+
+def test_where_all_fits_nothing_moves_and_the_step_is_its_compute_time() -> None:
+    for policy in ("lru", "umem", "belady"):
+        result = replay.simulate(cyclic_step(), policy, LINK, 12 * PAGE)
+        assert result.step_us == pytest.approx(3000.0)
+        assert (result.compute_us, result.stall_us) == (pytest.approx(3000.0), pytest.approx(0.0))
+        assert (result.bytes_in, result.bytes_out, result.bound_bytes_in) == (0, 0, 0)
+        assert result.floor_us == pytest.approx(3000.0)
+        assert result.raised_from is None
+        assert result.peak_resident == 12 * PAGE
+
+
+def test_lru_on_a_cyclic_step_reloads_everything_one_after_the_other() -> None:
+    """Before each op: 4 pages out in 80 µs, then 4 in in 40 µs; no op hides any of it."""
+    result = replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE)
+    assert (result.bytes_in, result.bytes_out) == (12 * PAGE, 12 * PAGE)
+    assert result.step_us == pytest.approx(3 * (1000 + 80 + 40), rel=1e-3)
+    assert result.stall_us == pytest.approx(3 * 120, rel=1e-2)
+    assert result.faults == 0
+    assert result.evictions == 3
+
+
+def test_a_plan_hides_its_moves_behind_compute() -> None:
+    """One weight is away while another is used: 4 pages an op at most, and the link is fast."""
+    result = replay.simulate(cyclic_step(), "umem", LINK, 8 * PAGE)
+    assert result.step_us == pytest.approx(3000.0, rel=1e-3)
+    assert result.bound_bytes_in <= result.bytes_in <= 12 * PAGE
+    assert (result.plan_misses, result.prefetched_unused) == (0, 0)
+    assert result.plan_hits > 0
+
+
+def test_a_budget_below_the_largest_op_is_raised_and_said() -> None:
+    result = replay.simulate(cyclic_step(), "lru", LINK, PAGE)
+    assert result.budget == replay.least_budget(cyclic_step()) == 5 * PAGE  # 1.05 * 4 pages
+    assert result.raised_from == PAGE
+    assert "raised to 10 MiB" in replay.raised_note(result)
+    fits = replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE + 1)
+    assert (fits.budget, fits.raised_from) == (8 * PAGE, None)  # whole pages
+
+
+def test_a_slower_link_is_slower() -> None:
+    slow = DeviceProfile("slow", PAGE / 100, PAGE / 200, 45.0, 1 << 40, "made up")
+    result = replay.simulate(cyclic_step(), "lru", slow, 8 * PAGE)
+    assert result.step_us == pytest.approx(3 * (1000 + 800 + 400), rel=1e-3)
+
+
+# --- every policy against the bounds ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_no_policy_is_below_the_bounds(policy: str) -> None:
+    step = step_of(synthetic.training(8, 2 * PAGE, 5 * PAGE, 3, us=200.0, small=2, optimizer=True))
+    for share in (0.75, 0.5, 0.3):
+        _hold_bounds(replay.simulate(step, policy, LINK, int(share * step.peak_bytes)))
+
+
+@given(steps(), st.sampled_from(ALL), st.floats(0.3, 1.0))
+@FEW
+def test_no_policy_is_below_the_bounds_on_random_steps(
+    step: StepTrace, policy: str, share: float
+) -> None:
+    _hold_bounds(replay.simulate(step, policy, LINK, int(share * step.peak_bytes)))
+
+
+def _hold_bounds(result: replay.Result) -> None:
+    assert result.step_us >= result.floor_us * (1 - 1e-9)
+    assert result.bytes_in >= result.bound_bytes_in
+    assert result.peak_resident <= result.budget
+    assert result.step_us == pytest.approx(result.compute_us + result.stall_us, rel=1e-3, abs=1.0)
+
+
+def test_the_planner_is_not_slower_than_lru_on_a_training() -> None:
+    step = step_of(synthetic.training(16, 2 * PAGE, 8 * PAGE, 3, us=400.0))
+    lru, umem = (
+        replay.simulate(step, name, LINK, step.peak_bytes // 2) for name in ("lru", "umem")
+    )
+    assert umem.step_us < 0.95 * lru.step_us
+    assert umem.bytes_in <= lru.bytes_in
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def test_a_file_and_its_last_step_give_the_same_figures(tmp_path: Path) -> None:
+    events = list(synthetic.training(6, 2 * PAGE, 4 * PAGE, 3, us=150.0))
+    path = write(tmp_path / "t.jsonl.gz", events)
+    step, peak, device = replay.load(path)
+    assert (peak, device) == (step.peak_bytes, "a100-pcie4")
+    for policy in ("lru", "umem"):
+        alone = replay.simulate(step, policy, LINK, peak // 2)
+        whole = replay.replay_file(path, policy, LINK, peak // 2)
+        for key in ("step_us", "bytes_in", "bytes_out", "compute_us", "floor_us"):
+            assert getattr(whole, key) == pytest.approx(getattr(alone, key), rel=2e-3), key
+        assert whole.steps > alone.steps
+        assert whole.events > alone.events
+
+
+def test_a_trace_cut_off_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", cyclic_events())
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TraceError, match=r"t\.jsonl:\d+: "):
+        replay.replay_file(path, "lru", LINK, 8 * PAGE)
+
+
+def cyclic_events() -> list[Event]:
+    return [
+        *(Alloc(i, 4 * PAGE, "param") for i in range(3)),
+        *(Op("use", (i,), (), 1000.0) for i in range(3)),
+        Step(),
+        *(Op("use", (i,), (), 1000.0) for i in range(3)),
+        Step(),
+    ]
+
+
+def test_what_lives_past_the_step_goes_round() -> None:
+    """A gradient that the next step frees is no leak: each repeat is as the one before."""
+    step = step_of(synthetic.training(4, PAGE, PAGE, 3, optimizer=True))
+    assert Kind.CARRIED in step.kind
+    result = replay.simulate(step, "lru", LINK, 2 * step.peak_bytes, repeats=5)
+    assert result.peak_resident <= step.peak_bytes + PAGE
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ConfigError, match="repeats=0"):
+        replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, repeats=0)
+    with pytest.raises(ConfigError, match="did you mean lru"):
+        replay.simulate(cyclic_step(), "lur", LINK, 8 * PAGE)
+
+    class Silent:
+        name = "silent"
+
+        def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
+            return None
+
+    with pytest.raises(ConfigError, match="'silent' made no plan"):
+        replay.simulate(cyclic_step(), Silent(), LINK, 8 * PAGE)
+
+
+def test_a_host_budget_that_is_too_small_is_an_error() -> None:
+    with pytest.raises(MemoryError):
+        replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=PAGE)
+    replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=64 * PAGE)  # as before
+
+
+# --- the command -----------------------------------------------------------------------------
+
+KEYS = {
+    "policy", "budget", "device", "steps", "step_us", "compute_us", "stall_us", "floor_us",
+    "bytes_in", "bytes_out", "bound_bytes_in", "bytes_discarded", "faults", "evictions",
+    "prefetches", "prefetched_unused", "peak_resident", "events", "events_per_s",
+    "plan_hits", "plan_misses",
+}  # fmt: skip
+
+
+def test_json_has_one_object_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.jsonl", synthetic.training(6, 2 * PAGE, 4 * PAGE, 2))
+    peak = replay.load(path)[1]
+    words = ["--policy", "lru", "umem", "--budget", "50%", "2GiB", "--json", "--link", "50"]
+    assert main(["replay", str(path), *words]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [set(row) for row in rows] == [KEYS] * 4
+    assert {row["device"] for row in rows} == {"a100-pcie4+50GB/s"}
+    assert [row["policy"] for row in rows] == ["lru", "umem"] * 2
+    assert [row["budget"] for row in rows[2:]] == [2048 * MIB] * 2
+    assert {row["budget"] for row in rows[:2]} == {int(peak * 0.5) // PAGE * PAGE}
+    assert all(math.isfinite(row["events_per_s"]) and row["events_per_s"] > 0 for row in rows)
+
+
+def test_the_table_marks_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "t.jsonl", synthetic.training(6, 2 * PAGE, 4 * PAGE, 2, us=300.0))
+    assert main(["replay", str(path), "--policy", "all", "--budget", "60%", "1%"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["policy", "budget", "of"]
+    rows = [line for line in lines[1:] if any(f" {name} " in line for name in ALL)]
+    assert len(rows) == 2 * len(ALL)
+    marked = [row for row in rows if row.startswith("*")]
+    assert len(marked) >= 2
+    assert any("was raised to" in line for line in lines)
+    assert len({line.index("a100-pcie4") for line in rows}) == 1  # aligned
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--budget", "auto"], "--budget auto: a trace has no free memory"),
+        (["--budget", "0%"], "'0%' is not above 0%"),
+        (["--budget", "200%"], "up to 100%"),
+        (["--budget", "x"], "--budget: 'x' is not a number of bytes"),
+        (["--policy", "lur"], "did you mean lru?"),
+        (["--device", "a100"], "a100-pcie4"),
+        (["--link", "0"], "allowed: a number above 0"),
+        (["--link", "nan"], "allowed: a number above 0"),
+        (["--repeat", "0"], "--repeat 0; allowed: 1 and up"),
+        (["--host-budget", "0"], "--host-budget 0"),
+        (["--profile", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    path = write(tmp_path / "t.jsonl", cyclic_events())
+    assert main(["replay", str(path), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("umem replay: ")
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+def test_a_bad_trace_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"kind":"umem-trace","v":1}\n{"e":"free","id":3}\n')
+    for name in (path, tmp_path / "none.jsonl"):
+        assert main(["replay", str(name)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert str(name) in error
+
+
+def test_a_replay_that_fails_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "t.jsonl", cyclic_events())
+    words = ["--budget", "16MiB", "24MiB", "--policy", "lru", "--host-budget", "2MiB", "--json"]
+    assert main(["replay", str(path), *words]) == 1
+    failed, good = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert set(failed) == {"policy", "budget", "device", "error"}
+    assert good["bytes_in"] == 0
+
+
+def test_least_budget_is_the_bounds_own() -> None:
+    step = cyclic_step()
+    assert replay.least_budget(step) == bounds.least_budget(step)

@@ -1,0 +1,223 @@
+"""``umem replay TRACE``: what each policy would make of a recorded step, in virtual time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .. import devices
+from ..errors import ConfigError, UmemError
+from ..units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
+from ..values import parse_budget
+
+if TYPE_CHECKING:
+    from ..devices import DeviceProfile
+    from ..replay import Result
+    from .base import Subparsers
+
+BUDGET_ALLOWED = f"a percentage of the trace's peak as 50%, or {BYTES_ALLOWED}"
+HEADER = (
+    "", "policy", "budget", "of peak", "device", "step ms", "/compute", "/floor", "stall ms",
+    "in GiB", "/bound", "out GiB", "faults", "evictions", "unused GiB", "off plan",
+)  # fmt: skip
+_WORDS = (0, 1, 4)  # columns that are aligned to the left
+
+
+class Failure(NamedTuple):
+    """A replay that could not be."""
+
+    policy: str
+    budget: int
+    device: str
+    error: str
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``replay`` to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="replay a recorded trace under policies, budgets and devices",
+        description="Replay a trace on a simulated device: the engine that runs programs, in "
+        "virtual time and without their memory. The last step is repeated until two in a row are "
+        "equal; the figures are of the last one. Exit code 1 if a replay failed.",
+    )
+    parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
+    parser.add_argument(
+        "--policy", nargs="+", default=["umem"], help="names, or all (default: umem)"
+    )
+    text = f"{BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
+    parser.add_argument("--budget", nargs="+", default=["50%"], help=text)
+    parser.add_argument(
+        "--device",
+        nargs="+",
+        help=f"device profiles (default: the trace's own where it is one, else {devices.DEFAULT})",
+    )
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="a device profile, TOML, JSON")
+    parser.add_argument(
+        "--link", type=float, metavar="GB/s", help="another link, each way, for every device"
+    )
+    parser.add_argument(
+        "--host-budget", default="unlimited", help="what evicted tensors may take (unlimited)"
+    )
+    parser.add_argument(
+        "--repeat", type=int, metavar="N", help="repeats of the last step at most (default: 6)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line and replay")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Replay every combination; 1 if one of them failed.
+
+    Raises:
+        UmemError: a bad trace or option, or the native core is missing.
+    """
+    from .. import replay
+
+    step, peak, recorded = replay.load(args.trace)
+    profiles = _profiles(args, recorded)
+    budgets = [_budget(text, peak) for text in args.budget]
+    combinations = [
+        (device, budget, policy)
+        for device in profiles
+        for budget in budgets
+        for policy in _policies(args.policy)
+    ]
+    host = _host_budget(args.host_budget)
+    repeats = replay.REPEATS if args.repeat is None else args.repeat
+    if repeats < 1:
+        raise ConfigError(f"--repeat {repeats}; allowed: 1 and up")
+
+    def runs() -> Iterator[Result | Failure]:
+        for device, budget, policy in combinations:
+            try:
+                yield replay.replay_file(
+                    args.trace, policy, device, budget,
+                    host_budget=host, repeats=repeats, step=step,
+                )  # fmt: skip
+            except UmemError as error:
+                yield Failure(policy, budget, device.name, str(error))
+
+    rows: list[Result | Failure] = []
+    for row in runs():
+        rows.append(row)
+        if args.json:
+            fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
+            print(json.dumps(fields), flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r{len(rows)} of {len(combinations)}", end="", file=sys.stderr)
+    if not args.json:
+        if sys.stderr.isatty():
+            print("\r" + " " * 24 + "\r", end="", file=sys.stderr)
+        print(render(rows, peak))
+    return int(any(isinstance(row, Failure) for row in rows))
+
+
+def render(rows: Sequence[Result | Failure], peak: int) -> str:
+    """A table, one line a replay, the fastest of its budget and device marked; then the notes."""
+    from ..replay import raised_note
+
+    results = [row for row in rows if not isinstance(row, Failure)]
+    best: dict[tuple[str, int], float] = {}
+    for row in results:
+        key = row.device, row.budget
+        best[key] = min(row.step_us, best.get(key, row.step_us))
+    lines = [HEADER, *(_cells(row, peak, best[row.device, row.budget]) for row in results)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+    table = [_aligned(line, widths) for line in lines] if results else []
+    notes = dict.fromkeys(note for note in map(raised_note, results) if note)
+    failed = [
+        f"{row.policy}, {format_bytes(row.budget)}, {row.device}: {row.error}"
+        for row in rows
+        if isinstance(row, Failure)
+    ]
+    legend = "* the fastest; floor and bound: no schedule of moves is below" if results else ""
+    return "\n".join(part for part in (*table, legend, *notes, *failed) if part)
+
+
+def _cells(row: Result, peak: int, best: float) -> tuple[str, ...]:
+    ops = row.plan_hits + row.plan_misses
+    return (
+        "*" if row.step_us == best else "",
+        row.policy,
+        format_bytes(row.budget),
+        f"{100 * row.budget / peak:.0f}%",
+        row.device,
+        f"{row.step_us / 1e3:.2f}",
+        _ratio(row.step_us, row.compute_us),
+        _ratio(row.step_us, row.floor_us),
+        f"{row.stall_us / 1e3:.2f}",
+        f"{row.bytes_in / GIB:.2f}",
+        _ratio(row.bytes_in, row.bound_bytes_in),
+        f"{row.bytes_out / GIB:.2f}",
+        str(row.faults),
+        str(row.evictions),
+        f"{row.prefetched_unused / GIB:.2f}",
+        f"{row.plan_misses} of {ops}" if ops else "-",
+    )
+
+
+def _ratio(value: float, base: float) -> str:
+    """A dash where nothing is needed and nothing is done."""
+    if base > 0:
+        return f"{value / base:.3f}"
+    return "-" if value == 0 else "inf"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    pairs = zip(cells, widths, strict=True)
+    padded = [c.ljust(w) if i in _WORDS else c.rjust(w) for i, (c, w) in enumerate(pairs)]
+    return "  ".join(padded).rstrip()
+
+
+def _policies(names: Sequence[str]) -> list[str]:
+    from ..policies import registry
+
+    known = registry.names()
+    chosen = [name for given in names for name in (known if given == "all" else (given,))]
+    for name in chosen:
+        if name not in known:
+            registry.make(name)  # its error says which there are
+    return list(dict.fromkeys(chosen))
+
+
+def _profiles(args: argparse.Namespace, recorded: str) -> list[DeviceProfile]:
+    found = [devices.find(name) for name in args.device or ()]
+    if args.profile is not None:
+        found.append(devices.load(args.profile))
+    if not found:
+        own = recorded.removeprefix("soft:")
+        found = [devices.find(own if own in devices.names() else devices.DEFAULT)]
+    if args.link is not None:
+        found = [devices.with_link(device, args.link) for device in found]
+    return found
+
+
+def _budget(text: str, peak: int) -> int:
+    """In bytes.
+
+    Raises:
+        ConfigError: neither bytes nor a percentage above 0 and up to 100.
+    """
+    try:
+        budget = parse_budget(text)
+    except ValueError as error:
+        raise ConfigError(f"--budget: {error}; allowed: {BUDGET_ALLOWED}") from None
+    if budget.bytes is None and budget.percent is None:
+        raise ConfigError(f"--budget {text}: a trace has no free memory; allowed: {BUDGET_ALLOWED}")
+    return budget.bytes if budget.percent is None else int(peak * budget.percent / 100)
+
+
+def _host_budget(text: str) -> int:
+    if text.strip().lower() == "unlimited":
+        return 0
+    try:
+        count = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"--host-budget: {error}; allowed: unlimited, {BYTES_ALLOWED}") from None
+    if count == 0:
+        raise ConfigError("--host-budget 0; allowed: unlimited, or bytes above 0")
+    return count

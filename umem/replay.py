@@ -1,0 +1,289 @@
+"""A step or a trace under a policy, in virtual time: the engine that runs programs, without memory.
+
+What is replayed is the native runtime on a software device that holds no data, so figures are those
+of the engine itself, and depend on nothing but trace, policy, device and budget.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .devices import DeviceProfile
+from .errors import ConfigError, TraceError
+from .plan import bounds
+from .policies import registry
+from .policies.base import Plan, Policy
+from .policies.lowering import lower
+from .trace.reader import read
+from .trace.step import StepTrace
+from .trace.steps import StepBuilder
+from .units import format_bytes
+from .values import FLOOR_PAGES, PAGE_BYTES
+
+if TYPE_CHECKING:
+    from . import _core
+
+REPEATS = 6  # steps at most until two in a row are equal
+STEADY = 1e-3  # the share by which they may differ
+_PIECE = 1 << 20  # bytes of text that the native reader gets at once
+
+
+@dataclass(frozen=True)
+class Result:
+    """One replay; figures are of the last step, times in µs of virtual time, sizes in bytes."""
+
+    policy: str
+    budget: int  # that was replayed
+    device: str
+    steps: int  # of the whole replay
+    step_us: float
+    compute_us: float
+    stall_us: float
+    floor_us: float  # no schedule is below, in steady state (plan/bounds.py)
+    bytes_in: int
+    bytes_out: int
+    bound_bytes_in: int  # no schedule is below
+    bytes_discarded: int
+    faults: int
+    evictions: int
+    prefetches: int
+    prefetched_unused: int
+    peak_resident: int
+    events: int  # of the whole replay
+    events_per_s: float  # in real time
+    plan_hits: int  # ops that went as planned
+    plan_misses: int
+    raised_from: int | None  # the budget asked for, where no op of that size could be held
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `raised_from` is there only where the budget was raised."""
+        fields = asdict(self)
+        if self.raised_from is None:
+            del fields["raised_from"]
+        return fields
+
+
+def simulate(
+    step: StepTrace,
+    policy: Policy | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+) -> Result:
+    """Repeat a step until it is steady: two in a row within 0.1 %, or `repeats` of them.
+
+    Args:
+        step: what is repeated; tensors that persist are there before the first time.
+        policy: a policy or its name. It plans once, from `step`.
+        device: the link and the cost of faults; its memory is as large as the budget.
+        budget: bytes on the device, raised to the least at which policies compare.
+        host_budget: bytes that evicted tensors may take; 0 for any number.
+        repeats: steps at most, 1 and up.
+
+    Raises:
+        ConfigError: no such policy, or a bad `repeats`.
+        OutOfMemoryError: device and host budget cannot hold the step.
+        StateError: umem is on in this process, or another replay runs.
+    """
+    return _replay(step, None, policy, device, budget, host_budget=host_budget, repeats=repeats)
+
+
+def replay_file(
+    path: str | os.PathLike[str],
+    policy: Policy | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+    step: StepTrace | None = None,
+) -> Result:
+    """Replay a whole trace, then its last step again until it is steady, as `simulate` does.
+
+    A policy that plans has its plan, from the last step, in the repeats only: before, it is `lru`.
+    `step` is the last step where the caller has read it already.
+
+    Raises:
+        TraceError: the file is no valid trace.
+        ConfigError, OutOfMemoryError, StateError: as `simulate`.
+    """
+    last = load(path)[0] if step is None else step
+    given = Path(path)
+    return _replay(last, given, policy, device, budget, host_budget=host_budget, repeats=repeats)
+
+
+def load(path: str | os.PathLike[str]) -> tuple[StepTrace, int, str]:
+    """Of a trace: its last step, the peak of live bytes over all steps, the device it names.
+
+    Raises:
+        TraceError: the file is no valid trace, or the step has no op that accesses memory.
+    """
+    builder = StepBuilder()
+    header, events = read(path)
+    for event in events:
+        builder.add(event)
+    try:
+        return builder.step(), builder.peak_bytes, header.device
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def least_budget(step: StepTrace) -> int:
+    """The least budget, in bytes, that a replay of this step takes; it raises others to it."""
+    return max(bounds.least_budget(step), FLOOR_PAGES * PAGE_BYTES)
+
+
+def _replay(
+    step: StepTrace,
+    path: Path | None,
+    policy: Policy | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int,
+    repeats: int,
+) -> Result:
+    from .native import core
+
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats}: the figures are of a repeat; allowed: 1 and up")
+    if isinstance(policy, str):
+        policy = registry.make(policy)
+    room = max(budget // PAGE_BYTES * PAGE_BYTES, least_budget(step))
+    plan = policy.plan(step, device, room)
+    replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
+    try:
+        if path is not None:
+            _feed(replay, path)
+        replay.set_step(_columns(step))
+        if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
+            core.install_plan(lower(plan, replay.address))
+        figures = _until_steady(replay, repeats)
+    finally:
+        replay.close()
+    return Result(
+        policy=policy.name,
+        budget=room,
+        device=device.name,
+        floor_us=bounds.closed_form_floor(step, device, room).us,
+        bound_bytes_in=bounds.lower_bound_bytes_in(step, room),
+        raised_from=budget if room > budget else None,
+        **_measured(figures),
+    )
+
+
+def _native_name(policy: Policy, plan: Plan | None) -> str:
+    from .native import core
+
+    if plan is not None:
+        return "planned"
+    if policy.name in core.policies():
+        return policy.name
+    raise ConfigError(
+        f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
+        "that name: its plan() must return a Plan to be replayed"
+    )
+
+
+def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) -> _core.Options:
+    from .native import core
+
+    options = core.Options()
+    options.device = "soft"
+    known = [profile["name"] for profile in core.profiles()]
+    options.profile = device.name if device.name in known else known[0]
+    options.link_in_bytes_per_us = device.bytes_per_us_in
+    options.link_out_bytes_per_us = device.bytes_per_us_out
+    options.fault_us = device.fault_us
+    options.budget_bytes = budget
+    options.host_budget_bytes = host_budget
+    options.min_swap_bytes = PAGE_BYTES
+    options.floor_bytes = FLOOR_PAGES * PAGE_BYTES
+    options.policy = policy
+    return options
+
+
+def _columns(step: StepTrace) -> dict[str, Any]:
+    return {
+        "op_us": step.op_us,
+        "bytes": step.bytes,
+        "tag": list(step.tags),
+        "family": list(step.families),
+        "kind": step.kind,
+        "first": step.first,
+        "last": step.last,
+        "twin": step.twin,
+        "source": step.source,
+        "access_start": step.access_start,
+        "access_tensor": step.access_tensor,
+        "access_write": step.access_write,
+    }
+
+
+def _feed(replay: _core.Replay, path: Path) -> None:
+    try:
+        for piece in _pieces(path):
+            replay.feed(piece)
+        replay.finish()
+    except ValueError as error:  # of the native reader: the line and the reason
+        raise TraceError(f"{path}:{error}") from None
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The file's text; one that starts as gzip does is unpacked, whatever its name."""
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=file) if packed else file
+            while piece := stream.read(_PIECE):
+                yield piece
+    except (OSError, EOFError) as error:  # it was read whole before: it has changed since
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _until_steady(replay: _core.Replay, repeats: int) -> dict[str, Any]:
+    replay.run_step(1)
+    figures = replay.figures()
+    for _ in range(repeats - 1):
+        before = figures
+        replay.run_step(1)
+        figures = replay.figures()
+        if all(_near(figures[key], before[key]) for key in ("step_us", "bytes_in", "bytes_out")):
+            break
+    return figures
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value - other) <= STEADY * max(abs(value), abs(other))
+
+
+def _measured(figures: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a Result that the engine counted."""
+    same = (
+        "steps", "step_us", "compute_us", "stall_us", "bytes_in", "bytes_out", "bytes_discarded",
+        "faults", "evictions", "prefetches", "events", "plan_hits", "plan_misses",
+    )  # fmt: skip
+    seconds = figures["seconds"]
+    return {
+        **{name: figures[name] for name in same},
+        "prefetched_unused": figures["prefetched_unused_bytes"],
+        "peak_resident": figures["peak_resident_bytes"],
+        "events_per_s": figures["events"] / seconds if seconds > 0 else 0.0,
+    }
+
+
+def raised_note(result: Result) -> str:
+    """Why the budget is not the one asked for; empty where it is."""
+    if result.raised_from is None:
+        return ""
+    return (
+        f"a budget of {format_bytes(result.raised_from)} was raised to "
+        f"{format_bytes(result.budget)}: 1.05 times what the step's largest op needs at once"
+    )
