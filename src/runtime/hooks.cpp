@@ -218,7 +218,7 @@ bool owns(const void* ptr) noexcept {
 // Calls `change` with the ledger and the unit of a live large block: a segment holds many blocks,
 // and keeps its own tag.
 template <class Change>
-static bool change_label(const void* ptr, Change change) {
+static bool change_label(const void* ptr, residency::Tag tag, Change change) {
   State& s = state();
   if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
@@ -234,14 +234,14 @@ static bool change_label(const void* ptr, Change change) {
 }
 
 bool tag(const void* ptr, residency::Tag tag) noexcept {
-  return change_label(ptr, [tag](residency::Ledger& ledger, RangeId id) {
+  return change_label(ptr, tag, [tag](residency::Ledger& ledger, RangeId id) {
     ledger.set_tag(id, tag, ledger.at(id).family);
   });
 }
 
 bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept {
   return change_label(
-      ptr, [=](residency::Ledger& ledger, RangeId id) { ledger.set_tag(id, tag, family); });
+      ptr, tag, [=](residency::Ledger& ledger, RangeId id) { ledger.set_tag(id, tag, family); });
 }
 
 }  // namespace umem::runtime

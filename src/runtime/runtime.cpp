@@ -344,8 +344,8 @@ void step() noexcept {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
     if (trace::recording()) trace::recorder().step();
-    s.each([](Device& device) { device.engine.step_ended(); });
     soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
+    s.each([](Device& device) { device.engine.step_ended(); });
   }
   if (soft_device) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.
