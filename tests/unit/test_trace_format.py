@@ -16,6 +16,8 @@ from umem import TraceError
 from umem.trace import reader
 from umem.trace.reader import read
 from umem.trace.schema import MAX_BYTES, MAX_ID, Alloc, Event, Free, Header, Op, Step, Validator
+from umem.trace.step import Kind
+from umem.trace.steps import read_step
 from umem.trace.synthetic import chain, cyclic, random_trace, training
 from umem.trace.writer import Writer, to_json
 
@@ -309,3 +311,27 @@ def test_synthetic_traces_are_valid() -> None:
         validator = Validator()
         for event in events:
             validator.check(event)
+
+
+def test_the_example_of_the_documentation_is_a_trace(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "trace_format.md"
+    example = page.read_text(encoding="utf-8").split("```\n")[1]
+    path = tmp_path / "t.jsonl"
+    path.write_text(example)
+    _, events = read(path)
+    assert [type(event) for event in events].count(Op) == 3
+    step = read_step(path)
+    assert step.compute_us == pytest.approx(153.2 + 150.9 + 12.0)
+    assert step.kind.tolist() == [Kind.PERSISTENT] * 2 + [Kind.TRANSIENT] * 4
+
+
+def test_the_code_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "trace_format.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["step"].n_ops == 1
+    assert len(list(names["events"])) == 3
