@@ -101,6 +101,12 @@ def test_the_peak_is_the_highest_of_all_places(tmp_path: Path, seed: int) -> Non
     assert info.peak_by_tag == {tag: count for tag, count in by_tag.items() if count}
 
 
+def test_of_equal_peaks_the_first_is_named(tmp_path: Path) -> None:
+    events: list[Event] = [Alloc(1, 5), Op("first", (1,), ()), Free(1)]
+    info = examine(write(tmp_path / "t.jsonl", [*events, Alloc(1, 5), Op("second", (1,), ())]))
+    assert (info.peak_op, info.peak_op_name) == (0, "first")
+
+
 def test_names_from_a_file_stay_on_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

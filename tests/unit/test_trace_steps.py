@@ -242,6 +242,25 @@ def test_a_recording_from_the_middle_tells_what_was_there() -> None:
     assert step.twin.tolist() == [-1, 2, -1]
 
 
+def test_ordinals_compare_only_with_those_of_a_step() -> None:
+    # 2 is the second allocation of its step as 1 was among the live blocks, which says nothing.
+    events: list[Event] = [Alloc(0, MIB, "param"), Alloc(1, MIB, "grad"), Step()]
+    events += [Op("reads", (1,), ()), Free(1), Alloc(9, 4, "temp"), Alloc(2, MIB, "activation")]
+    events += [Alloc(3, MIB, "grad"), Op("makes", (0,), (2, 3)), Step()]
+    step = build(events)
+    assert step.source.tolist() == [0, 1, 9, 2, 3]
+    assert step.twin.tolist() == [-1, 4, -1, -1, -1]
+
+
+def test_twins_are_counted_without_what_is_alive_in_no_op() -> None:
+    one_step: list[Event] = [Alloc(2, MIB), Alloc(3, 2 * MIB), Op("makes", (), (2, 3)), Step()]
+    events = [*one_step, Free(2), Op("reads", (3,), ()), Free(3), *one_step]
+    step = build(events)
+    assert step.source.tolist() == [3, 2, 3]
+    assert step.kind.tolist() == [Kind.CARRIED, Kind.MADE, Kind.MADE]
+    assert step.twin.tolist() == [2, -1, -1]
+
+
 def test_ops_without_accesses_pass_their_time_on() -> None:
     nothing = Alloc(1, 0)
     events = [Alloc(0, MIB), nothing, Op("a", (), (), 1.0), Op("b", (0,), (), 10.0)]
