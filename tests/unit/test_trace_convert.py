@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,19 @@ def test_a_bad_snapshot_is_one_line_and_runs_nothing(
     assert str(caught.value).startswith(f"{source}: ")
     assert reason in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["s.pickle"]
+
+
+def test_a_snapshot_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    # An empty list as object number 2^32 - 1, and bytes that claim to be 2^62.
+    for content in (b"\x80\x04]r\xff\xff\xff\xff.", b"\x80\x04\x8e" + bytes(7) + b"\x40."):
+        path.write_bytes(content)
+        tracemalloc.start()
+        with pytest.raises(TraceError, match=f"^{path}: not "):
+            convert(path, tmp_path / "t.jsonl")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 10 * MIB
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
