@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ from umem import TraceError
 from umem.trace import reader
 from umem.trace.reader import read
 from umem.trace.schema import MAX_BYTES, MAX_ID, Alloc, Event, Free, Header, Op, Step, Validator
-from umem.trace.synthetic import chain, cyclic, random_trace, training
+from umem.trace.step import Kind
+from umem.trace.steps import read_step
+from umem.trace.synthetic import random_trace, training
 from umem.trace.writer import Writer, to_json
 
 HEADER = '{"kind":"umem-trace","v":1,"device":"d","source":"s","note":"n"}\n'
@@ -300,12 +301,25 @@ def test_a_full_disk_is_an_error() -> None:
         writer.close()
 
 
-def test_synthetic_traces_are_valid() -> None:
-    made = itertools.chain(
-        [chain(5, 100, steps=2), cyclic(4, 3, 100), training(3, 1, 2, 2, small=2, optimizer=True)],
-        map(random_trace, range(50)),
-    )
-    for events in made:
-        validator = Validator()
-        for event in events:
-            validator.check(event)
+def test_the_example_of_the_documentation_is_a_trace(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "trace_format.md"
+    example = page.read_text(encoding="utf-8").split("```\n")[1]
+    path = tmp_path / "t.jsonl"
+    path.write_text(example)
+    _, events = read(path)
+    assert [type(event) for event in events].count(Op) == 3
+    step = read_step(path)
+    assert step.compute_us == pytest.approx(153.2 + 150.9 + 12.0)
+    assert step.kind.tolist() == [Kind.PERSISTENT] * 2 + [Kind.TRANSIENT] * 4
+
+
+def test_the_code_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "trace_format.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["step"].n_ops == 1
+    assert len(list(names["events"])) == 3

@@ -15,7 +15,7 @@ from umem import TraceError
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
 from umem.trace.step import Kind, StepTrace
 from umem.trace.steps import StepBuilder, read_step
-from umem.trace.synthetic import chain, cyclic, random_trace, training
+from umem.trace.synthetic import cyclic, random_trace, training
 from umem.trace.writer import Writer
 
 MIB = 1 << 20
@@ -242,6 +242,25 @@ def test_a_recording_from_the_middle_tells_what_was_there() -> None:
     assert step.twin.tolist() == [-1, 2, -1]
 
 
+def test_ordinals_compare_only_with_those_of_a_step() -> None:
+    # 2 is the second allocation of its step as 1 was among the live blocks, which says nothing.
+    events: list[Event] = [Alloc(0, MIB, "param"), Alloc(1, MIB, "grad"), Step()]
+    events += [Op("reads", (1,), ()), Free(1), Alloc(9, 4, "temp"), Alloc(2, MIB, "activation")]
+    events += [Alloc(3, MIB, "grad"), Op("makes", (0,), (2, 3)), Step()]
+    step = build(events)
+    assert step.source.tolist() == [0, 1, 9, 2, 3]
+    assert step.twin.tolist() == [-1, 4, -1, -1, -1]
+
+
+def test_twins_are_counted_without_what_is_alive_in_no_op() -> None:
+    one_step: list[Event] = [Alloc(2, MIB), Alloc(3, 2 * MIB), Op("makes", (), (2, 3)), Step()]
+    events = [*one_step, Free(2), Op("reads", (3,), ()), Free(3), *one_step]
+    step = build(events)
+    assert step.source.tolist() == [3, 2, 3]
+    assert step.kind.tolist() == [Kind.CARRIED, Kind.MADE, Kind.MADE]
+    assert step.twin.tolist() == [2, -1, -1]
+
+
 def test_ops_without_accesses_pass_their_time_on() -> None:
     nothing = Alloc(1, 0)
     events = [Alloc(0, MIB), nothing, Op("a", (), (), 1.0), Op("b", (0,), (), 10.0)]
@@ -340,53 +359,3 @@ def test_read_step_of_a_packed_file(tmp_path: Path) -> None:
             writer.write(event)
     assert gzip.decompress(path.read_bytes()).count(b"\n") == len(events) + 1
     assert read_step(path).access_tensor.tolist() == build(events).access_tensor.tolist()
-
-
-def reloads(events: Iterable[Event], capacity: int, skipped: int = 0) -> int:
-    """Bytes that LRU loads again: first touches are free, what is freed leaves at once."""
-    size: dict[int, int] = {}
-    resident: dict[int, int] = {}  # last use
-    seen: set[int] = set()
-    total = clock = steps = 0
-    for event in events:
-        if isinstance(event, Alloc):
-            size[event.id] = event.bytes
-        elif isinstance(event, Free):
-            resident.pop(event.id, None)
-        elif isinstance(event, Step):
-            steps += 1
-        elif isinstance(event, Op):
-            now = {*event.reads, *event.writes}
-            clock += 1
-            for block in sorted(now):
-                if block not in resident and block in seen and steps >= skipped:
-                    total += size[block]
-                seen.add(block)
-                resident[block] = clock
-            while sum(size[b] for b in resident) > capacity:
-                victim = min((b for b in resident if b not in now), key=lambda b: resident[b])
-                del resident[victim]
-    return total
-
-
-@pytest.mark.parametrize(
-    ("n", "size", "capacity", "expected"),
-    [(10, 16, 48, 112), (10, 16, 64, 96), (10, 16, 96, 64), (20, 8, 64, 96), (30, 4, 40, 80)],
-)
-def test_the_chain_reloads_what_its_closed_form_says(
-    n: int, size: int, capacity: int, expected: int
-) -> None:
-    assert expected == n * size - capacity
-    assert reloads(chain(n, size), capacity) == expected
-
-
-def test_a_cyclic_sweep_thrashes_lru() -> None:
-    assert reloads(cyclic(12, 20, 1), 11) == 19 * 12
-    assert reloads(cyclic(12, 20, 1), 12) == 0
-
-
-@pytest.mark.parametrize(
-    ("capacity", "expected"), [(80, 1104), (120, 920), (160, 736), (200, 564), (260, 288)]
-)
-def test_training_reloads_what_was_measured_of_lru(capacity: int, expected: int) -> None:
-    assert reloads(training(16, 4, 16, 4), capacity) == expected

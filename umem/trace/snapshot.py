@@ -19,8 +19,12 @@ from .schema import MAX_BYTES, Alloc, Event, Free, Header, Op
 PICKLE = b"\x80"  # how a pickle of protocol 2 and later begins
 
 
-class _NoCode(pickle.Unpickler):
-    """Containers, numbers and strings only: whatever else a pickle can name could be code."""
+class _NoCode(pickle._Unpickler):
+    """Containers, numbers and strings only: whatever else a pickle can name could be code.
+
+    The one in Python, several times slower: the one in C allocates a table as large as the largest
+    number of an object that it meets, so that a few bytes of a damaged file ask for 64 GiB.
+    """
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot has only data")

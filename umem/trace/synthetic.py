@@ -108,10 +108,12 @@ def random_trace(
     draw = random.Random(seed)  # noqa: S311  # no secret
     state = _Random(draw, most)
     yield from (state.alloc(tag) for tag in ("param", "param", "optimizer", "input"))
+    yield Alloc(state.anchor, SMALL, "param")
     state.kept = set(state.live)
     for _ in range(steps):
+        anchored = draw.randrange(ops)  # so that each step has an op that accesses memory
         for index in range(ops):
-            yield from state.op(index)
+            yield from state.op(index, (state.anchor,) if index == anchored else ())
             if draw.random() < 0.5:
                 yield from state.free(draw.randrange(4))
         yield Step()
@@ -123,6 +125,7 @@ class _Random:
         self._most = most
         self._used: list[int] = []  # ids that are free to be used again
         self._next = count()
+        self.anchor = next(self._next)
         self.live: list[int] = []
         self.kept: set[int] = set()
 
@@ -133,9 +136,9 @@ class _Random:
         size = self._draw.choice((0, 1, 256, 70_000, 2 << 20, 5_000_000, self._most))
         return Alloc(block, self._draw.randint(0, size), tag, self._draw.choice(("", "conv")))
 
-    def op(self, index: int) -> Iterable[Event]:
+    def op(self, index: int, more: tuple[int, ...]) -> Iterable[Event]:
         draw = self._draw
-        reads = draw.choices(self.live, k=draw.randrange(4))
+        reads = [*more, *draw.choices(self.live, k=draw.randrange(4))]
         writes = [block for block in reads if draw.random() < 0.2]
         for _ in range(draw.randrange(3)):
             made = self.alloc(draw.choice(("activation", "grad", "temp", "")))
