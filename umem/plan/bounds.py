@@ -125,7 +125,8 @@ def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
 
     Of what is away at op t each byte was written back after its last write. A write-back serves
     all gaps up to the next write, so cuts add up where no such stretch spans two of them. Tensors
-    that the step does not write cost nothing: their copy on the host stays valid.
+    that the step does not write cost nothing: their copy on the host stays valid, and an engine
+    that can drop the device's copy attains it; one that migrates them moves bytes out as well.
     """
     spans = Spans(trace)
     return _bytes_out(spans, excess_bytes(spans, capacity))

@@ -32,13 +32,15 @@ def lp_bytes(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> 
     x_g of the gaps that span it sum up to E_t >= S_t + W_t - capacity. In difference form,
     E_t = E_(t-1) + starts - ends, an interval has two nonzeros (a network matrix); the circle is
     closed by one row that sums up E_0. It is the LP of Albers, Arora and Khanna ("Page
-    replacement for general caching problems", 1999) on a circle. At least `cut_bound`, `disjoint_cuts` and `pfoo_l`.
+    replacement for general caching problems", 1999) on a circle.
+    At least `cut_bound`, `disjoint_cuts` and `pfoo_l`.
 
     Raises:
         PlanError: an op accesses more than `capacity`, or the time limit is over.
         NotSupportedError: scipy is not installed.
     """
-    excess = excess_bytes(Spans(trace), capacity)
+    spans = Spans(trace)
+    excess = excess_bytes(spans, capacity)
     over = np.flatnonzero(excess)
     if not len(over):
         return 0.0
@@ -51,7 +53,8 @@ def lp_bytes(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> 
     at_zero = around | (first == 0)
     program = _Program()
     away = program.variables(gaps, cost=1.0, upper=size / MIB)
-    total = program.variables(rows, lower=least)
+    # The upper bounds say nothing new, but without them the solver may call it infeasible.
+    total = program.variables(rows, lower=least, upper=spans.held[over[cuts]] / MIB)
     run = np.arange(rows)
     program.add(run, total, 1.0)
     program.add(run[1:], total[:-1], -1.0)
@@ -294,13 +297,18 @@ class _Program:
             if equal is not None
             else {"A_ub": matrix, "b_ub": at_most}
         )
-        result = _scipy("optimize").linprog(
-            np.concatenate(self._costs),
-            bounds=np.concatenate(self._bounds),
-            method="highs-ipm",
-            options={"time_limit": time_limit_s},
-            **sides,
-        )
+        for method in ("highs-ipm", "highs-ds"):
+            result = _scipy("optimize").linprog(
+                np.concatenate(self._costs),
+                bounds=np.concatenate(self._bounds),
+                method=method,
+                options={"time_limit": time_limit_s},
+                **sides,
+            )
+            # Neither program can be infeasible; the interior point method may say so for its
+            # rounding, and then the simplex method, slower on most, has the answer.
+            if result.status != 2:
+                break
         if result.status != 0:
             raise PlanError(
                 f"the linear program of {shape[0]} rows and {shape[1]} variables ended without an "
