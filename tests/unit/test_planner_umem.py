@@ -12,7 +12,7 @@ from support.plans import occupancy, problems
 from support.steptraces import LINK, PAGE, Op, Tensor, inference, step, steps, training
 
 from umem.policies.base import Fetch, Move
-from umem.policies.occupancy import large_live_bytes, least_occupancy, movable_gaps
+from umem.policies.occupancy import large_live_bytes, least_occupancy, all_gaps
 from umem.policies.umem import Umem
 from umem.trace.step import Kind, StepTrace
 
@@ -89,7 +89,7 @@ def test_it_fits_as_far_as_gaps_can_help_and_moves_nothing_needlessly(
     assert plan.occupancy is not None
     assert (plan.occupancy == np.minimum(there, plan.capacity)).all()
     n = trace.n_ops
-    gaps = movable_gaps(trace)
+    gaps = all_gaps(trace)
     ends = {(t, s): e for t, s, e in zip(gaps.tensor, gaps.start, gaps.end, strict=True)}
     for move in plan.evict:  # each is needed: without it some op would be over
         inside = np.arange(move.after + 1, ends[move.tensor, move.after]) % n
