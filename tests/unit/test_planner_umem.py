@@ -12,7 +12,7 @@ from support.plans import occupancy, problems
 from support.steptraces import LINK, PAGE, Op, Tensor, inference, step, steps, training
 
 from umem.policies.base import Fetch, Move
-from umem.policies.occupancy import large_live_bytes, least_occupancy, all_gaps
+from umem.policies.occupancy import all_gaps, large_live_bytes, least_occupancy
 from umem.policies.umem import Umem
 from umem.trace.step import Kind, StepTrace
 
