@@ -30,22 +30,22 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     n = trace.n_ops
     amount = trace.bytes[away.tensor]
     ready, taken = _earliest(choice, amount, room)
-    out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
+    out_us = (amount / device.bytes_per_us_out).tolist()  # clean ones too: a move has one copy
     in_us = (amount / device.bytes_per_us_in).tolist()
     leaves = _by_op(np.arange(len(amount)), away.start + 1, n)
     starts = _by_op(returns, ready, n)
     needs = _by_op(returns, away.end[returns], n)
     slack = ((room - taken) / device.bytes_per_us_out).tolist()
     duration = trace.op_us.tolist()
-    arrival = [0.0] * len(amount)
+    departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
     now = out_free = in_free = begin = 0.0
     for _ in range(2):
         begin = now
         for op in range(n):
             for gap in leaves[op]:
-                out_free = max(out_free, now) + out_us[gap]
+                out_free = departure[gap] = max(out_free, now) + out_us[gap]
             for gap in starts[op]:
-                in_free = arrival[gap] = max(in_free, now) + in_us[gap]
+                in_free = arrival[gap] = max(in_free, departure[gap], now) + in_us[gap]
             for gap in needs[op]:
                 now = max(now, arrival[gap])
             now = max(now, out_free - max(slack[op], 0.0)) + duration[op]
