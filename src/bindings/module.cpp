@@ -45,4 +45,5 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_driver(module);
   umem::bindings::bind_bench(module);
   umem::bindings::bind_probe(module);
+  umem::bindings::bind_replay(module);
 }
