@@ -404,6 +404,12 @@ BAD = {
 }
 
 
+def feed(replay: _core.Replay, trace: bytes, step: int) -> None:
+    for at in range(0, max(len(trace), 1), step):
+        replay.feed(trace[at : at + step])
+    replay.finish()
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_named_with_its_line(case: str) -> None:
     events, line, reason = BAD[case]
@@ -411,10 +417,7 @@ def test_bad_input_is_named_with_its_line(case: str) -> None:
         replay = _core.Replay(options(32 * MIB))
         try:
             with pytest.raises(ValueError, match=f"^{line}: .*{reason}"):
-                trace = text(*events)
-                for at in range(0, max(len(trace), 1), step):
-                    replay.feed(trace[at : at + step])
-                replay.finish()
+                feed(replay, text(*events), step)
             with pytest.raises(StateError, match=r"failed before|has ended"):
                 replay.feed(b"")
         finally:
@@ -431,8 +434,7 @@ def test_a_line_has_an_end() -> None:
         play(text(HEADER, line + " "), options(32 * MIB))
     replay = _core.Replay(options(32 * MIB))
     with pytest.raises(ValueError, match=r"^1: the line is longer"):
-        for _ in range(40):  # without any line break
-            replay.feed(b" " * (1 << 16))
+        feed(replay, b" " * (2 * most), 1 << 16)  # without any line break
     replay.close()
 
 
