@@ -335,6 +335,30 @@ def test_what_comes_in_passes_what_goes_out_where_there_is_room() -> None:
     assert transfers(64 * MIB, [16, 16, 16, 16]) == pytest.approx(2.0)  # after two of four
 
 
+def test_a_new_block_does_not_wait_for_what_comes_in() -> None:
+    _core.start(options(128 * MIB, backed=False))
+    blocks = [_core.allocate(32 * MIB), _core.allocate(16 * MIB)]
+    dead = _core.allocate(96 * MIB)
+    try:
+        _core.evict(blocks[0], 1)
+        _core.release(dead)
+        _core.driver.cuCtxSynchronize()
+        start = _core.driver.now_us()
+        _core.prefetch(blocks[0], 1)  # in the room of dead bytes
+        token = _core.op_begin([blocks[1]], "", "")
+        blocks.append(_core.allocate(48 * MIB))
+        _core.op_end(token, "")
+        _core.driver.cuStreamSynchronize(0)
+        assert _core.driver.now_us() == start
+        _core.op_end(_core.op_begin([blocks[0]], "", ""), "")
+        _core.driver.cuStreamSynchronize(0)
+        assert _core.driver.now_us() - start == pytest.approx(32 * MIB / RATE)
+    finally:
+        for ptr in blocks:
+            _core.release(ptr)
+        _core.stop()
+
+
 # --- the reader
 
 GOOD = text(*training(2, 1, 3 * MIB))
