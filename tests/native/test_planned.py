@@ -213,7 +213,11 @@ def test_a_fetch_for_the_next_step_carries_over(program: Program) -> None:
 
 
 def test_carried_tensors_keep_their_place(program: Program) -> None:
-    tensors = [Tensor(address=program.take("w")), Tensor(kind="carried", twin=2), Tensor(kind="made")]
+    tensors = [
+        Tensor(address=program.take("w")),
+        Tensor(kind="carried", twin=2),
+        Tensor(kind="made"),
+    ]
     plan = columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2]], fetch=[])
     program.take("old")
     tensors[1] = tensors[1]._replace(address=program.at["old"])
@@ -232,7 +236,11 @@ def test_carried_tensors_keep_their_place(program: Program) -> None:
 
 
 def test_a_carried_tensor_that_was_not_there_is_found_by_its_first_use(program: Program) -> None:
-    tensors = [Tensor(address=program.take("w")), Tensor(kind="carried", twin=2), Tensor(kind="made")]
+    tensors = [
+        Tensor(address=program.take("w")),
+        Tensor(kind="carried", twin=2),
+        Tensor(kind="made"),
+    ]
     _core.install_plan(columns(tensors, [[0, 1], [0, 2]]))
     program.take("stranger", 6)
     program.take("old")
@@ -446,7 +454,7 @@ def test_only_planned_follows_plans(program: Program) -> None:
     _core.install_plan(plan)
     _core.set_policy("lru")
     for call in (lambda: _core.install_plan(plan), _core.clear_plans, _core.plan_status):
-        with pytest.raises(StateError, match="'lru'.*'planned'"):
+        with pytest.raises(StateError, match=r"'lru'.*'planned'"):
             call()
     _core.set_policy("planned")
     assert _core.plan_status()["plans"] == 0
@@ -526,7 +534,9 @@ def kinds(draw: st.DrawFn) -> list[str]:
 @st.composite
 def nonsense(draw: st.DrawFn) -> dict[str, object]:
     """What a plan says: it is well formed, and otherwise anything."""
-    ops = draw(st.lists(st.lists(INDEX, min_size=1, max_size=3, unique=True), min_size=1, max_size=8))
+    ops = draw(
+        st.lists(st.lists(INDEX, min_size=1, max_size=3, unique=True), min_size=1, max_size=8)
+    )
     n = len(ops)
     after = st.integers(-1, n - 1)
     moves = st.lists(st.tuples(after, INDEX), max_size=12)
