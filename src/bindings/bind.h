@@ -11,6 +11,7 @@ void bind_runtime(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_driver(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
+void bind_advisor(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 

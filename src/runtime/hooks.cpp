@@ -94,7 +94,10 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   t_op = op;
   State& s = state();
   if (!any_owned(s, inputs, count)) return;
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  if (!s.open()) return;
+  const bool advised = s.advisor != nullptr;
+  if (advised) advise_on_inputs(s, inputs, count, guard);
   if (!s.open()) return;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
@@ -103,6 +106,7 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   op->n_inputs = op->n_pinned;
   by_device(s, *op, op->pinned, op->n_pinned,
             [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
+  if (advised) forget_advice(s);
 }
 
 // What the op allocated and leaves behind becomes `tag`.
@@ -142,7 +146,9 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   if (error) *error = {};
   if (bytes == 0) return nullptr;
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  const bool advised = s.accepting && s.advisor != nullptr;
+  if (advised) advise_on_block(s, bytes, device, guard);
   if (!s.accepting || s.forked) {
     fail(error, {Code::kBadState,
                  s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
@@ -151,6 +157,7 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   }
   Result<void*> result =
       allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), t_op);
+  if (advised) forget_advice(s);
   if (result.ok()) return result.value();
   ++s.counts.ooms;
   fail(error, result.take_status());

@@ -76,13 +76,14 @@ class _Ops:
     def by(self, op: Ints) -> Ints:
         """The same for ops that may lie in the next step."""
         n = self.trace.n_ops
-        return self.index[op % n] + op // n * self.count
+        counted: Ints = self.index[op % n] + op // n * self.count
+        return counted
 
     def accesses(self, tensor: Ints) -> Columns:
         op = self.index[self.trace.access_op[self.of_large]]
         counts = np.bincount(op, minlength=self.count)
         start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        of_large = tensor[self.trace.access_tensor[self.of_large]]
+        of_large: Ints = tensor[self.trace.access_tensor[self.of_large]]
         return {"access_start": start, "access_tensor": of_large}
 
     def most(self, plan: Plan) -> Ints:
@@ -98,7 +99,7 @@ def _column(values: object) -> Ints:
 
 
 def _of_large(tensors: Ints, tensor: Ints) -> Ints:
-    mapped = tensor[tensors]
+    mapped: Ints = tensor[tensors]
     return mapped[mapped >= 0]
 
 
