@@ -88,5 +88,3 @@ class Policy(Protocol):
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
         """The plan for steps like `trace`; None: the native policy of this name works alone."""
-
-

@@ -1,0 +1,65 @@
+"""How much memory a step takes op by op, and what of it can be away."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..trace.step import Gaps, Ints, Kind, StepTrace
+from ..values import PAGE_BYTES
+
+
+def large_live_bytes(trace: StepTrace) -> Ints:
+    """[n_ops] Bytes of the large tensors alive in each op: the occupancy when nothing is moved."""
+    large = trace.large
+    change = np.zeros(trace.n_ops + 1, np.int64)
+    np.add.at(change, trace.first[large], trace.bytes[large])
+    np.add.at(change, trace.last[large] + 1, -trace.bytes[large])
+    return np.cumsum(change)[:-1]
+
+
+def least_occupancy(trace: StepTrace) -> Ints:
+    """[n_ops] Bytes of large tensors in each op when every gap is left: no plan can have less."""
+    gaps = movable_gaps(trace)
+    return large_live_bytes(trace) - bytes_over(gaps, trace.bytes[gaps.tensor], trace.n_ops)
+
+
+def capacity(trace: StepTrace, budget: int) -> int:
+    """Bytes for large tensors under `budget`, in whole pages.
+
+    Small tensors stay on the device as long as the largest op still has room beside them; below
+    that budget the engine pages them too, and the large ones get what that op needs.
+    """
+    pages = budget // PAGE_BYTES * PAGE_BYTES
+    least = int(least_occupancy(trace).max(initial=0))
+    return min(pages, max(pages - trace.small_bytes, least))
+
+
+def movable_gaps(trace: StepTrace) -> Gaps:
+    """The gaps of large tensors, and of those that no op of the step uses.
+
+    Such an idle one has `start` -1 and `end` n_ops, and an idle time of one step.
+    """
+    gaps = trace.gaps
+    keep = trace.large[gaps.tensor]
+    unused = np.diff(trace.use_start) == 0
+    idle = np.flatnonzero(trace.large & unused & (trace.kind == Kind.PERSISTENT))
+    return Gaps(
+        np.concatenate((gaps.tensor[keep], idle)),
+        np.concatenate((gaps.start[keep], np.full(len(idle), -1))),
+        np.concatenate((gaps.end[keep], np.full(len(idle), trace.n_ops))),
+        np.concatenate((gaps.idle_us[keep], np.full(len(idle), trace.compute_us))),
+    )
+
+
+def bytes_over(gaps: Gaps, amount: Ints, n_ops: int) -> Ints:
+    """[n_ops] The sum of `amount` of the gaps that each op is inside of, round the step's end."""
+    change = np.zeros(2 * n_ops + 1, np.int64)
+    np.add.at(change, gaps.start + 1, amount)
+    np.add.at(change, gaps.end, -amount)
+    total = np.cumsum(change)
+    return total[:n_ops] + total[n_ops : 2 * n_ops]
+
+
+def select(gaps: Gaps, index: Ints) -> Gaps:
+    """These gaps, in this order."""
+    return Gaps(gaps.tensor[index], gaps.start[index], gaps.end[index], gaps.idle_us[index])
