@@ -202,7 +202,10 @@ bool owns(const void* ptr) noexcept {
   return state().ranges.find(ptr) != backing::kNoRange;
 }
 
-bool tag(const void* ptr, residency::Tag tag) noexcept {
+// Calls `change` with the ledger and the unit of a live large block: a segment holds many blocks,
+// and keeps its own tag.
+template <class Change>
+static bool change_label(const void* ptr, Change change) {
   State& s = state();
   if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
@@ -211,10 +214,19 @@ bool tag(const void* ptr, residency::Tag tag) noexcept {
   if (!s.open()) return false;
   residency::Ledger& ledger = s.owner(id).engine.ledger();
   if (!ledger.has(id)) return false;
-  // A segment holds many blocks: it keeps its own tag.
-  const residency::Unit& unit = ledger.at(id);
-  if (!unit.segment) ledger.set_tag(id, tag, unit.family);
+  if (!ledger.at(id).segment) change(ledger, id);
   return true;
+}
+
+bool tag(const void* ptr, residency::Tag tag) noexcept {
+  return change_label(ptr, [tag](residency::Ledger& ledger, RangeId id) {
+    ledger.set_tag(id, tag, ledger.at(id).family);
+  });
+}
+
+bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept {
+  return change_label(
+      ptr, [=](residency::Ledger& ledger, RangeId id) { ledger.set_tag(id, tag, family); });
 }
 
 }  // namespace umem::runtime

@@ -31,8 +31,14 @@ Status check_options(const Options& options) {
 
 // What live blocks were laid out for, and so what a restart may not change.
 bool same_device(const Options& a, const Options& b) {
-  return a.device == b.device && a.profile == b.profile && a.device_bytes == b.device_bytes &&
-         a.guard == b.guard;
+  Options as_a = b;  // but for what a restart may change
+  as_a.budget_bytes = a.budget_bytes;
+  as_a.budget_percent = a.budget_percent;
+  as_a.host_budget_bytes = a.host_budget_bytes;
+  as_a.min_swap_bytes = a.min_swap_bytes;
+  as_a.floor_bytes = a.floor_bytes;
+  as_a.policy = a.policy;
+  return as_a == a;
 }
 
 // A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
@@ -335,7 +341,7 @@ void step() noexcept {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
     s.each([](Device& device) { device.engine.step_ended(); });
-    if (!s.open() || s.driver.kind != driver::Kind::kSoft) return;
+    if (!s.open() || s.driver.kind != driver::Kind::kSoft || !s.options.backed) return;
   }
   // Libraries loaded and handlers set since the last step must not hide page faults from us.
   soft::install_interposers();
