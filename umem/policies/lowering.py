@@ -26,7 +26,9 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
 
     What the plan says of an op that does not count is done at the next one that does; what comes
     after the last one is done there. `read_mostly` is left out: a driver does not free the device
-    copy of such a range by a prefetch to the host. Raises ValueError for a trace without any large access.
+    copy of such a range by a prefetch to the host.
+
+    Raises ValueError for a trace without any access to a large tensor.
     """
     trace = plan.trace
     ops = _Ops(trace)
