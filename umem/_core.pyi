@@ -1,6 +1,6 @@
 """The native core: src/bindings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypedDict
 
 import numpy as np
@@ -87,6 +87,11 @@ class PlanStatus(TypedDict):
     hits: int  # of the last step
     misses: int
 
+# Of what may leave: id, bytes, tag, family, last use, whether it is a page of small blocks.
+Candidate = tuple[int, int, str, str, int, bool]
+# (candidates, resident bytes, budget bytes, bytes that have to leave) -> ids
+Advisor = Callable[[list[Candidate], int, int, int], Iterable[int]]
+
 def start(options: Options) -> None: ...
 def stop() -> None: ...
 def running() -> bool: ...
@@ -129,6 +134,7 @@ def install_plan(columns: Mapping[str, npt.NDArray[np.int64] | int]) -> int: ...
 def clear_plans() -> None: ...
 def plan_status() -> PlanStatus: ...
 def family_of(name: str) -> str: ...
+def set_advisor(advisor: Advisor | None) -> None: ...
 
 class Replay:
     """A trace on the runtime, in virtual time; one at a time, and only while umem is off."""

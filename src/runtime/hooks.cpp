@@ -87,7 +87,10 @@ void pin(Op& op, RangeId id) {
 static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   State& s = state();
   if (!any_owned(s, inputs, count)) return;
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  if (!s.open()) return;
+  const bool advised = s.advisor != nullptr;
+  if (advised) advise_on_inputs(s, inputs, count, guard);
   if (!s.open()) return;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
@@ -96,6 +99,7 @@ static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   op->n_inputs = op->n_pinned;
   by_device(s, *op, op->pinned, op->n_pinned,
             [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
+  if (advised) forget_advice(s);
   if (op->trace.entered_ns != 0 && !op->bracket) record_begin(s, *op, inputs, count);
 }
 
@@ -161,7 +165,9 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   if (bytes == 0) return nullptr;
   const trace::Pause pause(t_op ? &t_op->trace : nullptr);
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  const bool advised = s.accepting && s.advisor != nullptr;
+  if (advised) advise_on_block(s, bytes, device, guard);
   if (!s.accepting || s.forked) {
     fail(error, {Code::kBadState,
                  s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
@@ -170,6 +176,7 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   }
   Result<void*> result =
       allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), t_op);
+  if (advised) forget_advice(s);
   if (result.ok()) return result.value();
   ++s.counts.ooms;
   fail(error, result.take_status());

@@ -82,6 +82,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
   result.capture_skips += moved.capture_skips;
+  result.advice_ignored += moved.advice_ignored;
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors();

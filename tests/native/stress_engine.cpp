@@ -1,14 +1,17 @@
 // The engine as it runs on a GPU, with its lane out on a thread, over the software device: random
-// ops, releases, hints and changes of the budget. Built with each sanitizer by
+// ops, releases, hints and changes of the budget, under lru and under plans that the program leaves
+// and that name anything. Built with each sanitizer by
 // tests/native/test_sanitizers.py. Every range carries a pattern that is checked before each use.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "base/units.h"
 #include "expect.h"
+#include "policy/planned.h"
 #include "policy/registry.h"
 #include "residency/engine.h"
 #include "soft/device.h"
@@ -23,11 +26,11 @@ constexpr std::size_t kMostBytes = 8 * MiB;
 
 class Program {
  public:
-  Program(driver::Driver& driver, driver::Place place)
+  Program(driver::Driver& driver, driver::Place place, const char* policy)
       : place_(place),
         ranges_(driver.table),
         engine_(driver.table, ranges_, place, true, {kBudget, 0, kPageBytes, 0},
-                policy::make("lru"), [] {}) {
+                policy::make(policy), [] {}) {
     EXPECT(engine_.open().ok());
   }
 
@@ -46,6 +49,7 @@ class Program {
       } else {
         EXPECT(engine_.set_limits({(3 + random() % 2) * kBudget / 4, 0, kPageBytes, 0}).ok());
       }
+      if (round % 16 == 15) end_step(random);
       EXPECT(engine_.ledger().resident_bytes() <= engine_.limits().budget_bytes);
     }
     while (!live_.empty()) release(live_.begin()->first);
@@ -55,6 +59,7 @@ class Program {
     }
     EXPECT(engine_.hook_errors() == 0);
     EXPECT(engine_.counters().evictions > 0);
+    EXPECT(!engine_.policy().follows() || engine_.counters().plan_hits > 0);
     EXPECT(engine_.close().ok());
   }
 
@@ -101,6 +106,54 @@ class Program {
     for (RangeId id : ids) check(id);
     if (random() % 2) write(ids[0], static_cast<unsigned char>(random()));
     engine_.end_use(ids.data(), ids.size(), on);
+    engine_.op_ended(ids.data(), ids.size(), on);
+  }
+  // Now and then a plan for what is alive: its ops are on units at random, but for the first few,
+  // which are kept to for as long as `use` happens to.
+  void end_step(std::mt19937& random) {
+    engine_.step_ended();
+    auto* planned = dynamic_cast<policy::Planned*>(&engine_.policy());
+    if (!planned || live_.size() < 2) return;
+    policy::Plan plan;
+    std::vector<RangeId> units;
+    for (const auto& [id, value] : live_) {
+      units.push_back(id);
+      plan.bytes.push_back(static_cast<std::int64_t>(ranges_[id].bytes));
+    }
+    const auto m = static_cast<unsigned>(units.size());
+    plan.kind.assign(m, 0);
+    plan.twin.assign(m, -1);
+    plan.address.assign(m, 0);
+    plan.n_ops = 4;
+    plan.access_start = {0, 1, 2, 3, 4};
+    for (unsigned op = 0; op < 4; ++op) plan.access_tensor.push_back(random() % m);
+    for (unsigned i = 0; i < m; ++i) {
+      plan.evict_after.push_back(static_cast<int>(random() % 5) - 1);
+      plan.evict_tensor.push_back(random() % m);
+      plan.fetch_after.push_back(static_cast<int>(random() % 5) - 1);
+      plan.fetch_by.push_back(4 + random() % 4);
+      plan.fetch_tensor.push_back(random() % m);
+    }
+    plan.waits = {static_cast<int>(random() % 4)};
+    plan.gated = random() % 2;
+    plan.capacity = kBudget;
+    plan.occupancy.assign(4, kBudget / 2);
+    plan.order = random() % 3;
+    plan.headroom = random() % 2 ? kBudget / 8 : 0;
+    EXPECT(policy::check(plan).ok());
+    const std::vector<std::int64_t> ops = plan.access_tensor;
+    planned->install(std::move(plan), units);
+    engine_.carry_out(stream(random));
+    for (std::int64_t tensor : ops) {  // as planned, now and then to the end
+      if (random() % 8 == 0) break;
+      use_one(units[static_cast<std::size_t>(tensor)], stream(random));
+    }
+  }
+  void use_one(RangeId id, cu::CUstream on) {
+    engine_.begin_use(&id, 1, on);
+    check(id);
+    engine_.end_use(&id, 1, on);
+    engine_.op_ended(&id, 1, on);
   }
   void release(RangeId id) {
     check(id);
@@ -129,8 +182,8 @@ int main(int argc, char** argv) {
   driver::Place place;
   EXPECT(driver.table.cuDevicePrimaryCtxRetain(&place.context, 0) == cu::CUDA_SUCCESS);
   EXPECT(place.context != nullptr);
-  {
-    Program program(driver, place);
+  for (const char* policy : {"lru", "planned"}) {
+    Program program(driver, place, policy);
     program.run(7, rounds);
   }
   EXPECT(soft::close().ok());
