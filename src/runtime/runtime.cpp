@@ -82,6 +82,8 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
   result.capture_skips += moved.capture_skips;
+  result.plan_hits += moved.plan_hits;
+  result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors();
   if (s.driver.telemetry) return;
   result.resident_bytes += ledger.resident_bytes();
@@ -343,6 +345,7 @@ void step() noexcept {
     ++s.counts.steps;
     if (trace::recording()) trace::recorder().step();
     soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
+    s.each([](Device& device) { device.engine.step_ended(); });
   }
   if (soft_device) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.
