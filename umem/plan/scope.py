@@ -30,7 +30,6 @@ class Scope(contextlib.ExitStack):
         super().__init__()
         self.tracer = tracer
         self.asked_for_cuda = False  # the program says itself what goes to the device
-        self.steps_taken = 0  # by the outermost optimizers
         self._running: list[str] = []
         self._stepping: list[int] = []  # ids of the optimizers inside their step
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -64,6 +63,10 @@ class Scope(contextlib.ExitStack):
         if phase == "optimizer":
             return "temp" if inputs else "optimizer"
         return "input" if phase == "forward" and not inputs else "temp"
+
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is inside its step."""
+        return bool(self._stepping)
 
     def running(self) -> str:
         """The path of the module that runs now; empty where none does."""
@@ -131,7 +134,6 @@ class Scope(contextlib.ExitStack):
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         while self._stepping and self._stepping.pop() != id(optimizer):
             pass  # the steps inside it that raised
-        self.steps_taken += not self._stepping
         for tensor in _tensors(optimizer.state.values()):
             self.tracer.tag(tensor, "optimizer")
 

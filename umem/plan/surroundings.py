@@ -20,6 +20,7 @@ from torch.amp import autocast_mode
 from torch.nn import functional
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import userline
 from .scope import Scope
@@ -28,7 +29,7 @@ _Tensor = torch.Tensor
 _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
 # The other ways to read data end in an op.
-_READERS: dict[Any, str] = {_Tensor.numpy: "numpy", _Tensor.tolist: "tolist"}
+_READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
         for owner, name, value in _replacements(ways):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(ways)
         yield mode
@@ -65,7 +66,8 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value meanwhile."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -208,11 +210,13 @@ class _LikeCuda(TorchFunctionMode):
             )
         return out
 
-    @staticmethod
-    def _reader(reader: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _reader(self, reader: Callable[..., Any], name: str) -> Callable[..., Any]:
         def read(tensor: _Tensor, *args: Any, **kwargs: Any) -> Any:
             if isinstance(tensor, FakeTensor):
-                raise userline.reads_data(f"tensor.{name}()")
+                if not self._scope.tracer.constants:
+                    raise userline.reads_data(f"tensor.{name}()")
+                with _disable_current_modes():
+                    return reader(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
             return reader(tensor, *args, **kwargs)
 
         return read

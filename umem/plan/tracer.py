@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +63,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
+        self.mode: FakeTensorMode  # that makes the tensors, while it is entered
         self.scope = Scope(self)
         self.making_on_device = False  # what is made now was asked for on the device
         self.constants = False  # a value that fake tensors have not is made up, not an error
@@ -178,7 +180,8 @@ class Tracer(TorchDispatchMode):
             return func(*args, **named)
         except DataDependentOutputException as error:
             if self.constants or userline.is_torchs(2):
-                return 0  # torch's own questions: whether a gradient is finite, which seed
+                # Torch's own questions: whether a gradient is finite, which seed.
+                return 0.0 if args[0].is_floating_point() else 0
             raise userline.reads_data(_WAYS.get(str(error.func), str(error.func))) from None
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise userline.reads_data(f"{error.func}, whose result's size is its data,") from None
@@ -245,7 +248,7 @@ def recording() -> Iterator[Tracer]:
     gc.disable()  # else blocks in cycles would die whenever the collector happens to run
     tracer = Tracer()
     try:
-        with surroundings.like_cuda(tracer.scope), tracer.scope, tracer:
+        with surroundings.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
             yield tracer
     finally:
         tracer._live.clear()
