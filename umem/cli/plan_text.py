@@ -75,7 +75,7 @@ def _policies(outcome: Outcome) -> Iterator[str]:
         best = "  <- best" if index == 0 and len(outcome.results) > 1 else ""
         yield _row(
             "policies" if index == 0 else "",
-            f"{result.policy:<16} {_ms(result.step_us):>11} {ratio:>6.2f} of compute, {moved}{best}",
+            f"{result.policy:<16} {_ms(result.step_us):>11} {ratio:>6.2f} x compute, {moved}{best}",
         )
 
 
