@@ -61,7 +61,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "trace": _LOW | {"lazily:native"},
     "policies": _LOW | {"trace", "devices"},
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
-    "plan": _LOW | {"trace", "policies", "devices"},
+    "plan": _LOW | {"trace", "policies", "devices", "native"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
     "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},

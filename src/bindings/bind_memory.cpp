@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
+#include "residency/op_family.h"
 #include "runtime/runtime.h"
 
 namespace py = pybind11;
@@ -161,6 +162,8 @@ void bind_memory(py::module_& module) {
   module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),
              py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0);
   module.def("op_end", &end);
+  module.def("family_of",
+             [](const std::string& name) { return residency::name(residency::family_of(name)); });
 }
 
 }  // namespace umem::bindings

@@ -7,7 +7,6 @@
 #include "torch_ext/cuda/install.h"
 #endif
 #include "torch_ext/observer.h"
-#include "torch_ext/op_info.h"
 
 namespace py = pybind11;
 using namespace umem::torch_ext;
@@ -55,9 +54,6 @@ PYBIND11_MODULE(_torch_ext, module) {
   module.def("remove_observer", &remove_observer);
   module.def("observer_installed", &observer_installed);
   module.def("observer_counters", &counters, "Ops and storages seen since the process began.");
-  module.def(
-      "family_of", [](const std::string& name) { return umem::residency::name(family_of(name)); },
-      py::arg("name"), "The family of ops that an operator's or autograd node's name belongs to.");
   module.def("bench_cpu_alloc", &bench_cpu_alloc, py::arg("nbytes"), py::arg("iterations"),
              "Mean ns of one allocation and free through torch's present CPU allocator.");
 }

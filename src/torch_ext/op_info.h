@@ -31,9 +31,6 @@ struct OpInfo {
   std::vector<Use> uses;
 };
 
-// By name alone; used for what `find_op_info` has not seen yet.
-residency::Family family_of(std::string_view name);
-
 // Direct-mapped, one a thread: operator names live at fixed addresses, so most look-ups are one
 // compare. Names of autograd nodes move; those go on to the table that all threads share.
 class OpInfoCache {

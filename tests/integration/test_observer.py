@@ -202,4 +202,4 @@ def test_inputs_are_there_before_the_op_needs_them() -> None:
     ],
 )
 def test_families(name: str, family: str) -> None:
-    assert torch_cpu.extension().family_of(name) == family
+    assert core.family_of(name) == family

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -86,15 +86,10 @@ class Tagger:
 
 
 class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells umem of every op, from Python. On from its construction until `remove`.
+    """Tells umem of every op, from Python. On from its construction until `remove`."""
 
-    Args:
-        family_of: the family of an op's name; the native table, so that both observers agree.
-    """
-
-    def __init__(self, family_of: Callable[[str], str]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._family_of = family_of
         self._families: dict[Any, str] = {}
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(self)
@@ -123,7 +118,7 @@ class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _family(self, func: Any) -> str:
         family = self._families.get(func)
         if family is None:
-            family = self._families[func] = self._family_of(str(func._schema.name))
+            family = self._families[func] = core.family_of(str(func._schema.name))
         return family
 
 

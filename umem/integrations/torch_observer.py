@@ -53,12 +53,8 @@ def start(parts: Parts, observer: str, ext: ModuleType | None) -> None:
         assert ext is not None
         parts.add(_NativeObserver(ext))
     else:
-        parts.add(torch_hooks.PythonObserver(ext.family_of if ext is not None else _no_family))
+        parts.add(torch_hooks.PythonObserver())
     parts.add(torch_hooks.Tagger(step_boundaries=not native))
-
-
-def _no_family(_name: str) -> str:
-    return "other"  # only the extension knows operators by name
 
 
 class _NativeObserver:

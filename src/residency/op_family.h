@@ -1,0 +1,26 @@
+// The family of an operator, by its name alone.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <string_view>
+
+#include "base/export.h"
+#include "residency/tags.h"
+
+namespace umem::residency {
+
+// How torch names what brackets ops: the engine's node, a leaf's gradient, an optimizer's step.
+constexpr std::string_view kEvaluate = "autograd::engine::evaluate_function: ";
+constexpr std::string_view kAccumulate = "torch::autograd::AccumulateGrad";
+constexpr std::string_view kOptimizerStep = "Optimizer.step#";
+
+template <std::size_t N>
+bool among(const std::string_view (&names)[N], std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
+
+// "aten::addmm", "AddmmBackward0" and "aten::_foreach_add_" are names.
+UMEM_API Family family_of(std::string_view name);
+
+}  // namespace umem::residency

@@ -1,0 +1,119 @@
+"""What `umem plan` runs: a function of the user's, found by name, and the step it returns."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import ConfigError, PlanError
+from ..values import did_you_mean
+from . import userline
+from .scope import Scope
+
+FORMS = (
+    "a step (a function without arguments), (model, step), or (model, optimizer, batch, loss_fn) "
+    "where loss_fn(model, batch) is the loss"
+)
+
+
+def find(text: str, directory: Path) -> Callable[[], object]:
+    """The function that `pkg.mod:name` means; modules are looked for in `directory` first.
+
+    Raises:
+        ConfigError: it is not written so, or there is none.
+        PlanError: the module raises.
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name.isidentifier():
+        raise ConfigError(f"{text!r}; allowed: pkg.mod:function, such as examples.gpt:make_step")
+    module = _import(module_name, text, directory)
+    function = getattr(module, name, None)
+    if function is None:
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f"{text!r}: {module_name} has no {name!r}{did_you_mean(name, known)}")
+    if not callable(function):
+        raise ConfigError(f"{text!r} is a {type(function).__name__}; allowed: a function")
+    made: Callable[[], object] = function
+    return made
+
+
+def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
+    """Call `make` and take what it returns: FORMS.
+
+    Raises:
+        PlanError: it raises, or returns something else.
+    """
+    with explained("setting the program up"):
+        made = make()
+        match made:
+            case (nn.Module() as model, optimizer, batch, loss_fn) if callable(loss_fn):
+                scope.adopt(model)
+                return _training(model, optimizer, batch, loss_fn)
+            case (nn.Module() as model, step) if callable(step):
+                scope.adopt(model)
+                return step
+            case nn.Module():
+                pass  # callable, yet not without arguments
+            case _ if callable(made):
+                return made
+    raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what user code raises into an error that names its line."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"{userline.of(error) or 'torch'}: {doing} raised {type(error).__name__}: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _training(
+    model: nn.Module, optimizer: Any, batch: object, loss_fn: Callable[..., Any]
+) -> Callable[[], object]:
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss_fn(model, batch).backward()
+        optimizer.step()
+
+    return step
+
+
+def _import(name: str, text: str, directory: Path) -> Any:
+    place = str(directory)
+    sys.path.insert(0, place)
+    try:
+        # Code that compiles at import time is planned as it is without.
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{text!r}: there is no module {error.name!r} in {place}") from None
+        raise PlanError(f"{text!r}: {name} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        where = userline.of(error)
+        raise PlanError(
+            f"{where or name}: importing {name} raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        sys.path.remove(place)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def _shape(made: object) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(item).__name__ for item in made)})"
+    return f"a {type(made).__name__}"

@@ -1,0 +1,150 @@
+"""Where in the program an op runs: phase, module, and so what its results are for."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .recording import Block
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+
+class Scope(contextlib.ExitStack):
+    """Follows modules, optimizers and autograd by torch's global hooks while it is entered."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.asked_for_cuda = False  # the program says itself what goes to the device
+        self.steps_taken = 0  # by the outermost optimizers
+        self._running: list[str] = []
+        self._stepping: list[int] = []  # ids of the optimizers inside their step
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._parameters = WeakTensorKeyDictionary()
+
+    def __enter__(self) -> Scope:
+        handles = [
+            modules.register_module_parameter_registration_hook(self._parameter),
+            modules.register_module_buffer_registration_hook(self._buffer),
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for handle in handles:
+            self.callback(handle.remove)
+        return self
+
+    def phase(self) -> str:
+        """Of an op that runs now: forward, backward or optimizer."""
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        # With gradients on it is the closure of the optimizer's step: a forward pass.
+        return "optimizer" if self._stepping and not torch.is_grad_enabled() else "forward"
+
+    def result_tag(self, phase: str, inputs: Iterable[torch.Tensor]) -> str:
+        """What an op leaves behind; gradients and states are known once they are in place."""
+        inputs = list(inputs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            return "activation"
+        if phase == "optimizer":
+            return "temp" if inputs else "optimizer"
+        return "input" if phase == "forward" and not inputs else "temp"
+
+    def running(self) -> str:
+        """The path of the module that runs now; empty where none does."""
+        return self._running[-1] if self._running else ""
+
+    def module(self, phase: str, blocks: Mapping[int, Block], reads: Iterable[torch.Tensor]) -> str:
+        """The module of an op; in the backward pass, the one whose activation it reads."""
+        if phase != "backward" or self._running:
+            return self.running()
+        of_inputs = (blocks[self.tracer.block(tensor)] for tensor in reads)
+        return next((b.module for b in of_inputs if b.module and b.tag == "activation"), "")
+
+    def is_on_host(self, blocks: Mapping[int, Block], inputs: Iterable[int]) -> bool:
+        """Whether an op runs on the host, in a program that puts things on the device itself."""
+        held = [blocks[i].on_host for i in inputs]
+        return all(held) if held else not self.tracer.making_on_device
+
+    def end_step(self) -> None:
+        """Gradients that stay alive are named; what an exception left behind is forgotten."""
+        for parameter in list(self._parameters):
+            self._tag_gradient(parameter)
+        self._running.clear()
+        self._stepping.clear()
+
+    def adopt(self, net: nn.Module) -> None:
+        """Name a module's parts, and take those parameters that were set without a hook."""
+        if net in self._names:
+            return
+        for name, part in net.named_modules():
+            self._names[part] = name or type(net).__name__
+        for parameter in net.parameters():
+            self._parameter(net, "", parameter)
+        for buffer in net.buffers():
+            self._buffer(net, "", buffer)
+
+    def _parameter(self, _module: object, _name: str, parameter: object) -> None:
+        if not isinstance(parameter, torch.Tensor):
+            return
+        self.tracer.tag(parameter, "param")
+        if parameter not in self._parameters and parameter.requires_grad and parameter.is_leaf:
+            self._parameters[parameter] = True
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(self._tag_gradient)
+
+    def _buffer(self, _module: object, _name: str, buffer: object) -> None:
+        if isinstance(buffer, torch.Tensor):
+            self.tracer.tag(buffer, "param")  # it lives and is used as the weights are
+
+    def _enter(self, module: nn.Module, _args: object) -> None:
+        if not self._running:
+            self.adopt(module)
+        self._running.append(self._names.get(module) or type(module).__name__)
+
+    def _leave(self, _module: nn.Module, _args: object, _out: object) -> None:
+        if self._running:
+            self._running.pop()
+
+    def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._stepping.append(id(optimizer))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.tracer.tag(parameter, "param")
+                self._tag_gradient(parameter)
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        while self._stepping and self._stepping.pop() != id(optimizer):
+            pass  # the steps inside it that raised
+        self.steps_taken += not self._stepping
+        for tensor in _tensors(optimizer.state.values()):
+            self.tracer.tag(tensor, "optimizer")
+
+    def _tag_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self.tracer.tag(parameter.grad, "grad")
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, Mapping):
+            yield from _tensors(value.values())

@@ -1,0 +1,232 @@
+"""What a program sees of torch while it is planned: fake tensors that behave as those of a GPU.
+
+Fake tensors are on the CPU device, the only one whose backward pass works without a GPU. Where
+torch does otherwise on a GPU in a way that counts in memory (attention, dropout, optimizers that
+work on lists), it is told to do so here too. What a program asks of `cuda` is answered by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch._VF
+import torch.utils._foreach_utils
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp import autocast_mode
+from torch.nn import functional
+from torch.optim import optimizer as optimizers
+from torch.overrides import TorchFunctionMode
+
+from . import userline
+from .scope import Scope
+
+_Tensor = torch.Tensor
+_attention: Any = functional.scaled_dot_product_attention
+_dropped: Any = torch.dropout
+# The other ways to read data end in an op.
+_READERS: dict[Any, str] = {_Tensor.numpy: "numpy", _Tensor.tolist: "tolist"}
+
+
+@contextlib.contextmanager
+def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
+    """Fake tensors, and torch as it is where there is a GPU."""
+    with contextlib.ExitStack() as stack:
+        ways = _LikeCuda(scope)
+        for owner, name, value in _replacements(ways):
+            stack.enter_context(_replaced(owner, name, value))
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(ways)
+        yield mode
+
+
+def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
+    lists = torch.utils._foreach_utils
+    types = [torch.Tensor, nn.Parameter, FakeTensor]
+    devices = [*lists._get_foreach_kernels_supported_devices(), "cpu"]
+    return [
+        (optimizers, "_foreach_supported_types", types),
+        (optimizers, "_get_foreach_kernels_supported_devices", lambda: devices),
+        (lists, "_foreach_supported_types", types),
+        # What torch's own functions call does not pass the function mode a second time.
+        (functional, "scaled_dot_product_attention", ways.attention),
+        (torch._VF, "dropout", _dropout),
+        (nn.Module, "_apply", _apply),
+        (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
+        (nn.Module, "cuda", lambda self, *_args: self._apply(lambda t: t.cuda())),
+        (torch, "compile", _uncompiled),
+        (autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__)),
+        (torch.cuda, "synchronize", lambda *_args: None),
+        (torch.cuda, "empty_cache", lambda: None),
+    ]
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """Fused kernels cannot be seen; the ops are planned as they are in eager mode."""
+    return (lambda function: function) if model is None else model
+
+
+def _autocast(init: Callable[..., None]) -> Callable[..., None]:
+    def replaced(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            if not args and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.get_autocast_dtype("cuda")
+            device_type = "cpu"
+        init(self, device_type, *args, **kwargs)
+
+    return replaced
+
+
+def _apply(self: nn.Module, fn: Callable[[_Tensor], _Tensor], recurse: bool = True) -> nn.Module:
+    """`Module.to` and its kin by new parameters: fake ones cannot be changed in place.
+
+    A parameter that several modules share stays shared.
+    """
+    made: dict[int, tuple[_Tensor, _Tensor]] = {}  # holds the old ones, so that ids stay theirs
+
+    def moved(tensor: _Tensor) -> _Tensor:
+        if id(tensor) not in made:
+            with torch.no_grad():
+                new = fn(tensor)
+            if isinstance(tensor, nn.Parameter) and new is not tensor:
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = (tensor, new)
+        return made[id(tensor)][1]
+
+    for part in self.modules() if recurse else (self,):
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part.register_parameter(name, moved(parameter))  # type: ignore[arg-type]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = moved(buffer)
+    return self
+
+
+class _LikeCuda(TorchFunctionMode):
+    """Sends calls where a GPU would send them, and `cuda` to the fake tensors."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self._scope = scope
+        self._ways: dict[Any, Callable[..., Any]] = {
+            _dropped: _dropout,
+            _attention: self.attention,
+            _Tensor.cuda: self._cuda,
+            _Tensor.cpu: self._cpu,
+            _Tensor.to: self._to,
+            _Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
+            **{reader: self._reader(reader, name) for reader, name in _READERS.items()},
+        }
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `func`, or what a GPU would have in its place."""
+        del types
+        named = dict(kwargs or {})
+        way = self._ways.get(func) if callable(func) else None
+        if way is not None:
+            return way(*args, **named)
+        device = named.get("device")
+        self._scope.asked_for_cuda |= _is_cuda(device)
+        # A fake tensor says that it is on the CPU; `device=x.device` means where x is.
+        if not self._scope.asked_for_cuda or not (
+            _is_cuda(device) or isinstance(device, torch.device)
+        ):
+            return func(*args, **named)
+        named["device"] = torch.device("cpu")
+        with self._scope.tracer.on_device():
+            return func(*args, **named)
+
+    def _cuda(self, tensor: _Tensor, *_args: Any, **_kwargs: Any) -> _Tensor:
+        self._scope.asked_for_cuda = True
+        return self._moved(tensor, on_host=False)
+
+    def _cpu(self, tensor: _Tensor, *_args: Any, **_kwargs: Any) -> _Tensor:
+        return self._moved(tensor, on_host=True) if self._scope.asked_for_cuda else tensor
+
+    def _to(self, tensor: _Tensor, *args: Any, **kwargs: Any) -> _Tensor:
+        place = kwargs.get("device", args[0] if args else None)
+        if isinstance(place, int) and not isinstance(place, bool):
+            place = f"cuda:{place}"
+        if _is_cuda(place):
+            moved = self._cuda(tensor)
+        elif isinstance(place, str):
+            moved = self._cpu(tensor)
+        else:  # a dtype, another tensor, or its `device`
+            return tensor.to(*args, **kwargs)
+        rest = args if "device" in kwargs else args[1:]
+        kwargs = {key: value for key, value in kwargs.items() if key != "device"}
+        return moved.to(torch.device("cpu"), *rest, **kwargs)
+
+    def _moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
+        """On the other side; itself where it is there already."""
+        tracer = self._scope.tracer
+        block = tracer.recording.blocks[tracer.block(tensor)]
+        if block.on_host == on_host:
+            return tensor
+        copy = tensor.clone()
+        tracer.on_host(copy, on_host)
+        tracer.tag(copy, block.tag)
+        return copy
+
+    def attention(self, *args: Any, **kwargs: Any) -> _Tensor:
+        """A kernel that does not write the scores: those of GPUs have dropout and masks inside."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p")
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in zip(("is_causal",), args[5:], strict=False):
+            named[name] = value
+        named["dropout_p"] = 0.0
+        if isinstance(named.get("attn_mask"), torch.Tensor):
+            named["attn_mask"] = named["attn_mask"].detach()
+        notes = self._scope.tracer.recording.notes
+        begin = len(notes)
+        out: _Tensor = _attention(**named)
+        names_now = (getattr(note, "name", "") for note in notes[begin:])
+        if not any("attention" in name for name in names_now):
+            self._scope.tracer.remark(
+                f"{userline.here()}: attention writes all its scores; a GPU may have a kernel for "
+                "these shapes that does not"
+            )
+        return out
+
+    @staticmethod
+    def _reader(reader: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def read(tensor: _Tensor, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, FakeTensor):
+                raise userline.reads_data(f"tensor.{name}()")
+            return reader(tensor, *args, **kwargs)
+
+        return read
+
+
+def _dropout(input: _Tensor, p: float, train: bool) -> _Tensor:  # noqa: A002 - torch's names
+    """With a mask of a byte an element."""
+    if not train or not 0 < p < 1:
+        dropped: _Tensor = _dropped(input, p, train)
+        return dropped
+    return torch.native_dropout(input, p, train)[0]
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.partition(":")[0] == "cuda"

@@ -1,0 +1,60 @@
+"""The line of the user's program that is running, and the errors that name it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from ..errors import PlanError
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+
+
+def is_torchs(depth: int = 1) -> bool:
+    """Whether torch itself asks: the nearest frame that is neither ours nor its entry points."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and _is_passage(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
+
+def here() -> str:
+    """`file:line` of the innermost frame that is of neither torch nor umem's planner."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def of(error: BaseException) -> str:
+    """`file:line` of the user's innermost frame in an error's traceback; empty where none is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if _is_users(frame.filename)]
+    return f"{users[-1].filename}:{users[-1].lineno}" if users else ""
+
+
+def reads_data(what: str) -> PlanError:
+    """The error of a program that asks for a value, which a fake tensor has not."""
+    return PlanError(
+        f"{here()}: {what} needs the data of a tensor, and planning has shapes only; leave it out "
+        "of the step that is planned (log the loss elsewhere), or use torch.where in place of a "
+        "branch on data"
+    )
+
+
+def _is_users(path: str) -> bool:
+    return not path.startswith((_TORCH, _OURS, "<"))
+
+
+# What stands between the caller and the op without meaning anything.
+_PASSAGES = ("overrides.py", "_python_dispatch.py", "_stats.py", "_tensor.py", "_ops.py",
+             "fake_tensor.py", "fake_impls.py")  # fmt: skip
+
+
+def _is_passage(path: str) -> bool:
+    return path.startswith(_OURS) or (path.startswith(_TORCH) and path.endswith(_PASSAGES))
