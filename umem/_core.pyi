@@ -1,6 +1,6 @@
 """The native core: src/bindings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias, TypedDict
 
 import numpy as np
@@ -76,6 +76,13 @@ class CudaProbe(TypedDict):
     location_info: bool
     devices: list[CudaDevice]
 
+class PlanStatus(TypedDict):
+    plans: int
+    active: int  # the number of the plan that acts; 0: none
+    complete: int  # of the one that the last step went by; 0: none
+    hits: int  # of the last step
+    misses: int
+
 def start(options: Options) -> None: ...
 def stop() -> None: ...
 def running() -> bool: ...
@@ -114,3 +121,6 @@ def op_begin(
     n_written: int = 0,
 ) -> int: ...
 def op_end(token: int, tag: str) -> None: ...
+def install_plan(columns: Mapping[str, npt.NDArray[np.int64] | int]) -> int: ...
+def clear_plans() -> None: ...
+def plan_status() -> PlanStatus: ...

@@ -12,6 +12,7 @@ void bind_memory(pybind11::module_& module);
 void bind_driver(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
+void bind_plan(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 
 // The one map from Status to exceptions: the classes of umem.errors.

@@ -45,5 +45,6 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_driver(module);
   umem::bindings::bind_bench(module);
   umem::bindings::bind_trace(module);
+  umem::bindings::bind_plan(module);
   umem::bindings::bind_probe(module);
 }

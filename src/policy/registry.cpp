@@ -9,7 +9,8 @@ struct Row {
   const char* name;
   std::unique_ptr<residency::Policy> (*make)();
 };
-constexpr Row kRows[] = {{"none", make_none}, {"lru", make_lru}, {"conv_lru", make_conv_lru}};
+constexpr Row kRows[] = {
+    {"none", make_none}, {"lru", make_lru}, {"conv_lru", make_conv_lru}, {"planned", make_planned}};
 
 }  // namespace
 

@@ -87,6 +87,13 @@ Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag 
 Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                      cu::CUstream stream) {
   if (!managed_) return admit_unmanaged(id, bytes, segment, tag, family);
+  UMEM_RETURN_IF_ERROR(admit_managed(id, bytes, segment, tag, family, stream));
+  if (policy_->follows()) policy_->admitted(view(), id);
+  return {};
+}
+
+Status Engine::admit_managed(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                             cu::CUstream stream) {
   const bool dead = ledger_.has(id) && ledger_.at(id).state == State::kDead;
   const std::size_t host = limits_.host_budget_bytes;
   if (host > 0 && ledger_.live_bytes() + bytes > limits_.budget_bytes + host)
@@ -139,6 +146,7 @@ void Engine::prepare(RangeId id) {
 void Engine::retire(RangeId id) {
   const State state = ledger_.at(id).state;
   if (state == State::kDead || state == State::kGone) return;
+  policy_->retired(id);
   if (ledger_.at(id).read_mostly) note(read_mostly(id, false));  // the next owner may write
   if (state == State::kDevice) {
     ledger_.set_state(id, State::kDead);

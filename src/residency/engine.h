@@ -35,6 +35,7 @@ struct Counters {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
   std::uint64_t evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
   std::uint64_t capture_skips = 0;
+  std::uint64_t plan_hits = 0, plan_misses = 0;
 };
 
 class Engine {
@@ -66,6 +67,12 @@ class Engine {
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // After it: unpins them and marks them as used now.
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
+  // Once for each op, after all its `end_use`: the policy learns of it, and has its wishes done.
+  void op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream);
+  // The program's step.
+  void step_ended();
+  // Has the policy's wishes done; `stream` is where compute may have to wait.
+  void carry_out(cu::CUstream stream);
 
   // Hints. kBadState when an op is using the unit.
   Status prefetch(RangeId id);
@@ -82,6 +89,8 @@ class Engine {
 
   const Limits& limits() const { return limits_; }
   const Policy& policy() const { return *policy_; }
+  Policy& policy() { return *policy_; }
+  View view() const;
   const Ledger& ledger() const { return ledger_; }
   Ledger& ledger() { return ledger_; }
   const Counters& counters() const { return counters_; }
@@ -103,9 +112,12 @@ class Engine {
   bool quiet(cu::CUstream stream);
   bool host_has_room(RangeId id);
   Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
+  Status admit_managed(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                       cu::CUstream stream);
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
   void evict_ahead();
+  void bring(RangeId id);
   Status discard(const std::vector<RangeId>& ids);
   Status populate(RangeId id);
   Status send_out(const std::vector<RangeId>& victims);
@@ -131,7 +143,7 @@ class Engine {
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
   // Scratch, so that an op costs no malloc.
-  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_;
+  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

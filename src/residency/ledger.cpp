@@ -79,6 +79,7 @@ void Ledger::set_state(RangeId id, State state) {
   if (unit.state == state) return;
   if (unit.dropped) dropped_ -= unit.bytes;
   unit.dropped = false;
+  if (state == State::kDevice) unit.first_use = 0;
   account(unit, false);
   if (List* list = list_of(unit.state)) unlink(*list, id);
   unit.state = state;
@@ -99,6 +100,7 @@ void Ledger::set_tag(RangeId id, Tag tag, Family family) {
 void Ledger::touch(RangeId id) {
   Unit& unit = units_[id];
   unit.last_use = ++clock_;
+  if (unit.first_use == 0) unit.first_use = unit.last_use;
   unit.prefetched_unused = false;
   List* list = list_of(unit.state);
   if (!list || list->newest == id) return;

@@ -28,6 +28,7 @@ struct Unit {
   std::size_t bytes = 0;       // device bytes that it takes when resident: whole pages
   std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
   std::uint64_t last_use = 0;
+  std::uint64_t first_use = 0;                 // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
   std::uint32_t pins = 0;
   State state = State::kNone;

@@ -117,8 +117,7 @@ bool Engine::make_room(std::size_t bytes) {
   discard_dead(wanted);
   if (!fits(wanted)) {
     victims_.clear();
-    policy_->victims(View{ledger_, limits_.min_swap_bytes}, taken() + wanted - limits_.budget_bytes,
-                     victims_);
+    policy_->victims(view(), taken() + wanted - limits_.budget_bytes, victims_);
     note(send_out(victims_));
   }
   return fits(bytes);

@@ -1,4 +1,6 @@
-// A policy is a pure function of the ledger: it says which units should leave, and moves nothing.
+// A policy says which units should leave, and moves nothing. Most are pure functions of the ledger;
+// one that follows a plan is also told what happens, in program order, and says what it wants done
+// between ops.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -12,16 +14,27 @@ namespace umem::residency {
 struct View {
   const Ledger& ledger;
   std::size_t min_swap_bytes;
+  std::size_t room_bytes = 0;  // could be brought in now without evicting anything that lives
 
   // May leave now: resident, live, not in use by a running op.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
     return unit.state == State::kDevice && unit.pins == 0;
   }
+  bool away(RangeId id) const {
+    const State state = ledger.at(id).state;
+    return state == State::kHost || state == State::kVoid;
+  }
+  bool live(RangeId id) const {
+    return ledger.has(id) && (away(id) || ledger.at(id).state == State::kDevice);
+  }
   bool worth_moving(const Unit& unit) const {
     return !unit.segment && unit.bytes >= min_swap_bytes;
   }
 };
+
+// How an op fits the plan.
+enum class Followed : unsigned char { kNone, kHit, kMiss };  // kNone: no op that a plan counts
 
 class Policy {
  public:
@@ -31,6 +44,26 @@ class Policy {
   virtual bool active() const { return true; }
   // Appends units to evict, first to go first, until they hold `need` bytes or none is left.
   virtual void victims(const View& view, std::size_t need, std::vector<RangeId>& out) const = 0;
+
+  // True: it is told of all below, and asked for what it wants.
+  virtual bool follows() const { return false; }
+  // A unit came to life, or died.
+  virtual void admitted(const View&, RangeId) {}
+  virtual void retired(RangeId) {}
+  // An op ended that used these units (with repetitions; some may have died in it); a step ended.
+  virtual Followed op_ended(const View&, const RangeId*, std::size_t) { return Followed::kNone; }
+  virtual void step_ended(const View&) {}
+
+  // After an op or a step: whether it wants any of these. Appends what is to leave now. What is in
+  // use then has to be asked again.
+  virtual bool wishes() const { return false; }
+  virtual void evictions(const View&, std::vector<RangeId>&) {}
+  // Bytes to be kept free beyond what is needed.
+  virtual std::size_t headroom() const { return 0; }
+  // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
+  virtual RangeId next_fetch(const View&) { return kNoRange; }
+  // Compute waits for all moves; said once.
+  virtual bool take_wait() { return false; }
 };
 
 }  // namespace umem::residency

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "runtime/record.h"
 #include "runtime/state.h"
@@ -34,6 +35,22 @@ void by_device(State& s, const Op& op, const RangeId* ids, std::size_t count, Ac
                                     : device.engine.ledger().at(ids[first]).stream;
     act(device.engine, ids + first, next - first, stream);
   }
+}
+
+// Tells the engine of every device that the op used units of that it is over.
+void end_on_devices(State& s, const Op& op) {
+  s.each([&](Device& device) {
+    if (!device.engine.policy().follows()) return;
+    const auto stream = reinterpret_cast<cu::CUstream>(op.stream);
+    if (s.devices.size() == 1) return device.engine.op_ended(op.pinned, op.n_pinned, stream);
+    std::vector<RangeId> own;
+    for (std::uint32_t i = 0; i < op.n_pinned; ++i)
+      if (&s.owner(op.pinned[i]) == &device) own.push_back(op.pinned[i]);
+    if (own.empty()) return;
+    const bool here = device.place.device == op.device;
+    device.engine.op_ended(own.data(), own.size(),
+                           here ? stream : device.engine.ledger().at(own.front()).stream);
+  });
 }
 
 // Grows past the inline array by doubling; an op that cannot record a pin goes without it.
@@ -121,6 +138,7 @@ static void let_go(Op* op, residency::Tag tag) {
       by_device(s, *op, op->pinned, op->n_pinned, [](auto& engine, auto* ids, auto n, auto stream) {
         engine.end_use(ids, n, stream);
       });
+      end_on_devices(s, *op);
     }
   }
   if (op->pinned != op->inline_pinned) std::free(op->pinned);

@@ -76,6 +76,8 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
   result.capture_skips += moved.capture_skips;
+  result.plan_hits += moved.plan_hits;
+  result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors();
   if (s.driver.telemetry) return;
   result.resident_bytes += ledger.resident_bytes();
@@ -335,6 +337,7 @@ void step() noexcept {
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
+    s.each([](Device& device) { device.engine.step_ended(); });
     if (trace::recording()) trace::recorder().step();
     soft_device = s.open() && s.driver.kind == driver::Kind::kSoft;
   }

@@ -1,0 +1,139 @@
+// Plans come in columns: numpy arrays of int64, and whole numbers.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "bindings/bind.h"
+#include "runtime/plans.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+namespace {
+
+struct Column {
+  const char* name;
+  policy::Ints policy::Plan::* values;
+};
+constexpr Column kColumns[] = {
+    {"bytes", &policy::Plan::bytes},
+    {"kind", &policy::Plan::kind},
+    {"twin", &policy::Plan::twin},
+    {"address", &policy::Plan::address},
+    {"allocations", &policy::Plan::allocations},
+    {"access_start", &policy::Plan::access_start},
+    {"access_tensor", &policy::Plan::access_tensor},
+    {"evict_after", &policy::Plan::evict_after},
+    {"evict_tensor", &policy::Plan::evict_tensor},
+    {"cold_after", &policy::Plan::cold_after},
+    {"cold_tensor", &policy::Plan::cold_tensor},
+    {"fetch_after", &policy::Plan::fetch_after},
+    {"fetch_by", &policy::Plan::fetch_by},
+    {"fetch_tensor", &policy::Plan::fetch_tensor},
+    {"keep", &policy::Plan::keep},
+    {"waits", &policy::Plan::waits},
+    {"occupancy", &policy::Plan::occupancy},
+};
+struct Number {
+  const char* name;
+  std::int64_t policy::Plan::* value;
+};
+constexpr Number kNumbers[] = {
+    {"n_ops", &policy::Plan::n_ops},       {"gated", &policy::Plan::gated},
+    {"capacity", &policy::Plan::capacity}, {"order", &policy::Plan::order},
+    {"window", &policy::Plan::window},     {"headroom", &policy::Plan::headroom},
+};
+
+[[noreturn]] void refuse(const std::string& name, const char* why) {
+  raise_if_error(Status(Code::kInvalidArgument, "plan column '" + name + "' " + why));
+  throw py::value_error();  // not reached
+}
+
+policy::Ints column_of(const std::string& name, const py::handle& value) {
+  if (!py::isinstance<py::array_t<std::int64_t>>(value))
+    refuse(name, "is not a numpy array of int64");
+  const auto array = py::array_t<std::int64_t, py::array::c_style>::ensure(value);
+  if (!array || array.ndim() != 1) refuse(name, "is not a numpy array of one dimension");
+  return {array.data(), array.data() + array.size()};
+}
+
+std::int64_t number_of(const std::string& name, const py::handle& value) {
+  int overflow = 0;
+  if (!PyLong_Check(value.ptr())) refuse(name, "is not a whole number");
+  const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  if (overflow != 0) refuse(name, "is beyond 64 bits");
+  return number;
+}
+
+policy::Plan plan_of(const py::dict& columns) {
+  policy::Plan plan;
+  std::size_t found = 0;
+  const auto take = [&](const char* name, auto act) {
+    if (!columns.contains(name)) refuse(name, "is missing");
+    act(columns[name]);
+    ++found;
+  };
+  for (const Column& column : kColumns)
+    take(column.name,
+         [&](const py::handle& v) { plan.*column.values = column_of(column.name, v); });
+  for (const Number& number : kNumbers)
+    take(number.name, [&](const py::handle& v) { plan.*number.value = number_of(number.name, v); });
+  if (found == columns.size()) return plan;
+  for (const auto& item : columns) {
+    const std::string name = py::str(item.first);
+    const auto same = [&](const auto& known) { return name == known.name; };
+    if (std::none_of(std::begin(kColumns), std::end(kColumns), same) &&
+        std::none_of(std::begin(kNumbers), std::end(kNumbers), same))
+      refuse(name, "is not known");
+  }
+  return plan;
+}
+
+std::uint64_t install(const py::dict& columns) {
+  policy::Plan plan = plan_of(columns);
+  Result<std::uint64_t> number = [&] {
+    py::gil_scoped_release unlocked;
+    return runtime::install_plan(std::move(plan));
+  }();
+  if (!number.ok()) raise_if_error(number.take_status());
+  return number.value();
+}
+
+py::dict status() {
+  Result<policy::PlanStatus> read = [] {
+    py::gil_scoped_release unlocked;
+    return runtime::plan_status();
+  }();
+  if (!read.ok()) raise_if_error(read.take_status());
+  const policy::PlanStatus& now = read.value();
+  py::dict result;
+  result["plans"] = now.plans;
+  result["active"] = now.active;
+  result["complete"] = now.complete;
+  result["hits"] = now.hits;
+  result["misses"] = now.misses;
+  return result;
+}
+
+void clear() {
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = runtime::clear_plans();
+  }
+  raise_if_error(status);
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  module.def("install_plan", &install);
+  module.def("clear_plans", &clear);
+  module.def("plan_status", &status);
+}
+
+}  // namespace umem::bindings

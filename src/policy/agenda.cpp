@@ -1,0 +1,163 @@
+#include "policy/agenda.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace umem::policy {
+
+// A stable counting sort: what comes after one op stays in the plan's order.
+Agenda::Schedule::Schedule(const Ints& after, std::size_t n_ops)
+    : start(n_ops + 2, 0), item(after.size()) {
+  for (std::int64_t op : after) ++start[static_cast<std::size_t>(op + 2)];
+  for (std::size_t i = 1; i < start.size(); ++i) start[i] += start[i - 1];
+  std::vector<std::size_t> fill(start);
+  for (std::size_t i = 0; i < after.size(); ++i)
+    item[fill[static_cast<std::size_t>(after[i] + 1)]++] = i;
+}
+
+Agenda::Agenda(const Follower& follower)
+    : follower_(follower),
+      evictions_(follower.plan().evict_after, follower.n_ops()),
+      colds_(follower.plan().cold_after, follower.n_ops()),
+      fetches_(follower.plan().fetch_after, follower.n_ops()),
+      waits_after_(follower.n_ops() + 1, false),
+      evict_mark_(follower.plan().bytes.size(), 0),
+      cold_mark_(follower.plan().bytes.size(), 0) {
+  for (std::int64_t op : follower.plan().waits)
+    waits_after_[static_cast<std::size_t>(op + 1)] = true;
+  step_began(false);
+}
+
+void Agenda::step_began(bool continues) {
+  const auto n = static_cast<std::int64_t>(follower_.n_ops());
+  std::vector<Fetch> carried;
+  while (const Fetch* next = head()) {
+    if (continues && next->by >= n && !stale(*next)) carried.push_back(*next);
+    drop_head();
+  }
+  if (!continues) {
+    ahead_.clear();
+    std::fill(evict_mark_.begin(), evict_mark_.end(), 0);
+    std::fill(cold_mark_.begin(), cold_mark_.end(), 0);
+  }
+  std::erase_if(evict_, [&](Tensor tensor) { return !marked(evict_mark_, tensor); });
+  std::erase_if(cold_, [&](Tensor tensor) { return !cold(tensor); });
+  if (gated()) {
+    occupancy_.reset(follower_.plan().occupancy);
+    for (Fetch& fetch : ahead_)
+      occupancy_.add(0, static_cast<std::size_t>(fetch.by - n),
+                     follower_.plan().bytes[index(fetch.tensor)]);
+  }
+  ahead_.clear();
+  for (Fetch& fetch : carried) {
+    fetch.by -= n;
+    if (gated())
+      fetch_.push(fetch);
+    else
+      in_turn_.push_back(fetch);
+  }
+  now_due(0);
+}
+
+void Agenda::op_ended() {
+  const Plan& plan = follower_.plan();
+  const std::size_t op = follower_.next_op() - 1;
+  // What it used is neither cold any more, nor to leave by what was said before.
+  for (auto at = static_cast<std::size_t>(plan.access_start[op]);
+       at < static_cast<std::size_t>(plan.access_start[op + 1]); ++at) {
+    const auto tensor = static_cast<Tensor>(plan.access_tensor[at]);
+    cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
+  }
+  now_due(op + 1);
+}
+
+void Agenda::now_due(std::size_t point) {
+  const Plan& plan = follower_.plan();
+  const auto each = [&](const Schedule& schedule, auto act) {
+    for (std::size_t at = schedule.start[point]; at < schedule.start[point + 1]; ++at)
+      act(schedule.item[at]);
+  };
+  each(evictions_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.evict_tensor[i]);
+    evict_.push_back(tensor);
+    mark(evict_mark_, tensor);
+  });
+  each(colds_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.cold_tensor[i]);
+    if (!cold(tensor)) cold_.push_back(tensor);
+    mark(cold_mark_, tensor);
+  });
+  each(fetches_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
+    const Fetch fetch{tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_};
+    if (gated())
+      fetch_.push(fetch);
+    else
+      in_turn_.push_back(fetch);
+  });
+  waits_ = waits_after_[point];
+}
+
+void Agenda::evictions(const View& view, std::vector<RangeId>& out) {
+  std::size_t kept = 0;
+  for (Tensor tensor : evict_) {
+    if (!marked(evict_mark_, tensor)) continue;
+    const RangeId id = follower_.unit_of(tensor);
+    if (id != kNoRange && !view.away(id) && !view.evictable(id)) {  // in use
+      evict_[kept++] = tensor;
+      continue;
+    }
+    evict_mark_[index(tensor)] = 0;
+    if (id != kNoRange && view.evictable(id)) out.push_back(id);
+  }
+  evict_.resize(kept);
+}
+
+const Agenda::Fetch* Agenda::head() const {
+  if (gated()) return fetch_.empty() ? nullptr : &fetch_.top();
+  return in_turn_.empty() ? nullptr : &in_turn_.front();
+}
+
+void Agenda::drop_head() {
+  if (gated())
+    fetch_.pop();
+  else
+    in_turn_.pop_front();
+}
+
+// The plan leaves room for it until it is used.
+bool Agenda::admits(const Fetch& fetch) const {
+  if (!gated()) return true;
+  const Plan& plan = follower_.plan();
+  const std::int64_t most =
+      occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by));
+  return most + plan.bytes[index(fetch.tensor)] <= plan.capacity;
+}
+
+void Agenda::started(const Fetch& fetch) {
+  const auto n = static_cast<std::int64_t>(follower_.n_ops());
+  if (gated())
+    occupancy_.add(follower_.next_op(), static_cast<std::size_t>(fetch.by),
+                   follower_.plan().bytes[index(fetch.tensor)]);
+  if (fetch.by >= n) ahead_.push_back(fetch);
+}
+
+RangeId Agenda::next_fetch(const View& view) {
+  while (const Fetch* next = head()) {
+    const RangeId id = follower_.unit_of(next->tensor);
+    const bool late = next->by < static_cast<std::int64_t>(follower_.next_op());
+    if (!late && !stale(*next)) {
+      if (marked(evict_mark_, next->tensor)) return kNoRange;
+      if (view.away(id)) {
+        if (view.ledger.at(id).bytes > view.room_bytes || !admits(*next)) return kNoRange;
+        started(*next);
+        drop_head();
+        return id;
+      }
+    }
+    drop_head();
+  }
+  return kNoRange;
+}
+
+}  // namespace umem::policy

@@ -1,0 +1,85 @@
+// What a plan wants done at the op that its follower is at: what is due and has not been done yet.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "policy/follower.h"
+#include "policy/occupancy.h"
+
+namespace umem::policy {
+
+class Agenda {
+ public:
+  explicit Agenda(const Follower& follower);
+
+  // The follower's op before `next_op` ended as planned, or a step begins (`continues`: after one
+  // that went as planned): what the plan says of this point is due now.
+  void op_ended();
+  void step_began(bool continues);
+
+  bool empty() const { return evict_.empty() && fetch_.empty() && in_turn_.empty(); }
+  // Appends what is to leave. What is in use stays due.
+  void evictions(const View& view, std::vector<RangeId>& out);
+  // The next unit to bring in; kNoRange: none now.
+  RangeId next_fetch(const View& view);
+  // Once for each op after which compute waits.
+  bool take_wait() { return std::exchange(waits_, false); }
+  bool waits() const { return waits_; }
+
+  bool cold(Tensor tensor) const { return marked(cold_mark_, tensor); }
+  const std::vector<Tensor>& cold() const { return cold_; }  // may have some that are not any more
+
+ private:
+  // Items of a plan by the op that they come after; -1 is the step's begin.
+  struct Schedule {
+    std::vector<std::size_t> start, item;
+    Schedule(const Ints& after, std::size_t n_ops);
+  };
+  struct Fetch {
+    Tensor tensor;
+    std::uint32_t
+        life;  // of the tensor when this became due: a later one has nothing to do with it
+    std::int64_t by;
+    std::uint64_t turn;
+    bool operator>(const Fetch& other) const {
+      return by != other.by ? by > other.by : turn > other.turn;
+    }
+  };
+
+  static std::size_t index(Tensor tensor) { return static_cast<std::size_t>(tensor); }
+  // Marks hold for one life of a tensor: 0, or the life + 1.
+  using Marks = std::vector<std::uint32_t>;
+  bool marked(const Marks& marks, Tensor tensor) const {
+    return marks[index(tensor)] == follower_.life(tensor) + 1;
+  }
+  void mark(Marks& marks, Tensor tensor) { marks[index(tensor)] = follower_.life(tensor) + 1; }
+  bool stale(const Fetch& fetch) const {
+    return follower_.life(fetch.tensor) != fetch.life ||
+           follower_.unit_of(fetch.tensor) == kNoRange;
+  }
+  bool gated() const { return follower_.plan().gated != 0; }
+  const Fetch* head() const;
+  void drop_head();
+  void now_due(std::size_t point);
+  bool admits(const Fetch& fetch) const;
+  void started(const Fetch& fetch);
+
+  const Follower& follower_;
+  const Schedule evictions_, colds_, fetches_;
+  std::vector<bool> waits_after_;     // [n_ops + 1]
+  std::vector<Tensor> evict_, cold_;  // those that are still marked
+  Marks evict_mark_, cold_mark_;
+  std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
+  std::deque<Fetch> in_turn_;                                             // else
+  std::vector<Fetch> ahead_;  // started for the next step
+  Occupancy occupancy_;
+  std::uint64_t turn_ = 0;
+  bool waits_ = false;
+};
+
+}  // namespace umem::policy

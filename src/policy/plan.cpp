@@ -1,0 +1,130 @@
+#include "policy/plan.h"
+
+#include <limits>
+#include <string>
+
+#include "base/units.h"
+
+namespace umem::policy {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 30;  // ops and tensors of one step
+
+Status bad(const std::string& column, const std::string& why) {
+  return {Code::kInvalidArgument, "plan column '" + column + "': " + why};
+}
+
+Status in_range(const char* column, const Ints& values, std::int64_t low, std::int64_t high) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (values[i] < low || values[i] > high)
+      return bad(column, std::to_string(values[i]) + " at " + std::to_string(i) + " is not in " +
+                             std::to_string(low) + " to " + std::to_string(high));
+  return {};
+}
+
+Status has_length(const char* column, const Ints& values, std::int64_t length) {
+  if (static_cast<std::int64_t>(values.size()) == length) return {};
+  return bad(column, std::to_string(values.size()) + " values, and " + std::to_string(length) +
+                         " are needed");
+}
+
+// Each tensor at most `most` times in each run of the column that `start` tells.
+Status distinct(const char* column, const Ints& tensors, const Ints& start, std::int64_t m) {
+  std::vector<std::size_t> seen(static_cast<std::size_t>(m), 0);
+  for (std::size_t run = 0; run + 1 < start.size(); ++run)
+    for (std::int64_t at = start[run]; at < start[run + 1]; ++at) {
+      std::size_t& last = seen[static_cast<std::size_t>(tensors[static_cast<std::size_t>(at)])];
+      if (last == run + 1)
+        return bad(column, "tensor " + std::to_string(tensors[static_cast<std::size_t>(at)]) +
+                               " is there twice");
+      last = run + 1;
+    }
+  return {};
+}
+
+Status check_tensors(const Plan& p) {
+  const std::int64_t m = p.n_tensors();
+  UMEM_RETURN_IF_ERROR(in_range("bytes", p.bytes, 1, std::numeric_limits<std::int64_t>::max() / 4));
+  for (std::int64_t bytes : p.bytes)
+    if (bytes % static_cast<std::int64_t>(kPageBytes) != 0)
+      return bad("bytes", std::to_string(bytes) + " is not a multiple of the page, 2 MiB");
+  UMEM_RETURN_IF_ERROR(has_length("kind", p.kind, m));
+  UMEM_RETURN_IF_ERROR(in_range("kind", p.kind, 0, 3));
+  UMEM_RETURN_IF_ERROR(has_length("twin", p.twin, m));
+  UMEM_RETURN_IF_ERROR(in_range("twin", p.twin, -1, m - 1));
+  UMEM_RETURN_IF_ERROR(has_length("address", p.address, m));
+  for (std::size_t t = 0; t < p.bytes.size(); ++t) {
+    if (p.twin[t] < 0) continue;
+    const auto twin = static_cast<std::size_t>(p.twin[t]);
+    if (p.kind[t] != static_cast<std::int64_t>(Kind::kCarried) ||
+        p.kind[twin] != static_cast<std::int64_t>(Kind::kMade) || p.bytes[twin] != p.bytes[t])
+      return bad("twin", "tensor " + std::to_string(t) +
+                             " and its twin are not carried and made, of equal bytes");
+  }
+  UMEM_RETURN_IF_ERROR(in_range("allocations", p.allocations, 0, m - 1));
+  return distinct("allocations", p.allocations,
+                  {0, static_cast<std::int64_t>(p.allocations.size())}, m);
+}
+
+Status check_accesses(const Plan& p) {
+  const auto accesses = static_cast<std::int64_t>(p.access_tensor.size());
+  UMEM_RETURN_IF_ERROR(has_length("access_start", p.access_start, p.n_ops + 1));
+  if (p.access_start.front() != 0 || p.access_start.back() != accesses)
+    return bad("access_start", "does not lead from 0 to the number of accesses");
+  for (std::size_t i = 1; i < p.access_start.size(); ++i)
+    if (p.access_start[i] <= p.access_start[i - 1])
+      return bad("access_start", "op " + std::to_string(i - 1) + " has no access");
+  UMEM_RETURN_IF_ERROR(in_range("access_tensor", p.access_tensor, 0, p.n_tensors() - 1));
+  return distinct("access_tensor", p.access_tensor, p.access_start, p.n_tensors());
+}
+
+Status check_moves(const Plan& p) {
+  const std::int64_t m = p.n_tensors(), n = p.n_ops;
+  struct Column {
+    const char* after_name;
+    const Ints& after;
+    const char* tensor_name;
+    const Ints& tensor;
+  };
+  for (const Column& c : {Column{"evict_after", p.evict_after, "evict_tensor", p.evict_tensor},
+                          Column{"cold_after", p.cold_after, "cold_tensor", p.cold_tensor},
+                          Column{"fetch_after", p.fetch_after, "fetch_tensor", p.fetch_tensor}}) {
+    UMEM_RETURN_IF_ERROR(in_range(c.after_name, c.after, -1, n - 1));
+    UMEM_RETURN_IF_ERROR(
+        has_length(c.tensor_name, c.tensor, static_cast<std::int64_t>(c.after.size())));
+    UMEM_RETURN_IF_ERROR(in_range(c.tensor_name, c.tensor, 0, m - 1));
+  }
+  UMEM_RETURN_IF_ERROR(
+      has_length("fetch_by", p.fetch_by, static_cast<std::int64_t>(p.fetch_after.size())));
+  UMEM_RETURN_IF_ERROR(in_range("fetch_by", p.fetch_by, 0, 2 * n - 1));
+  for (std::size_t i = 0; i < p.fetch_by.size(); ++i)
+    if (p.fetch_by[i] <= p.fetch_after[i])
+      return bad("fetch_by", std::to_string(p.fetch_by[i]) + " at " + std::to_string(i) +
+                                 " is not after the op that the fetch starts at");
+  UMEM_RETURN_IF_ERROR(in_range("keep", p.keep, 0, m - 1));
+  return in_range("waits", p.waits, -1, n - 1);
+}
+
+Status check_numbers(const Plan& p) {
+  constexpr std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max() / 4;
+  UMEM_RETURN_IF_ERROR(in_range("gated", {p.gated}, 0, 1));
+  UMEM_RETURN_IF_ERROR(in_range("order", {p.order}, 0, 2));
+  UMEM_RETURN_IF_ERROR(in_range("window", {p.window}, 0, kMost));
+  UMEM_RETURN_IF_ERROR(in_range("headroom", {p.headroom}, 0, most_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("capacity", {p.capacity}, 0, most_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("occupancy", p.occupancy, -most_bytes, most_bytes));
+  return p.gated ? has_length("occupancy", p.occupancy, p.n_ops) : Status();
+}
+
+}  // namespace
+
+Status check(const Plan& plan) {
+  UMEM_RETURN_IF_ERROR(in_range("n_ops", {plan.n_ops}, 1, kMost));
+  if (plan.n_tensors() > kMost) return bad("bytes", "more than 2^30 tensors");
+  UMEM_RETURN_IF_ERROR(check_tensors(plan));
+  UMEM_RETURN_IF_ERROR(check_accesses(plan));
+  UMEM_RETURN_IF_ERROR(check_moves(plan));
+  return check_numbers(plan);
+}
+
+}  // namespace umem::policy

@@ -1,0 +1,40 @@
+// A plan in columns: what to do in each step that runs the same ops on the same large units. An op
+// here is one that uses at least one large unit; the others do not count.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "base/export.h"
+#include "base/status.h"
+
+namespace umem::policy {
+
+using Ints = std::vector<std::int64_t>;
+
+enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };
+enum class Order : std::int64_t { kLru, kFifo, kFurthest };
+
+// umem/policies/base.py says what each means; tensors here are the large ones only.
+struct Plan {
+  std::int64_t n_ops = 0;
+  Ints bytes, kind, twin;  // [m]
+  Ints address;            // [m] of what is alive where a step begins, when this is installed; or 0
+  Ints allocations;        // tensors in the order in which a step allocates them
+  Ints access_start;       // [n_ops + 1]
+  Ints access_tensor;      // a tensor once an op
+  Ints evict_after, evict_tensor;
+  Ints cold_after, cold_tensor;
+  Ints fetch_after, fetch_by, fetch_tensor;
+  Ints keep, waits;
+  Ints occupancy;  // [n_ops] where gated
+  std::int64_t gated = 0, capacity = 0;
+  std::int64_t order = 0, window = 0, headroom = 0;
+
+  std::int64_t n_tensors() const { return static_cast<std::int64_t>(bytes.size()); }
+};
+
+// kInvalidArgument with the column, what it holds and what is allowed. What passes may be nonsense,
+// and then costs time; it is safe to follow.
+UMEM_API Status check(const Plan& plan);
+
+}  // namespace umem::policy

@@ -1,0 +1,106 @@
+#include "policy/planned.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "policy/policies.h"
+
+namespace umem::policy {
+
+Planned::Planned() : lru_(make_lru()) {}
+
+std::uint64_t Planned::install(Plan plan, const std::vector<RangeId>& units) {
+  if (entries_.size() == kMostPlans)
+    entries_.erase(std::min_element(entries_.begin(), entries_.end(),
+                                    [](auto& a, auto& b) { return a->used < b->used; }));
+  entries_.push_back(std::make_unique<Entry>(std::move(plan), units));
+  active_ = entries_.back().get();
+  active_->number = ++numbers_;
+  active_->used = ++clock_;
+  return active_->number;
+}
+
+void Planned::clear() {
+  entries_.clear();
+  active_ = nullptr;
+  complete_ = 0;
+}
+
+PlanStatus Planned::status() const {
+  return {entries_.size(), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
+}
+
+// Of those that still fit the one that was right most recently.
+void Planned::choose() {
+  active_ = nullptr;
+  for (const std::unique_ptr<Entry>& entry : entries_)
+    if (entry->follower.alive() && (!active_ || entry->used > active_->used)) active_ = entry.get();
+}
+
+void Planned::admitted(const View& view, RangeId id) {
+  const residency::Unit& unit = view.ledger.at(id);
+  if (unit.segment) return;
+  for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.admitted(id, unit.bytes);
+  if (active_ && !active_->follower.alive()) choose();
+}
+
+void Planned::retired(RangeId id) {
+  for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.retired(id);
+}
+
+Followed Planned::op_ended(const View& view, const RangeId* ids, std::size_t count) {
+  const bool large = std::any_of(
+      ids, ids + count, [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });
+  if (!large) return Followed::kNone;
+  for (const std::unique_ptr<Entry>& entry : entries_) {
+    entry->last = entry->follower.op_ended(view, ids, count);
+    if (entry->last == Followed::kHit) entry->agenda.op_ended();
+  }
+  if (active_ && !active_->follower.alive()) choose();
+  const Followed result = active_ ? active_->last : Followed::kMiss;
+  hits_ += result == Followed::kHit ? 1 : 0;
+  misses_ += result == Followed::kMiss ? 1 : 0;
+  return result;
+}
+
+void Planned::step_ended(const View&) {
+  Entry* complete = nullptr;
+  for (const std::unique_ptr<Entry>& entry : entries_) {
+    const bool whole = entry->follower.step_ended();
+    entry->agenda.step_began(whole);
+    const bool better = !complete || entry.get() == active_ ||
+                        (complete != active_ && entry->used > complete->used);
+    if (whole && better) complete = entry.get();
+  }
+  if (complete) complete->used = ++clock_;
+  complete_ = complete ? complete->number : 0;
+  choose();
+  last_hits_ = std::exchange(hits_, 0);
+  last_misses_ = std::exchange(misses_, 0);
+}
+
+bool Planned::wishes() const {
+  return active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0);
+}
+
+void Planned::evictions(const View& view, std::vector<RangeId>& out) {
+  if (active_) active_->agenda.evictions(view, out);
+}
+
+std::size_t Planned::headroom() const {
+  return active_ ? static_cast<std::size_t>(active_->follower.plan().headroom) : 0;
+}
+
+RangeId Planned::next_fetch(const View& view) {
+  return active_ ? active_->agenda.next_fetch(view) : kNoRange;
+}
+
+bool Planned::take_wait() {
+  return active_ && active_->agenda.take_wait();
+}
+
+std::unique_ptr<residency::Policy> make_planned() {
+  return std::make_unique<Planned>();
+}
+
+}  // namespace umem::policy

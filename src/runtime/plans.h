@@ -1,0 +1,16 @@
+// Plans of the first device, for the policy `planned`.
+#pragma once
+#include "base/export.h"
+#include "base/status.h"
+#include "policy/plan.h"
+#include "policy/planned.h"
+
+namespace umem::runtime {
+
+// A step begins here. The number of the plan, from 1. kBadState when no device is open or its
+// policy is another; kInvalidArgument for columns that do not fit together.
+UMEM_API Result<std::uint64_t> install_plan(policy::Plan plan);
+UMEM_API Status clear_plans();
+UMEM_API Result<policy::PlanStatus> plan_status();
+
+}  // namespace umem::runtime

@@ -1,0 +1,523 @@
+"""The native policy `planned`: it follows plans by op, and acts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from support.planned import MIB, PAGE, Program, Tensor, columns, options
+
+from umem import _core
+from umem.errors import ConfigError, StateError
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    _core.start(options())
+    made = Program()
+    yield made
+    made.clear()
+
+
+def weights(program: Program, names: str) -> list[Tensor]:
+    return [Tensor(address=program.take(name)) for name in names]
+
+
+def counted() -> tuple[int, int]:
+    stats = _core.stats()
+    return stats["plan_hits"], stats["plan_misses"]
+
+
+def test_a_program_that_follows_its_plan_hits_at_every_op(program: Program) -> None:
+    tensors = weights(program, "ab")
+    number = _core.install_plan(columns(tensors, [[0], [1], [0, 1]]))
+    for _ in range(3):
+        program.op("a")
+        program.op("b")
+        program.op("b", "a", "a")
+        _core.step()
+    assert counted() == (9, 0)
+    status = _core.plan_status()
+    assert status == {"plans": 1, "active": number, "complete": number, "hits": 3, "misses": 0}
+
+
+def test_ops_on_small_tensors_only_do_not_count(program: Program) -> None:
+    tensors = weights(program, "a")
+    small = _core.allocate(1000)
+    _core.install_plan(columns(tensors, [[0], [0]]))
+    for _ in range(2):
+        program.op("a")
+        _core.op_end(_core.op_begin([small], "", ""), "")
+        _core.op_end(_core.op_begin([], "", ""), "")
+        _core.op_end(_core.op_begin([small, program.at["a"]], "", ""), "")
+        _core.step()
+    assert counted() == (4, 0)
+    _core.release(small)
+
+
+def test_evicts_and_fetches_at_its_ops(program: Program) -> None:
+    tensors = weights(program, "abc")
+    _core.install_plan(
+        columns(tensors, [[0], [1], [2], [0]], evict=[[0, 0], [3, 1]], fetch=[[1, 3, 0]])
+    )
+    away = []
+    for op in ("a", "b", "c", "a"):
+        program.op(op)
+        away.append(program.away())
+    assert away == [{"a"}, set(), set(), {"b"}]
+    assert _core.stats()["faults"] == 0
+    assert _core.stats()["prefetches"] == 1
+    _core.step()
+    program.op("a")
+    assert program.away() == {"a", "b"}
+
+
+def test_moves_of_the_steps_begin(program: Program) -> None:
+    tensors = weights(program, "ab")
+    plan = columns(tensors, [[0], [1]], evict=[[-1, 1], [1, 0]], fetch=[[-1, 0, 0]])
+    _core.install_plan(plan)
+    assert program.away() == {"b"}  # a step begins where it is installed
+    program.op("a")
+    program.op("b")
+    assert program.away() == {"a"}
+    _core.step()
+    assert program.away() == {"b"}
+
+
+def test_what_is_in_use_leaves_once_it_is_not(program: Program) -> None:
+    tensors = weights(program, "ab")
+    _core.install_plan(columns(tensors, [[0], [1], [0], [1]], evict=[[1, 0]]))
+    outer = _core.op_begin([program.at["a"]], "", "")
+    program.op("a")
+    program.op("b")
+    assert program.away() == set()
+    _core.op_end(outer, "")  # an op of its own, on `a`
+    program.op("b")
+    _core.step()
+    assert counted() == (4, 0)
+    assert program.away() == set()  # its next use came first
+    outer = _core.op_begin([program.at["b"], program.at["a"]], "", "")
+    program.op("a")
+    program.op("b")
+    _core.op_end(outer, "")  # not as planned: nothing more is done
+    assert program.away() == set()
+
+
+def test_an_eviction_is_tried_again_at_the_next_op(program: Program) -> None:
+    tensors = weights(program, "abc")
+    _core.install_plan(columns(tensors, [[0], [1], [2], [1]], evict=[[0, 0]]))
+    inner = _core.op_begin([program.at["c"], program.at["a"]], "", "")
+    program.op("a")
+    program.op("b")
+    assert program.away() == set()
+    assert _core.release(program.at.pop("c"))
+    del program.values["c"]
+    _core.op_end(inner, "")  # uses `a` as far as umem can see: it diverges here
+    assert _core.plan_status()["active"] == 0
+
+
+@pytest.mark.parametrize("gated", [0, 1])
+def test_a_fetch_evicts_nothing_and_waits_for_room(program: Program, gated: int) -> None:
+    tensors = weights(program, "abcde")
+    assert program.away() == {"a"}
+    plan = columns(
+        tensors,
+        [[1], [2], [3], [0]],
+        fetch=[[-1, 3, 0]],
+        evict=[[1, 1]],
+        gated=gated,
+        capacity=1 << 40,
+    )
+    _core.install_plan(plan)
+    assert program.away() == {"a"}
+    program.op("b")
+    assert program.away() == {"a"}
+    program.op("c")  # after which `b` leaves
+    assert program.away() == {"b"}
+
+
+def test_fetches_in_their_order(program: Program) -> None:
+    tensors = weights(program, "abcdef")
+    assert program.away() == {"a", "b"}
+    plan = columns(
+        tensors, [[2], [3], [4], [0], [1]], fetch=[[-1, 4, 1], [-1, 3, 0]], evict=[[0, 2], [1, 3]]
+    )
+    _core.install_plan(plan)
+    program.op("c")
+    assert program.away() == {"a", "c"}  # first come, first served
+    program.op("d")
+    assert program.away() == {"c", "d"}
+
+
+def test_gated_fetches_go_by_their_deadline(program: Program) -> None:
+    tensors = weights(program, "abcdef")
+    plan = columns(
+        tensors,
+        [[2], [3], [4], [0], [1]],
+        fetch=[[-1, 4, 1], [-1, 3, 0]],
+        evict=[[0, 2], [1, 3]],
+        gated=1,
+        capacity=1 << 40,
+    )
+    _core.install_plan(plan)
+    program.op("c")
+    assert program.away() == {"b", "c"}
+    program.op("d")
+    assert program.away() == {"c", "d"}
+
+
+def test_the_gate_leaves_room_for_what_the_plan_has_until_then(program: Program) -> None:
+    tensors = weights(program, "abc")
+    plan = columns(
+        tensors,
+        [[0], [1], [2], [1], [0]],
+        evict=[[0, 0]],
+        fetch=[[0, 4, 0]],
+        gated=1,
+        capacity=12 * MIB,
+        occupancy=[12 * MIB, 8 * MIB, 12 * MIB, 8 * MIB, 12 * MIB],
+    )
+    _core.install_plan(plan)
+    seen = []
+    for op in "abcba":
+        program.op(op)
+        seen.append(program.away() == {"a"})
+    # Op 2 takes all of the capacity, so that the bytes may come when it is over.
+    assert seen == [True, True, False, False, False]
+
+
+def test_a_started_fetch_takes_its_room_from_later_ones(program: Program) -> None:
+    tensors = weights(program, "abcd")
+    plan = columns(
+        tensors,
+        [[0], [1], [2], [3], [2], [0], [1]],
+        evict=[[0, 0], [1, 1]],
+        fetch=[[1, 5, 0], [1, 6, 1]],
+        gated=1,
+        capacity=12 * MIB,
+        occupancy=[n * MIB for n in (12, 12, 8, 8, 8, 12, 4)],
+    )
+    _core.install_plan(plan)
+    away = []
+    for op in "abcdcab":
+        program.op(op)
+        away.append("".join(sorted(program.away())))
+    assert away == ["a", "b", "b", "b", "b", "", ""]
+
+
+def test_a_fetch_for_the_next_step_carries_over(program: Program) -> None:
+    tensors = weights(program, "abcde")
+    assert program.away() == {"a"}
+    plan = columns(
+        tensors,
+        [[1], [2], [3], [4]],
+        fetch=[[2, 4 + 1, 0]],
+        evict=[[0, 1]],
+        gated=1,
+        capacity=16 * MIB,
+        occupancy=[n * MIB for n in (16, 12, 16, 16)],
+    )
+    _core.install_plan(plan)
+    for op in "bcde":
+        program.op(op)
+    assert program.away() == {"a"}
+    _core.step()
+    assert program.away() == {"a"}  # the first op still has all of the capacity
+    program.op("b")
+    assert program.away() == {"b"}
+
+
+def test_carried_tensors_keep_their_place(program: Program) -> None:
+    tensors = [Tensor(address=program.take("w")), Tensor(kind="carried", twin=2), Tensor(kind="made")]
+    plan = columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2]], fetch=[])
+    program.take("old")
+    tensors[1] = tensors[1]._replace(address=program.at["old"])
+    plan = columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2], [2, 0]])
+    _core.install_plan(plan)
+    for _ in range(3):
+        program.op("w", "old")
+        program.drop("old")
+        program.take("new")
+        program.op("w", "new")
+        assert program.away() == {"new"}
+        program.op("w")
+        program.at["old"] = program.at.pop("new")
+        program.bytes["old"] = program.bytes.pop("new")
+        program.values["old"] = program.values.pop("new")
+        _core.step()
+    assert counted() == (9, 0)
+
+
+def test_a_carried_tensor_that_was_not_there_is_found_by_its_first_use(program: Program) -> None:
+    tensors = [Tensor(address=program.take("w")), Tensor(kind="carried", twin=2), Tensor(kind="made")]
+    _core.install_plan(columns(tensors, [[0, 1], [0, 2]]))
+    program.take("stranger", 6)
+    program.take("old")
+    _core.step()
+    program.op("w", "old")
+    program.drop("old")
+    program.take("new")
+    program.op("w", "new")
+    assert counted()[0] == 2
+
+
+def other_size(program: Program) -> None:
+    program.take("x", 6)
+
+
+def other_op(program: Program) -> None:
+    program.op("c")
+
+
+def more_tensors(program: Program) -> None:
+    program.op("a", "b")
+
+
+def one_more_op(program: Program) -> None:
+    program.op("a")
+    program.op("b")
+    program.op("c")
+    program.op("a")
+
+
+@pytest.mark.parametrize("leave", [other_size, other_op, more_tensors, one_more_op])
+def test_a_program_that_leaves_its_plan(program: Program, leave: object) -> None:
+    tensors = weights(program, "abc")
+    number = _core.install_plan(columns(tensors, [[0], [1], [2]], evict=[[0, 0], [2, 0]]))
+    leave(program)  # type: ignore[operator]
+    before = counted()[1]
+    assert _core.plan_status()["active"] == 0
+    program.op("a")
+    program.op("b")
+    assert counted()[1] == before + 2
+    program.op("a")
+    assert program.state("a") == "device"  # nothing of the plan is done any more
+    _core.step()
+    assert _core.plan_status()["complete"] == 0
+    program.op("a")
+    assert program.away() == {"a"}  # and a step later it goes on
+    assert _core.plan_status()["active"] == number
+
+
+def test_a_shorter_step_is_not_complete_and_the_next_one_is(program: Program) -> None:
+    tensors = weights(program, "ab")
+    number = _core.install_plan(columns(tensors, [[0], [1]]))
+    program.op("a")
+    _core.step()
+    assert _core.plan_status()["complete"] == 0
+    program.op("a")
+    program.op("b")
+    _core.step()
+    assert _core.plan_status()["complete"] == number
+    assert counted() == (3, 0)
+
+
+def test_two_plans_take_turns(program: Program) -> None:
+    tensors = weights(program, "abc")
+    one = _core.install_plan(columns(tensors, [[0], [1], [2]], evict=[[1, 0]]))
+    two = _core.install_plan(columns(tensors, [[0], [2], [1]], evict=[[1, 1]]))
+    for ops, number, gone in (("abc", one, "a"), ("acb", two, "")) * 2:
+        for op in ops:
+            program.op(op)
+        _core.step()
+        assert _core.plan_status()["complete"] == number
+        assert _core.plan_status()["misses"] == 0
+        assert program.away() == set(gone)
+        program.op("a")
+        _core.step()
+    assert _core.plan_status()["plans"] == 2
+
+
+def test_of_too_many_plans_the_one_that_was_right_longest_ago_goes(program: Program) -> None:
+    tensors = weights(program, "ab")
+    plans = [columns(tensors, [[0]] * n) for n in range(1, 9)]
+    first = _core.install_plan(plans[0])
+    program.op("a")
+    _core.step()
+    for plan in plans[1:]:
+        _core.install_plan(plan)
+    assert _core.plan_status()["plans"] == 8
+    _core.install_plan(columns(tensors, [[1]]))
+    assert _core.plan_status()["plans"] == 8
+    program.op("a")
+    _core.step()
+    assert _core.plan_status()["complete"] not in (0, first)  # `first` was the oldest
+    _core.clear_plans()
+    assert _core.plan_status()["plans"] == 0
+    before = counted()
+    program.op("a")
+    assert counted() == before
+
+
+def pressure(program: Program, **changes: object) -> set[str]:
+    """What left for one more block, after ops on a, b, c, d in this order, of a step with more."""
+    tensors = weights(program, "abcd")
+    ops = [[0], [1], [2], [3], [0], [2], [1], [3]]
+    _core.install_plan(columns([*tensors, Tensor(kind="transient")], ops, **changes))
+    for op in "abcd":
+        program.op(op)
+    program.take("new")
+    return program.away()
+
+
+@pytest.mark.parametrize(
+    ("changes", "victims"),
+    [
+        ({}, "a"),
+        ({"cold": [[2, 2]]}, "c"),
+        ({"cold": [[1, 2]]}, "a"),  # its next use ended that
+        ({"keep": [0]}, "b"),
+        ({"keep": [0, 1, 2, 3]}, "a"),
+        ({"window": 1}, "b"),
+        ({"window": 2}, "b"),
+        ({"window": 3}, "d"),
+        ({"window": 4}, "a"),
+        ({"order": 2}, "d"),
+        ({"order": 2, "keep": [3]}, "b"),
+        ({"order": 1}, "a"),
+        ({"headroom": 4 * MIB}, "ab"),
+        ({"headroom": 100 * MIB}, "abcd"),
+    ],
+)
+def test_who_leaves_under_pressure(
+    program: Program, changes: dict[str, object], victims: str
+) -> None:
+    assert pressure(program, **changes) == set(victims)
+
+
+def test_fifo_goes_by_the_first_use_since_it_came(program: Program) -> None:
+    tensors = weights(program, "abcd")
+    _core.install_plan(
+        columns([*tensors, Tensor(kind="transient")], [[1], [0], [2], [3], [1]], order=1)
+    )
+    for op in "bacdb":
+        program.op(op)
+    program.take("new")
+    assert program.away() == {"b"}  # though `a` was used longer ago
+
+
+def test_unknown_blocks_and_small_ones_go_after_the_known(program: Program) -> None:
+    program.take("stranger")
+    tensors = weights(program, "abc")
+    _core.install_plan(columns([*tensors, Tensor(kind="transient")], [[0], [1], [2], [0]], order=2))
+    for op in "abc":
+        program.op(op)
+    program.take("new")
+    assert program.away() == {"c"}
+
+
+def test_compute_waits_where_the_plan_says(program: Program) -> None:
+    tensors = weights(program, "ab")
+
+    def stall(waits: list[int]) -> int:
+        _core.clear_plans()
+        _core.install_plan(columns(tensors, [[0], [1], [1]], evict=[[0, 0]], waits=waits))
+        before = _core.stats()["stall_us"]
+        for op in "abb":
+            program.op(op)
+            _core.driver.launch(0, 1.0)
+        _core.driver.cuStreamSynchronize(0)
+        _core.step()
+        return int(_core.stats()["stall_us"] - before)
+
+    assert stall([]) == 0
+    assert stall([0]) > 100
+
+
+def test_a_persistent_tensor_that_is_freed_and_one_that_takes_its_place(program: Program) -> None:
+    tensors = weights(program, "ab")
+    _core.install_plan(columns(tensors, [[0], [1]], evict=[[0, 1], [1, 0]], fetch=[[0, 2, 0]]))
+    program.op("a")
+    program.drop("b")
+    _core.step()
+    program.take("c")  # an allocation that the plan does not have
+    assert _core.plan_status()["active"] == 0
+    _core.step()
+    program.op("a")
+    program.op("c")  # of the same size, where the plan has `b`, which is gone
+    assert counted()[0] == 3
+    _core.step()
+    assert _core.plan_status()["complete"] == 1
+
+
+def test_the_budget_changes_under_a_plan(program: Program) -> None:
+    tensors = weights(program, "abcd")
+    _core.install_plan(columns(tensors, [[0], [1], [2], [3]], fetch=[[-1, 3, 3]]))
+    for budget in (8, 32, 4, 16):
+        _core.set_budget(budget * MIB, 0)
+        for op in "abcd":
+            program.op(op)
+        _core.step()
+        assert _core.plan_status()["hits"] == 4
+        assert _core.stats()["resident_bytes"] <= budget * MIB
+
+
+def test_only_planned_follows_plans(program: Program) -> None:
+    tensors = weights(program, "a")
+    plan = columns(tensors, [[0]])
+    _core.install_plan(plan)
+    _core.set_policy("lru")
+    for call in (lambda: _core.install_plan(plan), _core.clear_plans, _core.plan_status):
+        with pytest.raises(StateError, match="'lru'.*'planned'"):
+            call()
+    _core.set_policy("planned")
+    assert _core.plan_status()["plans"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_ops": 0}, "n_ops"),
+        ({"n_ops": 1 << 70}, "64 bits"),
+        ({"n_ops": 3}, "access_start.*3 values.*4"),
+        ({"bytes": [4 * MIB, 0]}, "bytes.*0 at 1"),
+        ({"bytes": [4 * MIB, PAGE + 1]}, "multiple of the page"),
+        ({"kind": [0]}, "kind.*1 values.*2"),
+        ({"kind": [0, 4]}, "kind.*4 at 1"),
+        ({"twin": [-1, 0]}, "twin.*tensor 1"),
+        ({"twin": [-1, 2]}, "twin.*2 at 1"),
+        ({"address": [0]}, "address"),
+        ({"allocations": [1, 1]}, "twice"),
+        ({"access_start": [0, 2, 2]}, "op 1 has no access"),
+        ({"access_start": [0, 3, 2]}, "op 1 has no access"),
+        ({"access_start": [1, 2, 2]}, "does not lead"),
+        ({"access_tensor": [0, 2]}, "access_tensor.*2 at 1"),
+        ({"access_start": [0, 2, 3], "access_tensor": [1, 1, 0]}, "tensor 1 is there twice"),
+        ({"evict": [[2, 0]]}, "evict_after.*2 at 0"),
+        ({"cold": [[-2, 0]]}, "cold_after.*-2"),
+        ({"fetch": [[0, 4, 0]]}, "fetch_by.*4"),
+        ({"fetch": [[1, 1, 0]]}, "fetch_by.*not after"),
+        ({"fetch": [[0, 1, -1]]}, "fetch_tensor.*-1"),
+        ({"fetch_by": [1]}, "fetch_by.*1 values"),
+        ({"keep": [2]}, "keep"),
+        ({"waits": [2]}, "waits"),
+        ({"gated": 1, "occupancy": [0]}, "occupancy.*1 values.*2"),
+        ({"gated": 2}, "gated"),
+        ({"order": 3}, "order"),
+        ({"window": -1}, "window"),
+        ({"headroom": -1}, "headroom"),
+        ({"unheard_of": 1}, "unheard_of.*not known"),
+    ],
+)
+def test_a_bad_plan_is_refused(program: Program, changes: dict[str, object], reason: str) -> None:
+    tensors = weights(program, "ab")
+    plan = columns(tensors, [[0], [1]], **changes)
+    with pytest.raises(ConfigError, match=reason):
+        _core.install_plan(plan)
+    assert _core.plan_status()["plans"] == 0
+
+
+def test_a_plan_of_other_types_is_refused(program: Program) -> None:
+    good = columns(weights(program, "ab"), [[0], [1]])
+    for name, value, reason in (
+        ("bytes", np.zeros(2, np.float64), "int64"),
+        ("bytes", [1, 2], "int64"),
+        ("bytes", np.zeros((2, 2), np.int64), "one dimension"),
+        ("order", "lru", "whole number"),
+    ):
+        with pytest.raises(ConfigError, match=f"'{name}'.*{reason}"):
+            _core.install_plan(good | {name: value})
+    for name in good:
+        with pytest.raises(ConfigError, match=f"'{name}' is missing"):
+            _core.install_plan({key: good[key] for key in good if key != name})

@@ -1,0 +1,125 @@
+"""Small programs in steps on the software device, and plans for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from umem import _core
+
+MIB = 1 << 20
+PAGE = 2 * MIB
+KINDS = {"persistent": 0, "transient": 1, "made": 2, "carried": 3}
+ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
+
+
+def options(budget: int = 16 * MIB, **changes: object) -> _core.Options:
+    made = _core.Options()
+    made.budget_bytes = budget
+    made.floor_bytes = 4 * MIB
+    made.min_swap_bytes = PAGE
+    made.profile = "a100-pcie4"
+    made.policy = "planned"
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+class Tensor(NamedTuple):
+    """A tensor of a plan. Of a carried one `twin` is the index of the made one."""
+
+    mib: int = 4
+    kind: str = "persistent"
+    address: int = 0
+    twin: int = -1
+
+
+def columns(
+    tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
+) -> dict[str, object]:
+    """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch."""
+    made = [t for t, tensor in enumerate(tensors) if tensor.kind in ("transient", "made")]
+    moves: dict[str, object] = {}
+    for name, fields in (
+        ("evict", ("after", "tensor")),
+        ("cold", ("after", "tensor")),
+        ("fetch", ("after", "by", "tensor")),
+    ):
+        rows = np.array(changes.pop(name, []), np.int64).reshape(-1, len(fields))
+        moves |= {f"{name}_{field}": rows[:, i] for i, field in enumerate(fields)}
+    plan = {
+        "n_ops": len(ops),
+        "bytes": [tensor.mib * MIB for tensor in tensors],
+        "kind": [KINDS[tensor.kind] for tensor in tensors],
+        "twin": [tensor.twin for tensor in tensors],
+        "address": [tensor.address for tensor in tensors],
+        "allocations": made,
+        "access_start": np.cumsum([0, *map(len, ops)]),
+        "access_tensor": [t for op in ops for t in op],
+        **moves,
+        "keep": [],
+        "waits": [],
+        "occupancy": [0] * len(ops) if changes.get("gated") else [],
+        "gated": 0,
+        "capacity": 0,
+        "order": 0,
+        "window": 0,
+        "headroom": 0,
+    }
+    plan |= changes
+    return {
+        name: value if isinstance(value, int) else np.array(value, np.int64)
+        for name, value in plan.items()
+    }
+
+
+class Program:
+    """Blocks by name. Each holds a value in its first and last byte, checked when it is freed."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+        self.bytes: dict[str, int] = {}
+        self.values: dict[str, bytes] = {}
+
+    def take(self, name: str, mib: int = 4) -> int:
+        ptr = _core.allocate(mib * MIB)
+        self.at[name], self.bytes[name] = ptr, mib * MIB
+        self.fill(name)
+        return ptr
+
+    def fill(self, name: str) -> None:
+        value = self.values[name] = bytes([(len(self.values) * 37 + len(name)) % 256])
+        _core.driver.store(self.at[name], value)
+        _core.driver.store(self.at[name] + self.bytes[name] - 1, value)
+
+    def check(self, name: str) -> None:
+        ends = (self.at[name], self.at[name] + self.bytes[name] - 1)
+        assert [_core.driver.load(ptr, 1) for ptr in ends] == [self.values[name]] * 2
+
+    def drop(self, name: str) -> None:
+        self.check(name)
+        del self.values[name]
+        assert _core.release(self.at.pop(name))
+
+    def op(self, *names: str) -> None:
+        token = _core.op_begin([self.at[name] for name in names], "", "forward")
+        for name in names:
+            _core.driver.load(self.at[name], 1)
+        _core.op_end(token, "")
+
+    def clear(self) -> None:
+        for name in list(self.at):
+            self.drop(name)
+        _core.stop()
+
+    def state(self, name: str) -> str:
+        for row in _core.blocks():
+            if row["base"] == self.at[name]:
+                return str(row["state"])
+        raise AssertionError(f"{name} is no block")
+
+    def away(self) -> set[str]:
+        """The names of what is not on the device."""
+        return {name for name in self.at if self.state(name) != "device"}

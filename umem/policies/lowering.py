@@ -1,0 +1,130 @@
+"""A plan as the native engine reads it: in columns, large tensors only, by counted ops.
+
+The engine counts only ops that use at least one large tensor: the small ones move with the segments
+that they share, and what happens between two counted ops it sees at the end of the later one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..trace.step import Ints, Kind, StepTrace
+from .base import Move, Plan
+
+ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
+Columns = dict[str, Ints | int]
+
+
+def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
+    """The plan's columns for `_core.install_plan`.
+
+    `address` tells where a tensor of the plan's trace lies, 0 where that is not known. It is asked
+    for the large ones that are alive where a step begins, and has to tell what is so at the begin
+    of the step in which the plan is installed.
+
+    What the plan says of an op that does not count is done at the next one that does; what comes
+    after the last one is done there. Raises ValueError for a trace without any large access.
+    """
+    trace = plan.trace
+    ops = _Ops(trace)
+    if ops.count == 0:
+        raise ValueError("no op of the trace uses a tensor of 2 MiB or more: there is no plan")
+    large = np.flatnonzero(trace.large)
+    tensor = np.full(trace.n_tensors + 1, -1, np.int64)  # -1, no tensor, stays -1
+    tensor[large] = np.arange(len(large))
+    known = (trace.kind == Kind.PERSISTENT) | (trace.kind == Kind.CARRIED)
+    return {
+        "n_ops": ops.count,
+        "bytes": trace.bytes[large],
+        "kind": trace.kind[large],
+        "twin": tensor[trace.twin[large]],
+        "address": _column(address(int(t)) if known[t] else 0 for t in large),
+        "allocations": tensor[_allocations(trace)],
+        **ops.accesses(tensor),
+        **_moves("evict", plan.evict, ops, tensor),
+        **_moves("cold", plan.cold, ops, tensor),
+        **_fetches(plan, ops, tensor),
+        "keep": _of_large(np.array(plan.keep, np.int64), tensor),
+        "waits": ops.after(np.array(plan.waits, np.int64)),
+        "occupancy": ops.most(plan),
+        "gated": int(plan.gated),
+        "capacity": int(plan.capacity),
+        "order": ORDERS[plan.order],
+        "window": int(plan.window),
+        "headroom": int(plan.headroom),
+    }
+
+
+class _Ops:
+    """The map from the ops of a trace to those that count."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        self.trace = trace
+        self.of_large = trace.large[trace.access_tensor]
+        counts = np.zeros(trace.n_ops, bool)
+        counts[trace.access_op[self.of_large]] = True
+        self.count = int(counts.sum())
+        # [n]: the counted op at which the engine sees that op i is over.
+        self.index = np.minimum(np.cumsum(counts) - counts, self.count - 1).astype(np.int64)
+
+    def after(self, op: Ints) -> Ints:
+        """The counted op for each op, -1 for -1."""
+        return np.where(op < 0, -1, self.index[np.maximum(op, 0)])
+
+    def by(self, op: Ints) -> Ints:
+        """The same for ops that may lie in the next step."""
+        n = self.trace.n_ops
+        return self.index[op % n] + op // n * self.count
+
+    def accesses(self, tensor: Ints) -> Columns:
+        op = self.index[self.trace.access_op[self.of_large]]
+        counts = np.bincount(op, minlength=self.count)
+        start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        of_large = tensor[self.trace.access_tensor[self.of_large]]
+        return {"access_start": start, "access_tensor": of_large}
+
+    def most(self, plan: Plan) -> Ints:
+        """The occupancy of each counted op and of those before it that do not count."""
+        if plan.occupancy is None:
+            return np.zeros(0, np.int64)
+        first = np.searchsorted(self.index, np.arange(self.count))
+        return np.maximum.reduceat(plan.occupancy.astype(np.int64), first)
+
+
+def _column(values: object) -> Ints:
+    return np.fromiter(values, np.int64)  # type: ignore[call-overload, no-any-return]
+
+
+def _of_large(tensors: Ints, tensor: Ints) -> Ints:
+    mapped = tensor[tensors]
+    return mapped[mapped >= 0]
+
+
+def _allocations(trace: StepTrace) -> Ints:
+    """Large tensors in the order in which the step allocates them.
+
+    A carried one that no step makes is allocated where the step begins, as in replay.
+    """
+    before = (trace.kind == Kind.PERSISTENT) | ((trace.kind == Kind.CARRIED) & (trace.twin >= 0))
+    inside = np.flatnonzero(trace.large & ~before)
+    return inside[np.argsort(trace.first[inside], kind="stable")]
+
+
+def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Columns:
+    rows = np.array(moves, np.int64).reshape(-1, 2)
+    rows = rows[tensor[rows[:, 1]] >= 0]
+    return {f"{name}_after": ops.after(rows[:, 0]), f"{name}_tensor": tensor[rows[:, 1]]}
+
+
+def _fetches(plan: Plan, ops: _Ops, tensor: Ints) -> Columns:
+    rows = np.array(plan.fetch, np.int64).reshape(-1, 3)
+    rows = rows[tensor[rows[:, 2]] >= 0]
+    after, by = ops.after(rows[:, 0]), ops.by(rows[:, 1])
+    ahead = by > after  # else the op that needs it is the one that it would come after
+    return {
+        "fetch_after": after[ahead],
+        "fetch_by": by[ahead],
+        "fetch_tensor": tensor[rows[ahead, 2]],
+    }
