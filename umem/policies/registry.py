@@ -21,6 +21,17 @@ _BUILT_IN = {
     "lru": ("lru", "Lru"),
     "conv_lru": ("conv_lru", "ConvLru"),
     "belady": ("belady", "Belady"),
+    "ocdnn": ("ocdnn", "OcDnn"),
+    "vdnn": ("vdnn", "Vdnn"),
+    "vdnn_all": ("vdnn", "VdnnAll"),
+    "vdnn_conv": ("vdnn", "VdnnConv"),
+    "distance": ("distance", "Distance"),
+    "autoswap": ("autoswap", "AutoSwap"),
+    "capuchin": ("capuchin", "Capuchin"),
+    "deepum": ("deepum", "DeepUm"),
+    "stream_layers": ("stream_layers", "StreamLayers"),
+    "optimizer_state": ("optimizer_state", "OptimizerState"),
+    "lms": ("lms", "Lms"),
 }
 
 

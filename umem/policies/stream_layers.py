@@ -1,0 +1,128 @@
+"""`stream_layers`: most layers' weights stay, the others rotate through two buffers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..devices import DeviceProfile
+from ..trace.step import Kind, StepTrace
+from .base import Fetch, Move, Plan
+from .occupancy import capacity, large_live_bytes
+from .phases import fetch
+
+BUFFERS = 2
+
+
+class StreamLayers:
+    """Weights are used in a cycle, the worst case of `lru`: so a fixed part never moves.
+
+    A layer is a run of weights in the order of use, filled up to the largest weight. What the step
+    leaves of the memory holds `total` layers; when that is not all n, S = n - (total - 2) of them
+    are scheduled, evenly spaced, and pass through two buffers: a layer is loaded when the one
+    before the last has been used, in the order that the trace has, so reversed in backward. Below
+    two layers there is no room to rotate, and everything is on demand.
+
+    Source: Han et al., "BMInf: an efficient toolkit for big model inference and tuning", ACL 2022
+    (System Demonstrations), and its scheduler.
+    """
+
+    name = "stream_layers"
+
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:  # noqa: ARG002
+        """Moves of the scheduled layers; the tensors of the others are kept."""
+        layers = _layers(trace)
+        weights = [tensor for layer in layers for tensor in layer]
+        others = large_live_bytes(trace).max(initial=0) - int(trace.bytes[weights].sum())
+        size = max((int(trace.bytes[layer].sum()) for layer in layers), default=1)
+        total = max(0, capacity(trace, budget) - int(others)) // size
+        if total >= len(layers):
+            return Plan(trace, keep=tuple(weights))
+        if total < BUFFERS:
+            return Plan(trace)
+        moving = scheduled(len(layers), total)
+        evict, fetches = _rotate(trace, [layers[index] for index in moving])
+        rotating = {tensor for index in moving for tensor in layers[index]}
+        return Plan(
+            trace,
+            evict=tuple(evict),
+            fetch=tuple(fetches),
+            keep=tuple(tensor for tensor in weights if tensor not in rotating),
+            read_mostly=tuple(sorted(tensor for tensor in rotating if trace.clean[tensor])),
+        )
+
+
+def scheduled(n: int, total: int) -> list[int]:
+    """Which of `n` layers move when `total` fit, two of them as buffers: evenly spaced ones."""
+    moving = n - (total - BUFFERS)
+    return [i for i in range(n) if (i + 1) * moving // n > i * moving // n]
+
+
+class _Visit(NamedTuple):
+    """A run of ops that use one scheduled layer and no other."""
+
+    layer: int
+    begin: int
+    end: int
+
+
+def _layers(trace: StepTrace) -> list[list[int]]:
+    """Large weights in the order of first use, in runs of up to the largest one's bytes."""
+    used = np.diff(trace.use_start) > 0
+    candidates = np.flatnonzero(trace.large & used & (trace.kind == Kind.PERSISTENT)).tolist()
+    weights = [tensor for tensor in candidates if trace.tags[tensor] == "param"]
+    weights.sort(key=lambda tensor: (int(trace.uses(tensor)[0]), tensor))
+    limit = max((int(trace.bytes[tensor]) for tensor in weights), default=0)
+    layers: list[list[int]] = []
+    filled = limit
+    for tensor in weights:
+        size = int(trace.bytes[tensor])
+        if filled + size > limit:
+            layers.append([])
+            filled = 0
+        layers[-1].append(tensor)
+        filled += size
+    return layers
+
+
+def _rotate(trace: StepTrace, layers: list[list[int]]) -> tuple[list[Move], list[Fetch]]:
+    """The k-th visit of the step is loaded once visit k - 2 is over; that one's layer leaves then.
+
+    A layer that is in a buffer already, as at the turn from forward to backward, stays there.
+    """
+    visits = _visits(trace, layers)
+    n = trace.n_ops
+    evict: list[Move] = []
+    fetches: list[Fetch] = []
+    held: list[_Visit] = []  # the last visit of each layer in a buffer, the oldest first
+    for lap in range(2):  # the first lap finds what the buffers hold when the step begins
+        for visit in visits:
+            now = visit._replace(begin=visit.begin + lap * n, end=visit.end + lap * n)
+            same = [old for old in held if old.layer == now.layer]
+            held = [old for old in held if old.layer != now.layer]
+            if not same and len(held) == BUFFERS:
+                gone = held.pop(0)
+                if lap:
+                    evict += [Move(gone.end % n, tensor) for tensor in layers[gone.layer]]
+                    fetches += [
+                        fetch(trace, gone.end, now.begin, tensor) for tensor in layers[now.layer]
+                    ]
+            held.append(now)
+    return sorted(evict), sorted(fetches, key=lambda one: one.by)
+
+
+def _visits(trace: StepTrace, layers: list[list[int]]) -> list[_Visit]:
+    uses = sorted(
+        (op, index)
+        for index, layer in enumerate(layers)
+        for tensor in layer
+        for op in trace.uses(tensor).tolist()
+    )
+    visits: list[_Visit] = []
+    for op, index in uses:
+        if visits and visits[-1].layer == index:
+            visits[-1] = visits[-1]._replace(end=op)
+        else:
+            visits.append(_Visit(index, op, op))
+    return visits
