@@ -65,7 +65,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
     "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
-    "startup": _CONFIG | {"lazily:native", "lazily:_core"},
+    "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG
     | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"},
     "_autoload": {"lazily:runtime"},

@@ -35,6 +35,8 @@ class Settings:
     allocator: str
     observer: str
     torch_ext_cache: Path
+    trace: Path | None  # None: off
+    summary: bool = field(compare=False)
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)
     origins: Mapping[str, str] = field(compare=False)
@@ -159,7 +161,8 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
             "umem.enable() in the program"
         )
     texts = {BY_NAME[name].env: text for name, text in given.items()}
-    return {"UMEM_STRICT": "1", **os.environ, "UMEM": "1", **texts}
+    usual = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
+    return {**usual, **os.environ, "UMEM": "1", **texts}
 
 
 def child_environment() -> dict[str, str]:

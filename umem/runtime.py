@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import logging
+import os
+import sys
 import threading
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -16,6 +19,7 @@ from .errors import ConfigError, StateError
 from .statistics import Stats
 
 if TYPE_CHECKING:
+    from .autoplan import Driver
     from .integrations.attached import Attached
 
 _log = logging.getLogger("umem")
@@ -79,6 +83,7 @@ class Session:
 
 
 _session: Session | None = None
+_driver: Driver | None = None  # what runs at the ends of steps
 
 
 def enable(
@@ -93,6 +98,8 @@ def enable(
     guard: bool | None = None,
     observer: str | None = None,
     torch_ext_cache: str | Path | None = None,
+    trace: str | Path | None = None,
+    summary: bool | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
@@ -116,6 +123,8 @@ def enable(
             "guard": guard,
             "observer": observer,
             "torch_ext_cache": torch_ext_cache,
+            "trace": trace,
+            "summary": summary,
         }
     )
     global _session
@@ -126,6 +135,7 @@ def enable(
             return Session(settings, owner=False, attached=_session.attached)
         _set_up_log(settings.log)
         _session = Session(settings, owner=True, attached=_attach(settings))
+        _start_steps(settings)
         return _session
 
 
@@ -164,6 +174,7 @@ def disable() -> None:
                 "the Python observer cannot be taken away inside an operator; call umem.disable() "
                 "outside of it"
             ) from error
+        _stop_steps()
         core.stop()
         _session = None
 
@@ -201,7 +212,7 @@ def summary() -> str:
 
         options = core.current_options()
         device = options.device if options.device == "cuda" else f"soft:{options.profile}"
-        policy = options.policy
+        policy = _session.settings.policy
         allocator = f"{_session.attached.kind}: {_session.attached.why}"
     return text.summary(stats(), device=device, policy=policy, allocator=allocator)
 
@@ -237,6 +248,8 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             host_count = startup.host_budget_bytes(changed, frames)
         core.set_budget(count, host_count)
         session.settings = changed
+        if _driver is not None:
+            _driver.budget_changed()
 
 
 def step() -> None:
@@ -335,6 +348,37 @@ def _attach(settings: Settings) -> Attached:
         raise
     _log.info("torch gets its memory from umem (%s: %s)", attached.kind, attached.why)
     return attached
+
+
+def _start_steps(settings: Settings) -> None:
+    from . import autoplan
+
+    global _driver
+    try:
+        _driver = autoplan.start(settings)
+    except BaseException:
+        disable()
+        raise
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit, os.getpid(), settings.summary)
+
+
+def _stop_steps() -> None:
+    global _driver
+    driver, _driver = _driver, None
+    if driver is not None:
+        driver.stop()
+
+
+def _at_exit(process: int, summary: bool) -> None:
+    if os.getpid() != process:
+        return  # a forked child, whose parent says it
+    with _lock:
+        _stop_steps()
+    if summary:
+        from .report import text
+
+        sys.stderr.write(text.closing(stats()) + "\n")
 
 
 def _require_session(what: str) -> Session:

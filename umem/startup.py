@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from . import _core
 
 LEAST_TORCH = (2, 11)
+PLANNED = "planned"  # the native policy that runs plans
 
 
 def device_kind(settings: Settings) -> str:
@@ -62,8 +63,9 @@ def native_options(settings: Settings, threads: int) -> _core.Options:
         NotSupportedError: a GPU was asked for, and there is none.
     """
     from .native import core
+    from .policies import registry
 
-    _check_name(settings, "policy", settings.policy, core.policies())
+    _check_name(settings, "policy", settings.policy, list(registry.names()))
     options = core.Options()
     options.device = device_kind(settings)
     if options.device == "soft":
@@ -71,7 +73,8 @@ def native_options(settings: Settings, threads: int) -> _core.Options:
     else:
         _cuda_options(settings, options)
     options.min_swap_bytes = settings.min_swap
-    options.policy = settings.policy
+    # The native side knows those that need no plan; one of its own runs the plans of all others.
+    options.policy = settings.policy if settings.policy in core.policies() else PLANNED
     options.guard = settings.guard
     return options
 

@@ -89,6 +89,16 @@ def parse_path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def parse_trace(text: str) -> Path | None:
+    """A file of traces; None stands for `off`."""
+    if text.strip().lower() == "off":
+        return None
+    path = Path(text).expanduser()
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"{text!r} ends neither in .jsonl nor in .jsonl.gz")
+    return path
+
+
 def parse_name(text: str) -> str:
     """A name that the native side checks, because it knows which there are."""
     name = text.strip()

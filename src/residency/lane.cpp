@@ -136,8 +136,8 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   if (ticket <= complete_) return {};
   if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
   // The first event at or after it: the lane is in order.
-  const auto found = std::partition_point(
-      under_way_.begin(), under_way_.end(), [&](const Issued& i) { return i.ticket < ticket; });
+  const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
+                                          [&](const Issued& i) { return i.ticket < ticket; });
   if (found == under_way_.end()) return {};
   return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
 }

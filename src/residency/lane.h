@@ -91,8 +91,8 @@ class Lane {
   std::deque<Job> waiting_;
   std::size_t waiting_bytes_ = 0;
   Ticket issued_ = 0;
-  Ticket missed_ = 0;             // the last one issued, while it has no event
-  Ticket complete_ = 0;           // known to be
+  Ticket missed_ = 0;    // the last one issued, while it has no event
+  Ticket complete_ = 0;  // known to be
   std::uint64_t issued_bytes_ = 0;
   std::deque<Issued> under_way_;  // by ticket
   std::vector<cu::CUevent> spare_events_;

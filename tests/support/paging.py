@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from umem.trace.step import Kind, StepTrace
@@ -15,8 +16,8 @@ Rank = Callable[[int], float]  # the object with the greatest leaves first
 class Moved(NamedTuple):
     """Bytes in by reloads, and bytes out by write-backs."""
 
-    bytes_in: int
-    bytes_out: int
+    bytes_in: float
+    bytes_out: float
 
 
 def reloads(ops: Sequence[Op], sizes: Sequence[int], capacity: int, policy: str) -> int:
@@ -56,51 +57,78 @@ def _rank(policy: str, ops: Sequence[Op], now: int, used: dict[int, int]) -> Ran
     return next_use
 
 
-def steady(trace: StepTrace, capacity: int, policy: str, steps: int = 6) -> Moved:
-    """Bytes in and out of the last of `steps` steps in a row, by `lru` or `belady`.
+def steady(trace: StepTrace, capacity: int, policy: str) -> Moved:
+    """Bytes in and out a step by `lru` or `belady` on demand, once the steps repeat.
 
-    What an op accesses comes in before it, in part of none; dirty is what was written since its
-    last write-back. A MADE tensor ends with the step and a CARRIED one comes from the host.
+    What an op accesses comes in before it; dirty is what was written since its last write-back.
+    The mean over the steps from one state to the same state again.
     """
     n = trace.n_ops
-    uses = [trace.uses(t).tolist() for t in range(trace.n_tensors)]
-    resident: dict[int, int] = {}
-    dirty: set[int] = set()
-    ahead: dict[int, Callable[[int], float]] = {}
-    for t, ops in enumerate(uses):
-        around = trace.kind[t] == Kind.PERSISTENT
-        ahead[t] = lambda now, ops=ops, around=around: _after(ops, now, n, around)
-    moved = Moved(0, 0)
-    started: set[int] = set()
-    for step in range(steps):
-        bytes_in = bytes_out = 0
-        started = {t for t in started if trace.kind[t] == Kind.PERSISTENT}
-        for i in range(n):
-            span = slice(trace.access_start[i], trace.access_start[i + 1])
-            objects = trace.access_tensor[span].tolist()
-            for t in objects:
-                if t not in resident:
-                    bytes_in += int(trace.bytes[t]) if t in started else 0
-                resident[t] = step * n + i
-            while sum(int(trace.bytes[r]) for r in resident) > capacity:
-                others = [r for r in resident if r not in objects]
-                ranks = {r: -resident[r] if policy == "lru" else ahead[r](i) for r in others}
-                victim = max(ranks, key=ranks.__getitem__)
-                del resident[victim]
-                if victim in dirty:
-                    bytes_out += int(trace.bytes[victim])
-                    dirty.discard(victim)
-            started.update(objects)
-            dirty.update(t for t, w in zip(objects, trace.access_write[span], strict=True) if w)
-            for t in [t for t in resident if ahead[t](i) == math.inf]:
-                del resident[t]
-                dirty.discard(t)
-        moved = Moved(bytes_in, bytes_out)
-    return moved
+    state = _State(trace, capacity, policy)
+    seen: dict[object, tuple[int, Moved]] = {}
+    for step in range(200):
+        key = state.key()
+        if key in seen:
+            since, before = seen[key]
+            length = step - since
+            bytes_in = (state.bytes_in - before.bytes_in) / length
+            return Moved(bytes_in, (state.bytes_out - before.bytes_out) / length)
+        seen[key] = (step, Moved(state.bytes_in, state.bytes_out))
+        for op in range(n):
+            state.run(op)
+        state.end_step()
+    raise AssertionError("the steps do not repeat")
 
 
-def _after(ops: list[int], now: int, n: int, around: bool) -> float:
-    later = [op for op in ops if op > now]
-    if later:
-        return later[0]
-    return ops[0] + n if around and ops else math.inf
+class _State:
+    """What is on the device between two ops."""
+
+    def __init__(self, trace: StepTrace, capacity: int, policy: str) -> None:
+        self._trace, self._capacity, self._lru = trace, capacity, policy == "lru"
+        self._uses = [trace.uses(t).tolist() for t in range(trace.n_tensors)]
+        self._size = trace.bytes.tolist()
+        self._last: dict[int, int] = {}  # resident -> op of its last use, negative: steps ago
+        self._dirty: set[int] = set()
+        self._started: set[int] = set()
+        self.bytes_in = self.bytes_out = 0
+
+    def key(self) -> object:
+        """Equal where all that follows is equal."""
+        return tuple(self._last.items()), frozenset(self._dirty), frozenset(self._started)
+
+    def run(self, op: int) -> None:
+        """One op: its tensors in, others out, what is not used again dropped."""
+        span = slice(*self._trace.access_start[op : op + 2])
+        tensors = self._trace.access_tensor[span].tolist()
+        for t in tensors:
+            if t not in self._last and t in self._started:
+                self.bytes_in += self._size[t]
+            self._last[t] = op
+        while sum(self._size[t] for t in self._last) > self._capacity:
+            self._evict(op, [t for t in self._last if t not in tensors])
+        self._started.update(tensors)
+        self._dirty.update(compress(tensors, self._trace.access_write[span]))
+        for t in [t for t in self._last if self._next(t, op) == math.inf]:
+            del self._last[t]
+            self._dirty.discard(t)
+
+    def end_step(self) -> None:
+        """Other than persistent tensors begin anew."""
+        kept = {t for t in self._started if self._trace.kind[t] == Kind.PERSISTENT}
+        self._started = kept
+        self._last = {t: op - self._trace.n_ops for t, op in self._last.items()}
+
+    def _evict(self, op: int, tensors: list[int]) -> None:
+        rank = {t: -self._last[t] if self._lru else self._next(t, op) for t in tensors}
+        victim = max(rank, key=rank.__getitem__)
+        del self._last[victim]
+        if victim in self._dirty:
+            self._dirty.discard(victim)
+            self.bytes_out += self._size[victim]
+
+    def _next(self, t: int, op: int) -> float:
+        later = [use for use in self._uses[t] if use > op]
+        if later:
+            return later[0]
+        persistent = self._trace.kind[t] == Kind.PERSISTENT
+        return self._uses[t][0] + self._trace.n_ops if persistent else math.inf

@@ -109,7 +109,11 @@ class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         del types
         inputs = list(_tensors([*args, *(kwargs or {}).values()]))
         phase = _phase()
-        token = core.op_begin(_addresses(inputs), self._family(func), phase)
+        changed = list(_tensors(_written(func, args, kwargs or {})))
+        written = _addresses(changed)
+        token = core.op_begin(
+            [*written, *_addresses(inputs)], self._family(func), phase, str(func), 0, len(written)
+        )
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -120,6 +124,17 @@ class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if family is None:
             family = self._families[func] = core.family_of(str(func._schema.name))
         return family
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """The arguments that the op changes, by its schema."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if argument.name in kwargs:
+            yield kwargs[argument.name]
+        elif i < len(args):
+            yield args[i]
 
 
 def _phase() -> str:

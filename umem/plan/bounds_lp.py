@@ -32,7 +32,8 @@ def lp_bytes(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> 
     x_g of the gaps that span it sum up to E_t >= S_t + W_t - capacity. In difference form,
     E_t = E_(t-1) + starts - ends, an interval has two nonzeros (a network matrix); the circle is
     closed by one row that sums up E_0. It is the LP of Albers, Arora and Khanna ("Page
-    replacement for general caching problems", 1999) on a circle. At least `cut_bound`, `disjoint_cuts` and `pfoo_l`.
+    replacement for general caching problems", 1999) on a circle.
+    At least `cut_bound`, `disjoint_cuts` and `pfoo_l`.
 
     Raises:
         PlanError: an op accesses more than `capacity`, or the time limit is over.

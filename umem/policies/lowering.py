@@ -107,9 +107,11 @@ def _allocations(trace: StepTrace) -> Ints:
 
     A carried one that no step makes is allocated where the step begins, as in replay.
     """
-    before = (trace.kind == Kind.PERSISTENT) | ((trace.kind == Kind.CARRIED) & (trace.twin >= 0))
+    carried = trace.kind == Kind.CARRIED
+    before = (trace.kind == Kind.PERSISTENT) | (carried & (trace.twin >= 0))
     inside = np.flatnonzero(trace.large & ~before)
-    return inside[np.argsort(trace.first[inside], kind="stable")]
+    first = np.where(carried, -1, trace.first)[inside]
+    return inside[np.argsort(first, kind="stable")]
 
 
 def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Columns:

@@ -26,6 +26,17 @@ def summary(stats: Stats, *, device: str, policy: str, allocator: str = "") -> s
     return "\n".join(f"{name:<12} {value:>12}  {note}".rstrip() for name, value, note in rows)
 
 
+def closing(stats: Stats) -> str:
+    """What umem did, in one line for a program's end."""
+    total = stats.plan_hits + stats.plan_misses
+    share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
+    return (
+        f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops), "
+        f"{_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
+        f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}"
+    )
+
+
 def _of(count: int) -> str:
     return format_bytes(count)
 

@@ -28,7 +28,7 @@ class LiveBytes:
     def alloc(self, alloc: Alloc) -> bool:
         """Take it; whether this is a new peak."""
         self.live[alloc.id] = alloc
-        self.by_tag[alloc.tag] = self.by_tag.get(alloc.tag, 0) + alloc.bytes
+        self._add(alloc.tag, alloc.bytes)
         self.total += alloc.bytes
         if self.total <= self.peak:
             return False
@@ -42,16 +42,17 @@ class LiveBytes:
             self._at_peak = dict(self.by_tag)  # once a descent, not once an allocation
         alloc = self.live.pop(block)
         self.total -= alloc.bytes
-        left = self.by_tag[alloc.tag] - alloc.bytes
-        if left:
-            self.by_tag[alloc.tag] = left
-        else:
-            del self.by_tag[alloc.tag]
+        self._add(alloc.tag, -alloc.bytes)
 
     def restart_peak(self) -> None:
         """The peak is from now on that of what comes."""
         self.peak = self.total
         self._at_peak = None
+
+    def _add(self, tag: str, change: int) -> None:
+        count = self.by_tag.pop(tag, 0) + change
+        if count:  # a tag is there as long as it has bytes
+            self.by_tag[tag] = count
 
     @property
     def peak_by_tag(self) -> Mapping[str, int]:

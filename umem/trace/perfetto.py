@@ -33,14 +33,18 @@ class _Drawing:
         self._now = 0.0
         self._step_begin = 0.0
         self._steps = 0
+        self._between = True  # what is freed until the next allocation is before the next op
         self._shown: dict[str, int] = {}
 
     def draw(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         for event in events:
             if type(event) is Alloc:
                 self._memory.alloc(event)
+                self._between = False
             elif type(event) is Free:
                 self._memory.free(event.id)
+                if self._between:
+                    self._memory.restart_peak()
             elif type(event) is Op:
                 yield from self._op(event)
             elif type(event) is Step:
@@ -48,7 +52,7 @@ class _Drawing:
         yield from self._counter(dict(self._memory.by_tag))
 
     def _op(self, op: Op) -> Iterator[dict[str, Any]]:
-        # The peak since the op before: with what the op allocated and freed inside.
+        # With what the op allocated and freed inside.
         yield from self._counter(dict(self._memory.peak_by_tag))
         us = UNKNOWN_US if op.us is None else op.us
         args = {"r": op.reads, "w": op.writes, "i": op.index, "us": op.us, "flops": op.flops}
@@ -57,6 +61,7 @@ class _Drawing:
         self._now += us
         yield from self._counter(dict(self._memory.by_tag))
         self._memory.restart_peak()
+        self._between = True
 
     def _step(self) -> Iterator[dict[str, Any]]:
         begin, self._step_begin = self._step_begin, self._now

@@ -88,7 +88,7 @@ def _blocks_present(segments: list[dict[str, Any]], index: int) -> dict[int, int
             continue
         address = segment["address"]
         for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
+            if block["state"] != "inactive":
                 present[_whole(block.get("address", address))] = _size(block)
             address += block["size"]
     return present

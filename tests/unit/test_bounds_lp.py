@@ -1,0 +1,221 @@
+"""Bounds by linear programs: above the closed ones, below what paging does, and the direct form."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.paging import steady
+from support.steps import Tensor, make_step, sequence, steps
+
+from umem.devices import DeviceProfile
+from umem.errors import NotSupportedError, PlanError
+from umem.plan import bounds, bounds_lp
+from umem.plan.certificate import certify
+from umem.plan.spans import Spans
+from umem.trace.step import Kind, StepTrace
+from umem.units import MIB
+
+pytest.importorskip("scipy", reason="bounds by linear programs need scipy")
+LINK = DeviceProfile("test", 2.0 * MIB, 1.0 * MIB, 0.0, 1 << 40, "made up")
+few = settings(max_examples=60, deadline=None)
+
+
+def _capacity(trace: StepTrace, share: float) -> int:
+    """Between the largest op and the peak."""
+    least = int(trace.working_set.max())
+    return least + int(max(trace.peak_bytes - least, 0) * share)
+
+
+def _direct(trace: StepTrace, capacity: int) -> float:
+    """The LP of offline paging with one row an op, as it is written down."""
+    from scipy.optimize import linprog
+
+    n, gaps = trace.n_ops, trace.gaps
+    rows = np.zeros((n, len(gaps.start)))
+    for g, (start, end) in enumerate(zip(gaps.start, gaps.end, strict=True)):
+        rows[np.arange(start + 1, end) % n, g] = 1
+    size = trace.bytes[gaps.tensor] / MIB
+    if not len(size):
+        return 0.0
+    excess = (rows @ size) + (trace.working_set - capacity) / MIB
+    bounds_of = np.stack((np.zeros(len(size)), size), axis=1)
+    result = linprog(np.ones(len(size)), A_ub=-rows, b_ub=-np.maximum(excess, 0), bounds=bounds_of)
+    assert result.status == 0
+    return float(result.fun) * MIB
+
+
+@few
+@given(steps(), st.floats(0, 1))
+def test_the_difference_form_is_the_direct_one(trace: StepTrace, share: float) -> None:
+    capacity = _capacity(trace, share)
+    least = bounds_lp.lp_bytes(trace, capacity)
+    assert least == pytest.approx(_direct(trace, capacity), rel=1e-6, abs=1)
+    for bound in (bounds.cut_bound, bounds.disjoint_cuts):
+        assert bound(trace, capacity).bytes <= least + 1
+    assert bounds.pfoo_l(trace, capacity) <= least + 1
+
+
+@few
+@given(steps(), st.floats(0, 1))
+def test_paging_on_demand_is_above_the_programs(trace: StepTrace, share: float) -> None:
+    capacity = _capacity(trace, share)
+    certificate = certify(trace, LINK, capacity, lp=True)
+    floor = bounds_lp.lp_time_floor(trace, LINK, capacity)
+    assert certificate.lp_floor_us == floor
+    assert certificate.floor_us <= floor
+    for policy in ("lru", "belady"):
+        moved = steady(trace, capacity, policy)
+        assert moved.bytes_in >= certificate.bytes_in
+        link_us = moved.bytes_in / LINK.bytes_per_us_in + moved.bytes_out / LINK.bytes_per_us_out
+        assert trace.compute_us + link_us >= floor * (1 - 1e-6)
+
+
+@few
+@given(steps(), st.floats(0, 1))
+def test_a_tensor_in_two_halves_has_the_same_floor(trace: StepTrace, share: float) -> None:
+    capacity = _capacity(trace, share)
+    halves = _twice(replace(trace, bytes=trace.bytes // 2))
+    for bound in (bounds_lp.lp_bytes, _time):
+        assert bound(halves, capacity) == pytest.approx(bound(trace, capacity), rel=1e-6, abs=1e-3)
+
+
+def _twice(trace: StepTrace) -> StepTrace:
+    """Each tensor as two of its size."""
+    both = {name: np.tile(getattr(trace, name), 2) for name in ("bytes", "large", "kind", "first")}
+    both |= {name: np.tile(getattr(trace, name), 2) for name in ("last", "twin", "source")}
+    tensor = trace.access_tensor
+    return replace(
+        trace,
+        tags=trace.tags * 2,
+        families=trace.families * 2,
+        access_start=trace.access_start * 2,
+        access_tensor=np.stack((tensor, tensor + trace.n_tensors), axis=1).reshape(-1),
+        access_write=np.repeat(trace.access_write, 2),
+        **both,
+    )
+
+
+def _time(trace: StepTrace, capacity: int) -> float:
+    return bounds_lp.lp_time_floor(trace, LINK, capacity)
+
+
+@few
+@given(steps(), st.floats(0, 1), st.floats(0, 1))
+def test_more_capacity_or_link_is_never_slower(trace: StepTrace, one: float, two: float) -> None:
+    less, more = (_capacity(trace, share) for share in sorted((one, two)))
+    assert bounds_lp.lp_bytes(trace, more) <= bounds_lp.lp_bytes(trace, less) + 1
+    # An instant an op, so that both are cut at the same ones.
+    slow = bounds_lp.lp_time_floor(trace, LINK, less, windows=2000)
+    fast = replace(LINK, bytes_per_us_in=3.0 * MIB, bytes_per_us_out=3.0 * MIB)
+    for device, capacity in ((LINK, more), (fast, less)):
+        floor = bounds_lp.lp_time_floor(trace, device, capacity, windows=2000)
+        assert floor <= slow * (1 + 1e-6)
+
+
+@few
+@given(steps())
+def test_nothing_moves_where_all_fits(trace: StepTrace) -> None:
+    assert bounds_lp.lp_bytes(trace, trace.peak_bytes) == 0
+    assert bounds_lp.lp_time_floor(trace, LINK, trace.peak_bytes) == trace.compute_us
+
+
+def test_a_cyclic_sweep_of_weights() -> None:
+    # 12 objects, room for 4: the closed form of the optimum is n (n - C) / (n - 1).
+    weights = [Tensor(MIB, {i: False}, Kind.PERSISTENT, "param") for i in range(12)]
+    trace = make_step([1.0] * 12, weights)
+    assert bounds_lp.lp_bytes(trace, 4 * MIB) == pytest.approx(12 * 8 / 11 * MIB)
+    link = replace(LINK, bytes_per_us_in=MIB / 2)
+    assert _time_on(trace, link, 4 * MIB) == pytest.approx(2 * 12 * 8 / 11)
+
+
+def _time_on(trace: StepTrace, device: DeviceProfile, capacity: int) -> float:
+    return bounds_lp.lp_time_floor(trace, device, capacity)
+
+
+def _two_turns() -> StepTrace:
+    """Two tensors of 60 MiB that are made, pushed out by ops that take all, and read, in turn."""
+    first = Tensor(60 * MIB, {0: True, 2: False})
+    second = Tensor(60 * MIB, {2: True, 4: False})
+    full = [Tensor(80 * MIB, {1: True}), Tensor(80 * MIB, {3: True})]
+    return make_step([10.0] * 5, [first, second, *full])
+
+
+def test_two_turns_of_a_step_add_up() -> None:
+    trace, capacity = _two_turns(), 120 * MIB
+    # Of each, 20 MiB are away: 20 us out and 10 us in, at most 10 us of compute beside each.
+    floor = bounds.closed_form_floor(trace, LINK, capacity)
+    assert bounds_lp.lp_bytes(trace, capacity) == pytest.approx(40 * MIB)
+    assert bounds.lower_bound_bytes_out(trace, capacity) == 40 * MIB
+    assert floor == (50.0, "compute", -1)
+    tight = replace(LINK, bytes_per_us_out=0.5 * MIB)
+    # Out takes 40 us a tensor now, from op 0 to op 1 and from op 2 to op 3; in takes 10 us, from
+    # op 1 to op 2 and from op 3 to op 4. The closed form sees 80 us out; the windows add up.
+    assert bounds.closed_form_floor(trace, tight, capacity).us == 80.0
+    assert _time_on(trace, tight, capacity) == pytest.approx(100.0)
+
+
+def test_chains_meet_the_program() -> None:
+    forward = [[0]] + [[i - 1, i] for i in range(1, 10)]
+    trace = sequence(forward + forward[::-1], [16 * MIB] * 10)
+    assert bounds_lp.lp_bytes(trace, 48 * MIB) == pytest.approx(112 * MIB)
+
+
+def _stack(layers: int) -> StepTrace:
+    rows = []
+    for i in range(layers):
+        back, update = 2 * layers - 1 - i, 2 * layers + i
+        rows += [
+            Tensor(16 * MIB, {i: True, i + 1: False, back: False}),
+            Tensor(4 * MIB, {i: False, back: False, update: True}, Kind.PERSISTENT, "param"),
+            Tensor(4 * MIB, {back: True, update: False}, tag="grad"),
+        ]
+    return make_step([2.0] * (3 * layers), rows)
+
+
+def test_fewer_windows_are_looser() -> None:
+    trace = _stack(24)
+    budget = trace.peak_bytes // 2
+    closed = bounds.closed_form_floor(trace, LINK, budget).us
+    coarse = bounds_lp.lp_time_floor(trace, LINK, budget, windows=1)
+    fine = bounds_lp.lp_time_floor(trace, LINK, budget, windows=48)
+    assert closed <= coarse <= fine * (1 + 1e-6)
+    assert closed < fine
+
+
+def test_a_program_that_is_too_large_gets_fewer_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = _stack(16)
+    budget = trace.peak_bytes // 2
+    full = bounds_lp.lp_time_floor(trace, LINK, budget)
+    monkeypatch.setattr(bounds_lp, "_MAX_VARIABLES", 100)
+    less = bounds_lp.lp_time_floor(trace, LINK, budget)
+    assert bounds.closed_form_floor(trace, LINK, budget).us <= less < full
+
+
+def test_all_gaps_of_an_instant_are_in_its_groups() -> None:
+    trace = _stack(12)
+    spans = Spans(trace)
+    instants = np.array([3, 11, 12, 30])
+    count, held = len(instants), np.zeros(4)
+    for group in bounds_lp._groups(spans, instants):
+        for start, end in group.gaps:
+            assert group.written is None or group.written <= start
+            for at in range(start, end):
+                held[at % count] += group.mib * MIB
+    assert held.tolist() == spans.held[instants].tolist()
+
+
+def test_a_time_limit_that_is_over_says_what_to_do() -> None:
+    trace = _stack(32)
+    with pytest.raises(PlanError, match="time_limit_s is 1e-06"):
+        bounds_lp.lp_time_floor(trace, LINK, trace.peak_bytes // 2, time_limit_s=1e-6)
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+    with pytest.raises(NotSupportedError, match=r"pip install 'umem\[bounds\]'"):
+        bounds_lp.lp_bytes(_two_turns(), 120 * MIB)

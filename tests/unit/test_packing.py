@@ -1,0 +1,110 @@
+"""Static planning: offsets of blocks whose lives are known."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umem.errors import PlanError
+from umem.plan.packing import Block, Packing, best_fit, first_fit, load
+
+Packer = Callable[[Sequence[Block]], Packing]
+packers = pytest.mark.parametrize("pack", [best_fit, first_fit])
+
+
+@pytest.mark.parametrize(
+    ("rows", "best", "first", "height"),
+    [
+        ([(4, 0, 4), (2, 1, 3), (2, 4, 6), (4, 3, 6)], (0, 4, 0, 4), (0, 4, 0, 4), 8),
+        (
+            [(8, 0, 10), (4, 1, 9), (2, 2, 8), (6, 8, 12), (4, 9, 12)],
+            (0, 8, 12, 12, 8),
+            (0, 14, 8, 8, 14),
+            18,
+        ),
+        ([(3, 0, 2), (3, 1, 4), (3, 3, 6), (6, 2, 3)], (3, 0, 3, 3), (0, 6, 0, 0), 9),
+    ],
+)
+def test_known_packings(
+    rows: list[tuple[int, int, int]], best: tuple[int, ...], first: tuple[int, ...], height: int
+) -> None:
+    blocks = [Block(*row) for row in rows]
+    assert best_fit(blocks) == Packing(best, height)
+    assert first_fit(blocks) == Packing(first, height)
+    assert load(blocks) == height
+
+
+def test_weights_are_placed_before_larger_blocks() -> None:
+    blocks = [Block(8, 1, 3), Block(2, 0, 4)]
+    assert first_fit(blocks).offsets == (2, 0)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[Block]:
+    blocks = []
+    for _ in range(draw(st.integers(0, 24))):
+        begin = draw(st.integers(0, 20))
+        blocks.append(Block(draw(st.integers(1, 64)), begin, begin + draw(st.integers(1, 12))))
+    return blocks
+
+
+@packers
+@settings(max_examples=150, deadline=None)
+@given(blocks=lives())
+def test_no_two_blocks_share_bytes_at_a_time(pack: Packer, blocks: list[Block]) -> None:
+    offsets, height = pack(blocks)
+    assert len(offsets) == len(blocks)
+    placed = list(zip(blocks, offsets, strict=True))
+    for (a, low), (b, other) in combinations(placed, 2):
+        together = a.begin < b.end and b.begin < a.end
+        assert not together or low + a.bytes <= other or other + b.bytes <= low
+    assert all(offset >= 0 for offset in offsets)
+    assert height == max((offset + block.bytes for block, offset in placed), default=0)
+    assert height >= load(blocks)
+
+
+@packers
+@given(blocks=lives(), factor=st.integers(2, 5))
+@settings(max_examples=50, deadline=None)
+def test_sizes_scale(pack: Packer, blocks: list[Block], factor: int) -> None:
+    scaled = [block._replace(bytes=block.bytes * factor) for block in blocks]
+    offsets = tuple(offset * factor for offset in pack(blocks).offsets)
+    assert pack(scaled).offsets == offsets
+
+
+@packers
+def test_disjoint_lives_share_all_bytes(pack: Packer) -> None:
+    blocks = [Block(7, i, i + 1) for i in range(50)]
+    assert pack(blocks) == Packing((0,) * 50, 7)
+
+
+def _training_like(rng: random.Random) -> list[Block]:
+    """40 nested lives, as of activations, and 40 blocks of 1 to 3 steps."""
+    nested = [Block(rng.randint(1, 64), i, 80 - i) for i in range(40)]
+    begins = [rng.randint(0, 76) for _ in range(40)]
+    return nested + [Block(rng.randint(1, 64), t, t + rng.randint(1, 3)) for t in begins]
+
+
+@pytest.mark.parametrize(
+    ("pack", "mean", "worst"), [(best_fit, 1.002, 1.05), (first_fit, 1.01, 1.09)]
+)
+def test_height_is_close_to_the_load(pack: Packer, mean: float, worst: float) -> None:
+    ratios = []
+    for seed in range(100):
+        blocks = _training_like(random.Random(seed))
+        ratios.append(pack(blocks).height / load(blocks))
+    assert statistics.mean(ratios) <= mean
+    assert max(ratios) <= worst
+
+
+@packers
+@pytest.mark.parametrize("block", [Block(0, 0, 1), Block(-4, 0, 1), Block(1, 3, 3), Block(1, 4, 3)])
+def test_a_block_without_bytes_or_life_is_refused(pack: Packer, block: Block) -> None:
+    with pytest.raises(PlanError, match=r"block 1 .* cannot be placed"):
+        pack([Block(1, 0, 1), block])

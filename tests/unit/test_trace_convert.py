@@ -1,0 +1,312 @@
+"""`umem trace info` and `umem trace convert`, as their users run them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from umem import TraceError
+from umem.cli import main
+from umem.trace import snapshot
+from umem.trace.convert import convert
+from umem.trace.info import examine
+from umem.trace.reader import read
+from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
+from umem.trace.steps import read_step
+from umem.trace.synthetic import random_trace, training
+from umem.trace.writer import Writer
+
+MIB = 1 << 20
+HEADER = Header("a100-pcie4", "test", "a note")
+
+
+def write(path: Path, events: Iterable[Event]) -> Path:
+    with Writer(path, HEADER) as writer:
+        for event in events:
+            writer.write(event)
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two steps by hand; the peak is in the second step's first op, inside it."""
+    step = [Alloc(2, 3 * MIB, "activation"), Op("mm", (1,), (2,), 5.0), Free(2), Step()]
+    events = [Alloc(1, 4 * MIB, "param", "linear"), *step]
+    events += [step[0], Alloc(3, MIB, "workspace"), Free(3), *step[1:]]
+    return write(tmp_path / "small.jsonl", [*events, Op("end", (1,), (1,))])
+
+
+def test_info_says_what_the_trace_holds(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "info", str(small), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "device": "a100-pcie4",
+        "source": "test",
+        "note": "a note",
+        "events": 12,
+        "steps": 2,
+        "ops": 3,
+        "allocs": 4,
+        "frees": 3,
+        "ops_without_time": 1,
+        "small_tensors": 1,
+        "small_bytes": MIB,
+        "allocated_bytes": 11 * MIB,
+        "live_bytes_at_end": 4 * MIB,
+        "peak_bytes": 8 * MIB,
+        "peak_op": 1,
+        "peak_op_name": "mm",
+        "peak_by_tag": {"param": 4 * MIB, "activation": 3 * MIB, "workspace": MIB},
+        "compute_us": 10.0,
+        "step_compute_us": 5.0,
+        "largest": [
+            {"id": 1, "bytes": 4 * MIB, "tag": "param", "family": "linear"},
+            {"id": 2, "bytes": 3 * MIB, "tag": "activation", "family": ""},
+            {"id": 2, "bytes": 3 * MIB, "tag": "activation", "family": ""},
+            {"id": 3, "bytes": MIB, "tag": "workspace", "family": ""},
+        ],
+    }
+    assert main(["trace", "info", str(small)]) == 0
+    text = capsys.readouterr().out
+    assert "8 MiB live in op 1, mm" in text
+    assert "3 MiB   37.5%  activation" in text
+    assert "3, 1 of them without a time" in text
+    assert "1 of 4 tensors are below 2 MiB, with 9.1% of what is allocated" in text
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10_000))
+def test_the_peak_is_the_highest_of_all_places(tmp_path: Path, seed: int) -> None:
+    events = list(random_trace(seed, ops=8))
+    live: dict[int, Alloc] = {}
+    peak, at_peak = 0, dict(live)
+    for event in events:
+        if isinstance(event, Alloc):
+            live[event.id] = event
+        elif isinstance(event, Free):
+            del live[event.id]
+        if sum(a.bytes for a in live.values()) > peak:
+            peak, at_peak = sum(a.bytes for a in live.values()), dict(live)
+    info = examine(write(tmp_path / "t.jsonl", events))
+    assert info.peak_bytes == peak
+    tags = {a.tag for a in at_peak.values()}
+    by_tag = {tag: sum(a.bytes for a in at_peak.values() if a.tag == tag) for tag in tags}
+    assert info.peak_by_tag == {tag: count for tag, count in by_tag.items() if count}
+
+
+def test_names_from_a_file_stay_on_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    events = [Alloc(1, MIB, "a\nb\x1b[31m", "\x00"), Op("x\ry", (1,), ())]
+    with Writer(path, Header("d\n", "s\n", "n\n")) as writer:
+        for event in events:
+            writer.write(event)
+    assert main(["trace", "info", str(path)]) == 0
+    assert not set(capsys.readouterr().out) & set("\r\x00\x1b")
+
+
+def test_an_empty_trace_has_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "info", str(write(tmp_path / "t.jsonl", []))]) == 0
+    text = capsys.readouterr().out
+    assert "none marked" in text
+    assert "no tensors" in text
+
+
+def test_between_packed_and_plain_nothing_is_lost(tmp_path: Path) -> None:
+    plain = write(tmp_path / "a.jsonl", random_trace(3))
+    packed, again = tmp_path / "b.jsonl.gz", tmp_path / "c.jsonl"
+    assert main(["trace", "convert", str(plain), str(packed)]) == 0
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    convert(packed, again)
+    assert again.read_bytes() == plain.read_bytes()
+    convert(again, again)  # in place
+    assert again.read_bytes() == plain.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl.gz", "c.jsonl"]
+
+
+def test_the_last_step_alone_is_planned_the_same(tmp_path: Path) -> None:
+    whole = write(tmp_path / "a.jsonl", training(4, 4 * MIB, MIB, 5, small=1, optimizer=True))
+    alone = tmp_path / "b.jsonl"
+    assert main(["trace", "convert", str(whole), str(alone), "--step", "last"]) == 0
+    before, after = read_step(whole), read_step(alone)
+    for name in ("op_us", "bytes", "kind", "first", "last", "twin", "source", "access_tensor"):
+        assert getattr(before, name).tolist() == getattr(after, name).tolist()
+    info = examine(alone)
+    assert (info.steps, info.ops) == (1, 12)
+
+
+def test_a_picture_has_the_ops_and_the_memory(small: Path, tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    assert main(["trace", "convert", str(small), str(target)]) == 0
+    drawn = json.loads(target.read_text())["traceEvents"]
+    ops = [(e["name"], e["ts"], e["dur"]) for e in drawn if e["ph"] == "X" and e["tid"] == 2]
+    assert ops == [("mm", 0.0, 5.0), ("mm", 5.0, 5.0), ("end", 10.0, 1.0)]
+    steps = [(e["name"], e["ts"], e["dur"]) for e in drawn if e["ph"] == "X" and e["tid"] == 1]
+    assert steps == [("step 0", 0.0, 5.0), ("step 1", 5.0, 5.0)]
+    memory = [(e["ts"], e["args"]) for e in drawn if e["ph"] == "C"]
+    assert memory == [
+        (0.0, {"param": 4 * MIB, "activation": 3 * MIB}),
+        (5.0, {"param": 4 * MIB, "activation": 3 * MIB, "workspace": MIB}),
+        (10.0, {"param": 4 * MIB, "activation": 3 * MIB, "workspace": 0}),
+        (10.0, {"param": 4 * MIB, "activation": 0}),
+    ]
+
+
+def frames(*names: str) -> list[dict[str, Any]]:
+    return [{"name": n, "filename": f, "line": 3} for n, _, f in (n.partition("@") for n in names)]
+
+
+def entry(action: str, addr: int, size: int, **more: Any) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": 0, "time_us": 1, **more}
+
+
+def snapshot_of(*traces: list[dict[str, Any]]) -> dict[str, Any]:
+    blocks = [
+        {"address": 4096, "size": 512, "requested_size": 500, "state": "active_allocated"},
+        {"address": 4608, "size": 512, "requested_size": 512, "state": "inactive"},
+        {"address": 5120, "size": 1024, "requested_size": 900, "state": "active_allocated"},
+    ]
+    segment = {"device": 0, "address": 4096, "total_size": 2048, "blocks": blocks}
+    return {"segments": [segment], "device_traces": list(traces), "allocator_settings": {}}
+
+
+HISTORY = [
+    entry("segment_alloc", 4096, 2048),
+    entry("free_requested", 4608, 512),
+    entry("free_completed", 4608, 512),
+    entry("alloc", 5120, 900, frames=frames("at::empty@x.cpp", "forward@/a/net.py", "main@m.py")),
+    entry("alloc", 4608, 100, frames=[]),
+    entry("free_requested", 4608, 100),
+    entry("free_completed", 4608, 100),
+    {"action": "oom", "device_free": 1, "size": 9, "stream": 0, "frames": []},
+    entry("snapshot", 0, 0),
+]
+
+
+def test_a_memory_snapshot_becomes_a_trace(tmp_path: Path) -> None:
+    source, target = tmp_path / "s.pickle", tmp_path / "t.jsonl"
+    source.write_bytes(pickle.dumps(snapshot_of(HISTORY)))
+    assert main(["trace", "convert", str(source), str(target)]) == 0
+    header, events = read(target)
+    assert header == Header("cuda:0", "torch memory snapshot", "s.pickle")
+    assert list(events) == [
+        Alloc(0, 512),  # freed in the history, so there before
+        Alloc(1, 500),  # there now, and not allocated in the history
+        Free(0),
+        Alloc(2, 900),
+        Op("forward net.py:3", (), (2,)),
+        Alloc(3, 100),
+        Op("alloc", (), (3,)),
+        Free(3),
+    ]
+
+
+def test_of_several_devices_one_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "s.pickle", tmp_path / "t.jsonl"
+    second = [entry("alloc", 1, 7, frames=[])]
+    source.write_bytes(pickle.dumps(snapshot_of(HISTORY, second)))
+    assert main(["trace", "convert", str(source), str(target)]) == 2
+    assert "devices 0, 1 have a history; choose one with --gpu" in capsys.readouterr().err
+    assert main(["trace", "convert", str(source), str(target), "--gpu", "1"]) == 0
+    assert next(read(target)[1]) == Alloc(0, 7)
+    assert main(["trace", "convert", str(source), str(target), "--gpu", "2"]) == 2
+    assert "device 2 has no history; allowed: 0, 1" in capsys.readouterr().err
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("evil"),))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (Evil(), "not a pickle of a memory snapshot: it names "),
+        ({"segments": [Path("x")]}, "it names pathlib"),
+        ([1], "not as torch.cuda.memory._snapshot"),
+        ({"segments": []}, "KeyError: 'device_traces'"),
+        (snapshot_of([]), "the snapshot has no history"),
+        (snapshot_of([entry("alloc", -1, 1)]), "'-1' is no address or size"),
+        (snapshot_of([entry("alloc", 1, 1 << 61)]), "is no address or size"),
+        (snapshot_of([entry("alloc", 1, "x")]), "'x' is no address or size"),  # type: ignore[arg-type]
+        (snapshot_of(["alloc"]), "TypeError"),  # type: ignore[list-item]
+    ],
+)
+def test_a_bad_snapshot_is_one_line_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "s.pickle"
+    source.write_bytes(pickle.dumps(content))
+    with pytest.raises(TraceError) as caught:
+        convert(source, tmp_path / "t.jsonl")
+    assert str(caught.value).startswith(f"{source}: ")
+    assert reason in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.pickle"]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray(pickle.dumps(snapshot_of(HISTORY)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(1, len(content) - 1))] = data.draw(st.integers(32, 126))
+    path = tmp_path / "s.pickle"
+    path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
+    events: list[Event] = []
+    failure = f"{path}: "
+    try:
+        events.extend(snapshot.read(path)[1])
+    except TraceError as error:
+        failure = str(error)
+    assert failure.startswith(f"{path}: ")
+    validator = Validator()
+    for event in events:
+        validator.check(event)
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["info", "none.jsonl"], "none.jsonl: No such file or directory"),
+        (["info", "."], ".: Is a directory"),
+        (["convert", "none.jsonl", "t.jsonl"], "none.jsonl: No such file or directory"),
+        (["convert", "bad.jsonl", "t.jsonl"], "bad.jsonl:3: free of id 7"),
+        (["convert", "bad.jsonl", "t.json"], "bad.jsonl:3: free of id 7"),
+        (["convert", "bad.jsonl", "t.csv"], "t.csv: the name must end in .jsonl, .jsonl.gz, .json"),
+        (["convert", "bad.jsonl", "no/t.jsonl"], "no/t.jsonl: No such file or directory"),
+        (["convert", "bad.jsonl", "no/t.json"], "no/t.json: No such file or directory"),
+        (["convert", "bad.jsonl", "t.jsonl", "--gpu", "0"], "only a memory snapshot has several"),
+        (["convert", "empty.jsonl", "t.jsonl", "--step", "last"], "there is no step"),
+    ],
+)
+def test_a_failure_is_one_line_and_leaves_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad = write(tmp_path / "bad.jsonl", [Step()])
+    with bad.open("a") as file:
+        file.write('{"e":"free","id":7}\n')
+    write(tmp_path / "empty.jsonl", [])
+    assert main(["trace", *args]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith(f"umem trace: {reason}") or reason in printed.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "empty.jsonl"]

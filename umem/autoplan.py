@@ -1,0 +1,255 @@
+"""Plans made while the program runs: a step is recorded, planned, and run by the plan from then on.
+
+Native code calls `Driver.step_ended` at the end of each step, and executes plans without Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import config, devices
+from .config import Settings
+from .errors import TraceError
+from .native import core
+from .options import BY_NAME
+from .policies import registry
+
+if TYPE_CHECKING:
+    from ._core import Recorded
+    from .devices import DeviceProfile
+    from .policies.base import Policy
+    from .trace.recording import TraceFile
+    from .trace.schema import Header
+    from .trace.steps import StepBuilder
+
+_log = logging.getLogger("umem")
+
+_SETTLED = 4  # steps in a row that went by a plan, after which no more are recorded
+_TRIES = 16  # plans in a row that no step went by, after which only
+_EVERY = 100  # one step in so many is planned
+_GPU_DEFAULT = "h200-pcie5"
+
+
+class Planner:
+    """Plans steps with `policy` for `device` until one goes by a plan, and when one no longer does.
+
+    Args:
+        device, budget: asked before a plan; what device it is may not be known before its use.
+        budget: in bytes.
+    """
+
+    def __init__(
+        self, policy: Policy, device: Callable[[], DeviceProfile], budget: Callable[[], int]
+    ) -> None:
+        self._policy, self._device, self._budget = policy, device, budget
+        self._builder: StepBuilder | None = None  # while steps are recorded
+        self._addresses: dict[int, int] = {}
+        self._steps = self._tries = self._settled = self._tried_at = 0
+        self._off = False
+
+    def step_ended(self) -> None:
+        """A step ended. What the policy raises is logged, and umem goes on without plans."""
+        if self._off:
+            return
+        try:
+            self._step()
+        except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+            _log.warning(
+                "the policy %s failed and lru goes on: %s: %s",
+                self._policy.name, type(error).__name__, error,
+            )  # fmt: skip
+            self.stop()
+
+    def stop(self) -> None:
+        """Record and plan no more; what is evicted is decided as by lru."""
+        self._off = True
+        self._record(False)
+        core.clear_plans()
+
+    def restart(self) -> None:
+        """Forget all plans, because the budget is another one."""
+        core.clear_plans()
+        self._tries = self._settled = 0
+
+    def _step(self) -> None:
+        self._steps += 1
+        recorded = self._take()
+        if core.plan_status()["complete"]:
+            self._tries = 0
+            self._settled += 1
+            if self._settled >= _SETTLED:
+                self._record(False)
+            return
+        self._settled = 0
+        resting = self._tries >= _TRIES and self._steps - self._tried_at < _EVERY
+        if recorded and not resting:
+            self._tries += 1
+            self._tried_at = self._steps
+            self._plan()
+        # The first step makes what later ones only use: the second is the first to be recorded.
+        self._record(self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1)
+
+    def _record(self, on: bool) -> None:
+        if on == (self._builder is not None):
+            return
+        if not on:
+            core.record_stop("plan")
+            self._builder = None
+            self._addresses.clear()
+            return
+        from .trace.steps import StepBuilder
+
+        core.record_start("plan")
+        self._builder = StepBuilder()
+
+    def _take(self) -> bool:
+        """Whether there is a recorded step."""
+        if self._builder is None:
+            return False
+        from .trace import live
+
+        recorded: Recorded = core.record_take("plan")
+        if recorded["dropped"]:
+            _log.info("a step of more events than are kept is not planned")
+            self._record(False)
+            return False
+        for event in live.events(recorded):
+            self._builder.add(event)
+        self._addresses.update(live.addresses(recorded))
+        return True
+
+    def _plan(self) -> None:
+        from .policies import lowering
+        from .trace.step import Kind
+
+        assert self._builder is not None
+        try:
+            trace = self._builder.step()
+        except TraceError as error:
+            _log.info("the step is not planned: %s", error)
+            return
+        if not trace.large.any():
+            return  # nothing that could be moved alone
+        begin = time.perf_counter()
+        plan = self._policy.plan(trace, self._device(), self._budget())
+        if plan is None:
+            return self.stop()
+
+        def address(tensor: int) -> int:
+            # What is carried into the next step is what this one made.
+            if trace.kind[tensor] == Kind.CARRIED:
+                tensor = int(trace.twin[tensor])
+            return 0 if tensor < 0 else self._addresses.get(int(trace.source[tensor]), 0)
+
+        try:
+            columns = lowering.lower(plan, address)
+        except ValueError as error:
+            _log.info("the step is not planned: %s", error)
+            return
+        number = core.install_plan(columns)
+        _log.info(
+            "step %d planned by %s in %.0f ms: plan %d of %d ops, %d moves",
+            self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
+            trace.n_ops, len(plan.evict) + len(plan.cold) + len(plan.fetch),
+        )  # fmt: skip
+
+
+class Driver:
+    """What runs at the ends of steps: the planner, and the writer of the trace's file."""
+
+    def __init__(self, planner: Planner | None, file: TraceFile | None) -> None:
+        self.planner, self.file = planner, file
+        core.set_step_listener(self.step_ended)
+
+    def step_ended(self) -> None:
+        """Called by native code; nothing leaves it that would reach the program."""
+        if self.planner is not None:
+            self.planner.step_ended()
+        if self.file is not None:
+            self.file.step_ended()
+
+    def stop(self) -> None:
+        """Before umem goes off."""
+        core.set_step_listener(None)
+        if self.planner is not None:
+            self.planner.stop()
+        if self.file is not None:
+            self.file.close()
+
+    def budget_changed(self) -> None:
+        """Plans were for another budget."""
+        if self.planner is not None:
+            self.planner.restart()
+
+
+def start(settings: Settings) -> Driver | None:
+    """What the settings ask for, with umem just turned on; None where that is nothing.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    planner = None
+    if core.current_options().policy == "planned":
+        planner = Planner(registry.make(settings.policy), _device, _budget)
+    file = None if settings.trace is None else _open(settings, settings.trace)
+    return Driver(planner, file) if planner or file else None
+
+
+def _budget() -> int:
+    return core.stats()["budget_bytes"]
+
+
+@functools.cache
+def _device_of(gpu: str) -> DeviceProfile:
+    profile = devices.find(_nearest_profile(gpu))
+    _log.info("plans reckon with the figures of %s: %s", profile.name, profile.source)
+    return profile
+
+
+def _device() -> DeviceProfile:
+    options = core.current_options()
+    if options.device == "soft":
+        return devices.find(options.profile)
+    return _device_of(_gpu_name())
+
+
+def _nearest_profile(gpu: str) -> str:
+    """The profile of the same GPU, as far as names tell."""
+    words = gpu.lower().replace("-", " ").split()
+    for name in devices.names():
+        if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
+            return name
+    return _GPU_DEFAULT
+
+
+def _gpu_name() -> str:
+    import torch
+
+    # Before the program uses the GPU, the question would start CUDA, and no child could be forked.
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else "cuda"
+
+
+def _open(settings: Settings, path: Path) -> TraceFile:
+    from .trace.recording import TraceFile
+
+    try:
+        return TraceFile(path, _header)
+    except OSError as error:
+        origin, reason = settings.origins["trace"], f"{path}: {error.strerror or error}"
+        allowed = "a file in a directory that can be written"
+        raise config.refusal(BY_NAME["trace"], origin, reason, allowed) from None
+
+
+def _header() -> Header:
+    import torch
+
+    from .trace.schema import Header
+
+    options = core.current_options()
+    device = options.profile if options.device == "soft" else _gpu_name()
+    return Header(device=device, source=f"torch {torch.__version__}")
