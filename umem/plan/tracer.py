@@ -244,14 +244,15 @@ def trace(make: Callable[[], object], steps: int = STEPS) -> Recording:
 def recording() -> Iterator[Tracer]:
     """A tracer that is on, under fake tensors, with torch as it is where there is a GPU."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()  # else blocks in cycles would die whenever the collector happens to run
+    gc.freeze()  # what is there already is not looked through at the end of each step
     tracer = Tracer()
     try:
         with surroundings.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
             yield tracer
     finally:
         tracer._live.clear()
+        gc.unfreeze()
         if enabled:
             gc.enable()
 
