@@ -138,7 +138,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         print(f"step {step:2}: loss {loss.item():.4f}", flush=True)
-    print(f"final loss={float(loss).hex()} sha256={weights_sha256(net)}")
+    print(f"final loss={float(loss.item()).hex()} sha256={weights_sha256(net)}")
 
 
 if __name__ == "__main__":

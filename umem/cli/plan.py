@@ -132,7 +132,7 @@ def plan(args: argparse.Namespace) -> Outcome:
         },
         results=results,
         hidden_from=analysis.hidden_from(step, device),
-        advice=analysis.advice(found, step, device, asked, slowdown),
+        advice=analysis.advice(found, step, device, room, slowdown),
         seconds=seconds,
     )
 

@@ -43,8 +43,9 @@ def _memory(outcome: Outcome) -> Iterator[str]:
     for tag, size in found.by_tag.items():
         yield _row(f"  {tag}", f"{_bars(found.over_time[tag], top)} {format_bytes(size)}")
     for holder in found.largest:
-        made = f" by {holder.module}" if holder.module else ""
-        yield _row("  large tensor", f"{format_bytes(holder.bytes)} {holder.tag}{made}")
+        made = f" of {holder.module}" if holder.module else ""
+        kind = f"{holder.tag}, {holder.family}" if holder.family else holder.tag
+        yield _row("  large tensor", f"{format_bytes(holder.bytes)} {kind}{made}")
 
 
 def _budget(outcome: Outcome) -> Iterator[str]:

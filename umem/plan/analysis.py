@@ -183,11 +183,9 @@ def _over_time(step: StepTrace, tag: str) -> tuple[int, ...]:
     np.add.at(change, step.first[mine], step.bytes[mine])
     np.add.at(change, step.last[mine] + 1, -step.bytes[mine])
     live: Ints = np.cumsum(change)[:-1]
-    column = _column(step)
-    return tuple(int(live[column == i].max(initial=0)) for i in range(COLUMNS))
-
-
-def _column(step: StepTrace) -> Ints:
-    """[n] The part of the step's time in which each op begins."""
-    share = step.begin_us[:-1] / (step.compute_us or 1.0)
-    return np.minimum((share * COLUMNS).astype(np.int64), COLUMNS - 1)
+    edges = np.linspace(0.0, step.compute_us, COLUMNS + 1)
+    first = np.maximum(np.searchsorted(step.begin_us, edges[:-1], "right") - 1, 0)
+    end = np.maximum(np.searchsorted(step.begin_us[:-1], edges[1:], "left"), first + 1)
+    return tuple(
+        int(live[begin:stop].max(initial=0)) for begin, stop in zip(first, end, strict=True)
+    )
