@@ -233,6 +233,20 @@ def test_attention_never_writes_its_scores(dropout: float, mask: bool) -> None:
     assert backward.flops == 2.5 * forward.flops
 
 
+def test_rms_norm_says_what_it_cannot_do() -> None:
+    recording = tracer.trace(_of(lambda: nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64)), (8, 64)))
+    assert ["RMSNorm" in remark for remark in recording.remarks] == [True]
+
+
+def test_every_op_of_a_net_knows_its_module() -> None:
+    make = _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), (8, 64))
+    works = tracer.trace(make).last_step()
+    forward = [w.module for w in works if w.phase == "forward" and w.module]
+    backward = [w.module for w in works if w.phase == "backward"]
+    assert list(dict.fromkeys(forward)) == ["0", "1", "2"]
+    assert list(dict.fromkeys(backward)) == ["2", "1", "0"]
+
+
 def test_attention_inside_of_torchs_own_layers() -> None:
     layer = lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)  # noqa: E731
     recording = tracer.trace(_of(layer, (2, 256, 32)))

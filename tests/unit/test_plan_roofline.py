@@ -10,7 +10,7 @@ from umem import devices
 from umem.errors import ConfigError
 from umem.plan import roofline
 from umem.plan.recording import Work
-from umem.trace.schema import Alloc, Op
+from umem.trace.schema import Alloc, Event, Op
 
 DEVICE = devices.find("a100-pcie4")
 
@@ -31,7 +31,7 @@ def test_the_longer_of_compute_and_memory_and_a_launch() -> None:
 
 
 def test_a_profile_without_compute_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no table `compute`.*--times"):
+    with pytest.raises(ConfigError, match=r"no table `compute`.*add the table"):
         roofline.clock(dataclasses.replace(DEVICE, compute=None))
 
 
@@ -39,7 +39,7 @@ def test_a_recorded_run_scales_each_name_by_its_median() -> None:
     base = roofline.clock(DEVICE)
     small, large = _work(moved=1555_000 * 7), _work(moved=1555_000 * 17)  # 10 and 20 µs
     other, unseen = _work("aten::add", moved=1555_000 * 7), _work("aten::exp", moved=1555_000 * 7)
-    run = [Alloc(1, 8), Op("aten::mm", (), (), us=30.0), Op("aten::mm", (), (), us=1e9),
+    run: list[Event] = [Alloc(1, 8), Op("aten::mm", (), (), us=30.0), Op("aten::mm", (), (), us=1e9),
            Op("aten::mm", (), (), us=30.0), Op("aten::add", (), (), us=5.0),
            Op("aten::cos", (), (), us=7.0), Op("aten::add", (), ())]  # fmt: skip
     clock = roofline.scaled(base, [small, small, large, other, unseen], run)

@@ -28,6 +28,7 @@ from .scope import Scope
 _Tensor = torch.Tensor
 _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
+_normed: Any = torch.rms_norm
 # The other ways to read data end in an op.
 _READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 
@@ -55,6 +56,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         # What torch's own functions call does not pass the function mode a second time.
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
+        (torch, "rms_norm", ways.rms_norm),
         (nn.Module, "_apply", _apply),
         (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
         (nn.Module, "cuda", lambda self, *_args: self._apply(lambda t: t.cuda())),
@@ -127,6 +129,7 @@ class _LikeCuda(TorchFunctionMode):
         self._ways: dict[Any, Callable[..., Any]] = {
             _dropped: _dropout,
             _attention: self.attention,
+            _normed: self.rms_norm,
             _Tensor.cuda: self._cuda,
             _Tensor.cpu: self._cpu,
             _Tensor.to: self._to,
@@ -208,6 +211,14 @@ class _LikeCuda(TorchFunctionMode):
                 f"{userline.here()}: attention writes all its scores; a GPU may have a kernel for "
                 "these shapes that does not"
             )
+        return out
+
+    def rms_norm(self, *args: Any, **kwargs: Any) -> _Tensor:
+        """There is one kernel on a GPU, and none that fake tensors have."""
+        self._scope.tracer.remark(
+            "RMSNorm is planned as its separate ops; on a GPU one kernel keeps fewer activations"
+        )
+        out: _Tensor = _normed(*args, **kwargs)
         return out
 
     def _reader(self, reader: Callable[..., Any], name: str) -> Callable[..., Any]:

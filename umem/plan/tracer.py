@@ -91,6 +91,11 @@ class Tracer(TorchDispatchMode):
         """Say what a tensor is for; one that is not known yet begins to live."""
         self.recording.blocks[self.block(tensor)].tag = tag
 
+    def made_in(self, tensor: torch.Tensor, module: str) -> None:
+        """Say which module a tensor belongs to, where that is not known."""
+        block = self.recording.blocks[self.block(tensor)]
+        block.module = block.module or module
+
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
         """Say that a tensor's memory is, or is not, the host's."""
         self.recording.blocks[self.block(tensor)].on_host = on_host
@@ -174,6 +179,8 @@ class Tracer(TorchDispatchMode):
             precision=flops.precision_of(family, [*inputs, *outputs]),
         )
         self.recording.notes.append(work)
+        for tensor in made:
+            self.made_in(tensor, work.module)
 
     def _call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:
