@@ -40,7 +40,7 @@ class DeviceProfile:
     fault_us: float  # one group of page faults
     memory_bytes: int
     source: str  # where the figures come from
-    compute: Compute | None = None  # None: durations must come from a recorded run
+    compute: Compute | None = None  # None: it can replay traces, and not plan
 
 
 # An op's fixed cost is the order of a kernel's start and end in eager PyTorch, no measurement.

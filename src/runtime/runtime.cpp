@@ -344,9 +344,9 @@ void step() noexcept {
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
+    s.each([](Device& device) { device.engine.step_ended(); });
     if (trace::recording()) trace::recorder().step();
     soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
-    s.each([](Device& device) { device.engine.step_ended(); });
   }
   if (soft_device) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.

@@ -102,6 +102,11 @@ class Recording:
         begin = ends[-2] + 1 if len(ends) > 1 else 0
         return [note for note in self.notes[begin : ends[-1]] if isinstance(note, Work)]
 
+    def touches_memory(self, work: Work) -> bool:
+        """Whether the op accesses a byte of the device; a step has no other ops."""
+        blocks = (self.blocks[i] for i in work.reads + work.writes)
+        return any(block.bytes and not block.on_host for block in blocks)
+
     @staticmethod
     def _op(work: Work, index: int, shown: set[int], clock: Clock | None) -> schema.Op:
         return schema.Op(

@@ -27,7 +27,7 @@ def clock(device: DeviceProfile) -> Clock:
     if compute is None:
         raise ConfigError(
             f"the device profile {device.name!r} has no table `compute`, so nothing is known of an "
-            "op's time; add the table, or give the times of a recorded run (--times)"
+            "op's time; add the table (docs/planning.md), or take a built-in profile with --link"
         )
     peaks = _peaks(compute)
 

@@ -30,8 +30,8 @@ class Scope(contextlib.ExitStack):
         super().__init__()
         self.tracer = tracer
         self.asked_for_cuda = False  # the program says itself what goes to the device
-        self.steps_taken = 0  # by the outermost optimizers
         self._running: list[str] = []
+        self._backward = ""  # the module that the backward pass was in last
         self._stepping: list[int] = []  # ids of the optimizers inside their step
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._parameters = WeakTensorKeyDictionary()
@@ -65,16 +65,26 @@ class Scope(contextlib.ExitStack):
             return "temp" if inputs else "optimizer"
         return "input" if phase == "forward" and not inputs else "temp"
 
+    def is_stepping(self) -> bool:
+        """Whether an optimizer is inside its step."""
+        return bool(self._stepping)
+
     def running(self) -> str:
         """The path of the module that runs now; empty where none does."""
         return self._running[-1] if self._running else ""
 
     def module(self, phase: str, blocks: Mapping[int, Block], reads: Iterable[torch.Tensor]) -> str:
-        """The module of an op; in the backward pass, the one whose activation it reads."""
+        """The module of an op; in the backward pass, the one whose tensors it reads.
+
+        An op that reads none, such as a bias's gradient, belongs to the op before it.
+        """
         if phase != "backward" or self._running:
+            self._backward = ""
             return self.running()
         of_inputs = (blocks[self.tracer.block(tensor)] for tensor in reads)
-        return next((b.module for b in of_inputs if b.module and b.tag == "activation"), "")
+        known = (b.module for b in of_inputs if b.module and b.tag in ("activation", "param"))
+        self._backward = next(known, self._backward)
+        return self._backward
 
     def is_on_host(self, blocks: Mapping[int, Block], inputs: Iterable[int]) -> bool:
         """Whether an op runs on the host, in a program that puts things on the device itself."""
@@ -94,10 +104,9 @@ class Scope(contextlib.ExitStack):
             return
         for name, part in net.named_modules():
             self._names[part] = name or type(net).__name__
-        for parameter in net.parameters():
-            self._parameter(net, "", parameter)
-        for buffer in net.buffers():
-            self._buffer(net, "", buffer)
+            for held in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                self._parameter(part, "", held)
+                self.tracer.made_in(held, self._names[part])
 
     def _parameter(self, _module: object, _name: str, parameter: object) -> None:
         if not isinstance(parameter, torch.Tensor):
@@ -131,7 +140,6 @@ class Scope(contextlib.ExitStack):
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         while self._stepping and self._stepping.pop() != id(optimizer):
             pass  # the steps inside it that raised
-        self.steps_taken += not self._stepping
         for tensor in _tensors(optimizer.state.values()):
             self.tracer.tag(tensor, "optimizer")
 

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +63,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
+        self.mode: FakeTensorMode  # that makes the tensors, while it is entered
         self.scope = Scope(self)
         self.making_on_device = False  # what is made now was asked for on the device
         self.constants = False  # a value that fake tensors have not is made up, not an error
@@ -88,6 +90,11 @@ class Tracer(TorchDispatchMode):
     def tag(self, tensor: torch.Tensor, tag: str) -> None:
         """Say what a tensor is for; one that is not known yet begins to live."""
         self.recording.blocks[self.block(tensor)].tag = tag
+
+    def made_in(self, tensor: torch.Tensor, module: str) -> None:
+        """Say which module a tensor belongs to, where that is not known."""
+        block = self.recording.blocks[self.block(tensor)]
+        block.module = block.module or module
 
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
         """Say that a tensor's memory is, or is not, the host's."""
@@ -172,13 +179,16 @@ class Tracer(TorchDispatchMode):
             precision=flops.precision_of(family, [*inputs, *outputs]),
         )
         self.recording.notes.append(work)
+        for tensor in made:
+            self.made_in(tensor, work.module)
 
     def _call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:
             return func(*args, **named)
         except DataDependentOutputException as error:
             if self.constants or userline.is_torchs(2):
-                return 0  # torch's own questions: whether a gradient is finite, which seed
+                # Torch's own questions: whether a gradient is finite, which seed.
+                return 0.0 if args[0].is_floating_point() else 0
             raise userline.reads_data(_WAYS.get(str(error.func), str(error.func))) from None
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise userline.reads_data(f"{error.func}, whose result's size is its data,") from None
@@ -241,14 +251,15 @@ def trace(make: Callable[[], object], steps: int = STEPS) -> Recording:
 def recording() -> Iterator[Tracer]:
     """A tracer that is on, under fake tensors, with torch as it is where there is a GPU."""
     enabled = gc.isenabled()
-    gc.collect()
     gc.disable()  # else blocks in cycles would die whenever the collector happens to run
+    gc.freeze()  # what is there already is not looked through at the end of each step
     tracer = Tracer()
     try:
-        with surroundings.like_cuda(tracer.scope), tracer.scope, tracer:
+        with surroundings.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
             yield tracer
     finally:
         tracer._live.clear()
+        gc.unfreeze()
         if enabled:
             gc.enable()
 

@@ -53,7 +53,7 @@ def _is_users(path: str) -> bool:
 
 # What stands between the caller and the op without meaning anything.
 _PASSAGES = ("overrides.py", "_python_dispatch.py", "_stats.py", "_tensor.py", "_ops.py",
-             "fake_tensor.py", "fake_impls.py")  # fmt: skip
+             "fake_tensor.py", "fake_impls.py", "_compile.py", "eval_frame.py")  # fmt: skip
 
 
 def _is_passage(path: str) -> bool:

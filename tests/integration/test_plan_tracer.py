@@ -1,0 +1,492 @@
+"""Tracing on fake tensors: every block and op of nets that can be counted by hand."""
+
+from __future__ import annotations
+
+import gc
+import resource
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+from torch.optim import optimizer as optimizers  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from umem.errors import ConfigError, PlanError  # noqa: E402
+from umem.plan import entry, script, tracer  # noqa: E402
+from umem.plan.recording import Recording, Work  # noqa: E402
+from umem.trace import schema  # noqa: E402
+from umem.trace.step import Kind, StepTrace  # noqa: E402
+from umem.trace.steps import StepBuilder  # noqa: E402
+
+Make = Callable[[], Any]
+
+
+def _step(recording: Recording) -> StepTrace:
+    builder = StepBuilder()
+    for event in recording.events():
+        builder.add(event)
+    return builder.step()
+
+
+def _peak(recording: Recording) -> int:
+    """Of the bytes asked for, over all steps."""
+    live: dict[int, int] = {}
+    peak = 0
+    for event in recording.events():
+        if isinstance(event, schema.Alloc):
+            live[event.id] = event.bytes
+            peak = max(peak, sum(live.values()))
+        elif isinstance(event, schema.Free):
+            del live[event.id]
+    return peak
+
+
+def _named(recording: Recording, name: str) -> list[Work]:
+    return [work for work in recording.last_step() if work.name == f"aten::{name}"]
+
+
+def _of(make_net: Callable[[], nn.Module], shape: tuple[int, ...], **options: Any) -> Make:
+    """Trains a net with plain SGD on the sum of its outputs."""
+
+    def make() -> Any:
+        net = make_net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, **options)
+        return net, optimizer, torch.randn(shape), lambda model, batch: model(batch).sum()
+
+    return make
+
+
+def test_a_linear_layer_to_the_byte() -> None:
+    recording = tracer.trace(_of(lambda: nn.Linear(300, 200, bias=False), (100, 300)))
+    blocks = recording.blocks
+    by_tag = Counter(block.tag for block in blocks.values())
+    assert by_tag["param"] == 1
+    (product,) = _named(recording, "mm")[:1]
+    weight, batch = 300 * 200 * 4, 100 * 300 * 4
+    assert sorted(blocks[i].bytes for i in product.reads) == sorted([weight, batch])
+    assert [blocks[i].bytes for i in product.writes] == [100 * 200 * 4]
+    assert product.flops == 2 * 100 * 300 * 200
+    assert product.bytes == weight + batch + 100 * 200 * 4
+    assert (product.family, product.module, product.phase) == ("linear", "Linear", "forward")
+    backward = [work for work in recording.last_step() if work.phase == "backward"]
+    assert [work.name for work in backward] == ["aten::mm"]  # the batch wants no gradient
+    gradient = blocks[backward[0].writes[0]]
+    assert (gradient.tag, gradient.bytes) == ("grad", weight)
+    (update,) = [work for work in recording.last_step() if work.phase == "optimizer"]
+    assert update.name == "aten::_foreach_add_"
+    assert len(update.reads) == 2
+    assert len(update.writes) == 1
+    # Backward begins with the loss and its gradient of one, which expands to the outputs' shape.
+    assert _peak(recording) == 2 * weight + batch + 2 * 4
+
+
+def test_the_peak_of_a_chain_to_the_byte() -> None:
+    size = 1000 * 4
+
+    def make() -> Callable[[], None]:
+        x = torch.zeros(1000)
+
+        def step() -> None:
+            a = x + 1  # x, a
+            b = a * 2  # x, a, b
+            del a
+            c = b.exp()  # x, b, c
+            d = c + b  # x, b, c, d: the peak
+            del b, c
+            d.neg()
+
+        return step
+
+    recording = tracer.trace(make)
+    assert _peak(recording) == 4 * size
+    step = _step(recording)
+    assert step.op_names == ("aten::add", "aten::mul", "aten::exp", "aten::add", "aten::neg")
+    assert list(step.live_bytes // step.bytes[0]) == [2, 3, 3, 4, 3]
+
+
+def test_views_are_neither_blocks_nor_ops() -> None:
+    def make() -> Callable[[], None]:
+        x = torch.zeros(64, 64)
+
+        def step() -> None:
+            y = x.t()[3].view(-1)[10:20].unsqueeze(0).expand(5, 10).detach()
+            y.sum()
+
+        return step
+
+    recording = tracer.trace(make)
+    assert [work.name for work in recording.last_step()] == ["aten::sum"]
+    assert [block.bytes for block in recording.blocks.values()] == [64 * 64 * 4, 4, 4]
+
+
+def test_in_place_ops_read_and_write_and_overwriting_ones_only_write() -> None:
+    def make() -> Callable[[], None]:
+        x, y = torch.zeros(100), torch.ones(100)
+
+        def step() -> None:
+            x.add_(y)
+            x.copy_(y)
+            x[:10].zero_()
+            torch.mul(y, 2, out=x)
+
+        return step
+
+    works = tracer.trace(make).last_step()
+    assert [(work.name, work.reads, work.writes) for work in works] == [
+        ("aten::add_", (0, 1), (0,)),
+        ("aten::copy_", (1,), (0,)),
+        ("aten::zero_", (0,), (0,)),  # a part: the rest of the block stays
+        ("aten::mul", (1,), (0,)),
+    ]
+
+
+def test_relu_in_place_needs_one_block_less() -> None:
+    def net_of(inplace: bool) -> Make:
+        return _of(
+            lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(inplace), nn.Linear(64, 64)),
+            (256, 64),
+        )
+
+    def outputs(recording: Recording) -> int:
+        return sum(
+            recording.blocks[i].bytes
+            for work in recording.last_step()
+            if work.phase == "forward"
+            for i in work.writes
+        )
+
+    one, two = (tracer.trace(net_of(inplace)) for inplace in (True, False))
+    assert len(one.blocks) < len(two.blocks)
+    assert outputs(one) == outputs(two)  # written to in both, by different names
+
+
+def test_shared_weights_are_one_block() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(50, 8)
+            self.head = nn.Linear(8, 50, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.table(tokens))
+            return out
+
+    def make() -> Any:
+        net = Tied()
+        optimizer = torch.optim.AdamW(net.parameters())
+        tokens = torch.randint(50, (4, 6))
+        return net, optimizer, tokens, lambda model, batch: model(batch).sum()
+
+    recording = tracer.trace(make)
+    tags = Counter(block.tag for block in recording.blocks.values())
+    assert tags["param"] == 1
+    assert tags["optimizer"] == 3  # step, exp_avg, exp_avg_sq
+    assert all(block.bytes == 50 * 8 * 4 for block in recording.blocks.values()
+               if block.tag in ("param", "grad"))  # fmt: skip
+    # Rows are read, not the table.
+    assert _named(recording, "embedding")[0].bytes == 2 * 4 * 6 * 8 * 4
+
+
+def test_dropout_keeps_a_mask_of_bytes() -> None:
+    for make_net in (lambda: nn.Dropout(0.5), lambda: _Functional()):
+        recording = tracer.trace(_of(lambda net=make_net: nn.Sequential(nn.Linear(8, 8), net()),
+                                     (128, 8)))  # fmt: skip
+        (drop,) = _named(recording, "native_dropout")
+        assert [recording.blocks[i].bytes for i in drop.writes] == [128 * 8 * 4, 128 * 8]
+
+
+class _Functional(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("mask", [False, True])
+def test_attention_never_writes_its_scores(dropout: float, mask: bool) -> None:
+    length = 512
+
+    def make() -> Callable[[], None]:
+        q, k, v = (torch.randn(2, 4, length, 32, requires_grad=True) for _ in range(3))
+        bias = torch.zeros(length, length) if mask else None
+
+        def step() -> None:
+            y = F.scaled_dot_product_attention(q, k, v, bias, dropout_p=dropout)
+            y.sum().backward()
+            q.grad = k.grad = v.grad = None
+
+        return step
+
+    recording = tracer.trace(make)
+    scores = 2 * 4 * length * length * 4
+    assert max(block.bytes for block in recording.blocks.values()) < scores
+    assert recording.remarks == []
+    forward, backward = [w for w in recording.last_step() if w.family == "attention" and w.flops]
+    assert forward.flops == 4 * 2 * 4 * length * length * 32
+    assert backward.flops == 2.5 * forward.flops
+
+
+def test_rms_norm_says_what_it_cannot_do() -> None:
+    recording = tracer.trace(_of(lambda: nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64)), (8, 64)))
+    assert ["RMSNorm" in remark for remark in recording.remarks] == [True]
+
+
+def test_every_op_of_a_net_knows_its_module() -> None:
+    make = _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), (8, 64))
+    works = tracer.trace(make).last_step()
+    forward = [w.module for w in works if w.phase == "forward" and w.module]
+    backward = [w.module for w in works if w.phase == "backward"]
+    assert list(dict.fromkeys(forward)) == ["0", "1", "2"]
+    assert list(dict.fromkeys(backward)) == ["2", "1", "0"]
+
+
+def test_attention_inside_of_torchs_own_layers() -> None:
+    layer = lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)  # noqa: E731
+    recording = tracer.trace(_of(layer, (2, 256, 32)))
+    assert len(_named(recording, "_scaled_dot_product_flash_attention_for_cpu")) == 1
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "states"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.AdamW(p), 2),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), 3),
+    ],
+)
+def test_optimizer_states(make_optimizer: Callable[[Any], Any], states: int) -> None:
+    weights = 3 * (64 * 64 + 64) * 4
+
+    def make() -> Any:
+        net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+        x = torch.randn(4, 64)
+        return net, make_optimizer(net.parameters()), x, lambda model, batch: model(batch).sum()
+
+    recording = tracer.trace(make)
+    step = _step(recording)
+    held = sum(int(size) for size, tag, kind in zip(step.bytes, step.tags, step.kind, strict=True)
+               if tag == "optimizer" and kind == Kind.PERSISTENT)  # fmt: skip
+    scalars = 6 * 256 if states > 1 else 0
+    assert held == states * weights + scalars
+    assert any("_foreach_" in name for name in step.op_names)  # as on a GPU
+
+
+def test_gradients_accumulate_in_place() -> None:
+    def make() -> Any:
+        net = nn.Linear(32, 32, bias=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step() -> None:
+            for _ in range(3):
+                net(torch.randn(8, 32)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return net, step
+
+    recording = tracer.trace(make)
+    assert len(_named(recording, "add_")) == 2  # the first gradient is taken as it comes
+    grads = [b for b in recording.blocks.values() if b.tag == "grad"]
+    assert len(grads) == recording.steps
+    assert {b.bytes for b in grads} == {32 * 32 * 4}
+
+
+def test_the_second_step_repeats() -> None:
+    make = _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), (16, 64),
+               momentum=0.9)  # fmt: skip
+    two, four = (_step(tracer.trace(make, steps)) for steps in (2, 4))
+    assert two.op_names == four.op_names
+    assert list(two.bytes) == list(four.bytes)
+    assert list(two.kind) == list(four.kind)
+    assert two.tags == four.tags
+
+
+def test_checkpointing_needs_less_and_computes_again() -> None:
+    class Net(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.again = again
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
+            return x
+
+    plain, again = (tracer.trace(_of(lambda a=a: Net(a), (512, 64))) for a in (False, True))
+    assert _peak(again) < 0.6 * _peak(plain)
+    flops = [sum(work.flops for work in r.last_step()) for r in (plain, again)]
+    # The last layer of each part need not run again: torch stops where nothing more is wanted.
+    assert flops[1] == pytest.approx(flops[0] * 7 / 6, rel=0.02)
+
+
+def test_a_program_that_says_cuda_has_its_host_tensors_left_out() -> None:
+    def make() -> Any:
+        net = nn.Linear(128, 128).to(torch.bfloat16).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        loaded = torch.randn(64, 128, dtype=torch.bfloat16)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            x = loaded.to("cuda", non_blocking=True)
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                noise = torch.zeros(64, 128, device=x.device, dtype=x.dtype)
+                loss = net(x + noise).float().sum()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            loss.detach().cpu()
+
+        return net, step
+
+    recording = tracer.trace(make)
+    step = _step(recording)
+    persistent = [int(size) for size, kind in zip(step.bytes, step.kind, strict=True)
+                  if kind == Kind.PERSISTENT]  # fmt: skip
+    assert sorted(persistent) == [256, 128 * 128 * 2]  # bias and weight, and no batch
+    assert "aten::zeros" in step.op_names
+    assert step.op_names[0] == "aten::clone"  # the transfer writes the batch's copy
+
+
+def test_no_memory_is_used(tmp_path: Path) -> None:
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    recording = tracer.trace(_of(lambda: nn.Linear(40_000, 40_000), (64, 40_000)))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
+    assert _peak(recording) > 12e9  # the weights alone are 6 GiB
+    assert grown < 512 * 1024
+
+
+def test_torch_is_as_before_afterwards() -> None:
+    watched = (
+        torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
+        optimizers._foreach_supported_types,
+    )  # fmt: skip
+    tracer.trace(_of(lambda: nn.Linear(4, 4), (2, 4)))
+    with pytest.raises(PlanError):
+        tracer.trace(lambda: 1 / 0)
+    assert watched == (
+        torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
+        optimizers._foreach_supported_types,
+    )  # fmt: skip
+    assert gc.isenabled()
+    assert nn.Linear(4, 4)(torch.ones(2, 4)).sum().item() != 0.123
+
+
+def _read(make: Callable[[torch.Tensor], object]) -> Make:
+    def program() -> Callable[[], object]:
+        x = torch.randn(4)
+        return lambda: make(x)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("reader", "words"),
+    [
+        (lambda x: x.sum().item(), r"tensor\.item\(\)"),
+        (lambda x: 1 if x.sum() > 0 else 2, "a branch on a tensor"),
+        (lambda x: x.nonzero(), "whose result's size is its data"),
+        (lambda x: x[x > 0], "whose result's size is its data"),
+        (lambda x: x.numpy(), r"tensor\.numpy\(\)"),
+        (lambda x: x.tolist(), r"tensor\.item\(\)"),
+    ],
+)
+def test_reading_data_names_the_line(reader: Callable[[Any], object], words: str) -> None:
+    with pytest.raises(PlanError, match=words) as caught:
+        tracer.trace(_read(reader))
+    assert str(caught.value).startswith(f"{__file__}:")
+    assert "leave it out" in str(caught.value)
+
+
+def test_what_the_program_raises_names_the_line() -> None:
+    def make() -> Any:
+        return lambda: torch.zeros(3) @ torch.zeros(4)
+
+    with pytest.raises(PlanError, match=rf"{__file__}:\d+: a step raised RuntimeError"):
+        tracer.trace(make)
+    with pytest.raises(PlanError, match="setting the program up raised ZeroDivisionError"):
+        tracer.trace(lambda: 1 / 0)
+    for made in (7, None, (1, 2), (nn.Linear(1, 1), 3), nn.Linear(1, 1)):
+        with pytest.raises(PlanError, match="allowed: a step"):
+            tracer.trace(lambda made=made: made)
+
+
+def test_entries(tmp_path: Path) -> None:
+    (tmp_path / "progs_a.py").write_text("def make_step():\n    return 3\nVALUE = 4\n")
+    (tmp_path / "progs_b.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "progs_c.py").write_text("\nraise ValueError('no')\n")
+    assert entry.find("progs_a:make_step", tmp_path)() == 3
+    for text, words in [
+        ("progs_a", "allowed: pkg.mod:function"),
+        ("progs_a:", "allowed: pkg.mod:function"),
+        ("progs_a:make_stop", r"did you mean make_step\?"),
+        ("progs_a:VALUE", "is a int; allowed: a function"),
+        ("progs_none:f", "there is no module 'progs_none'"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            entry.find(text, tmp_path)
+    with pytest.raises(PlanError, match="needs 'nowhere_to_be_found'"):
+        entry.find("progs_b:f", tmp_path)
+    with pytest.raises(PlanError, match=r"progs_c\.py:2: importing progs_c raised ValueError: no"):
+        entry.find("progs_c:f", tmp_path)
+
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+net = torch.compile(net.to(device))
+data = DataLoader(TensorDataset(torch.randn(256, 64), torch.randn(256, 1)), 32, shuffle=True,
+                  num_workers=2, pin_memory=True)
+optimizer = torch.optim.AdamW(net.parameters(), lr=float(sys.argv[1]))
+for epoch in range(100):
+    for x, y in data:
+        loss = ((net(x.to(device)) - y.to(device)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss.item() > 1e9 or loss > 1e9:
+            raise SystemExit("diverged")
+        print(f"{loss.item():.3f}")
+"""
+
+
+def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    recording = script.trace(path, ["0.001"])
+    assert recording.steps == 3
+    assert any("made up" in remark for remark in recording.remarks)
+    step = _step(recording)
+    products = [name for name in step.op_names if name in ("aten::addmm", "aten::mm")]
+    assert len(products) == 5  # 2 forward; 2 of weights and 1 of activations backward
+    weights = (64 * 256 + 256 + 256 + 1) * 4
+    held = sum(int(b) for b, t in zip(step.bytes, step.tags, strict=True) if t == "param")
+    assert weights <= held < weights + 4 * 256
+    assert "0.000" in capsys.readouterr().out
+
+
+def test_a_script_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "short.py"
+    path.write_text("import torch\ntorch.zeros(3)\n")
+    with pytest.raises(PlanError, match="ended after 0 steps"):
+        script.trace(path, [])
+    path.write_text("import torch\n\n1 / 0\n")
+    with pytest.raises(PlanError, match=rf"{path}:3: the script raised ZeroDivisionError"):
+        script.trace(path, [])
+    with pytest.raises(ConfigError, match="there is no script"):
+        script.trace(tmp_path / "absent.py", [])

@@ -1,0 +1,251 @@
+"""``umem plan``: will a program fit, how slow will it be, and what limits it; without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import devices
+from ..errors import ConfigError, NotSupportedError
+from ..units import BYTES_ALLOWED
+from ..values import parse_budget
+from . import plan_text
+
+if TYPE_CHECKING:
+    from ..devices import DeviceProfile
+    from ..plan.analysis import Memory
+    from ..plan.recording import Recording
+    from ..replay import Result
+    from ..trace.schema import Event
+    from ..trace.step import StepTrace
+    from .base import Subparsers
+
+POLICIES = ("umem", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
+BUDGET_ALLOWED = f"a percentage of the step's peak as 50%, or {BYTES_ALLOWED}"
+EXAMPLE = "examples.gpt:make_step"
+
+
+class Outcome(NamedTuple):
+    """All that was found out."""
+
+    program: str
+    recording: Recording
+    events: list[Event]
+    step: StepTrace
+    device: DeviceProfile
+    memory: Memory
+    asked: int  # bytes
+    budget: int  # at which it was replayed: at least what the largest op needs
+    floor: dict[str, Any]
+    results: list[Result]  # the fastest first
+    hidden_from: int | None
+    advice: list[str]
+    seconds: float
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``plan`` to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="predict memory and time of a program, without a GPU",
+        description="Run a training step on tensors without data and say how much memory it "
+        "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
+        usage="umem plan [options] (pkg.mod:function | --script train.py [args ...])",
+        allow_abbrev=False,
+    )
+    text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
+    parser.add_argument(
+        "program", nargs="?", help=f"{text}or (model, optimizer, batch, loss_fn(model, batch))"
+    )
+    text = "run a script for three steps of its optimizer; what follows are its arguments"
+    parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
+    text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
+    parser.add_argument("--budget", help=text)
+    text = f"a device profile (default: {devices.DEFAULT})"
+    parser.add_argument("--device", help=text)
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile in TOML or JSON")
+    parser.add_argument("--link", type=float, metavar="GB/s", help="another link, each way")
+    text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
+    parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
+    text = "a trace of the program whose ops have times; they correct the roofline"
+    parser.add_argument("--times", type=Path, metavar="TRACE", help=text)
+    text = "write the planned steps as a trace (.jsonl, .jsonl.gz), for umem replay"
+    parser.add_argument("--out", type=Path, metavar="TRACE", help=text)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plan and print; 0 also where the program does not fit, which is an answer.
+
+    Raises:
+        ConfigError: a bad option, or no such function.
+        PlanError: the program cannot be run without data; says where.
+        NotSupportedError: torch is missing.
+    """
+    outcome = plan(args)
+    if args.out is not None:
+        _write(args.out, outcome)
+    text = json.dumps(as_dict(outcome), indent=1) if args.json else plan_text.render(outcome)
+    print(text)
+    return 0
+
+
+def plan(args: argparse.Namespace) -> Outcome:
+    """Trace the program, look at its memory, and replay it under the policies."""
+    device = _device(args)
+    budget = None if args.budget is None else _budget(args.budget)
+    began = time.monotonic()
+    name, recording = _record(args)
+    seconds = time.monotonic() - began
+    events = recording.events(_clock(args, device, recording))
+    step = _last_step(events)
+    from .. import replay
+    from ..plan import analysis, bounds
+
+    found = analysis.memory(step, recording)
+    if budget is None:
+        asked = device.memory_bytes
+    else:
+        asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
+    room = max(asked, replay.least_budget(step))
+    floor = bounds.closed_form_floor(step, device, room)
+    results = [replay.simulate(step, policy, device, room) for policy in _policies(args.policy)]
+    results.sort(key=lambda result: result.step_us)
+    slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
+    return Outcome(
+        program=name,
+        recording=recording,
+        events=events,
+        step=step,
+        device=device,
+        memory=found,
+        asked=asked,
+        budget=room,
+        floor={
+            "us": floor.us,
+            "bound": floor.bound,
+            "op": None if floor.op < 0 else str(analysis.place(step, recording, floor.op)),
+        },
+        results=results,
+        hidden_from=analysis.hidden_from(step, device),
+        advice=analysis.advice(found, step, device, room, slowdown),
+        seconds=seconds,
+    )
+
+
+def as_dict(outcome: Outcome) -> dict[str, Any]:
+    """For JSON. Sizes in bytes, times in µs; names are stable."""
+    found, step = outcome.memory, outcome.step
+    return {
+        "program": outcome.program,
+        "device": outcome.device.name,
+        "steps": outcome.recording.steps,
+        "ops": step.n_ops,
+        "tensors": step.n_tensors,
+        "trace_seconds": outcome.seconds,
+        "peak_bytes": found.peak_bytes,
+        "peak": dataclasses.asdict(found.peak),
+        "peak_by_tag": found.by_tag,
+        "largest_tensors": [dataclasses.asdict(holder) for holder in found.largest],
+        "bytes_over_time": found.over_time,
+        "largest_op": {**dataclasses.asdict(found.largest_op), "bytes": found.largest_op_bytes},
+        "budget": outcome.budget,
+        "raised_from": outcome.asked if outcome.budget > outcome.asked else None,
+        "fits": found.peak_bytes <= outcome.asked,
+        "compute_us": step.compute_us,
+        "floor": outcome.floor,
+        "free_from_bytes": found.peak_bytes,
+        "hidden_from_bytes": outcome.hidden_from,
+        "policies": [result.as_dict() for result in outcome.results],
+        "best_policy": outcome.results[0].policy if outcome.results else None,
+        "advice": outcome.advice,
+        "remarks": outcome.recording.remarks,
+    }
+
+
+def _device(args: argparse.Namespace) -> DeviceProfile:
+    if args.profile is not None and args.device is not None:
+        raise ConfigError("--device and --profile are both given; allowed: one of them")
+    profile = (
+        devices.load(args.profile)
+        if args.profile is not None
+        else devices.find(args.device or devices.DEFAULT)
+    )
+    return profile if args.link is None else devices.with_link(profile, args.link)
+
+
+def _budget(text: str) -> Any:
+    try:
+        budget = parse_budget(text)
+    except ValueError as error:
+        raise ConfigError(f"--budget: {error}; allowed: {BUDGET_ALLOWED}") from None
+    if budget.bytes is None and budget.percent is None:
+        raise ConfigError(f"--budget: 'auto' is of a live device; allowed: {BUDGET_ALLOWED}")
+    return budget
+
+
+def _record(args: argparse.Namespace) -> tuple[str, Recording]:
+    if (args.program is None) == (not args.script):
+        raise ConfigError(
+            f"give either pkg.mod:function, such as {EXAMPLE}, or --script train.py; umem plan "
+            "--help says what the function returns"
+        )
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise NotSupportedError(
+            f"planning runs the program with torch, which cannot be imported ({error}); install "
+            "torch, also a build for CPUs will do"
+        ) from None
+    from ..plan import entry, tracer
+
+    if args.script:
+        from ..plan import script
+
+        return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
+    return args.program, tracer.trace(entry.find(args.program, Path.cwd()))
+
+
+def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording) -> Any:
+    from ..plan import roofline
+    from ..trace.reader import read
+
+    clock = roofline.clock(device)
+    if args.times is None:
+        return clock
+    return roofline.scaled(clock, recording.last_step(), read(args.times)[1])
+
+
+def _last_step(events: list[Event]) -> StepTrace:
+    from ..trace.steps import StepBuilder
+
+    builder = StepBuilder()
+    for event in events:
+        builder.add(event)
+    return builder.step()
+
+
+def _policies(given: list[str]) -> list[str]:
+    from ..policies import registry
+
+    if given == ["all"]:
+        return [name for name in registry.names() if name != "none"]
+    for name in given:
+        registry.make(name)  # an unknown one is an error before minutes of replay
+    return given
+
+
+def _write(path: Path, outcome: Outcome) -> None:
+    import torch
+
+    from ..trace.schema import Header
+    from ..trace.writer import Writer
+
+    source = f"umem plan, torch {torch.__version__}"
+    with Writer(path, Header(outcome.device.name, source, outcome.program)) as writer:
+        for event in outcome.events:
+            writer.write(event)

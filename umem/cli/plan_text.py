@@ -1,0 +1,108 @@
+"""The answer of ``umem plan`` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ..units import format_bytes
+
+if TYPE_CHECKING:
+    from .plan import Outcome
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 14  # of the first column
+_GIB = 1 << 30
+
+
+def render(outcome: Outcome) -> str:
+    """The whole answer, some lines a topic."""
+    parts = (_program, _memory, _budget, _policies, _budgets, _advice)
+    return "\n".join(line for part in parts for line in part(outcome))
+
+
+def _program(outcome: Outcome) -> Iterator[str]:
+    step, device = outcome.step, outcome.device
+    yield _row(
+        "program",
+        f"{outcome.program}: {step.n_ops} ops and {step.n_tensors} tensors a step, "
+        f"{outcome.recording.steps} steps without data in {outcome.seconds:.1f} s",
+    )
+    link = f"{device.bytes_per_us_in / 1e3:g} GB/s in, {device.bytes_per_us_out / 1e3:g} out"
+    yield _row("device", f"{device.name}, {format_bytes(device.memory_bytes)}, link {link}")
+    source = device.compute.source if device.compute is not None else device.source
+    yield _row("compute", f"{_ms(step.compute_us)} a step, roofline ({source})")
+    for remark in outcome.recording.remarks:
+        yield _row("note", remark)
+
+
+def _memory(outcome: Outcome) -> Iterator[str]:
+    found = outcome.memory
+    yield _row("peak", f"{format_bytes(found.peak_bytes)} at {found.peak}")
+    top = max((max(values) for values in found.over_time.values()), default=0)
+    for tag, size in found.by_tag.items():
+        yield _row(f"  {tag}", f"{_bars(found.over_time[tag], top)} {format_bytes(size)}")
+    for holder in found.largest:
+        made = f" of {holder.module}" if holder.module else ""
+        kind = f"{holder.tag}, {holder.family}" if holder.family else holder.tag
+        yield _row("  large tensor", f"{format_bytes(holder.bytes)} {kind}{made}")
+
+
+def _budget(outcome: Outcome) -> Iterator[str]:
+    found = outcome.memory
+    share = outcome.asked / found.peak_bytes if found.peak_bytes else 1.0
+    fits = "everything fits" if share >= 1 else "does not fit"
+    yield _row("budget", f"{format_bytes(outcome.asked)}, {share:.0%} of the peak: {fits}")
+    if outcome.budget > outcome.asked:
+        yield _row(
+            "",
+            f"raised to {format_bytes(outcome.budget)}, 1.05 times what {found.largest_op} needs "
+            "at once; below, the op itself would page",
+        )
+    floor = outcome.floor
+    where = f" at {floor['op']}" if floor["op"] else ""
+    ratio = floor["us"] / outcome.step.compute_us if outcome.step.compute_us else 1.0
+    yield _row(
+        "floor",
+        f"{_ms(floor['us'])} a step ({ratio:.2f} times compute), set by {floor['bound']}{where}: "
+        "no way of swapping is faster",
+    )
+
+
+def _policies(outcome: Outcome) -> Iterator[str]:
+    for index, result in enumerate(outcome.results):
+        ratio = result.step_us / result.compute_us if result.compute_us else 1.0
+        moved = f"{result.bytes_in / _GIB:.2f} GiB in, {result.bytes_out / _GIB:.2f} GiB out"
+        best = "  <- best" if index == 0 and len(outcome.results) > 1 else ""
+        yield _row(
+            "policies" if index == 0 else "",
+            f"{result.policy:<16} {_ms(result.step_us):>11} {ratio:>6.2f} x compute, {moved}{best}",
+        )
+
+
+def _budgets(outcome: Outcome) -> Iterator[str]:
+    least, peak = outcome.memory.largest_op_bytes, outcome.memory.peak_bytes
+    yield _row("budgets", f"{format_bytes(peak)}: nothing has to move")
+    if outcome.hidden_from is not None and outcome.hidden_from < peak:
+        text = "from here on the floor is compute: transfers could hide behind it"
+        yield _row("", f"{format_bytes(outcome.hidden_from)}: {text}")
+    yield _row("", f"{format_bytes(least)}: {outcome.memory.largest_op} alone")
+
+
+def _advice(outcome: Outcome) -> Iterator[str]:
+    for index, text in enumerate(outcome.advice):
+        yield _row("would help" if index == 0 else "", text)
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<{_WIDTH}} {text}".rstrip()
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.2f} ms"
+
+
+def _bars(values: Sequence[int], top: int) -> str:
+    """One character a value; the highest bar is `top`."""
+    last = len(_BARS) - 1
+    return "".join(_BARS[-(-value * last // top) if top else 0] for value in values)
