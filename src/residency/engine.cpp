@@ -178,13 +178,16 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
   }
   if (!active()) return;
   const bool late = newest > streams_.awaited(stream);
-  if ((wanted_.empty() && !late) || quiet(stream)) return;
-  const CallScope scope(table_, place_);
-  if (late) {  // still on its way for another stream, or by a hint
-    note(in_.make_wait(stream, newest));
-    streams_.set_awaited(stream, newest);
+  if ((!wanted_.empty() || late) && !quiet(stream)) {
+    const CallScope scope(table_, place_);
+    if (late) {  // still on its way for another stream, or by a hint
+      note(in_.make_wait(stream, newest));
+      streams_.set_awaited(stream, newest);
+    }
+    if (!wanted_.empty()) note(fetch(wanted_, &stream));
   }
-  if (!wanted_.empty()) note(fetch(wanted_, &stream));
+  // What died since the last op has made room: what comes in now comes beside this op.
+  if (policy_->follows()) carry_out(stream);
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
