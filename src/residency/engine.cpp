@@ -182,10 +182,13 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
   }
   if (!active()) return;
   const bool late = newest > streams_.awaited(stream) || populated > streams_.awaited_local(stream);
-  if ((wanted_.empty() && !late) || quiet(stream)) return;
-  const CallScope scope(table_, place_);
-  if (late) note(await(newest, populated, stream));  // under way for another stream, or by a hint
-  if (!wanted_.empty()) note(fetch(wanted_, &stream));
+  if ((!wanted_.empty() || late) && !quiet(stream)) {
+    const CallScope scope(table_, place_);
+    if (late) note(await(newest, populated, stream));  // for another stream, or by a hint
+    if (!wanted_.empty()) note(fetch(wanted_, &stream));
+  }
+  // What died since the last op has made room: what comes in now comes beside this op.
+  if (policy_->follows()) carry_out(stream);
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
