@@ -112,15 +112,18 @@ class Planner:
         if self._builder is None:
             return False
         from .trace import live
+        from .trace.schema import Free
 
         recorded: Recorded = core.record_take("plan")
         if recorded["dropped"]:
             _log.info("a step of more events than are kept is not planned")
             self._record(False)
             return False
+        self._addresses.update(live.addresses(recorded))
         for event in live.events(recorded):
             self._builder.add(event)
-        self._addresses.update(live.addresses(recorded))
+            if type(event) is Free:
+                self._addresses.pop(event.id, None)
         return True
 
     def _plan(self) -> None:
@@ -138,7 +141,8 @@ class Planner:
         begin = time.perf_counter()
         plan = self._policy.plan(trace, self._device(), self._budget())
         if plan is None:
-            return self.stop()
+            self.stop()
+            return
 
         def address(tensor: int) -> int:
             # What is carried into the next step is what this one made.
@@ -231,7 +235,8 @@ def _gpu_name() -> str:
     import torch
 
     # Before the program uses the GPU, the question would start CUDA, and no child could be forked.
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else "cuda"
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return str(torch.cuda.get_device_name()) if used else "cuda"
 
 
 def _open(settings: Settings, path: Path) -> TraceFile:
