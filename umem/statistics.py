@@ -38,3 +38,4 @@ class Stats:
     steps: int
     capture_skips: int
     hook_errors: int
+    advice_ignored: int

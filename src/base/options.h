@@ -17,6 +17,9 @@ struct Options {
   std::size_t floor_bytes = 0;  // the least budget
   std::string policy = "lru";
   bool guard = false;
+  bool backed = true;  // false: a software device of addresses and virtual time, without memory
+  // Of the software device's link and of a fault group; 0: the profile's.
+  double link_in_bytes_per_us = 0, link_out_bytes_per_us = 0, fault_us = 0;
 
   bool operator==(const Options&) const = default;
 };

@@ -12,8 +12,10 @@ void bind_memory(pybind11::module_& module);
 void bind_driver(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
+void bind_advisor(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
+void bind_replay(pybind11::module_& module);
 
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);

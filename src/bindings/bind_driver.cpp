@@ -63,9 +63,9 @@ void check_none_is_open() {
     raise_if_error(Status(Code::kBadState, "a driver is open already: close it first"));
 }
 
-void open_soft(std::size_t device_bytes, const std::string& profile) {
+void open_soft(std::size_t device_bytes, const std::string& profile, bool backed) {
   check_none_is_open();
-  raise_if_error(soft::open({device_bytes, soft::find_profile(profile)}, g_opened));
+  raise_if_error(soft::open({device_bytes, soft::find_profile(profile), backed}, g_opened));
   g_is_open = true;
 }
 
@@ -106,7 +106,8 @@ Entry entry_of(const std::string& name) {
 }
 
 void bind_control(py::module_& m) {
-  m.def("open_soft", &open_soft);
+  m.def("open_soft", &open_soft, py::arg("device_bytes"), py::arg("profile"),
+        py::arg("backed") = true);
   m.def("open_cuda", &open_cuda);
   m.def("close", &close);
   m.def("resize", [](std::size_t bytes) {
@@ -135,6 +136,10 @@ void bind_control(py::module_& m) {
   m.def("set_poison", &soft::set_poison);
   m.def("launch", [](Handle stream, double us) { soft::launch(stream_of(stream), us); });
   m.def("now_us", &soft::now_us);
+  m.def("access", [](std::uintptr_t ptr, std::size_t bytes, bool write) {
+    const soft::Access one{ptr, bytes, write};
+    raise_if_error(soft::access(&one, 1));
+  });
   m.def("page_states", [](std::uintptr_t ptr, std::size_t bytes) {
     Result<std::vector<soft::PageState>> states = soft::page_states(ptr, bytes);
     raise_if_error(states.take_status());

@@ -20,6 +20,10 @@ void bind_options(py::module_& module) {
       .def_readwrite("floor_bytes", &Options::floor_bytes)
       .def_readwrite("policy", &Options::policy)
       .def_readwrite("guard", &Options::guard)
+      .def_readwrite("backed", &Options::backed)
+      .def_readwrite("link_in_bytes_per_us", &Options::link_in_bytes_per_us)
+      .def_readwrite("link_out_bytes_per_us", &Options::link_out_bytes_per_us)
+      .def_readwrite("fault_us", &Options::fault_us)
       .def("__eq__", [](const Options& a, const Options& b) { return a == b; });
 }
 

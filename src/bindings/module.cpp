@@ -45,6 +45,8 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_driver(module);
   umem::bindings::bind_bench(module);
   umem::bindings::bind_trace(module);
+  umem::bindings::bind_advisor(module);
   umem::bindings::bind_plan(module);
   umem::bindings::bind_probe(module);
+  umem::bindings::bind_replay(module);
 }

@@ -47,6 +47,9 @@ void Follower::index_uses() {
   next_step_use_.assign(m, kNever);
   for (std::size_t t = 0; t < m; ++t)
     if (use_start_[t] < use_start_[t + 1]) first_use_[t] = use_op_[use_start_[t]];
+  counts_from_.assign(m, 0);
+  for (std::int64_t t : plan_.allocations)
+    counts_from_[static_cast<std::size_t>(t)] = first_use_[static_cast<std::size_t>(t)];
   for (std::size_t t = 0; t < m; ++t) {  // of a made tensor it is the first use of the carried one
     const bool persistent = plan_.kind[t] == static_cast<std::int64_t>(Kind::kPersistent);
     const std::size_t who =
@@ -122,8 +125,7 @@ Followed Follower::op_ended(const View& view, const RangeId* ids, std::size_t co
     if (tensor_of(ids[i]) == kNoTensor) known = next_op_ < n_ops() && adopt(view, ids[i]);
     if (!known) break;
     const std::size_t t = index(tensor_of(ids[i]));
-    // Allocated in an op that does not use it: the plan's ops begin to count with its first use.
-    if (static_cast<std::int64_t>(next_op_) < first_use_[t] || seen_[t] == ops_) continue;
+    if (static_cast<std::int64_t>(next_op_) < counts_from_[t] || seen_[t] == ops_) continue;
     seen_[t] = ops_;
     counted = true;
     signature += mixed(static_cast<Tensor>(t));

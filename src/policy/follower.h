@@ -58,6 +58,9 @@ class Follower {
   std::vector<std::size_t> use_start_;
   std::vector<std::uint32_t> use_op_;
   std::vector<std::int64_t> first_use_, next_step_use_;
+  // The op that the tensor's uses count from. An op that allocates one uses it as far as umem can
+  // see; by the plan it may be the first time in a later op, or never, as with scratch memory.
+  std::vector<std::int64_t> counts_from_;
   // Of the program.
   std::vector<RangeId> unit_of_;
   std::vector<Tensor> tensor_of_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backing/range_table.h"
@@ -36,6 +37,7 @@ struct Counters {
   std::uint64_t evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
   std::uint64_t capture_skips = 0;
   std::uint64_t plan_hits = 0, plan_misses = 0;
+  std::uint64_t advice_ignored = 0;
 };
 
 class Engine {
@@ -71,6 +73,11 @@ class Engine {
   void op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // The program's step.
   void step_ended();
+  // Bytes that have to be evicted for `bytes` more; 0 where nothing is ever evicted.
+  std::size_t shortage(std::size_t bytes) const;
+  // Who leaves first when room is made next, if it may: somebody outside was asked. Until the next
+  // call.
+  void prefer(std::vector<RangeId> ids) { preferred_ = std::move(ids); }
   // Has the policy's wishes done; `stream` is where compute may have to wait.
   void carry_out(cu::CUstream stream);
 
@@ -117,6 +124,7 @@ class Engine {
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
   void evict_ahead();
+  void evict_preferred(std::size_t wanted);
   void bring(RangeId id);
   Status discard(const std::vector<RangeId>& ids);
   Status populate(RangeId id);
@@ -143,7 +151,7 @@ class Engine {
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
   // Scratch, so that an op costs no malloc.
-  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_;
+  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

@@ -108,6 +108,7 @@ Result<cu::CUevent> Lane::take_event() {
 Status Lane::finish(Ticket ticket, std::size_t bytes) {
   issued_ = ticket;
   missed_ = ticket;  // until its event is recorded
+  issued_bytes_ += bytes;
   Result<cu::CUevent> event = take_event();
   if (!event.ok()) return event.take_status();
   Status recorded = check(table_.cuEventRecord(event.value(), stream_), Entry::cuEventRecord);
@@ -116,9 +117,9 @@ Status Lane::finish(Ticket ticket, std::size_t bytes) {
     return recorded;
   }
   missed_ = 0;
-  under_way_.push_back({ticket, bytes, event.value()});
+  under_way_.push_back({ticket, bytes, issued_bytes_, event.value()});
   // Who waits for one that is forgotten here waits for a later one.
-  const std::size_t kept = place_.context ? 64 : 1;
+  const std::size_t kept = place_.context ? 64 : 4096;
   while (under_way_.size() > kept) {
     under_way_[1].bytes += under_way_.front().bytes;
     spare_events_.push_back(under_way_.front().event);
@@ -135,8 +136,8 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   if (ticket <= complete_) return {};
   if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
   // The first event at or after it: the lane is in order.
-  const auto found = std::find_if(under_way_.begin(), under_way_.end(),
-                                  [&](const Issued& issued) { return issued.ticket >= ticket; });
+  const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
+                                          [&](const Issued& i) { return i.ticket < ticket; });
   if (found == under_way_.end()) return {};
   return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
 }
@@ -157,8 +158,14 @@ void Lane::issue_until(Ticket ticket) {
 }
 
 Ticket Lane::until(std::size_t allowed) {
-  if (!threaded_) return last_;
   const std::lock_guard guard(mutex_);
+  if (!threaded_) {
+    if (issued_bytes_ <= allowed) return 0;
+    const std::uint64_t needed = issued_bytes_ - allowed;
+    const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
+                                            [&](const Issued& i) { return i.through < needed; });
+    return found == under_way_.end() ? last_ : found->ticket;
+  }
   poll();
   std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
   for (const Issued& issued : under_way_) bytes += issued.bytes;

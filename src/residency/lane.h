@@ -49,7 +49,8 @@ class Lane {
   // Waits for the thread to have issued it.
   void issue_until(Ticket ticket);
   // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
-  // Without a thread, the last one.
+  // Without a thread nobody is asked what is complete: all bytes count as under way that were
+  // submitted later.
   Ticket until(std::size_t allowed);
   Ticket last() const { return last_; }
 
@@ -66,6 +67,7 @@ class Lane {
   struct Issued {
     Ticket ticket;
     std::size_t bytes;
+    std::uint64_t through;  // bytes submitted up to here, with its own
     cu::CUevent event;
   };
 
@@ -89,8 +91,9 @@ class Lane {
   std::deque<Job> waiting_;
   std::size_t waiting_bytes_ = 0;
   Ticket issued_ = 0;
-  Ticket missed_ = 0;             // the last one issued, while it has no event
-  Ticket complete_ = 0;           // known to be
+  Ticket missed_ = 0;    // the last one issued, while it has no event
+  Ticket complete_ = 0;  // known to be
+  std::uint64_t issued_bytes_ = 0;
   std::deque<Issued> under_way_;  // by ticket
   std::vector<cu::CUevent> spare_events_;
   std::uint64_t failures_ = 0;

@@ -115,12 +115,31 @@ bool Engine::make_room(std::size_t bytes) {
   if (fits(bytes)) return true;
   const std::size_t wanted = std::min(bytes, share());
   discard_dead(wanted);
+  if (!fits(wanted) && !preferred_.empty()) evict_preferred(wanted);
   if (!fits(wanted)) {
     victims_.clear();
     policy_->victims(view(), taken() + wanted - limits_.budget_bytes, victims_);
     note(send_out(victims_));
   }
   return fits(bytes);
+}
+
+void Engine::evict_preferred(std::size_t wanted) {
+  const View now = view();
+  victims_.clear();
+  std::size_t left = taken() + wanted - limits_.budget_bytes;
+  for (RangeId id : std::exchange(preferred_, {})) {
+    if (left == 0) break;
+    const bool leaves = ledger_.has(id) && now.evictable(id) &&
+                        std::find(victims_.begin(), victims_.end(), id) == victims_.end();
+    if (!leaves) {
+      ++counters_.advice_ignored;
+      continue;
+    }
+    victims_.push_back(id);
+    left -= std::min(left, ledger_.at(id).bytes);
+  }
+  note(send_out(victims_));
 }
 
 // Starts evicting before room is short, where that happens beside compute.

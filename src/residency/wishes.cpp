@@ -13,6 +13,11 @@ View Engine::view() const {
           limits_.budget_bytes - std::min(alive, limits_.budget_bytes)};
 }
 
+std::size_t Engine::shortage(std::size_t bytes) const {
+  const std::size_t room = view().room_bytes;
+  return active() && bytes > room ? bytes - room : 0;
+}
+
 void Engine::op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream) {
   if (!active() || !policy_->follows()) return;
   const Followed followed = policy_->op_ended(view(), ids, count);

@@ -1,4 +1,5 @@
 // Opening and closing: the driver, and each device at its first use.
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -21,8 +22,17 @@ constexpr std::size_t kHeadroomBytes = 512 * MiB;
 Status open_soft(State& s, const Options& options) {
   const soft::Profile* profile = soft::find_profile(options.profile);
   if (!profile) return {Code::kInvalidArgument, "unknown device profile '" + options.profile + "'"};
+  for (double given :
+       {options.link_in_bytes_per_us, options.link_out_bytes_per_us, options.fault_us})
+    if (!(given >= 0) || std::isinf(given))
+      return {Code::kInvalidArgument,
+              "link rates and the cost of a fault are finite and not negative; 0: the profile's"};
+  soft::Profile used = *profile;
+  if (options.link_in_bytes_per_us > 0) used.bytes_per_us_in = options.link_in_bytes_per_us;
+  if (options.link_out_bytes_per_us > 0) used.bytes_per_us_out = options.link_out_bytes_per_us;
+  if (options.fault_us > 0) used.fault_us = options.fault_us;
   const std::size_t bytes = options.device_bytes ? options.device_bytes : options.budget_bytes;
-  return soft::open({bytes, profile}, s.driver);
+  return soft::open({bytes, &used, options.backed}, s.driver);
 }
 
 // Managed memory, or why not: said once, because memory will not exceed the device then.

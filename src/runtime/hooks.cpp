@@ -87,7 +87,10 @@ void pin(Op& op, RangeId id) {
 static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   State& s = state();
   if (!any_owned(s, inputs, count)) return;
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  if (!s.open()) return;
+  const bool advised = s.advisor != nullptr;
+  if (advised) advise_on_inputs(s, inputs, count, guard);
   if (!s.open()) return;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
@@ -96,6 +99,7 @@ static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   op->n_inputs = op->n_pinned;
   by_device(s, *op, op->pinned, op->n_pinned,
             [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
+  if (advised) forget_advice(s);
   if (op->trace.entered_ns != 0 && !op->bracket) record_begin(s, *op, inputs, count);
 }
 
@@ -161,7 +165,9 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   if (bytes == 0) return nullptr;
   const trace::Pause pause(t_op ? &t_op->trace : nullptr);
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  std::unique_lock guard(s.mutex);
+  const bool advised = s.accepting && s.advisor != nullptr;
+  if (advised) advise_on_block(s, bytes, device, guard);
   if (!s.accepting || s.forked) {
     fail(error, {Code::kBadState,
                  s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
@@ -170,6 +176,7 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   }
   Result<void*> result =
       allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), t_op);
+  if (advised) forget_advice(s);
   if (result.ok()) return result.value();
   ++s.counts.ooms;
   fail(error, result.take_status());
@@ -215,7 +222,10 @@ bool owns(const void* ptr) noexcept {
   return state().ranges.find(ptr) != backing::kNoRange;
 }
 
-bool tag(const void* ptr, residency::Tag tag) noexcept {
+// Calls `change` with the ledger and the unit of a live large block: a segment holds many blocks,
+// and keeps its own tag.
+template <class Change>
+static bool change_label(const void* ptr, residency::Tag tag, Change change) {
   State& s = state();
   if (!owns(ptr)) return false;
   std::lock_guard guard(s.mutex);
@@ -226,10 +236,19 @@ bool tag(const void* ptr, residency::Tag tag) noexcept {
     trace::recorder().tag(reinterpret_cast<std::uintptr_t>(ptr), residency::name(tag));
   residency::Ledger& ledger = s.owner(id).engine.ledger();
   if (!ledger.has(id)) return false;
-  // A segment holds many blocks: it keeps its own tag.
-  const residency::Unit& unit = ledger.at(id);
-  if (!unit.segment) ledger.set_tag(id, tag, unit.family);
+  if (!ledger.at(id).segment) change(ledger, id);
   return true;
+}
+
+bool tag(const void* ptr, residency::Tag tag) noexcept {
+  return change_label(ptr, tag, [tag](residency::Ledger& ledger, RangeId id) {
+    ledger.set_tag(id, tag, ledger.at(id).family);
+  });
+}
+
+bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept {
+  return change_label(
+      ptr, tag, [=](residency::Ledger& ledger, RangeId id) { ledger.set_tag(id, tag, family); });
 }
 
 }  // namespace umem::runtime

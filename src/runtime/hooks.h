@@ -55,6 +55,8 @@ UMEM_API bool record_stream(const void* ptr, std::uintptr_t stream) noexcept;
 UMEM_API bool owns(const void* ptr) noexcept;
 // The block's tag from now on; false where umem does not hold it.
 UMEM_API bool tag(const void* ptr, residency::Tag tag) noexcept;
+// The same with the family of the op that made it.
+UMEM_API bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept;
 // One step of the program (an optimizer step) ended.
 UMEM_API void step() noexcept;
 // What is called after each step, on the thread that ends it and without any lock. Null: nobody.

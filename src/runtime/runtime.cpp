@@ -32,8 +32,14 @@ Status check_options(const Options& options) {
 
 // What live blocks were laid out for, and so what a restart may not change.
 bool same_device(const Options& a, const Options& b) {
-  return a.device == b.device && a.profile == b.profile && a.device_bytes == b.device_bytes &&
-         a.guard == b.guard;
+  Options as_a = b;  // but for what a restart may change
+  as_a.budget_bytes = a.budget_bytes;
+  as_a.budget_percent = a.budget_percent;
+  as_a.host_budget_bytes = a.host_budget_bytes;
+  as_a.min_swap_bytes = a.min_swap_bytes;
+  as_a.floor_bytes = a.floor_bytes;
+  as_a.policy = a.policy;
+  return as_a == a;
 }
 
 // A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
@@ -76,6 +82,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
   result.capture_skips += moved.capture_skips;
+  result.advice_ignored += moved.advice_ignored;
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors();
@@ -339,7 +346,7 @@ void step() noexcept {
     ++s.counts.steps;
     s.each([](Device& device) { device.engine.step_ended(); });
     if (trace::recording()) trace::recorder().step();
-    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft;
+    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
   }
   if (soft_device) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.

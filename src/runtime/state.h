@@ -13,6 +13,7 @@
 #include "driver/table.h"
 #include "residency/engine.h"
 #include "runtime/accounts.h"
+#include "runtime/advisor.h"
 #include "runtime/hooks.h"
 #include "runtime/runtime.h"
 
@@ -51,6 +52,7 @@ struct State {
   Stats counts;              // allocs, frees, ooms, steps; the rest is read when asked
   Listener listener = nullptr;
   std::atomic<void (*)()> step_listener{nullptr};
+  std::atomic<Advisor> advisor{nullptr};
   std::optional<bool> managed;  // whether the driver's devices can have managed memory
 
   bool open() const { return !devices.empty() && !forked; }
@@ -99,6 +101,13 @@ void retire_reclaimed(Device& device);
 Status trim_locked(Device& device, std::size_t keep_bytes);
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
 void pin(Op& op, backing::RangeId id);
+
+// advisor.cpp: asks the advisor where bytes are short, with the lock given up meanwhile: nothing
+// that was read under it holds afterwards. The answer holds until it is forgotten.
+void advise_on_inputs(State& s, const void* const* inputs, std::size_t count,
+                      std::unique_lock<std::mutex>& guard);
+void advise_on_block(State& s, std::size_t bytes, int device, std::unique_lock<std::mutex>& guard);
+void forget_advice(State& s);
 
 // devices.cpp, with the lock held: opens the driver for the options; the device, at its first use;
 // gives all back.

@@ -69,6 +69,7 @@ Pager::Extent managed_part(const void* ptr, std::size_t bytes) {
 }  // namespace
 
 Bounds g_bounds;
+std::atomic<bool> g_unbacked{false};
 std::atomic<std::uintptr_t> g_owner{0};
 
 std::mutex& device_mutex() {
@@ -103,14 +104,19 @@ Status open(const Options& options, driver::Driver& driver) {
     DeviceLock lock;
     if (g_device) return {Code::kBadState, "a software device is open already"};
     auto device = std::make_unique<Device>(*options.profile);
-    UMEM_RETURN_IF_ERROR(device->pager.open(frames));
+    UMEM_RETURN_IF_ERROR(device->pager.open(frames, options.backed));
     g_device = device.release();
+    g_unbacked = !options.backed;
     const Space& space = g_device->pager.space();
-    g_bounds.end = space.managed(space.pages());
-    g_bounds.begin = space.managed(0);
+    if (options.backed) {  // no access can be helped otherwise
+      g_bounds.end = space.managed(space.pages());
+      g_bounds.begin = space.managed(0);
+    }
   }
-  install_interposers();  // before the handler, so that nobody replaces it unseen
-  install_fault_handler();
+  if (options.backed) {
+    install_interposers();  // before the handler, so that nobody replaces it unseen
+    install_fault_handler();
+  }
   driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);
@@ -123,6 +129,7 @@ Status close() {
   if (!g_device->pager.empty())
     return {Code::kBadState, "managed memory is still allocated on the software device"};
   g_bounds.begin = g_bounds.end = 0;
+  g_unbacked = false;
   g_device->pager.close();
   delete std::exchange(g_device, nullptr);
   return {};
@@ -131,6 +138,65 @@ Status close() {
 void launch(cu::CUstream stream, double us) {
   DeviceLock lock;
   if (g_device && g_device->clock.known(stream)) g_device->clock.launch(stream, us);
+}
+
+namespace {
+
+// With the lock held: the page faults that the access takes.
+Status fault_in(const Access& access) {
+  Pager& pager = g_device->pager;
+  const Space& space = pager.space();
+  if (access.bytes == 0) return {};
+  const std::uintptr_t last = access.ptr + access.bytes - 1;
+  if (!space.contains(access.ptr) || !space.contains(last) || last < access.ptr)
+    return {Code::kInvalidArgument, "an access to memory that is not managed"};
+  for (std::size_t i = space.page_of(access.ptr); i <= space.page_of(last); ++i) {
+    while (!pager.accessible(i, access.write)) {
+      if (!pager.page(i).allocated)
+        return {Code::kInvalidArgument, "an access to memory that is not allocated"};
+      Moved moved;
+      if (pager.fault(i, moved) == Pager::Fault::kRefused)
+        return {Code::kOutOfDeviceMemory, "no frame can be had for a page that faulted"};
+      g_device->book_fault(moved);
+    }
+  }
+  return {};
+}
+
+// The contents stay. Without the lock: the fault handler takes it.
+void touch(const Access& access) {
+  for (std::uintptr_t at = access.ptr; at < access.ptr + access.bytes;
+       at = align_down(at, kPageBytes) + kPageBytes) {
+    auto* byte = reinterpret_cast<unsigned char*>(at);
+    if (access.write) {
+      __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);
+    } else {
+      (void)__atomic_load_n(byte, __ATOMIC_RELAXED);
+    }
+  }
+}
+
+}  // namespace
+
+Status access(const Access* list, std::size_t count) {
+  {
+    DeviceLock lock;
+    if (!g_device) return {Code::kBadState, "no software device is open"};
+    if (g_unbacked) {
+      for (std::size_t i = 0; i < count; ++i) UMEM_RETURN_IF_ERROR(fault_in(list[i]));
+      return {};
+    }
+    for (std::size_t i = 0; i < count; ++i)
+      if (list[i].bytes > 0 && g_device->pager.find(list[i].ptr).count == 0)
+        return {Code::kInvalidArgument, "an access to memory that is not allocated"};
+  }
+  for (std::size_t i = 0; i < count; ++i) touch(list[i]);
+  return {};
+}
+
+void wait() {
+  DeviceLock lock;
+  if (g_device) g_device->clock.synchronize(static_cast<cu::CUstream>(nullptr));
 }
 
 double now_us() {

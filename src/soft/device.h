@@ -27,6 +27,8 @@ UMEM_API const Profile* find_profile(std::string_view name);  // null if unknown
 struct Options {
   std::size_t device_bytes = 0;  // rounded down to whole frames; at least kMinFrames of them
   const Profile* profile = nullptr;
+  // False: the same device in addresses and virtual time only; see `access`.
+  bool backed = true;
 };
 inline constexpr std::size_t kMinFrames = 4;  // below 3 one instruction may never complete
 
@@ -38,6 +40,19 @@ UMEM_API Status close();
 
 // A kernel of `us` microseconds on `stream`, for the virtual clock.
 UMEM_API void launch(cu::CUstream stream, double us);
+// What a kernel on the default stream does to memory: an absent page faults, and so does a write to
+// a page that is duplicated on the host. On a backed device the pages are really touched; on an
+// unbacked one, where loads and stores crash, this is the only access. kInvalidArgument where
+// bytes are not managed memory, kOutOfDeviceMemory where no frame can be had.
+struct Access {
+  std::uintptr_t ptr = 0;
+  std::size_t bytes = 0;
+  bool write = false;
+};
+UMEM_API Status access(const Access* list, std::size_t count);
+
+// The calling program waits for the default stream: host time becomes the stream's.
+UMEM_API void wait();
 // Virtual time in microseconds since `open`.
 UMEM_API double now_us();
 

@@ -21,6 +21,8 @@ struct Bounds {
   }
 };
 extern Bounds g_bounds;
+// No memory is behind the managed addresses of the open device, so no signal handler can fault.
+extern std::atomic<bool> g_unbacked;
 // The thread inside the device (pthread_self), 0 for none.
 extern std::atomic<std::uintptr_t> g_owner;
 inline std::uintptr_t this_thread() {
@@ -29,23 +31,28 @@ inline std::uintptr_t this_thread() {
 
 class DeviceLock {
  public:
-  DeviceLock() {
-    sigset_t all;
-    sigfillset(&all);
-    for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fatal);
-    pthread_sigmask(SIG_BLOCK, &all, &previous_);
+  DeviceLock() : masked_(!g_unbacked.load(std::memory_order_relaxed)) {
+    if (masked_) mask();
     device_mutex().lock();
     g_owner.store(this_thread(), std::memory_order_relaxed);
   }
   ~DeviceLock() {
     g_owner.store(0, std::memory_order_relaxed);
     device_mutex().unlock();
-    pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
+    if (masked_) pthread_sigmask(SIG_SETMASK, &previous_, nullptr);
   }
   DeviceLock(const DeviceLock&) = delete;
   DeviceLock& operator=(const DeviceLock&) = delete;
 
  private:
+  void mask() {
+    sigset_t all;
+    sigfillset(&all);
+    for (int fatal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, fatal);
+    pthread_sigmask(SIG_BLOCK, &all, &previous_);
+  }
+
+  const bool masked_;
   sigset_t previous_;
 };
 

@@ -292,6 +292,7 @@ CUresult copy(CUdeviceptr destination, CUdeviceptr source, std::size_t bytes, CU
   const CUresult result = check_stream(stream);
   if (result != CUDA_SUCCESS) return result;
   if (bytes > 0 && (!destination || !source)) return CUDA_ERROR_INVALID_VALUE;
+  if (g_unbacked) return CUDA_ERROR_NOT_SUPPORTED;  // no contents, and one side is not managed
   std::memmove(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), bytes);
   return CUDA_SUCCESS;
 }
@@ -300,6 +301,7 @@ CUresult fill(CUdeviceptr destination, unsigned char value, std::size_t bytes, C
   const CUresult result = check_stream(stream);
   if (result != CUDA_SUCCESS) return result;
   if (bytes > 0 && !destination) return CUDA_ERROR_INVALID_VALUE;
+  if (g_unbacked) return CUDA_ERROR_NOT_SUPPORTED;
   std::memset(reinterpret_cast<void*>(destination), value, bytes);
   return CUDA_SUCCESS;
 }

@@ -3,13 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace umem::soft {
 namespace {
 
 // Managed address space: what the largest host can need, and cheap since only reserved.
 constexpr std::size_t kSpacePages = (std::size_t{1} << 40) >> kPageShift;
+// Without memory behind it: what no trace can exhaust.
+constexpr std::size_t kUnbackedPages = (std::size_t{1} << 44) >> kPageShift;
 constexpr unsigned char kPoison = 0xDB;  // what a discarded page reads as under set_poison
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
@@ -21,8 +22,9 @@ int protection_of(const Page& page) {
 
 }  // namespace
 
-Status Pager::open(std::size_t frames) {
-  UMEM_RETURN_IF_ERROR(space_.reserve(kSpacePages, 4 * frames));
+Status Pager::open(std::size_t frames, bool backed) {
+  const std::size_t pages = backed ? kSpacePages : kUnbackedPages;
+  UMEM_RETURN_IF_ERROR(space_.reserve(pages, 4 * frames, backed));
   const std::size_t bytes = space_.pages() * sizeof(Page);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -174,7 +176,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   if (!take_frame(frame, moved)) return false;
   const bool copy = page.state == PageState::kHost;
   const bool duplicate = copy && page.read_mostly;
-  if (copy) std::memcpy(space_.frame(frame), space_.host(index), kPageBytes);
+  if (copy) space_.copy_in(frame, index);
   if (!space_.map_frame(frame, index, duplicate ? PROT_READ : kReadWrite)) {
     give_frame(frame);
     return false;
@@ -193,7 +195,7 @@ bool Pager::evict(std::size_t index, Moved& moved) {
   remove(list_of(page), index);
   if (page.state == PageState::kDevice) {
     hold_host(page);
-    std::memcpy(space_.host(index), space_.frame(page.frame), kPageBytes);
+    space_.copy_out(page.frame, index);
     moved.bytes_out += kPageBytes;
   }
   page.state = page.state == PageState::kDiscarded ? PageState::kVoid : PageState::kHost;
@@ -264,8 +266,7 @@ void Pager::discard(Extent extent) {
     if (page.state == PageState::kHost) {
       page.state = PageState::kVoid;
     } else if (page.state == PageState::kDevice || page.state == PageState::kDuplicate) {
-      if (poison_ && space_.protect(i, kReadWrite))
-        std::memset(reinterpret_cast<void*>(space_.managed(i)), kPoison, kPageBytes);
+      if (poison_ && space_.protect(i, kReadWrite)) space_.fill(i, kPoison);
       // Unmapped, so that a write is seen and undoes the discard.
       if (!space_.protect(i, PROT_NONE)) continue;
       remove(used_list_, i);

@@ -39,7 +39,7 @@ struct Moved {
 
 class Pager {
  public:
-  Status open(std::size_t frames);
+  Status open(std::size_t frames, bool backed);
   void close();
 
   struct Extent {
@@ -62,6 +62,12 @@ class Pager {
   // Makes an allocated page accessible after a fault.
   enum class Fault { kBrought, kPresent, kRefused };
   Fault fault(std::size_t page, Moved& moved);
+  // Whether a kernel's access would not fault.
+  bool accessible(std::size_t index, bool write) const {
+    const Page& page = pages_[index];
+    if (page.state == PageState::kDevice || page.remote || page.windows > 0) return true;
+    return page.state == PageState::kDuplicate && !write;
+  }
   // Host pages mapped directly while a system call accesses them.
   bool open_window(Extent extent, Moved& moved);
   void close_window(Extent extent);

@@ -68,12 +68,14 @@ Status probe_dontunmap() {
 
 }  // namespace
 
-Status Space::reserve(std::size_t pages, std::size_t least_pages) {
-  UMEM_RETURN_IF_ERROR(probe_dontunmap());
+Status Space::reserve(std::size_t pages, std::size_t least_pages, bool backed) {
+  if (backed) UMEM_RETURN_IF_ERROR(probe_dontunmap());
+  backed_ = backed;
   for (; pages >= least_pages && pages > 0; pages /= 2) {
     const std::size_t bytes = pages << kPageShift;
     pages_ = pages;
     managed_ = reserve_aligned(bytes, PROT_NONE);
+    if (managed_ && !backed) return {};
     host_ = reserve_aligned(bytes, kReadWrite);
     frames_ = reserve_aligned(bytes, PROT_NONE);
     if (managed_ && host_ && frames_) return {};
@@ -92,35 +94,47 @@ void Space::release() {
 }
 
 bool Space::open_frame(std::size_t index) {
-  return set_protection(frame(index), kReadWrite);
+  return !backed_ || set_protection(frame(index), kReadWrite);
 }
 
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {
-  return move_page(frame(index), kReadWrite, at(managed_, page), protection);
+  return !backed_ || move_page(frame(index), kReadWrite, at(managed_, page), protection);
 }
 
 bool Space::unmap_frame(std::size_t index, std::size_t page, int protection) {
-  return move_page(at(managed_, page), protection, frame(index), kReadWrite);
+  return !backed_ || move_page(at(managed_, page), protection, frame(index), kReadWrite);
 }
 
 bool Space::map_host(std::size_t page) {
-  return move_page(host(page), kReadWrite, at(managed_, page), kReadWrite);
+  return !backed_ || move_page(host(page), kReadWrite, at(managed_, page), kReadWrite);
 }
 
 bool Space::unmap_host(std::size_t page) {
-  return move_page(at(managed_, page), kReadWrite, host(page), kReadWrite);
+  return !backed_ || move_page(at(managed_, page), kReadWrite, host(page), kReadWrite);
 }
 
 bool Space::protect(std::size_t page, int protection) {
-  return set_protection(at(managed_, page), protection);
+  return !backed_ || set_protection(at(managed_, page), protection);
+}
+
+void Space::copy_in(std::size_t index, std::size_t page) {
+  if (backed_) std::memcpy(frame(index), host(page), kPageBytes);
+}
+
+void Space::copy_out(std::size_t index, std::size_t page) {
+  if (backed_) std::memcpy(host(page), frame(index), kPageBytes);
+}
+
+void Space::fill(std::size_t page, unsigned char value) {
+  if (backed_) std::memset(at(managed_, page), value, kPageBytes);
 }
 
 void Space::drop_frame(std::size_t index) {
-  madvise(frame(index), kPageBytes, MADV_DONTNEED);
+  if (backed_) madvise(frame(index), kPageBytes, MADV_DONTNEED);
 }
 
 void Space::drop_host(std::size_t page) {
-  madvise(host(page), kPageBytes, MADV_DONTNEED);
+  if (backed_) madvise(host(page), kPageBytes, MADV_DONTNEED);
 }
 
 }  // namespace umem::soft

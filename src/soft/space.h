@@ -2,6 +2,8 @@
 //   managed  what the program sees: a page is accessible only while something is mapped there
 //   host     the host store: the page's place in "host memory"
 //   frames   the device: frames live here while free
+// Unbacked, there is the first one only, never accessible, and all moves do nothing: addresses and
+// virtual time without memory, for traces of any size.
 // A frame (or a host page) is mapped at the managed address by moving its memory there with
 // mremap(MREMAP_DONTUNMAP), and moved back on eviction. So the memory stays private anonymous: a
 // forked child gets its own copy of everything, which shared frames could not give.
@@ -18,8 +20,10 @@ class Space {
  public:
   // Reserves `pages` pages of managed and host space and as many frames; halves on refusal, down
   // to `least_pages`.
-  Status reserve(std::size_t pages, std::size_t least_pages);
+  Status reserve(std::size_t pages, std::size_t least_pages, bool backed);
   void release();
+
+  bool backed() const { return backed_; }
 
   std::size_t pages() const { return pages_; }
   bool contains(std::uintptr_t address) const {
@@ -27,8 +31,6 @@ class Space {
   }
   std::size_t page_of(std::uintptr_t address) const { return (address - managed_) >> kPageShift; }
   std::uintptr_t managed(std::size_t page) const { return managed_ + (page << kPageShift); }
-  char* host(std::size_t page) const { return at(host_, page); }
-  char* frame(std::size_t frame) const { return at(frames_, frame); }
 
   // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
   // leave the mapping as it was.
@@ -39,16 +41,24 @@ class Space {
   bool map_host(std::size_t page);
   bool unmap_host(std::size_t page);
   bool protect(std::size_t page, int protection);
+  // Between the page's place on the host and a frame at home.
+  void copy_in(std::size_t frame, std::size_t page);
+  void copy_out(std::size_t frame, std::size_t page);
+  // Of a page that is mapped and accessible.
+  void fill(std::size_t page, unsigned char value);
   // Gives physical memory back.
   void drop_frame(std::size_t frame);
   void drop_host(std::size_t page);
 
  private:
+  char* host(std::size_t page) const { return at(host_, page); }
+  char* frame(std::size_t frame) const { return at(frames_, frame); }
   static char* at(std::uintptr_t base, std::size_t index) {
     return reinterpret_cast<char*>(base + (index << kPageShift));
   }
   std::size_t pages_ = 0;
   std::uintptr_t managed_ = 0, host_ = 0, frames_ = 0;
+  bool backed_ = true;
 };
 
 }  // namespace umem::soft

@@ -103,6 +103,11 @@ class Program:
         del self.values[name]
         assert _core.release(self.at.pop(name))
 
+    def rename(self, old: str, new: str) -> None:
+        self.at[new] = self.at.pop(old)
+        self.bytes[new] = self.bytes.pop(old)
+        self.values[new] = self.values.pop(old)
+
     def op(self, *names: str) -> None:
         token = _core.op_begin([self.at[name] for name in names], "", "forward")
         for name in names:

@@ -25,7 +25,8 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
     of the step in which the plan is installed.
 
     What the plan says of an op that does not count is done at the next one that does; what comes
-    after the last one is done there. Raises ValueError for a trace without any large access.
+    after the last one is done there. `read_mostly` is left out: a driver does not free the device
+    copy of such a range by a prefetch to the host. Raises ValueError for a trace without any large access.
     """
     trace = plan.trace
     ops = _Ops(trace)
@@ -76,13 +77,14 @@ class _Ops:
     def by(self, op: Ints) -> Ints:
         """The same for ops that may lie in the next step."""
         n = self.trace.n_ops
-        return self.index[op % n] + op // n * self.count
+        counted: Ints = self.index[op % n] + op // n * self.count
+        return counted
 
     def accesses(self, tensor: Ints) -> Columns:
         op = self.index[self.trace.access_op[self.of_large]]
         counts = np.bincount(op, minlength=self.count)
         start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-        of_large = tensor[self.trace.access_tensor[self.of_large]]
+        of_large: Ints = tensor[self.trace.access_tensor[self.of_large]]
         return {"access_start": start, "access_tensor": of_large}
 
     def most(self, plan: Plan) -> Ints:
@@ -98,7 +100,7 @@ def _column(values: object) -> Ints:
 
 
 def _of_large(tensors: Ints, tensor: Ints) -> Ints:
-    mapped = tensor[tensors]
+    mapped: Ints = tensor[tensors]
     return mapped[mapped >= 0]
 
 
@@ -107,9 +109,11 @@ def _allocations(trace: StepTrace) -> Ints:
 
     A carried one that no step makes is allocated where the step begins, as in replay.
     """
-    before = (trace.kind == Kind.PERSISTENT) | ((trace.kind == Kind.CARRIED) & (trace.twin >= 0))
+    carried = trace.kind == Kind.CARRIED
+    before = (trace.kind == Kind.PERSISTENT) | (carried & (trace.twin >= 0))
     inside = np.flatnonzero(trace.large & ~before)
-    return inside[np.argsort(trace.first[inside], kind="stable")]
+    first = np.where(carried, -1, trace.first)[inside]
+    return inside[np.argsort(first, kind="stable")]
 
 
 def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Columns:

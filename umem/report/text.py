@@ -53,6 +53,8 @@ def _unused(stats: Stats) -> str:
 def _plan(stats: Stats) -> str:
     total = stats.plan_hits + stats.plan_misses
     notes = [f"{stats.plan_hits} of {total} ops as planned"] if total else []
+    if stats.advice_ignored:
+        notes.append(f"{stats.advice_ignored} blocks that a policy named could not leave")
     if stats.capture_skips:
         notes.append(f"{stats.capture_skips} movements left out while graphs were captured")
     if stats.hook_errors:

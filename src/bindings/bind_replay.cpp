@@ -1,0 +1,148 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/units.h"
+#include "bindings/bind.h"
+#include "replay/replay.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+namespace {
+
+using replay::Replay;
+using residency::Family;
+using residency::Tag;
+
+// A problem of the input is a ValueError here: Python knows the file's name, and adds it.
+void raise_input_error(const Status& status) {
+  if (status.code() == Code::kInvalidArgument) throw py::value_error(status.message());
+  raise_if_error(status);
+}
+
+template <class Call>
+void run(Call call) {
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = call();
+  }
+  raise_input_error(status);
+}
+
+// A column of exactly this type, since a silent conversion could cut values off.
+template <class Item, class Stored = Item>
+std::vector<Stored> column(const py::dict& step, const char* name) {
+  if (!step.contains(name)) throw py::value_error(std::string("set_step: no column ") + name);
+  const py::object given = step[name];
+  if (!py::isinstance<py::array_t<Item>>(given) || py::array(given).ndim() != 1)
+    throw py::value_error(std::string("set_step: the column ") + name +
+                          " is no one-dimensional numpy array of " +
+                          std::string(py::str(py::dtype::of<Item>())));
+  const auto values = py::cast<py::array_t<Item>>(given);
+  const auto items = values.template unchecked<1>();
+  std::vector<Stored> result(static_cast<std::size_t>(items.shape(0)));
+  for (py::ssize_t i = 0; i < items.shape(0); ++i)
+    result[static_cast<std::size_t>(i)] = static_cast<Stored>(items(i));
+  return result;
+}
+
+template <class Label, class Find>
+std::vector<Label> labels(const py::dict& step, const char* name, Find find) {
+  if (!step.contains(name)) throw py::value_error(std::string("set_step: no column ") + name);
+  std::vector<Label> result;
+  for (const py::handle text : step[name]) result.push_back(find(py::cast<std::string>(text)));
+  return result;
+}
+
+replay::StepColumns columns_of(const py::dict& step) {
+  using Int = std::int64_t;
+  replay::StepColumns columns{column<double>(step, "op_us"),
+                              column<Int>(step, "bytes"),
+                              column<Int>(step, "kind"),
+                              column<Int>(step, "first"),
+                              column<Int>(step, "last"),
+                              column<Int>(step, "twin"),
+                              column<Int>(step, "source"),
+                              labels<Tag>(step, "tag", residency::find_tag),
+                              labels<Family>(step, "family", residency::find_family),
+                              column<Int>(step, "access_start"),
+                              column<Int>(step, "access_tensor"),
+                              column<bool, unsigned char>(step, "access_write")};
+  if (!step.contains("large")) return columns;
+  // A small tensor's size may be rounded up to that of a large one.
+  const std::vector<unsigned char> large = column<bool, unsigned char>(step, "large");
+  if (large.size() != columns.bytes.size())
+    throw py::value_error("set_step: the columns of tensors differ in length");
+  for (std::size_t t = 0; t < large.size(); ++t)
+    if (!large[t]) columns.bytes[t] = std::min<Int>(columns.bytes[t], kPageBytes - 1);
+  return columns;
+}
+
+py::dict figures(const Replay& replay) {
+  const replay::Figures last = replay.figures();
+  const replay::Progress total = replay.progress();
+  py::dict result;
+  result["step_us"] = last.step_us;
+  result["compute_us"] = last.compute_us;
+  result["stall_us"] = last.stall_us;
+  result["bytes_in"] = last.bytes_in;
+  result["bytes_out"] = last.bytes_out;
+  result["bytes_discarded"] = last.bytes_discarded;
+  result["faults"] = last.faults;
+  result["evictions"] = last.evictions;
+  result["prefetches"] = last.prefetches;
+  result["prefetched_unused_bytes"] = last.prefetched_unused_bytes;
+  result["peak_resident_bytes"] = last.peak_resident_bytes;
+  result["plan_hits"] = last.plan_hits;
+  result["plan_misses"] = last.plan_misses;
+  result["steps"] = total.steps;
+  result["events"] = total.events;
+  result["seconds"] = total.seconds;
+  return result;
+}
+
+std::unique_ptr<Replay> open(Options options, bool backed) {
+  options.backed = backed;
+  Result<std::unique_ptr<Replay>> opened = [&] {
+    py::gil_scoped_release unlocked;
+    return Replay::open(options);
+  }();
+  raise_if_error(opened.take_status());
+  return std::move(opened.value());
+}
+
+}  // namespace
+
+void bind_replay(py::module_& module) {
+  py::class_<Replay>(module, "Replay", "A trace on the runtime, in virtual time.")
+      .def(py::init(&open), py::arg("options"), py::arg("backed") = false)
+      .def("feed",
+           [](Replay& self, const py::bytes& text) {
+             const auto view = static_cast<std::string_view>(text);
+             run([&] { return self.feed(view); });
+           })
+      .def("finish", [](Replay& self) { run([&] { return self.finish(); }); })
+      .def("set_step",
+           [](Replay& self, const py::dict& step) {
+             replay::StepColumns columns = columns_of(step);
+             run([&] { return self.set_step(std::move(columns)); });
+           })
+      .def("run_step",
+           [](Replay& self, std::uint64_t repeats) { run([&] { return self.run_step(repeats); }); })
+      .def("address",
+           [](const Replay& self, std::size_t tensor) {
+             Result<std::uintptr_t> found = self.address(tensor);
+             raise_input_error(found.take_status());
+             return found.value();
+           })
+      .def("figures", &figures)
+      .def("close", [](Replay& self) { run([&] { return self.close(); }); });
+}
+
+}  // namespace umem::bindings

@@ -1,0 +1,89 @@
+#include "replay/machine.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/units.h"
+
+namespace umem::replay {
+
+using residency::Family;
+using residency::Tag;
+
+Status Machine::open(const Options& options) {
+  if (runtime::running())
+    return {Code::kBadState, "umem is on, and a replay needs the runtime; call umem.disable()"};
+  UMEM_RETURN_IF_ERROR(runtime::stop());  // closes what a session left open without live blocks
+  if (runtime::current_driver())
+    return {Code::kBadState,
+            "tensors of an earlier session are still alive; free them, or replay in a new process"};
+  if (options.device != "soft")
+    return {Code::kInvalidArgument, "a replay runs on the software device; device is '" +
+                                        options.device + "', allowed: soft"};
+  UMEM_RETURN_IF_ERROR(runtime::start(options));
+  start_step(runtime::stats());
+  return {};
+}
+
+Status Machine::close() {
+  return runtime::stop();
+}
+
+Result<void*> Machine::allocate(std::size_t bytes, Tag tag, Family family) {
+  runtime::Failure failure;
+  void* ptr = runtime::allocate(bytes, 0, 0, &failure);
+  if (failure.code != 0) return Status(static_cast<Code>(failure.code), failure.message);
+  // Small blocks share a segment, which has no label of theirs.
+  if (bytes < kPageBytes) return ptr;
+  if (family == Family::kCount) family = in_op_ ? op_.family : Family::kNone;
+  runtime::label(ptr, tag == Tag::kCount ? Tag::kTemp : tag, family);
+  return ptr;
+}
+
+void Machine::begin(Family family) {
+  op_.family = family == Family::kCount ? Family::kNone : family;
+  op_.phase = runtime::Phase::kNone;
+  runtime::op_begin(&op_, inputs_.data(), inputs_.size());
+  in_op_ = true;
+}
+
+Status Machine::end(double us) {
+  in_op_ = false;
+  Status accessed = soft::access(accesses_.data(), accesses_.size());
+  soft::launch(nullptr, us);
+  runtime::op_end(&op_, Tag::kCount);
+  soft::wait();
+  compute_us_ += us;
+  return accessed;
+}
+
+void Machine::start_step(const runtime::Stats& now) {
+  before_ = now;
+  step_start_us_ = soft::now_us();
+  compute_us_ = 0;
+  runtime::reset_peak_stats();
+}
+
+void Machine::end_step() {
+  const runtime::Stats now = runtime::stats();
+  const double step_us = soft::now_us() - step_start_us_;
+  const double stall_us = std::max(0.0, step_us - compute_us_);
+  figures_ = {step_us,
+              compute_us_,
+              stall_us,
+              now.bytes_in - before_.bytes_in,
+              now.bytes_out - before_.bytes_out,
+              now.bytes_discarded - before_.bytes_discarded,
+              now.faults - before_.faults,
+              now.evictions - before_.evictions,
+              now.prefetches - before_.prefetches,
+              now.prefetched_unused_bytes - before_.prefetched_unused_bytes,
+              now.peak_resident_bytes,
+              now.plan_hits - before_.plan_hits,
+              now.plan_misses - before_.plan_misses};
+  ++steps_;
+  start_step(now);
+  runtime::step();  // what it makes the engine do belongs to the next one
+}
+
+}  // namespace umem::replay

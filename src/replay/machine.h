@@ -1,0 +1,63 @@
+// The runtime as a program would drive it: blocks, ops and steps on a software device in virtual
+// time. What is played from a trace (player.h) or from a step's columns (step_player.h) ends here.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/options.h"
+#include "base/status.h"
+#include "runtime/runtime.h"
+#include "soft/device.h"
+
+namespace umem::replay {
+
+// Of one step. Times are virtual microseconds; bytes and counts as in runtime/stats.def.
+struct Figures {
+  double step_us = 0;
+  double compute_us = 0;  // of the ops themselves
+  double stall_us = 0;    // the rest of the step
+  std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
+  std::uint64_t faults = 0, evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
+  std::uint64_t peak_resident_bytes = 0, plan_hits = 0, plan_misses = 0;
+};
+
+class Machine {
+ public:
+  // Starts the runtime on the software device that the options say, which must have been off.
+  Status open(const Options& options);
+  // All blocks were released.
+  Status close();
+
+  // kOutOfDeviceMemory or kOutOfHostMemory with the runtime's own reason. Null for 0 bytes.
+  Result<void*> allocate(std::size_t bytes, residency::Tag tag, residency::Family family);
+  void release(void* ptr) { runtime::release(ptr); }
+
+  // An op: its inputs, `begin`, allocations and releases, its accesses, `end`. The program waits
+  // for it: host time is device time afterwards.
+  std::vector<const void*>& inputs() { return inputs_; }
+  std::vector<soft::Access>& accesses() { return accesses_; }
+  void begin(residency::Family family);
+  Status end(double us);
+  // In place of `end`, after an error.
+  void abandon() { runtime::op_end(&op_, residency::Tag::kCount); }
+
+  void end_step();
+
+  const Figures& figures() const { return figures_; }  // of the last complete step
+  std::uint64_t steps() const { return steps_; }
+
+ private:
+  void start_step(const runtime::Stats& now);
+
+  runtime::Op op_;
+  std::vector<const void*> inputs_;
+  std::vector<soft::Access> accesses_;
+  runtime::Stats before_;
+  Figures figures_;
+  double step_start_us_ = 0, compute_us_ = 0;
+  std::uint64_t steps_ = 0;
+  bool in_op_ = false;
+};
+
+}  // namespace umem::replay

@@ -1,0 +1,108 @@
+#include "replay/replay.h"
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace umem::replay {
+namespace {
+
+std::atomic<bool> g_open{false};
+
+Status bad_state(const char* reason) {
+  return {Code::kBadState, reason};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Replay>> Replay::open(const Options& options) {
+  if (g_open.exchange(true)) return bad_state("a replay is open already; close it first");
+  std::unique_ptr<Replay> made(new Replay);
+  if (Status status = made->machine_.open(options); !status.ok()) {
+    g_open = false;
+    return status;
+  }
+  made->open_ = true;
+  return made;
+}
+
+Replay::~Replay() {
+  const Status status = close();
+  (void)status;  // nobody is there to be told
+}
+
+Status Replay::close() {
+  if (!std::exchange(open_, false)) return {};
+  if (step_) step_->release_all();
+  player_.release_all();
+  Status status = machine_.close();
+  g_open = false;
+  return status;
+}
+
+template <class Call>
+Status Replay::timed(Call call) {
+  if (!open_) return bad_state("the replay is closed");
+  if (failed_) return bad_state("the replay failed before; close it");
+  const auto start = std::chrono::steady_clock::now();
+  Status status = call();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  seconds_ += took.count();
+  failed_ = !status.ok();
+  return status;
+}
+
+Status Replay::play(const Event& event) {
+  ++events_;
+  Status status = player_.play(event);
+  if (status.ok()) return status;
+  return {status.code(), std::to_string(reader_.line()) + ": " + status.message()};
+}
+
+Status Replay::feed(std::string_view text) {
+  if (finished_ || step_) return bad_state("the trace has ended; open another replay");
+  fed_ = true;
+  return timed([&] { return reader_.feed(text, [this](const Event& e) { return play(e); }); });
+}
+
+Status Replay::finish() {
+  if (!fed_) return bad_state("there is no trace to finish: feed it first");
+  if (finished_) return {};
+  finished_ = true;
+  return timed([&]() -> Status {
+    UMEM_RETURN_IF_ERROR(reader_.finish([this](const Event& e) { return play(e); }));
+    return player_.finish();
+  });
+}
+
+Status Replay::set_step(StepColumns columns) {
+  if (step_) return bad_state("the replay has its step already; open another one");
+  if (fed_) UMEM_RETURN_IF_ERROR(finish());
+  return timed([&]() -> Status {
+    UMEM_RETURN_IF_ERROR(columns.check());
+    step_.emplace(machine_, std::move(columns));
+    return fed_ ? step_->take_from(player_) : step_->allocate_all();
+  });
+}
+
+Status Replay::run_step(std::uint64_t repeats) {
+  if (!step_) return bad_state("there is no step to run: call set_step first");
+  return timed([&]() -> Status {
+    for (std::uint64_t i = 0; i < repeats; ++i) {
+      UMEM_RETURN_IF_ERROR(step_->run());
+      events_ += step_->events();
+    }
+    return {};
+  });
+}
+
+Result<std::uintptr_t> Replay::address(std::size_t tensor) const {
+  if (!step_) return bad_state("there is no step: call set_step first");
+  if (tensor >= step_->tensors())
+    return Status(Code::kInvalidArgument,
+                  "tensor " + std::to_string(tensor) + " of " + std::to_string(step_->tensors()));
+  return reinterpret_cast<std::uintptr_t>(step_->address(tensor));
+}
+
+}  // namespace umem::replay

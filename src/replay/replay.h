@@ -1,0 +1,67 @@
+// A replay: a trace, as text or as one step's columns, on the runtime in virtual time.
+//
+// One at a time in a process, and only while umem is off: the runtime is one. Not thread-safe, and
+// all calls come from one thread.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "base/export.h"
+#include "base/options.h"
+#include "base/status.h"
+#include "replay/machine.h"
+#include "replay/player.h"
+#include "replay/reader.h"
+#include "replay/step_player.h"
+
+namespace umem::replay {
+
+struct Progress {
+  std::uint64_t steps = 0, events = 0;
+  double seconds = 0;  // of real time, inside of these calls
+};
+
+class Replay {
+ public:
+  // kBadState while umem is on, or another replay is open.
+  UMEM_API static Result<std::unique_ptr<Replay>> open(const Options& options);
+  UMEM_API ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
+
+  // The trace as text, in pieces cut anywhere. kInvalidArgument, "LINE: reason", where it is wrong;
+  // out of memory where the runtime refuses an allocation. Nothing but `close` is possible then.
+  UMEM_API Status feed(std::string_view text);
+  UMEM_API Status finish();
+
+  // After a trace, what is alive at the step's begin are its blocks; else it is allocated.
+  UMEM_API Status set_step(StepColumns columns);
+  UMEM_API Status run_step(std::uint64_t repeats);
+  // Of a tensor of the step that is alive now; 0 where it is not.
+  UMEM_API Result<std::uintptr_t> address(std::size_t tensor) const;
+
+  UMEM_API Figures figures() const { return machine_.figures(); }
+  UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
+  // Releases all blocks and closes the device. Idempotent.
+  UMEM_API Status close();
+
+ private:
+  Replay() : player_(machine_) {}
+  // Times the call, and keeps the replay from going on after an error.
+  template <class Call>
+  Status timed(Call call);
+  Status play(const Event& event);
+
+  Machine machine_;
+  Reader reader_;
+  Player player_;
+  std::optional<StepPlayer> step_;
+  std::uint64_t events_ = 0;
+  double seconds_ = 0;
+  bool fed_ = false, finished_ = false, failed_ = false, open_ = false;
+};
+
+}  // namespace umem::replay

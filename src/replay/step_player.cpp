@@ -1,0 +1,199 @@
+#include "replay/step_player.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace umem::replay {
+namespace {
+
+Status bad(const std::string& reason) {
+  return {Code::kInvalidArgument, "set_step: " + reason};
+}
+
+std::string tensor_text(std::size_t tensor) {
+  return "tensor " + std::to_string(tensor) + " ";
+}
+
+Status check_tensor(const StepColumns& c, std::size_t t) {
+  const auto n = static_cast<std::int64_t>(c.ops());
+  const auto m = static_cast<std::int64_t>(c.tensors());
+  if (c.bytes[t] < 0) return bad(tensor_text(t) + "has a negative size");
+  if (c.kind[t] < 0 || c.kind[t] > static_cast<std::int64_t>(Kind::kCarried))
+    return bad(tensor_text(t) + "has the unknown kind " + std::to_string(c.kind[t]));
+  const Kind kind = static_cast<Kind>(c.kind[t]);
+  const bool begins = kind == Kind::kTransient || kind == Kind::kMade;
+  const bool ends = kind == Kind::kTransient || kind == Kind::kCarried;
+  if (begins && (c.first[t] < 0 || c.first[t] >= n))
+    return bad(tensor_text(t) + "begins at op " + std::to_string(c.first[t]) + " of " +
+               std::to_string(n));
+  if (ends && (c.last[t] < -1 || c.last[t] >= n || (begins && c.last[t] < c.first[t])))
+    return bad(tensor_text(t) + "ends at op " + std::to_string(c.last[t]) + " of " +
+               std::to_string(n));
+  if (kind != Kind::kCarried || c.twin[t] == -1) return {};
+  const bool known = c.twin[t] >= 0 && c.twin[t] < m;
+  if (!known ||
+      c.kind[static_cast<std::size_t>(c.twin[t])] != static_cast<std::int64_t>(Kind::kMade))
+    return bad(tensor_text(t) + "is carried, and its twin " + std::to_string(c.twin[t]) +
+               " is no tensor of kind MADE");
+  return {};
+}
+
+Status check_access(const StepColumns& c, std::int64_t op, std::int64_t tensor) {
+  if (tensor < 0 || tensor >= static_cast<std::int64_t>(c.tensors()))
+    return bad("op " + std::to_string(op) + " accesses the unknown tensor " +
+               std::to_string(tensor));
+  const auto t = static_cast<std::size_t>(tensor);
+  const Kind kind = static_cast<Kind>(c.kind[t]);
+  const bool begins = kind == Kind::kTransient || kind == Kind::kMade;
+  const bool ends = kind == Kind::kTransient || kind == Kind::kCarried;
+  if ((begins && op < c.first[t]) || (ends && op > c.last[t]))
+    return bad("op " + std::to_string(op) + " accesses " + tensor_text(t) + "outside of its life");
+  return {};
+}
+
+}  // namespace
+
+Status StepColumns::check() const {
+  const std::size_t m = tensors();
+  if (ops() == 0) return bad("a step has at least one op");
+  for (const auto* column : {&kind, &first, &last, &twin, &source})
+    if (column->size() != m) return bad("the columns of tensors differ in length");
+  if (tag.size() != m || family.size() != m) return bad("the columns of tensors differ in length");
+  if (access_start.size() != ops() + 1 || access_start.front() != 0 ||
+      access_start.back() != static_cast<std::int64_t>(access_tensor.size()) ||
+      access_write.size() != access_tensor.size())
+    return bad("access_start does not fit op_us, access_tensor and access_write");
+  for (double us : op_us)
+    if (!(us >= 0) || std::isinf(us)) return bad("a duration is negative or not finite");
+  for (std::size_t t = 0; t < m; ++t) UMEM_RETURN_IF_ERROR(check_tensor(*this, t));
+  for (std::size_t i = 0; i < ops(); ++i) {
+    if (access_start[i] > access_start[i + 1] || access_start[i + 1] > access_start.back())
+      return bad("access_start decreases");
+    for (std::int64_t a = access_start[i]; a < access_start[i + 1]; ++a)
+      UMEM_RETURN_IF_ERROR(check_access(*this, static_cast<std::int64_t>(i),
+                                        access_tensor[static_cast<std::size_t>(a)]));
+  }
+  return {};
+}
+
+// `when` is the op of a tensor, or -1 for none; in the order of tensors within an op.
+template <class When>
+void StepPlayer::Schedule::fill(std::size_t ops, std::size_t tensors, When when) {
+  start.assign(ops + 1, 0);
+  for (std::size_t t = 0; t < tensors; ++t)
+    if (const std::int64_t op = when(t); op >= 0) ++start[static_cast<std::size_t>(op) + 1];
+  for (std::size_t i = 0; i < ops; ++i) start[i + 1] += start[i];
+  ids.resize(start.back());
+  std::vector<std::uint32_t> at(start.begin(), start.end() - 1);
+  for (std::size_t t = 0; t < tensors; ++t)
+    if (const std::int64_t op = when(t); op >= 0)
+      ids[at[static_cast<std::size_t>(op)]++] = static_cast<std::uint32_t>(t);
+}
+
+StepPlayer::StepPlayer(Machine& machine, StepColumns columns)
+    : machine_(machine), columns_(std::move(columns)), blocks_(columns_.tensors()) {
+  const std::size_t n = columns_.ops(), m = columns_.tensors();
+  begins_.fill(n, m, [&](std::size_t t) {
+    return kind(t) == Kind::kTransient || kind(t) == Kind::kMade ? columns_.first[t] : -1;
+  });
+  ends_.fill(n + 1, m, [&](std::size_t t) {
+    return kind(t) == Kind::kTransient || kind(t) == Kind::kCarried ? columns_.last[t] + 1 : -1;
+  });
+  std::vector<bool> has_carrier(m);
+  for (std::size_t t = 0; t < m; ++t) {
+    if (kind(t) != Kind::kCarried) continue;
+    (columns_.twin[t] < 0 ? opening_ : carried_).push_back(static_cast<std::uint32_t>(t));
+    if (columns_.twin[t] >= 0) has_carrier[static_cast<std::size_t>(columns_.twin[t])] = true;
+  }
+  for (std::size_t t = 0; t < m; ++t)
+    if (kind(t) == Kind::kMade && !has_carrier[t])
+      closing_.push_back(static_cast<std::uint32_t>(t));
+  events_ = n + begins_.ids.size() + ends_.ids.size() + opening_.size() + closing_.size() + 1;
+}
+
+Status StepPlayer::allocate(std::size_t tensor) {
+  Result<void*> got = machine_.allocate(static_cast<std::size_t>(columns_.bytes[tensor]),
+                                        columns_.tag[tensor], columns_.family[tensor]);
+  if (!got.ok()) return got.take_status();
+  blocks_[tensor] = got.value();
+  return {};
+}
+
+void StepPlayer::release(std::size_t tensor) {
+  if (void* block = std::exchange(blocks_[tensor], nullptr)) machine_.release(block);
+}
+
+// At the end of a trace the blocks of kind MADE are those that its next step would know as CARRIED.
+Status StepPlayer::take_from(Player& player) {
+  const auto take = [&](std::size_t tensor, std::size_t as) -> Status {
+    const std::int64_t id = columns_.source[as];
+    if (id >= 0 && player.take(static_cast<BlockId>(id), blocks_[tensor])) return {};
+    return bad(tensor_text(as) + "has the source " + std::to_string(id) +
+               ", which is not live at the end of the trace");
+  };
+  for (std::size_t t = 0; t < columns_.tensors(); ++t)
+    if (kind(t) == Kind::kPersistent) UMEM_RETURN_IF_ERROR(take(t, t));
+  for (std::uint32_t t : carried_)
+    UMEM_RETURN_IF_ERROR(take(t, static_cast<std::size_t>(columns_.twin[t])));
+  for (std::uint32_t t : closing_) {
+    void* block = nullptr;
+    if (columns_.source[t] >= 0 && player.take(static_cast<BlockId>(columns_.source[t]), block) &&
+        block)
+      machine_.release(block);
+  }
+  return {};
+}
+
+Status StepPlayer::allocate_all() {
+  for (std::size_t t = 0; t < columns_.tensors(); ++t) {
+    const bool alive =
+        kind(t) == Kind::kPersistent || (kind(t) == Kind::kCarried && columns_.twin[t] >= 0);
+    if (alive) UMEM_RETURN_IF_ERROR(allocate(t));
+  }
+  return {};
+}
+
+Status StepPlayer::op(std::size_t i) {
+  for (std::uint32_t k = ends_.start[i]; k < ends_.start[i + 1]; ++k) release(ends_.ids[k]);
+  const auto first = static_cast<std::size_t>(columns_.access_start[i]);
+  const auto last = static_cast<std::size_t>(columns_.access_start[i + 1]);
+  const auto tensor = [&](std::size_t a) {
+    return static_cast<std::size_t>(columns_.access_tensor[a]);
+  };
+  machine_.inputs().clear();
+  for (std::size_t a = first; a < last; ++a)
+    if (void* block = blocks_[tensor(a)]) machine_.inputs().push_back(block);
+  machine_.begin(residency::Family::kNone);
+  for (std::uint32_t k = begins_.start[i]; k < begins_.start[i + 1]; ++k) {
+    if (Status status = allocate(begins_.ids[k]); !status.ok()) {
+      machine_.abandon();
+      return status;
+    }
+  }
+  machine_.accesses().clear();
+  for (std::size_t a = first; a < last; ++a)
+    if (void* block = blocks_[tensor(a)])
+      machine_.accesses().push_back({reinterpret_cast<std::uintptr_t>(block),
+                                     static_cast<std::size_t>(columns_.bytes[tensor(a)]),
+                                     columns_.access_write[a] != 0});
+  return machine_.end(columns_.op_us[i]);
+}
+
+Status StepPlayer::run() {
+  for (std::uint32_t t : opening_) UMEM_RETURN_IF_ERROR(allocate(t));
+  const std::size_t n = columns_.ops();
+  for (std::size_t i = 0; i < n; ++i) UMEM_RETURN_IF_ERROR(op(i));
+  for (std::uint32_t k = ends_.start[n]; k < ends_.start[n + 1]; ++k) release(ends_.ids[k]);
+  for (std::uint32_t t : closing_) release(t);
+  for (std::uint32_t t : carried_)
+    blocks_[t] = std::exchange(blocks_[static_cast<std::size_t>(columns_.twin[t])], nullptr);
+  machine_.end_step();
+  return {};
+}
+
+void StepPlayer::release_all() {
+  for (std::size_t t = 0; t < blocks_.size(); ++t) release(t);
+}
+
+}  // namespace umem::replay

@@ -1,0 +1,67 @@
+// One step as columns (umem/trace/step.py), played over and over.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "replay/machine.h"
+#include "replay/player.h"
+
+namespace umem::replay {
+
+enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };  // as step.py's
+
+// n ops, m tensors.
+struct StepColumns {
+  std::vector<double> op_us;                                         // [n]
+  std::vector<std::int64_t> bytes, kind, first, last, twin, source;  // [m]
+  std::vector<residency::Tag> tag;                                   // [m]
+  std::vector<residency::Family> family;                             // [m]
+  std::vector<std::int64_t> access_start;                            // [n + 1]
+  std::vector<std::int64_t> access_tensor;                           // [accesses]
+  std::vector<unsigned char> access_write;                           // [accesses]
+
+  std::size_t ops() const { return op_us.size(); }
+  std::size_t tensors() const { return bytes.size(); }
+  // kInvalidArgument, with what is wrong, when they are no step.
+  Status check() const;
+};
+
+class StepPlayer {
+ public:
+  StepPlayer(Machine& machine, StepColumns columns);
+
+  // Of what is alive when the step begins: the blocks of the trace played before, or new ones.
+  Status take_from(Player& player);
+  Status allocate_all();
+  Status run();  // once
+  void release_all();
+  void* address(std::size_t tensor) const { return blocks_[tensor]; }
+  std::size_t tensors() const { return blocks_.size(); }
+  std::uint64_t events() const { return events_; }  // of one run
+
+ private:
+  // Tensors by op: those of op i are ids[start[i]] up to ids[start[i + 1]].
+  struct Schedule {
+    std::vector<std::uint32_t> start, ids;
+    template <class When>
+    void fill(std::size_t ops, std::size_t tensors, When when);
+  };
+
+  Kind kind(std::size_t tensor) const { return static_cast<Kind>(columns_.kind[tensor]); }
+  Status allocate(std::size_t tensor);
+  void release(std::size_t tensor);
+  Status op(std::size_t i);
+
+  Machine& machine_;
+  const StepColumns columns_;
+  Schedule begins_, ends_;              // ends_: released before op i, or after the last one
+  std::vector<std::uint32_t> opening_;  // CARRIED without a twin: new at the begin of every run
+  std::vector<std::uint32_t> closing_;  // MADE that the next step does not know
+  std::vector<std::uint32_t> carried_;  // CARRIED that take their twin's block over
+  std::vector<void*> blocks_;
+  std::uint64_t events_ = 0;
+};
+
+}  // namespace umem::replay
