@@ -58,7 +58,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "torch_build": {"lazily:errors", "lazily:umem", "lazily:native", "lazily:_core"},
     "report": _LOW,
     "devices": {"errors", "units", "values", "lazily:native"},
-    "trace": _LOW | {"lazily:native"},
+    "trace": _LOW | {"lazily:native", "lazily:_core"},
     "policies": _LOW | {"trace", "devices"},
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
     "plan": _LOW | {"trace", "policies", "devices", "native"},

@@ -56,6 +56,7 @@ class Recorded(TypedDict):
     accesses: Ints
     name: list[str]
     family: list[str]
+    before: int  # of them: allocs of blocks that were alive at the start
     dropped: int
 
 class CudaDevice(TypedDict):

@@ -33,6 +33,7 @@ _SETTLED = 4  # steps in a row that went by a plan, after which no more are reco
 _TRIES = 16  # plans in a row that no step went by, after which only
 _EVERY = 100  # one step in so many is planned
 _GPU_DEFAULT = "h200-pcie5"
+_NO_BLOCK = (1 << 62) - 1  # an id that no block has
 
 
 class Planner:
@@ -63,6 +64,7 @@ class Planner:
                 "the policy %s failed and lru goes on: %s: %s",
                 self._policy.name, type(error).__name__, error,
             )  # fmt: skip
+            core.set_advisor(None)
             self.stop()
 
     def stop(self) -> None:
@@ -112,16 +114,29 @@ class Planner:
         if self._builder is None:
             return False
         from .trace import live
+        from .trace.schema import Free
 
         recorded: Recorded = core.record_take("plan")
         if recorded["dropped"]:
             _log.info("a step of more events than are kept is not planned")
             self._record(False)
             return False
-        for event in live.events(recorded):
-            self._builder.add(event)
         self._addresses.update(live.addresses(recorded))
+        for i, event in enumerate(live.events(recorded)):
+            if i == recorded["before"] > 0:
+                self._begin()
+            self._builder.add(event)
+            if type(event) is Free:
+                self._addresses.pop(event.id, None)
         return True
+
+    def _begin(self) -> None:
+        """What was alive before the first recorded step is no part of it, nor of the one before."""
+        from .trace.schema import Alloc, Free, Step
+
+        assert self._builder is not None
+        for event in (Step(), Alloc(_NO_BLOCK, 1), Free(_NO_BLOCK), Step()):
+            self._builder.add(event)
 
     def _plan(self) -> None:
         from .policies import lowering
@@ -138,7 +153,8 @@ class Planner:
         begin = time.perf_counter()
         plan = self._policy.plan(trace, self._device(), self._budget())
         if plan is None:
-            return self.stop()
+            self.stop()
+            return
 
         def address(tensor: int) -> int:
             # What is carried into the next step is what this one made.
@@ -176,6 +192,7 @@ class Driver:
     def stop(self) -> None:
         """Before umem goes off."""
         core.set_step_listener(None)
+        core.set_advisor(None)
         if self.planner is not None:
             self.planner.stop()
         if self.file is not None:
@@ -195,7 +212,12 @@ def start(settings: Settings) -> Driver | None:
     """
     planner = None
     if core.current_options().policy == "planned":
-        planner = Planner(registry.make(settings.policy), _device, _budget)
+        policy = registry.make(settings.policy)
+        planner = Planner(policy, _device, _budget)
+        if (victims := getattr(policy, "victims", None)) is not None:
+            from .policies.advisor import advisor
+
+            core.set_advisor(advisor(victims))
     file = None if settings.trace is None else _open(settings, settings.trace)
     return Driver(planner, file) if planner or file else None
 
@@ -231,7 +253,8 @@ def _gpu_name() -> str:
     import torch
 
     # Before the program uses the GPU, the question would start CUDA, and no child could be forked.
-    return str(torch.cuda.get_device_name()) if torch.cuda.is_initialized() else "cuda"
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return str(torch.cuda.get_device_name()) if used else "cuda"
 
 
 def _open(settings: Settings, path: Path) -> TraceFile:

@@ -59,10 +59,10 @@ OPTIONS = (
     ),
     Option(
         "policy", "UMEM_POLICY", "name", values.parse_name, "umem", "the name of a policy",
-        "Who leaves the device, and when it comes back. Most policies record a step of the program, "
-        "plan it, and run the next steps by the plan; `umem` is such a one. `none` leaves everything "
-        "to page faults, `lru` evicts what was used longest ago when room is needed, `conv_lru` "
-        "takes activations of convolutions first.",
+        "Who leaves the device, and when it comes back. Most policies record a step of the "
+        "program, plan it, and run the next steps by the plan; `umem` is such a one. `none` leaves "
+        "everything to page faults, `lru` evicts what was used longest ago when room is needed, "
+        "`conv_lru` takes activations of convolutions first.",
     ),
     Option(
         "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
@@ -107,9 +107,10 @@ OPTIONS = (
         "`XDG_CACHE_HOME`.",
     ),
     Option(
-        "trace", "UMEM_TRACE", "file", values.parse_trace, "off", "off, FILE.jsonl or FILE.jsonl.gz",
-        "Where to write the trace of the whole program: what it allocates, reads, writes and frees, "
-        "and how long its ops take (docs/trace_format.md).",
+        "trace", "UMEM_TRACE", "file", values.parse_trace, "off",
+        "off, FILE.jsonl or FILE.jsonl.gz",
+        "Where to write the trace of the whole program: what it allocates, reads, writes and "
+        "frees, and how long its ops take (docs/trace_format.md).",
     ),
     Option(
         "summary", "UMEM_SUMMARY", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,

@@ -66,6 +66,7 @@ py::dict take(const std::string& sink) {
   py::array_t<std::int64_t> accesses(static_cast<py::ssize_t>(batch.accesses.size()));
   std::copy(batch.accesses.begin(), batch.accesses.end(), accesses.mutable_data());
   result["accesses"] = accesses;
+  result["before"] = batch.before;
   result["dropped"] = batch.dropped;
   return result;
 }

@@ -50,11 +50,13 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   unit.segment = segment;
   unit.prefetched_unused = false;
   unit.last_use = ++clock_;
+  unit.born = ++births_;
   set_tag(id, tag, family);
   set_state(id, State::kVoid);
 }
 
 void Ledger::revive(RangeId id, Tag tag, Family family) {
+  units_[id].born = ++births_;
   set_state(id, State::kDevice);
   set_tag(id, tag, family);
   touch(id);

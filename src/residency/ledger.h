@@ -28,7 +28,8 @@ struct Unit {
   std::size_t bytes = 0;       // device bytes that it takes when resident: whole pages
   std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
   std::uint64_t last_use = 0;
-  std::uint64_t first_use = 0;                 // since it came to the device; 0: not yet
+  std::uint64_t born = 0;       // orders blocks by their allocation; of a segment its first one
+  std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
   std::uint32_t pins = 0;
   State state = State::kNone;
@@ -114,7 +115,7 @@ class Ledger {
   List resident_list_, dead_list_;
   std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
   std::size_t peak_resident_ = 0, peak_host_ = 0;
-  std::uint64_t clock_ = 0;
+  std::uint64_t clock_ = 0, births_ = 0;
 };
 
 }  // namespace umem::residency

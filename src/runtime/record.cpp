@@ -1,5 +1,7 @@
 #include "runtime/record.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "runtime/state.h"
@@ -9,9 +11,10 @@ namespace {
 
 using backing::RangeId;
 
-// Small blocks share their segment's tag, which says nothing of them.
+// In the order of their allocation, as far as that is known: of large ones. Small blocks share
+// their segment's tag, which says nothing of them.
 std::vector<trace::LiveBlock> live_blocks(const State& s) {
-  std::vector<trace::LiveBlock> live;
+  std::vector<std::pair<std::uint64_t, trace::LiveBlock>> found;
   s.each([&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (const arena::SegmentRow& segment : device.arena.describe()) {
@@ -19,11 +22,16 @@ std::vector<trace::LiveBlock> live_blocks(const State& s) {
       const bool tagged = segment.large && ledger.has(id);
       for (const arena::BlockRow& block : segment.blocks)
         if (block.allocated)
-          live.push_back({block.address, block.requested,
-                          tagged ? residency::name(ledger.at(id).tag) : "",
-                          tagged ? family_name(ledger.at(id).family) : ""});
+          found.push_back(
+              {tagged ? ledger.at(id).born : 0,
+               {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
+                tagged ? family_name(ledger.at(id).family) : ""}});
     }
   });
+  std::stable_sort(found.begin(), found.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<trace::LiveBlock> live;
+  for (const auto& [born, block] : found) live.push_back(block);
   return live;
 }
 

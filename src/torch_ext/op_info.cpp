@@ -92,7 +92,7 @@ SharedTable& shared_table() {
 }
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
-  return {std::string(name), "other", family_of(name), kind_of(fn, name), uses_of(fn, name)};
+  return {std::string(name), {}, "other", family_of(name), kind_of(fn, name), uses_of(fn, name)};
 }
 
 }  // namespace
@@ -105,10 +105,15 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
   if (entry.key == key && entry.info->name == key) return *entry.info;
   SharedTable& table = shared_table();
   const std::string_view name(key);
+  // Overloads of one name differ in what they write. What has none is looked up without a copy.
+  std::string full;
+  if (const auto of = fn.operator_name(); of && !of->overload_name.empty())
+    full = of->name + '.' + of->overload_name;
+  const std::string_view wanted = full.empty() ? name : full;
   const OpInfo* info = nullptr;
   {
     std::shared_lock lock(table.mutex);
-    if (auto it = table.infos.find(name); it != table.infos.end()) info = it->second.get();
+    if (auto it = table.infos.find(wanted); it != table.infos.end()) info = it->second.get();
   }
   if (!info) {
     auto made = std::make_unique<OpInfo>(describe(fn, name));
@@ -118,7 +123,8 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
       return overflow_;
     }
     made->label = made->name.c_str();
-    const std::string_view stored = made->name;
+    made->key = wanted;
+    const std::string_view stored = made->key;
     info = table.infos.try_emplace(stored, std::move(made)).first->second.get();
   }
   entry = {key, info};

@@ -24,6 +24,7 @@ enum class Use : unsigned char { kReads, kChanges, kOverwrites };
 
 struct OpInfo {
   std::string name;
+  std::string key;              // with the overload
   const char* label = "other";  // the name, where that stays valid for ever
   residency::Family family = residency::Family::kNone;
   OpKind kind = OpKind::kCompute;

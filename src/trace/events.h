@@ -27,6 +27,7 @@ struct Event {
 struct Batch {
   std::vector<Event> events;
   std::vector<std::uint32_t> accesses;  // ids of blocks; Event::first counts from here
+  std::size_t before = 0;               // of the events: allocs of what was alive at the start
   std::uint64_t dropped = 0;            // events that there was no room for
 };
 

@@ -286,7 +286,7 @@ Batch Recorder::take(Sink sink, bool all) {
   const auto at = [&](std::uint64_t number) {
     return events_.begin() + static_cast<std::ptrdiff_t>(number - first_event_);
   };
-  const std::size_t copied = batch.events.size();
+  const std::size_t copied = batch.before = batch.events.size();
   if (end > state.next) batch.events.insert(batch.events.end(), at(state.next), at(end));
   state.next = std::max(state.next, end);
   for (std::size_t i = copied; i < batch.events.size(); ++i) {

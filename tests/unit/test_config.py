@@ -23,7 +23,7 @@ def test_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path)
     assert settings.budget == Budget()
     assert settings.host_budget is None
-    assert settings.policy == "lru"
+    assert settings.policy == "umem"
     assert settings.min_swap == 2 * MIB
     assert settings.device == Device("auto")
     assert settings.torch_ext_cache == Path.home() / ".cache" / "umem"
@@ -51,7 +51,7 @@ def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert load(inner).policy == "lru"
+    assert load(inner).policy == "umem"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="umem run [options] (script.py | -m module) [args ...]",
         allow_abbrev=False,
     )
+    add_program(parser)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add umem's options, and after them the program and its arguments."""
     config.add_arguments(parser)
     rest = argparse.REMAINDER  # what follows the program's name belongs to the program
     parser.add_argument("-m", dest="module", nargs=rest, help="run a module as python -m does")

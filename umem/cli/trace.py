@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from . import trace_convert, trace_info
+from . import trace_convert, trace_info, trace_record
 from .base import Command, Subparsers
 
-_SUBCOMMANDS: dict[str, Command] = {"info": trace_info, "convert": trace_convert}
+_SUBCOMMANDS: dict[str, Command] = {
+    "info": trace_info,
+    "convert": trace_convert,
+    "record": trace_record,
+}
 
 
 def add_parser(subparsers: Subparsers) -> None:

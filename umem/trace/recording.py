@@ -91,7 +91,9 @@ class TraceFile:
         with self._lock:
             lines, dropped = self._core.record_lines("file", last)
             if dropped and not self._dropped:
-                _log.warning("the trace %s ends early: events came faster than it is written", self.path)
+                _log.warning(
+                    "the trace %s ends early: events came faster than it is written", self.path
+                )
             self._dropped = dropped
             if not lines and not last:
                 return

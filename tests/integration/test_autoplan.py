@@ -1,0 +1,194 @@
+"""Steps are recorded, planned and run by their plan, whatever the program does between them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem import autoplan  # noqa: E402
+from umem.devices import DeviceProfile  # noqa: E402
+from umem.native import core  # noqa: E402
+from umem.policies import registry  # noqa: E402
+from umem.policies.base import Fetch, Move, Plan  # noqa: E402
+from umem.trace.step import Kind, StepTrace  # noqa: E402
+
+LAYERS, WIDTH = 6, 1024  # 4 MiB a weight
+BUDGET = "24MiB"
+
+
+class Tiny:
+    """Evicts each weight after its first use, and fetches it two ops before the next."""
+
+    name = "tiny"
+
+    def __init__(self) -> None:
+        self.planned: list[tuple[int, int]] = []  # ops and budget of each
+
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
+        assert device.bytes_per_us_in > 0
+        self.planned.append((trace.n_ops, budget))
+        evict, fetch = [], []
+        for tensor in range(trace.n_tensors):
+            uses = trace.uses(tensor)
+            if trace.large[tensor] and trace.kind[tensor] == Kind.PERSISTENT and len(uses) > 1:
+                evict.append(Move(int(uses[0]), tensor))
+                fetch.append(Fetch(int(uses[1]) - 2, int(uses[1]), tensor))
+        return Plan(trace, evict=tuple(evict), fetch=tuple(fetch))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
+    policy, names, make = Tiny(), registry.names, registry.make
+    monkeypatch.setattr(registry, "names", lambda: (*names(), "tiny"))
+    monkeypatch.setattr(registry, "make", lambda name: policy if name == "tiny" else make(name))
+    yield policy
+    umem.disable()
+
+
+Step = Callable[[int], float]
+
+
+def training(width: int = WIDTH) -> tuple[torch.nn.Module, Step]:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
+    net = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+
+    def step(rows: int) -> float:
+        optimizer.zero_grad()
+        loss = net(torch.randn(rows, width)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return net, step
+
+
+def losses(policy: str, work: Callable[[torch.nn.Module, Step], list[float]]) -> list[float]:
+    with umem.enable(budget=BUDGET, device="soft", policy=policy):
+        net, step = training()
+        return work(net, step)
+
+
+def plain(_net: torch.nn.Module, step: Step) -> list[float]:
+    return [step(64) for _ in range(8)]
+
+
+def test_the_second_step_is_planned_and_the_next_go_by_the_plan(tiny: Tiny) -> None:
+    status = []
+
+    def work(net: torch.nn.Module, step: Step) -> list[float]:
+        del net
+        result = []
+        for _ in range(8):
+            result.append(step(64))
+            status.append(core.plan_status())
+        return result
+
+    planned = losses("tiny", work)
+    stats = umem.stats()
+    assert planned == losses("lru", plain)  # to the last bit
+    assert tiny.planned[0][1] == 24 << 20
+    assert len(tiny.planned) == 1
+    assert [s["complete"] for s in status] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert status[-1]["misses"] == 0
+    assert stats.plan_hits > 0
+    assert stats.prefetches > 0
+
+
+def test_a_last_partial_batch(tiny: Tiny) -> None:
+    def work(_net: torch.nn.Module, step: Step) -> list[float]:
+        return [step(rows) for _ in range(3) for rows in (1024, 1024, 1024, 512)]
+
+    assert losses("tiny", work) == losses("lru", work)
+    assert len(tiny.planned) >= 2
+
+
+def test_an_evaluation_between_epochs(tiny: Tiny) -> None:
+    complete = []
+
+    def work(net: torch.nn.Module, step: Step) -> list[float]:
+        result = []
+        for _ in range(3):
+            for _ in range(5):
+                result.append(step(64))
+                complete.append(core.plan_status()["complete"] if tiny.planned else 0)
+            with torch.no_grad():
+                result.append(float(net(torch.ones(64, WIDTH)).sum().item()))
+        return result
+
+    assert losses("tiny", work) == losses("lru", work)
+    assert sum(c > 0 for c in complete[:15]) >= 3 + 3 + 3  # it goes on after each
+
+
+def test_two_shapes_by_turns_have_a_plan_each(tiny: Tiny) -> None:
+    complete = []
+
+    def work(_net: torch.nn.Module, step: Step) -> list[float]:
+        result = []
+        for i in range(12):
+            result.append(step(1024 if i % 2 else 512))
+            complete.append(core.plan_status()["complete"])
+        return result
+
+    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+        net, step = training()
+        work(net, step)
+        assert core.plan_status()["plans"] >= 2
+        del net, step
+    assert len(set(complete[-4:])) == 2
+    assert 0 not in complete[-4:]
+
+
+def test_a_policy_that_raises_leaves_lru(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> Plan:
+        raise ZeroDivisionError("of the policy")
+
+    monkeypatch.setattr(tiny, "plan", refuse)
+    with caplog.at_level(logging.WARNING, "umem"):
+        planned = losses("tiny", plain)
+    assert planned == losses("lru", plain)
+    assert [r.getMessage() for r in caplog.records] == [
+        "the policy tiny failed and lru goes on: ZeroDivisionError: of the policy"
+    ]
+
+
+def test_another_budget_is_another_plan(tiny: Tiny) -> None:
+    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+        net, step = training()
+        for _ in range(4):
+            step(64)
+        umem.set_budget("32MiB")
+        assert core.plan_status()["plans"] == 0
+        for _ in range(4):
+            step(64)
+        assert [budget >> 20 for _, budget in tiny.planned] == [24, 32]
+        assert core.plan_status()["complete"] > 0
+        del net, step
+
+
+def test_steps_that_never_repeat_are_planned_seldom(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoplan, "_TRIES", 3)
+    monkeypatch.setattr(autoplan, "_EVERY", 10)
+    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+        net, step = training()
+        for i in range(25):
+            step(512 + 8 * i)
+        assert 4 <= len(tiny.planned) <= 6
+        del net, step
+
+
+def test_it_says_what_it_was_asked_for(tiny: Tiny) -> None:
+    del tiny
+    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+        assert "policy tiny" in umem.summary()
+        assert core.current_options().policy == "planned"

@@ -1,0 +1,219 @@
+"""What is recorded of a torch program: ops, what they read and write, and how long blocks live."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.native import core  # noqa: E402
+from umem.trace import live  # noqa: E402
+from umem.trace.reader import read  # noqa: E402
+from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator  # noqa: E402
+from umem.trace.step import Kind  # noqa: E402
+from umem.trace.steps import StepBuilder, read_step  # noqa: E402
+
+WIDTH = 1024  # a weight, and a batch as large, is 4 MiB
+BOTH = pytest.mark.parametrize("observer", ["native", "python"])
+
+
+class Recorded:
+    """The events of some work, and the ids of blocks by address."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        core.record_start("plan")
+        self.result = work()
+        columns = core.record_take("plan")
+        core.record_stop("plan")
+        self.events = list(live.events(columns))
+        self.ids = {place: block for block, place in live.addresses(columns).items()}
+        check = Validator()
+        for event in self.events:
+            check.check(event)  # among them: every op's inputs are alive
+
+    def id(self, tensor: torch.Tensor) -> int:
+        return self.ids[tensor.untyped_storage().data_ptr()]
+
+    def ops(self, name: str) -> list[Op]:
+        # The Python observer says aten.mm.default.
+        other = name.replace("::", ".") + "."
+        return [
+            event
+            for event in self.events
+            if type(event) is Op and (event.name == name or event.name.startswith(other))
+        ]
+
+
+def network() -> tuple[torch.nn.Module, Callable[[], None]]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, WIDTH, bias=False), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+    rows = torch.randn(WIDTH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(rows).square().mean().backward()
+        optimizer.step()
+
+    return net, step
+
+
+@BOTH
+def test_ops_read_weights_and_write_what_they_make(observer: str) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru", observer=observer):
+        weight, rows = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+        seen = Recorded(lambda: rows @ weight)
+        (product,) = seen.ops("aten::mm")
+        assert set(product.reads) == {seen.id(weight), seen.id(rows)}
+        assert isinstance(seen.result, torch.Tensor)
+        assert product.writes == (seen.id(seen.result),)
+        assert product.us is not None
+        assert product.us > 0
+        del seen.result
+
+
+@BOTH
+def test_what_an_op_changes_in_place_is_read_and_written(observer: str) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru", observer=observer):
+        a, b = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+        (add,) = Recorded(lambda: a.add_(b)).ops("aten::add_")
+        assert len(add.reads) == 2
+        assert len(add.writes) == 1
+        assert add.writes[0] in add.reads
+
+
+def test_what_an_op_overwrites_whole_is_not_read() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        a, b = torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, WIDTH)
+        seen = Recorded(lambda: a.copy_(b))
+        (whole,) = seen.ops("aten::copy_")
+        assert (whole.reads, whole.writes) == ((seen.id(b),), (seen.id(a),))
+        part = Recorded(lambda: a[:10].copy_(b[:10]))
+        (partly,) = part.ops("aten::copy_")
+        assert set(partly.reads) == {part.id(a), part.id(b)}  # the rest of it has to stay
+        out = Recorded(lambda: torch.mul(b, 2.0, out=a))
+        assert all(out.id(a) not in op.reads for op in out.ops("aten::mul"))
+        assert any(op.writes == (out.id(a),) for op in out.ops("aten::mul"))
+
+
+def test_lists_of_tensors_are_written_too() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        many = [torch.ones(16) for _ in range(200)]
+        seen = Recorded(lambda: torch._foreach_add_(many, 1.0))
+        written = {block for op in seen.ops("aten::_foreach_add_") for block in op.writes}
+        inside = {block for op in seen.ops("aten::add_") for block in op.writes}
+        assert written | inside == {seen.id(tensor) for tensor in many}
+
+
+@BOTH
+def test_a_step_in_columns(observer: str) -> None:
+    with umem.enable(budget="128MiB", device="soft", policy="lru", observer=observer):
+        net, step = network()
+        for _ in range(2):
+            step()
+        core.record_start("plan")
+        builder = StepBuilder()
+        for _ in range(2):
+            step()
+            for event in live.events(core.record_take("plan")):
+                builder.add(event)
+        core.record_stop("plan")
+        trace = builder.step()
+        large = [
+            (trace.tags[t], Kind(trace.kind[t]).name)
+            for t in range(trace.n_tensors)
+            if trace.large[t]
+        ]
+        assert large.count(("param", "PERSISTENT")) == 2
+        assert large.count(("optimizer", "PERSISTENT")) == 2
+        # zero_grad frees them before the next step's first op.
+        assert large.count(("grad", "MADE")) == 2
+        activations = large.count(("activation", "TRANSIENT"))
+        assert activations >= 3
+        assert trace.compute_us > 0
+        del net, step
+
+
+def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    preamble = (
+        "import sys, torch, umem\n"
+        "torch.set_num_threads(1)\n"
+        "umem.enable(budget='64MiB', device='soft', policy='lru', trace=sys.argv[1])\n"
+        "weight = torch.nn.Parameter(torch.randn(1024, 1024))\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "def step():\n"
+        "    optimizer.zero_grad(); (weight @ weight).sum().backward(); optimizer.step()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", preamble + textwrap.dedent(code), *map(str, args)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+ENDS = {
+    "falls off its end": ("for _ in range(3): step()\n", 0),
+    "sys.exit": ("for _ in range(3): step()\nsys.exit(3)\n", 3),
+    "an exception": ("for _ in range(3): step()\nraise KeyError('it')\n", 1),
+    "umem.disable": ("for _ in range(3): step()\numem.disable()\nstep()\n", 0),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_file_is_complete_however_the_program_ends(how: str, tmp_path: Path) -> None:
+    code, expected = ENDS[how]
+    path = tmp_path / "trace.jsonl.gz"
+    done = run(code, path)
+    assert done.returncode == expected, done.stderr
+    header, events = read(path)
+    assert header.device == "h200-pcie5"
+    assert header.source == f"torch {torch.__version__}"
+    seen: list[Event] = list(events)  # and each fits its place
+    assert sum(type(event) is Step for event in seen) == 3
+    first = next(event for event in seen if type(event) is Alloc)
+    assert (first.bytes, first.tag) == (4 << 20, "param")
+    assert any(type(event) is Free for event in seen)
+    assert read_step(path).n_ops > 5
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    done = run(
+        """
+        import os, warnings
+        warnings.simplefilter("ignore")
+        step()
+        child = os.fork()
+        if child == 0:
+            for _ in range(5): step()
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        step()
+        """,
+        path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sum(type(event) is Step for event in read(path)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{tmp}/no/where.jsonl", "No such file or directory; allowed: a file in a directory"),
+        ("{tmp}/trace.txt", "ends neither in .jsonl nor in .jsonl.gz"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_an_error(value: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(umem.ConfigError) as error:
+        umem.enable(budget="64MiB", device="soft", trace=value.format(tmp=tmp_path))
+    assert str(error.value).startswith("trace=: ")
+    assert said in str(error.value)
+    assert not umem.is_enabled()

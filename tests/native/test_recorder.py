@@ -1,0 +1,202 @@
+"""What the recorder takes down of the runtime's hooks, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from umem import _core
+from umem.trace import live
+from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _running() -> Iterator[None]:
+    options = _core.Options()
+    options.device, options.policy = "soft", "lru"
+    options.budget_bytes = options.floor_bytes = 64 * MIB
+    _core.start(options)
+    yield
+    for block in _core.blocks():  # what a failed test left
+        _core.release(block["base"])
+    _core.stop()
+
+
+def taken() -> list[Event]:
+    """What was recorded since the last time, and each event fits its place."""
+    return list(live.events(_core.record_take("plan")))
+
+
+def op(name: str, inputs: list[int], makes: int = 0, **counts: int) -> list[int]:
+    token = _core.op_begin(inputs, "linear", "forward", name, **counts)
+    made = [_core.allocate(4 * MIB) for _ in range(makes)]
+    _core.op_end(token, "activation")
+    return made
+
+
+def test_off_it_records_nothing() -> None:
+    block = _core.allocate(4 * MIB)
+    op("aten::mm", [block])
+    _core.release(block)
+    assert taken() == []
+    assert _core.record_waiting("plan") == 0
+
+
+def test_blocks_that_were_there_come_first() -> None:
+    large, small = _core.allocate(4 * MIB), _core.allocate(100)
+    _core.tag(large, "param")
+    _core.record_start("plan")
+    events = taken()
+    assert [(e.bytes, e.tag) for e in events if type(e) is Alloc] == [
+        (4 * MIB, "param"), (100, ""),
+    ]  # fmt: skip
+    assert len(events) == 2
+    _core.release(large)
+    _core.release(small)
+
+
+def test_an_op_reads_writes_and_makes() -> None:
+    _core.record_start("plan")
+    a, b = _core.allocate(4 * MIB), _core.allocate(300)
+    (out,) = op("aten::add_", [b, a], makes=1, n_overwritten=0, n_written=1)
+    first, second, third, done = taken()
+    assert (type(first), type(second), type(third)) == (Alloc, Alloc, Alloc)
+    assert isinstance(third, Alloc)
+    assert isinstance(done, Op)
+    assert (third.tag, third.family) == ("activation", "linear")  # as known when the op ended
+    assert done.name == "aten::add_"
+    assert set(done.reads) == {1, 2}
+    assert done.writes == (2, 3)
+    assert done.us is not None
+    for block in (a, b, out):
+        _core.release(block)
+
+
+def test_what_is_overwritten_is_not_read() -> None:
+    _core.record_start("plan")
+    a, b = _core.allocate(4 * MIB), _core.allocate(4 * MIB)
+    op("aten::copy_", [a, b], n_overwritten=1, n_written=1)
+    done = taken()[-1]
+    assert isinstance(done, Op)
+    assert (done.reads, done.writes) == ((2,), (1,))
+    _core.release(a)
+    _core.release(b)
+
+
+def test_scratch_is_allocated_and_freed_before_its_op() -> None:
+    _core.record_start("plan")
+    a = _core.allocate(4 * MIB)
+    token = _core.op_begin([a], "conv", "forward", "aten::convolution")
+    _core.release(_core.allocate(8 * MIB))
+    _core.op_end(token, "activation")
+    kinds = [type(event) for event in taken()]
+    assert kinds == [Alloc, Alloc, Free, Op]
+    _core.release(a)
+
+
+def test_children_come_before_parents_and_times_are_their_own() -> None:
+    import time
+
+    _core.record_start("plan")
+    a = _core.allocate(4 * MIB)
+    outer = _core.op_begin([a], "", "forward", "outer")
+    inner = _core.op_begin([a], "", "forward", "inner")
+    time.sleep(0.05)
+    _core.op_end(inner, "")
+    _core.op_end(outer, "")
+    one, two = [event for event in taken() if isinstance(event, Op)]
+    assert (one.name, two.name) == ("inner", "outer")
+    assert one.us is not None
+    assert two.us is not None
+    assert one.us >= 50_000 > two.us
+    _core.release(a)
+
+
+def test_a_tag_that_comes_later_reaches_the_allocation() -> None:
+    _core.record_start("plan")
+    a = _core.allocate(4 * MIB)
+    _core.tag(a, "param")
+    (event,) = taken()
+    assert isinstance(event, Alloc)
+    assert event.tag == "param"
+    _core.release(a)
+
+
+def test_an_op_of_an_earlier_recording_is_left_out() -> None:
+    a = _core.allocate(4 * MIB)
+    _core.record_start("plan")
+    token = _core.op_begin([a], "", "forward", "old")
+    _core.record_stop("plan")
+    _core.record_start("plan")
+    _core.op_end(token, "")
+    op("new", [a])
+    assert [event.name for event in taken() if isinstance(event, Op)] == ["new"]
+    _core.release(a)
+
+
+def test_two_sinks_have_the_same_ids_and_each_its_own_part() -> None:
+    _core.record_start("file")
+    a = _core.allocate(4 * MIB)
+    _core.step()
+    _core.record_start("plan")
+    op("aten::relu", [a])
+    assert [type(event) for event in taken()] == [Alloc, Op]
+    lines, dropped = _core.record_lines("file", True)
+    assert lines.count(b"\n") == 3
+    assert b'{"e":"alloc","id":1,"bytes":4194304,"tag":"input"}\n{"e":"step"}\n' in lines
+    assert b'"name":"aten::relu","r":[1],"w":[]' in lines
+    assert dropped == 0
+    _core.record_stop("file")
+    assert [type(event) for event in taken()] == []
+    op("aten::relu", [a])
+    assert [type(event) for event in taken()] == [Op]
+    _core.release(a)
+
+
+def test_what_an_open_op_may_still_change_is_not_written_yet() -> None:
+    _core.record_start("file")
+    token = _core.op_begin([], "conv", "forward", "aten::convolution")
+    a = _core.allocate(4 * MIB)
+    assert _core.record_lines("file", False)[0] == b""
+    _core.op_end(token, "activation")
+    assert b'"tag":"activation","family":"conv"' in _core.record_lines("file", False)[0]
+    _core.release(a)
+
+
+def test_steps_are_told_to_the_listener_and_nothing_it_raises_gets_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raised: list[str] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: raised.append(str(what.exc_value)))
+    calls: list[int] = []
+
+    def listener() -> None:
+        calls.append(1)
+        raise KeyError("of a listener")
+
+    _core.set_step_listener(listener)
+    _core.step()
+    _core.set_step_listener(None)
+    _core.step()
+    assert calls == [1]
+    assert raised == ["'of a listener'"]
+
+
+def test_many_blocks_come_and_go() -> None:
+    _core.record_start("plan")
+    check, alive = Validator(), []
+    for i in range(20_000):
+        alive.append(_core.allocate(256 + i % 7 * 256))
+        if i % 3:
+            _core.release(alive.pop(i * 7919 % len(alive)))
+        if i % 5 == 0:
+            op("aten::add", [alive[i * 31 % len(alive)]])
+    for event in taken():
+        check.check(event)  # frees of live blocks only, reads of live blocks only
+    assert len(check.live) == len(alive)
+    for block in alive:
+        _core.release(block)
+    assert Step not in {type(event) for event in taken()}
