@@ -77,20 +77,21 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
 
 def _choices(trace: StepTrace, gaps: Gaps, excess: Ints) -> Iterator[Ints]:
     """By idle time; then, where that moves anything and there is time to compare, other ways."""
-    seen = set()
+    first = choose(trace, gaps, excess, gaps.idle_us)
+    yield first
+    if not len(first) or len(gaps.tensor) > COMPARED:
+        return
+    seen = {first.tobytes()}
     for priority in _priorities(trace, gaps):
         index = choose(trace, gaps, excess, priority)
         if index.tobytes() not in seen:
             yield index
         seen.add(index.tobytes())
-        if not len(index) or len(gaps.tensor) > COMPARED:
-            return
 
 
 def _priorities(trace: StepTrace, gaps: Gaps) -> Iterator[Floats]:
-    """By idle time; what is of no more use first, or last; of nearly equal ones the smaller."""
+    """What is of no more use first, or last; or of nearly equal idle times the smaller tensor."""
     time = gaps.idle_us
-    yield time
     returns = _returns(trace, gaps)
     if not returns.all():
         yield np.where(returns, time, time + 2 * trace.compute_us)
