@@ -84,7 +84,10 @@ class AutoSwap:
         while rest and left.max(initial=0) > limit:
             best = rest.pop(0)
             picked.append(best)
-            _relieve(trace, left, best, link)
+            if self.schedule == "no_overhead":
+                _relieve(trace, left, best, link)
+            else:  # compute waits for the transfers: it is away all the time
+                left[np.arange(best.r + 1, best.d) % trace.n_ops] -= best.bytes
             if self.score == "swdoa":
                 rest = ranked(rest, "swdoa", left, limit)
         return picked

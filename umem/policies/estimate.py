@@ -35,7 +35,7 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     leaves = _by_op(np.arange(len(amount)), away.start + 1, n)
     starts = _by_op(returns, ready, n)
     needs = _by_op(returns, away.end[returns], n)
-    slack = ((room - taken) / device.bytes_per_us_out).tolist()
+    slack = (np.maximum(room - taken, 0) / device.bytes_per_us_out).tolist()
     duration = trace.op_us.tolist()
     departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
     now = out_free = in_free = begin = 0.0
@@ -44,11 +44,12 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
         for op in range(n):
             for gap in leaves[op]:
                 out_free = departure[gap] = max(out_free, now) + out_us[gap]
+            empty = max(now, out_free - slack[op])  # what is leaving by then has left enough room
             for gap in starts[op]:
-                in_free = arrival[gap] = max(in_free, departure[gap], now) + in_us[gap]
+                in_free = arrival[gap] = max(in_free, departure[gap], empty) + in_us[gap]
             for gap in needs[op]:
                 now = max(now, arrival[gap])
-            now = max(now, out_free - max(slack[op], 0.0)) + duration[op]
+            now = max(now, out_free - slack[op]) + duration[op]
     return now - begin
 
 

@@ -14,7 +14,8 @@ from .estimate import Choice, step_us
 from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
 
 COMPARED = 8192  # up to so many gaps several choices are compared; beyond, one has to do
-NEAR = (1.05, 1.5)  # ratios of idle times that are taken for equal
+NEAR = 1.5  # ratio of idle times that are taken for equal
+GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors like that
 
 
 class Umem:
@@ -40,9 +41,7 @@ class Umem:
         room = capacity(trace, budget)
         live = large_live_bytes(trace)
         gaps = all_gaps(trace)
-        choices = [
-            _choice(trace, gaps, index, live) for index in _choices(trace, gaps, live - room)
-        ]
+        choices = [_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room)]
         best = choices[0]
         if len(choices) > 1:
             best = min(choices, key=lambda one: step_us(trace, device, one, room))
@@ -75,30 +74,31 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
     return ~unended
 
 
-def _choices(trace: StepTrace, gaps: Gaps, excess: Ints) -> Iterator[Ints]:
+def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
     """By idle time; then, where that moves anything and there is time to compare, other ways."""
-    seen = set()
-    for priority in _priorities(trace, gaps):
+    excess = live - room
+    first = choose(trace, gaps, excess, gaps.idle_us)
+    yield first
+    if not len(first) or len(gaps.tensor) > COMPARED:
+        return
+    seen = {first.tobytes()}
+    for priority in _priorities(trace, gaps, room):
         index = choose(trace, gaps, excess, priority)
         if index.tobytes() not in seen:
             yield index
         seen.add(index.tobytes())
-        if not len(index) or len(gaps.tensor) > COMPARED:
-            return
 
 
-def _priorities(trace: StepTrace, gaps: Gaps) -> Iterator[Floats]:
-    """By idle time; what is of no more use first, or last; of nearly equal ones the smaller."""
+def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
+    """What is of no more use first, or last; or of nearly equal idle times the smaller tensor."""
     time = gaps.idle_us
-    yield time
     returns = _returns(trace, gaps)
     if not returns.all():
         yield np.where(returns, time, time + 2 * trace.compute_us)
         yield np.where(returns, time, 0.0)
     size = trace.bytes[gaps.tensor].astype(float)
-    for ratio in NEAR:
-        grade = np.round(np.log1p(time) / np.log(ratio))
-        yield grade + 1 - size / (size.max(initial=1.0) + 1)
+    if size.max(initial=0.0) > GREAT * room:
+        yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
 
 
 def _fetches(choice: Choice) -> tuple[Fetch, ...]:
