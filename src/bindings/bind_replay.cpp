@@ -1,10 +1,12 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "base/units.h"
 #include "bindings/bind.h"
 #include "replay/replay.h"
 
@@ -60,18 +62,26 @@ std::vector<Label> labels(const py::dict& step, const char* name, Find find) {
 
 replay::StepColumns columns_of(const py::dict& step) {
   using Int = std::int64_t;
-  return {column<double>(step, "op_us"),
-          column<Int>(step, "bytes"),
-          column<Int>(step, "kind"),
-          column<Int>(step, "first"),
-          column<Int>(step, "last"),
-          column<Int>(step, "twin"),
-          column<Int>(step, "source"),
-          labels<Tag>(step, "tag", residency::find_tag),
-          labels<Family>(step, "family", residency::find_family),
-          column<Int>(step, "access_start"),
-          column<Int>(step, "access_tensor"),
-          column<bool, unsigned char>(step, "access_write")};
+  replay::StepColumns columns{column<double>(step, "op_us"),
+                              column<Int>(step, "bytes"),
+                              column<Int>(step, "kind"),
+                              column<Int>(step, "first"),
+                              column<Int>(step, "last"),
+                              column<Int>(step, "twin"),
+                              column<Int>(step, "source"),
+                              labels<Tag>(step, "tag", residency::find_tag),
+                              labels<Family>(step, "family", residency::find_family),
+                              column<Int>(step, "access_start"),
+                              column<Int>(step, "access_tensor"),
+                              column<bool, unsigned char>(step, "access_write")};
+  if (!step.contains("large")) return columns;
+  // A small tensor's size may be rounded up to that of a large one.
+  const std::vector<unsigned char> large = column<bool, unsigned char>(step, "large");
+  if (large.size() != columns.bytes.size())
+    throw py::value_error("set_step: the columns of tensors differ in length");
+  for (std::size_t t = 0; t < large.size(); ++t)
+    if (!large[t]) columns.bytes[t] = std::min<Int>(columns.bytes[t], kPageBytes - 1);
+  return columns;
 }
 
 py::dict figures(const Replay& replay) {

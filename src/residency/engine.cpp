@@ -19,6 +19,7 @@ Engine::Engine(const driver::Table& table, const backing::RangeTable& ranges, dr
       managed_(managed),
       in_(table, place, false),
       out_(table, place, asynchronous()),
+      local_(table, place, false),
       streams_(table, place),
       limits_(limits),
       policy_(std::move(policy)),
@@ -27,6 +28,7 @@ Engine::Engine(const driver::Table& table, const backing::RangeTable& ranges, dr
 Status Engine::open() {
   const CallScope scope(table_, place_);
   UMEM_RETURN_IF_ERROR(in_.open());
+  UMEM_RETURN_IF_ERROR(local_.open());
   return out_.open();
 }
 
@@ -35,6 +37,7 @@ Status Engine::close() {
   FirstError error;
   error.keep(out_.close());
   error.keep(in_.close());
+  error.keep(local_.close());
   error.keep(streams_.close());
   return error.take();
 }
@@ -107,7 +110,7 @@ Status Engine::admit_managed(RangeId id, std::size_t bytes, bool segment, Tag ta
             "the block exceeds the budget, and the host budget has no room for all of it"};
   if (dead && ledger_.at(id).bytes == bytes) {
     // Waited for already, but where the wait had failed: a discard may still be under way.
-    UMEM_RETURN_IF_ERROR(await(id, stream));
+    UMEM_RETURN_IF_ERROR(await(ledger_.at(id).arrival, ledger_.at(id).populated, stream));
     ledger_.revive(id, tag, family);
     return {};
   }
@@ -122,7 +125,7 @@ Status Engine::admit_managed(RangeId id, std::size_t bytes, bool segment, Tag ta
   ledger_.set_stream(id, stream);
   if (captured) return {};
   if (!active() || bytes > limits_.budget_bytes || !make_room(bytes))
-    return in_.make_wait(stream, in_.last());  // faults will bring what fits
+    return local_.make_wait(stream, last_discard_);  // faults will bring what fits
   ledger_.set_state(id, State::kDevice);
   if (Status status = populate(id); !status.ok()) {
     ledger_.set_state(id, State::kVoid);
@@ -169,22 +172,23 @@ void Engine::forget(RangeId id) {
 
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
   wanted_.clear();
-  Ticket newest = 0;
+  Ticket newest = 0, populated = 0;
   for (std::size_t i = 0; i < count; ++i) {
     ledger_.pin(ids[i]);
     const Unit& unit = ledger_.at(ids[i]);
     newest = std::max(newest, unit.arrival);
+    populated = std::max(populated, unit.populated);
     if (away(ids[i]) && unit.pins == 1) wanted_.push_back(ids[i]);
   }
   if (!active()) return;
-  const bool late = newest > streams_.awaited(stream);
-  if ((wanted_.empty() && !late) || quiet(stream)) return;
-  const CallScope scope(table_, place_);
-  if (late) {  // still on its way for another stream, or by a hint
-    note(in_.make_wait(stream, newest));
-    streams_.set_awaited(stream, newest);
+  const bool late = newest > streams_.awaited(stream) || populated > streams_.awaited_local(stream);
+  if ((!wanted_.empty() || late) && !quiet(stream)) {
+    const CallScope scope(table_, place_);
+    if (late) note(await(newest, populated, stream));  // for another stream, or by a hint
+    if (!wanted_.empty()) note(fetch(wanted_, &stream));
   }
-  if (!wanted_.empty()) note(fetch(wanted_, &stream));
+  // What died since the last op has made room: what comes in now comes beside this op.
+  if (policy_->follows()) carry_out(stream);
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {

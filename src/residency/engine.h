@@ -96,7 +96,9 @@ class Engine {
   const Counters& counters() const { return counters_; }
   bool managed() const { return managed_; }
   // Driver calls that failed in op hooks, where nobody can be told; faults make up for them.
-  std::uint64_t hook_errors() { return hook_errors_ + in_.failures() + out_.failures(); }
+  std::uint64_t hook_errors() {
+    return hook_errors_ + in_.failures() + out_.failures() + local_.failures();
+  }
 
  private:
   bool active() const { return managed_ && policy_->active(); }
@@ -123,8 +125,8 @@ class Engine {
   Status send_out(const std::vector<RangeId>& victims);
   Status send_back(const std::vector<RangeId>& ids);
   Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
-  Status wait_for_room();
-  Status await(RangeId id, cu::CUstream stream);
+  Status wait_for_room(Lane& lane);
+  Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
   Status after_home(RangeId id);
   void note(const Status& status) { hook_errors_ += status.ok() ? 0 : 1; }
   backing::Span span(RangeId id) const { return {ranges_[id].base, ledger_.at(id).bytes}; }
@@ -135,6 +137,10 @@ class Engine {
   const driver::Place place_;
   const bool managed_;
   Lane in_, out_;
+  // Populates and discards: nothing of theirs crosses the link, so they do not queue behind what
+  // does. Each waits for what it needs of the other lanes.
+  Lane local_;
+  Ticket last_discard_ = 0;
   Streams streams_;
   Limits limits_;
   std::unique_ptr<Policy> policy_;

@@ -42,6 +42,7 @@ struct Unit {
   cu::CUstream stream = nullptr;   // that its blocks are allocated on
   std::uint64_t arrival = 0;       // what the lane in brings it with; 0: nothing is under way
   std::uint64_t departure = 0;     // and the lane out
+  std::uint64_t populated = 0;     // what the local lane populates it with
 };
 
 class Ledger {
@@ -75,6 +76,7 @@ class Ledger {
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }
   void set_arrival(RangeId id, std::uint64_t ticket) { units_[id].arrival = ticket; }
+  void set_populated(RangeId id, std::uint64_t ticket) { units_[id].populated = ticket; }
   void set_departure(RangeId id, std::uint64_t ticket) {
     units_[id].departure = ticket;
     units_[id].used_on = 0;

@@ -22,39 +22,44 @@ Status Engine::after_home(RangeId id) {
   return streams_.after_all(home, ledger_.now(), events_);
 }
 
-// The lane in waits until what is on its way out leaves room for what is resident.
-Status Engine::wait_for_room() {
+// The lane waits until what is on its way out leaves room for what is resident.
+Status Engine::wait_for_room(Lane& lane) {
   const std::size_t full = std::min(taken(), limits_.budget_bytes);
-  return out_.make_wait(in_, out_.until(limits_.budget_bytes - full));
+  return out_.make_wait(lane, out_.until(limits_.budget_bytes - full));
 }
 
 Status Engine::populate(RangeId id) {
-  UMEM_RETURN_IF_ERROR(wait_for_room());
+  UMEM_RETURN_IF_ERROR(wait_for_room(local_));
   const Unit& unit = ledger_.at(id);
-  // A prefetch beside a discard is undefined: what is still going out goes first.
-  UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
+  // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
+  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
   // The range may have been freed by work that its stream still holds.
   events_.clear();
   UMEM_RETURN_IF_ERROR(after_home(id));
   one_.assign(1, id);
-  Result<Ticket> ticket = in_.submit(Verb::kPopulate, spans_of(one_), events_);
+  Result<Ticket> ticket = local_.submit(Verb::kPopulate, spans_of(one_), events_);
   if (!ticket.ok()) return ticket.take_status();
-  ledger_.set_arrival(id, ticket.value());
-  return await(id, unit.stream);
+  ledger_.set_populated(id, ticket.value());
+  return await(0, ticket.value(), unit.stream);
 }
 
 Status Engine::discard(const std::vector<RangeId>& ids) {
   events_.clear();
   for (RangeId id : ids) {
     UMEM_RETURN_IF_ERROR(after_home(id));
-    UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
+    UMEM_RETURN_IF_ERROR(out_.make_wait(local_, ledger_.at(id).departure));
+    UMEM_RETURN_IF_ERROR(in_.make_wait(local_, ledger_.at(id).arrival));
   }
-  return in_.submit(Verb::kDiscard, spans_of(ids), events_).take_status();
+  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans_of(ids), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  last_discard_ = ticket.value();
+  return {};
 }
 
 // Drops dead units, oldest first, until `bytes` more fit or none is left.
 void Engine::discard_dead(std::size_t bytes) {
-  if (!in_.can_discard()) {
+  if (!local_.can_discard()) {
     if (ledger_.dead_bytes() > 0) release_cached_();
     return;
   }
@@ -70,7 +75,7 @@ void Engine::discard_dead(std::size_t bytes) {
     note(status);
   }
   for (RangeId id : dropped_) counters_.bytes_discarded += ledger_.at(id).bytes;
-  if (!in_.can_discard()) release_cached_();  // the driver has just said so
+  if (!local_.can_discard()) release_cached_();  // the driver has just said so
 }
 
 // Moves the units out after their last use.
@@ -83,6 +88,7 @@ Status Engine::send_back(const std::vector<RangeId>& ids) {
     // What no op has waited for may still be on its way in, or be populated.
     if (unit.prefetched_unused || asynchronous())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
+    UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));
   }
   Result<Ticket> ticket = out_.submit(Verb::kSendOut, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
@@ -130,13 +136,17 @@ void Engine::evict_ahead() {
   if (!fits(ahead)) make_room(ahead);
 }
 
-// The stream works on the unit from here on.
-Status Engine::await(RangeId id, cu::CUstream stream) {
-  const Ticket arrival = ledger_.at(id).arrival;
-  if (arrival <= streams_.awaited(stream)) return {};
+// The stream works from here on on what came and was populated so.
+Status Engine::await(Ticket arrival, Ticket populated, cu::CUstream stream) {
   const CallScope scope(table_, place_);
-  UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));
-  streams_.set_awaited(stream, arrival);
+  if (arrival > streams_.awaited(stream)) {
+    UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));
+    streams_.set_awaited(stream, arrival);
+  }
+  if (populated > streams_.awaited_local(stream)) {
+    UMEM_RETURN_IF_ERROR(local_.make_wait(stream, populated));
+    streams_.set_awaited_local(stream, populated);
+  }
   return {};
 }
 
@@ -157,13 +167,15 @@ Status Engine::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consum
   counters_.prefetches += moved_.size();
   if (moved_.empty()) return {};
   const auto bring = [&]() -> Status {
-    UMEM_RETURN_IF_ERROR(wait_for_room());
+    UMEM_RETURN_IF_ERROR(wait_for_room(in_));
+    // And until the dead bytes are dropped in whose room it comes.
+    UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
     for (RangeId id : moved_) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, ledger_.at(id).departure));
     events_.clear();
     Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(moved_), events_);
     if (!ticket.ok()) return ticket.take_status();
     for (RangeId id : moved_) ledger_.set_arrival(id, ticket.value());
-    return consumer ? await(moved_.front(), *consumer) : Status();
+    return consumer ? await(ticket.value(), 0, *consumer) : Status();
   };
   Status status = bring();
   if (!status.ok())  // on the host for all we know; faults bring it

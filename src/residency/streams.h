@@ -31,9 +31,13 @@ class Streams {
   // The same after all that one stream holds, or an error.
   Status after_all(cu::CUstream stream, std::uint64_t now, std::vector<cu::CUevent>& events);
 
-  // The newest arrival that the stream waits for already.
+  // The newest arrival that the stream waits for already, and the newest population.
   std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
   void set_awaited(cu::CUstream stream, std::uint64_t ticket) { find(stream).awaited = ticket; }
+  std::uint64_t awaited_local(cu::CUstream stream) { return find(stream).awaited_local; }
+  void set_awaited_local(cu::CUstream stream, std::uint64_t ticket) {
+    find(stream).awaited_local = ticket;
+  }
 
  private:
   static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded anew
@@ -46,7 +50,7 @@ class Streams {
     cu::CUstream handle = nullptr;
     std::deque<Mark> marks;  // by time
     unsigned ops = 0;        // since the newest
-    std::uint64_t awaited = 0;
+    std::uint64_t awaited = 0, awaited_local = 0;
   };
 
   Stream& find(cu::CUstream stream);

@@ -58,14 +58,17 @@ def occupancy(plan: Plan) -> Ints:
         for move in plan.evict:
             if move.tensor == tensor:
                 back = next_use(trace, tensor, move.after)
-                away = np.arange(move.after + 1, move.after + 1 + n if back is None else back)
+                if back is None:
+                    persistent = trace.kind[tensor] == Kind.PERSISTENT
+                    back = move.after + 1 + n if persistent else int(trace.last[tensor]) + 1
+                away = np.arange(move.after + 1, back)
                 alive[away % n] = False
         there[alive] += trace.bytes[tensor]
     return there
 
 
 def _alive(trace: StepTrace, tensor: int, op: int) -> bool:
-    if trace.kind[tensor] == Kind.PERSISTENT:
+    if trace.kind[tensor] == Kind.PERSISTENT or (op == -1 and trace.kind[tensor] == Kind.CARRIED):
         return True
     return bool(trace.first[tensor] <= op <= trace.last[tensor])
 

@@ -206,9 +206,11 @@ def _budget(text: str, peak: int) -> int:
         budget = parse_budget(text)
     except ValueError as error:
         raise ConfigError(f"--budget: {error}; allowed: {BUDGET_ALLOWED}") from None
-    if budget.bytes is None and budget.percent is None:
+    if budget.percent is not None:
+        return int(peak * budget.percent / 100)
+    if budget.bytes is None:
         raise ConfigError(f"--budget {text}: a trace has no free memory; allowed: {BUDGET_ALLOWED}")
-    return budget.bytes if budget.percent is None else int(peak * budget.percent / 100)
+    return budget.bytes
 
 
 def _host_budget(text: str) -> int:

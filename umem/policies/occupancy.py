@@ -19,7 +19,7 @@ def large_live_bytes(trace: StepTrace) -> Ints:
 
 def least_occupancy(trace: StepTrace) -> Ints:
     """[n_ops] Bytes of large tensors in each op when every gap is left: no plan can have less."""
-    gaps = movable_gaps(trace)
+    gaps = all_gaps(trace)
     return large_live_bytes(trace) - bytes_over(gaps, trace.bytes[gaps.tensor], trace.n_ops)
 
 
@@ -48,6 +48,34 @@ def movable_gaps(trace: StepTrace) -> Gaps:
         np.concatenate((gaps.start[keep], np.full(len(idle), -1))),
         np.concatenate((gaps.end[keep], np.full(len(idle), trace.n_ops))),
         np.concatenate((gaps.idle_us[keep], np.full(len(idle), trace.compute_us))),
+    )
+
+
+def all_gaps(trace: StepTrace) -> Gaps:
+    """The movable gaps, and those that need no way back, or none out.
+
+    A tensor may live on after its last use: from there to its end (`end` is the op after `last`)
+    nobody would miss it. A tensor carried over from the step before may wait for its first use, or
+    its end: `start` is -1.
+    """
+    gaps = movable_gaps(trace)
+    used = np.flatnonzero(trace.large & (np.diff(trace.use_start) > 0))
+    tails = used[np.isin(trace.kind[used], (Kind.TRANSIENT, Kind.MADE))]
+    left = trace.access_op[trace.use_order[trace.use_start[tails + 1] - 1]]
+    heads = np.flatnonzero(trace.large & (trace.kind == Kind.CARRIED))
+    due = trace.last[heads] + 1
+    waits = np.diff(trace.use_start)[heads] > 0
+    due[waits] = trace.access_op[trace.use_order[trace.use_start[heads[waits]]]]
+    tensor = np.concatenate((tails, heads))
+    start = np.concatenate((left, np.full(len(heads), -1)))
+    end = np.concatenate((trace.last[tails] + 1, due))
+    inside = end - start > 1
+    tensor, start, end = tensor[inside], start[inside], end[inside]
+    return Gaps(
+        np.concatenate((gaps.tensor, tensor)),
+        np.concatenate((gaps.start, start)),
+        np.concatenate((gaps.end, end)),
+        np.concatenate((gaps.idle_us, trace.begin_us[end] - trace.begin_us[start + 1])),
     )
 
 

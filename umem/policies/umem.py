@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..devices import DeviceProfile
-from ..trace.step import Gaps, Ints, StepTrace
+from ..trace.step import Floats, Gaps, Ints, Kind, StepTrace
 from .base import Fetch, Move, Plan
-from .occupancy import bytes_over, capacity, large_live_bytes, movable_gaps, select
+from .choice import choose
+from .estimate import Choice, step_us
+from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
+
+COMPARED = 8192  # up to so many gaps several choices are compared; beyond, one has to do
+NEAR = (1.05, 1.5)  # ratios of idle times that are taken for equal
 
 
 class Umem:
     """Greedy choice of the idle intervals that tensors spend away, longest time first.
 
-    Every gap between two uses of a large tensor is a chance to be away. In the order of idle time,
-    a gap is left where any op inside is over the capacity; then gaps that turn out not to be needed
-    are kept after all, shortest first, which brings the bytes moved near to their lower bound.
-    A chosen tensor leaves as soon as its last use has ended, and returns in the order of deadlines
-    once the planned occupancy has room for it until its next use.
+    Every gap between two uses of a large tensor is a chance to be away, and so is the rest of its
+    life after the last use. In the order of idle time, a gap is left where any op inside is over
+    the capacity; then gaps that turn out not to be needed are kept after all, shortest first, which
+    brings the bytes moved near to their lower bound. Other orders suit some steps better: the
+    choice with the least estimated step time is taken. A chosen tensor leaves as soon as its last
+    use has ended, and returns in the order of deadlines once the planned occupancy has room for it
+    until its next use.
 
     Source: the interval view of Belady's rule (Belady 1966; Berger, Beckmann and Harchol-Balter,
     "Practical bounds on optimal caching with variable object sizes", SIGMETRICS 2018), with early
@@ -26,18 +35,23 @@ class Umem:
 
     name = "umem"
 
-    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:  # noqa: ARG002
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
         """A gated plan; without moves where the step fits."""
         room = capacity(trace, budget)
-        occupancy = large_live_bytes(trace)
-        gaps = movable_gaps(trace)
-        chosen = select(gaps, choose(trace, gaps, occupancy - room))
-        occupancy = occupancy - bytes_over(chosen, trace.bytes[chosen.tensor], trace.n_ops)
-        left = np.unique(chosen.tensor)
+        live = large_live_bytes(trace)
+        gaps = all_gaps(trace)
+        choices = [
+            _choice(trace, gaps, index, live) for index in _choices(trace, gaps, live - room)
+        ]
+        best = choices[0]
+        if len(choices) > 1:
+            best = min(choices, key=lambda one: step_us(trace, device, one, room))
+        away, _, occupancy = best
+        left = np.unique(away.tensor)
         return Plan(
             trace,
-            evict=_evictions(chosen),
-            fetch=_fetches(chosen),
+            evict=tuple(map(Move, away.start.tolist(), away.tensor.tolist())),
+            fetch=_fetches(best),
             read_mostly=tuple(left[trace.clean[left]].tolist()),
             gated=True,
             occupancy=np.minimum(occupancy, room),
@@ -46,75 +60,48 @@ class Umem:
         )
 
 
-def choose(trace: StepTrace, gaps: Gaps, excess: Ints) -> Ints:
-    """The gaps to be away in: after them no op is over, as far as gaps can help.
-
-    Args:
-        trace: the step.
-        gaps: of large tensors.
-        excess: [n_ops] bytes over the capacity when nothing leaves; below 0 there is room.
-
-    Returns:
-        Indices into `gaps`, ascending by `start`.
-    """
-    hot = np.flatnonzero(excess > 0)  # leaving helps these ops only, and staying hurts no other
-    begin, end, wrap = _spans(gaps, hot, len(excess))
-    useful = np.flatnonzero((end > begin) | (wrap > 0))
-    amount = trace.bytes[gaps.tensor]
-    by_time = useful[np.lexsort((gaps.tensor[useful], -gaps.idle_us[useful]))]
-    over = excess[hot]
-    spans = _Spans(over, begin.tolist(), end.tolist(), wrap.tolist(), amount.tolist())
-    left = [gap for gap in by_time.tolist() if spans.leave(gap)]
-    away = [gap for gap in reversed(left) if not spans.keep(gap)]
-    index = np.array(away, np.int64)
-    return index[np.lexsort((gaps.tensor[index], gaps.start[index]))]
+def _choice(trace: StepTrace, gaps: Gaps, index: Ints, live: Ints) -> Choice:
+    away = select(gaps, index)
+    returns = np.flatnonzero(_returns(trace, away))
+    returns = returns[np.argsort(away.end[returns], kind="stable")]
+    occupancy = live - bytes_over(away, trace.bytes[away.tensor], trace.n_ops)
+    return Choice(away, returns, occupancy)
 
 
-class _Spans:
-    """The bytes over the capacity in the hot ops, and gaps as slices of them."""
-
-    def __init__(
-        self, over: Ints, begin: list[int], end: list[int], wrap: list[int], amount: list[int]
-    ) -> None:
-        self._over = over
-        self._begin, self._end, self._wrap, self._amount = begin, end, wrap, amount
-
-    def leave(self, gap: int) -> bool:
-        """Be away in this gap if an op inside is over the capacity."""
-        inside = self._over[self._begin[gap] : self._end[gap]]
-        around = self._over[: self._wrap[gap]]
-        if inside.max(initial=0) <= 0 and around.max(initial=0) <= 0:
-            return False
-        inside -= self._amount[gap]
-        around -= self._amount[gap]
-        return True
-
-    def keep(self, gap: int) -> bool:
-        """Stay in this gap, once left, if all ops inside have room for it."""
-        room = -self._amount[gap]
-        inside = self._over[self._begin[gap] : self._end[gap]]
-        around = self._over[: self._wrap[gap]]
-        if inside.max(initial=room) > room or around.max(initial=room) > room:
-            return False
-        inside -= room
-        around -= room
-        return True
+def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
+    """Whether a use ends the gap."""
+    persistent = trace.kind[gaps.tensor] == Kind.PERSISTENT
+    unended = np.where(persistent, gaps.start < 0, gaps.end > trace.last[gaps.tensor])
+    return ~unended
 
 
-def _spans(gaps: Gaps, hot: Ints, n_ops: int) -> tuple[Ints, Ints, Ints]:
-    begin = np.searchsorted(hot, gaps.start + 1)
-    end = np.searchsorted(hot, np.minimum(gaps.end, n_ops))
-    return begin, end, np.searchsorted(hot, gaps.end - n_ops)
+def _choices(trace: StepTrace, gaps: Gaps, excess: Ints) -> Iterator[Ints]:
+    """By idle time; then, where that moves anything and there is time to compare, other ways."""
+    seen = set()
+    for priority in _priorities(trace, gaps):
+        index = choose(trace, gaps, excess, priority)
+        if index.tobytes() not in seen:
+            yield index
+        seen.add(index.tobytes())
+        if not len(index) or len(gaps.tensor) > COMPARED:
+            return
 
 
-def _evictions(gaps: Gaps) -> tuple[Move, ...]:
-    return tuple(map(Move, gaps.start.tolist(), gaps.tensor.tolist()))
+def _priorities(trace: StepTrace, gaps: Gaps) -> Iterator[Floats]:
+    """By idle time; what is of no more use first, or last; of nearly equal ones the smaller."""
+    time = gaps.idle_us
+    yield time
+    returns = _returns(trace, gaps)
+    if not returns.all():
+        yield np.where(returns, time, time + 2 * trace.compute_us)
+        yield np.where(returns, time, 0.0)
+    size = trace.bytes[gaps.tensor].astype(float)
+    for ratio in NEAR:
+        grade = np.round(np.log1p(time) / np.log(ratio))
+        yield grade + 1 - size / (size.max(initial=1.0) + 1)
 
 
-def _fetches(gaps: Gaps) -> tuple[Fetch, ...]:
-    """By deadline; a tensor that no op uses is not fetched."""
-    index = np.flatnonzero(gaps.start >= 0)
-    index = index[np.argsort(gaps.end[index], kind="stable")]
-    chosen = select(gaps, index)
+def _fetches(choice: Choice) -> tuple[Fetch, ...]:
+    chosen = select(choice.away, choice.returns)
     columns = (chosen.start.tolist(), chosen.end.tolist(), chosen.tensor.tolist())
     return tuple(map(Fetch, *columns))

@@ -1,0 +1,82 @@
+"""How long a step takes when a set of gaps is spent away: enough to prefer one set to another."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from ..devices import DeviceProfile
+from ..trace.step import Gaps, Ints, StepTrace
+
+
+class Choice(NamedTuple):
+    """Gaps spent away: a tensor leaves when `start` has ended, in that order."""
+
+    away: Gaps
+    returns: Ints  # indices of those that come back for `end`, by deadline
+    occupancy: Ints  # [n_ops] bytes of large tensors that are not away
+
+
+def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) -> float:
+    """The second of two equal steps in µs, with each direction of the link as a fluid.
+
+    A return starts at the first op from which on the occupancy leaves room for it, out of `room`
+    bytes, until its use. An op starts when its tensors are there and what is still leaving takes no
+    more than the room that is left.
+    """
+    away, returns, _ = choice
+    n = trace.n_ops
+    amount = trace.bytes[away.tensor]
+    ready, taken = _earliest(choice, amount, room)
+    out_us = (amount / device.bytes_per_us_out).tolist()  # clean ones too: a move has one copy
+    in_us = (amount / device.bytes_per_us_in).tolist()
+    leaves = _by_op(np.arange(len(amount)), away.start + 1, n)
+    starts = _by_op(returns, ready, n)
+    needs = _by_op(returns, away.end[returns], n)
+    slack = ((room - taken) / device.bytes_per_us_out).tolist()
+    duration = trace.op_us.tolist()
+    departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
+    now = out_free = in_free = begin = 0.0
+    for _ in range(2):
+        begin = now
+        for op in range(n):
+            for gap in leaves[op]:
+                out_free = departure[gap] = max(out_free, now) + out_us[gap]
+            for gap in starts[op]:
+                in_free = arrival[gap] = max(in_free, departure[gap], now) + in_us[gap]
+            for gap in needs[op]:
+                now = max(now, arrival[gap])
+            now = max(now, out_free - max(slack[op], 0.0)) + duration[op]
+    return now - begin
+
+
+def _earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
+    """The op at which each return may start; the occupancy with all of them as early as that."""
+    away, returns, occupancy = choice
+    n = len(occupancy)
+    taken = np.concatenate((occupancy, occupancy))  # round the step's end
+    ready = []
+    columns = (away.start[returns], away.end[returns], amount[returns])
+    for start, end, size in zip(*(column.tolist() for column in columns), strict=True):
+        low = max(start + 1, end - n)
+        full = taken[low:end][::-1] > room - size
+        back = int(full.argmax()) if full.any() else end - low
+        begin = end - back
+        ready.append(begin)
+        taken[begin:end] += size
+        if end > n:
+            taken[max(begin - n, 0) : end - n] += size
+        if begin < n:
+            taken[begin + n : min(end + n, 2 * n)] += size
+    return np.array(ready, np.int64), taken[:n]
+
+
+def _by_op(gaps: Ints, op: Ints, n: int) -> list[list[int]]:
+    """For each op of a step its gaps, in the order given."""
+    place = op % n
+    order = np.argsort(place, kind="stable")
+    ordered = gaps[order].tolist()
+    ends = list(accumulate(np.bincount(place, minlength=n).tolist()))
+    return [ordered[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
