@@ -39,9 +39,11 @@ def test_a_recorded_run_scales_each_name_by_its_median() -> None:
     base = roofline.clock(DEVICE)
     small, large = _work(moved=1555_000 * 7), _work(moved=1555_000 * 17)  # 10 and 20 µs
     other, unseen = _work("aten::add", moved=1555_000 * 7), _work("aten::exp", moved=1555_000 * 7)
-    run: list[Event] = [Alloc(1, 8), Op("aten::mm", (), (), us=30.0), Op("aten::mm", (), (), us=1e9),
-           Op("aten::mm", (), (), us=30.0), Op("aten::add", (), (), us=5.0),
-           Op("aten::cos", (), (), us=7.0), Op("aten::add", (), ())]  # fmt: skip
+    run: list[Event] = [
+        Alloc(1, 8), Op("aten::mm", (), (), us=30.0), Op("aten::mm", (), (), us=1e9),
+        Op("aten::mm", (), (), us=30.0), Op("aten::add", (), (), us=5.0),
+        Op("aten::cos", (), (), us=7.0), Op("aten::add", (), ()),
+    ]  # fmt: skip
     clock = roofline.scaled(base, [small, small, large, other, unseen], run)
     assert clock(small) == pytest.approx(30)
     assert clock(large) == pytest.approx(60)
