@@ -133,7 +133,7 @@ def enable(
             if _session.settings != settings:
                 raise StateError(_difference(_session.settings, settings))
             return Session(settings, owner=False, attached=_session.attached)
-        _set_up_log(settings.log)
+        startup.set_up_log(settings.log)
         _session = Session(settings, owner=True, attached=_attach(settings))
         _start_steps(settings)
         return _session
@@ -396,11 +396,3 @@ def _difference(now: Settings, asked: Settings) -> str:
         f"umem is on with {have} and was asked for {want}; call umem.disable() first, or "
         "umem.set_budget() to change the budget"
     )
-
-
-def _set_up_log(level: str) -> None:
-    _log.setLevel(level.upper())
-    if not _log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("umem: %(message)s"))
-        _log.addHandler(handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -189,3 +190,13 @@ def torch_threads() -> int:
     import torch
 
     return int(torch.get_num_threads())
+
+
+def set_up_log(level: str) -> None:
+    """Let umem's messages from `level` on reach stderr, where the program says nothing else."""
+    log = logging.getLogger("umem")
+    log.setLevel(level.upper())
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("umem: %(message)s"))
+        log.addHandler(handler)

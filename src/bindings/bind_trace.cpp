@@ -143,7 +143,7 @@ void bind_trace(py::module_& module) {
     runtime::record_stop(of);
   });
   module.def("record_take", &take, py::arg("sink"));
-  module.def("record_lines", &lines, py::arg("sink"), py::arg("all"));
+  module.def("record_lines", &lines, py::arg("sink"), py::arg("final"));
   module.def("record_waiting", [](const std::string& sink) {
     const trace::Sink of = sink_of(sink);
     py::gil_scoped_release unlocked;

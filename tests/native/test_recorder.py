@@ -50,9 +50,7 @@ def test_blocks_that_were_there_come_first() -> None:
     _core.tag(large, "param")
     _core.record_start("plan")
     events = taken()
-    assert [(e.bytes, e.tag) for e in events if type(e) is Alloc] == [
-        (4 * MIB, "param"), (100, ""),
-    ]  # fmt: skip
+    assert [(e.bytes, e.tag) for e in events if type(e) is Alloc] == [(100, ""), (4 * MIB, "param")]
     assert len(events) == 2
     _core.release(large)
     _core.release(small)

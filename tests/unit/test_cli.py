@@ -86,6 +86,7 @@ def test_run_passes_arguments_options_and_the_exit_code(tmp_path: Path) -> None:
     assert shown["env"] == {
         "UMEM": "1",
         "UMEM_STRICT": "1",
+        "UMEM_SUMMARY": "1",
         "UMEM_BUDGET": "1GiB",
         "UMEM_POLICY": "none",
     }

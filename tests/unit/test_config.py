@@ -209,7 +209,8 @@ def test_environment_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMEM", "off")
     environment = config.run_environment({"budget": "8GiB"})
     ours = {k: v for k, v in environment.items() if k.startswith("UMEM")}
-    assert ours == {"UMEM": "1", "UMEM_STRICT": "1", "UMEM_POLICY": "none", "UMEM_BUDGET": "8GiB"}
+    usual = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
+    assert ours == {**usual, "UMEM": "1", "UMEM_POLICY": "none", "UMEM_BUDGET": "8GiB"}
     assert not [name for name in config.child_environment() if name.startswith("UMEM")]
     assert "PATH" in config.child_environment()
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
