@@ -46,9 +46,9 @@ def _training(
         net = make()
         inputs, labels = batch()
     optimizer: torch.optim.Optimizer = (
-        torch.optim.AdamW(net.parameters(), foreach=True)
+        torch.optim.AdamW(net.parameters(), foreach=False)
         if adam
-        else torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=True)
+        else torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
     )
 
     def step() -> None:
