@@ -12,8 +12,6 @@
 
 namespace umem::backing {
 
-inline constexpr std::size_t kPieceBytes = 64 * MiB;  // the most that one transfer moves
-
 struct Span {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;

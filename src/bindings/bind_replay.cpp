@@ -142,6 +142,11 @@ void bind_replay(py::module_& module) {
              return found.value();
            })
       .def("figures", &figures)
+      .def("op_end_us",
+           [](const Replay& self) {
+             const std::vector<double>& ends = self.op_end_us();
+             return py::array_t<double>(static_cast<py::ssize_t>(ends.size()), ends.data());
+           })
       .def("close", [](Replay& self) { run([&] { return self.close(); }); });
 }
 

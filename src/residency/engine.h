@@ -52,10 +52,11 @@ class Engine {
   Status open();
   Status close();
 
-  // The range got its first live block, on `stream`. Makes room and populates it on the device;
-  // what does not fit is left to faults. kOutOfHostMemory when live bytes would exceed budget +
-  // host budget, or the block alone exceeds the budget and the host has no room for it;
-  // kOutOfDeviceMemory when memory that cannot move does not fit. Nothing changed then.
+  // The range got its first live block, on `stream`, in its first `bytes`. Makes room and populates
+  // them on the device, piece by piece; what does not fit is left to faults. kOutOfHostMemory when
+  // live bytes would exceed budget + host budget, or the block alone exceeds the budget and the
+  // host has no room for it; kOutOfDeviceMemory when memory that cannot move does not fit. Nothing
+  // changed then.
   Status admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                cu::CUstream stream);
   // A further block of an admitted range was handed out: brings the range in if it is away.
@@ -64,8 +65,11 @@ class Engine {
   void retire(RangeId id);
   // The range goes back to the driver.
   void forget(RangeId id);
+  // An op is using some of the range.
+  bool in_use(RangeId id) const;
 
-  // Before an op on `stream`: pins the units and brings in those that are away.
+  // Of units, each a whole range or a piece of a larger one. Before an op on `stream`: pins the
+  // units and brings in those that are away.
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // After it: unpins them and marks them as used now.
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
@@ -120,9 +124,11 @@ class Engine {
   bool fits(std::size_t bytes) const { return taken() + bytes <= limits_.budget_bytes; }
   bool quiet(cu::CUstream stream);
   bool host_has_room(RangeId id);
+  Status check_host(std::size_t bytes);
   Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
-  Status admit_managed(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
-                       cu::CUstream stream);
+  void retire_piece(RangeId id);
+  Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                     cu::CUstream stream);
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
   void evict_ahead();
@@ -157,7 +163,7 @@ class Engine {
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
   // Scratch, so that an op costs no malloc.
-  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_;
+  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_, admitted_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

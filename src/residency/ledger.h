@@ -52,6 +52,11 @@ class Ledger {
   bool has(RangeId id) const {
     return id != kNoRange && id < units_.size() && units_[id].state != State::kNone;
   }
+  bool live(RangeId id) const {
+    if (!has(id)) return false;
+    const State state = units_[id].state;
+    return state == State::kVoid || state == State::kDevice || state == State::kHost;
+  }
   std::size_t capacity() const { return units_.size(); }
 
   // A live unit in state kVoid. Of a cached unit of the same range, pins and host memory stay.

@@ -25,9 +25,7 @@ struct View {
     const State state = ledger.at(id).state;
     return state == State::kHost || state == State::kVoid;
   }
-  bool live(RangeId id) const {
-    return ledger.has(id) && (away(id) || ledger.at(id).state == State::kDevice);
-  }
+  bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {
     return !unit.segment && unit.bytes >= min_swap_bytes;
   }
