@@ -177,7 +177,7 @@ Status StepPlayer::op(std::size_t i) {
       machine_.accesses().push_back({reinterpret_cast<std::uintptr_t>(block),
                                      static_cast<std::size_t>(columns_.bytes[tensor(a)]),
                                      columns_.access_write[a] != 0});
-  const Status ended = machine_.end(columns_.op_us[i]);
+  Status ended = machine_.end(columns_.op_us[i]);
   op_end_us_[i] = machine_.step_time_us();
   return ended;
 }
