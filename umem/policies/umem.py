@@ -38,6 +38,7 @@ class Umem:
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
         """A gated plan; without moves where the step fits."""
+        trace = trace.pieces
         room = capacity(trace, budget)
         live = large_live_bytes(trace)
         gaps = all_gaps(trace)
