@@ -30,7 +30,8 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     n = trace.n_ops
     amount = trace.bytes[away.tensor]
     ready, taken = _earliest(choice, amount, room)
-    out_us = (amount / device.bytes_per_us_out).tolist()  # clean ones too: a move has one copy
+    # What nothing writes is read-mostly: the host's copy is valid once it has come from there.
+    out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
     in_us = (amount / device.bytes_per_us_in).tolist()
     leaves = _by_op(np.arange(len(amount)), away.start + 1, n)
     starts = _by_op(returns, ready, n)
