@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -55,24 +56,43 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
 
 
 def _earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
-    """The op at which each return may start; the occupancy with all of them as early as that."""
+    """The op at which each return starts, and the occupancy with all of them.
+
+    As the engine does it: of what is away the one that is due first starts as soon as there is room
+    for it until its use, and no other before it. The second of two steps.
+    """
     away, returns, occupancy = choice
     n = len(occupancy)
-    taken = np.concatenate((occupancy, occupancy))  # round the step's end
-    ready = []
+    taken = np.tile(occupancy, 3)
     columns = (away.start[returns], away.end[returns], amount[returns])
-    for start, end, size in zip(*(column.tolist() for column in columns), strict=True):
-        low = max(start + 1, end - n)
-        full = taken[low:end][::-1] > room - size
-        back = int(full.argmax()) if full.any() else end - low
-        begin = end - back
-        ready.append(begin)
-        taken[begin:end] += size
-        if end > n:
-            taken[max(begin - n, 0) : end - n] += size
-        if begin < n:
-            taken[begin + n : min(end + n, 2 * n)] += size
-    return np.array(ready, np.int64), taken[:n]
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    ready = [0] * len(rows)
+    leaving = sorted(
+        (start + 1 + lap * n, i, lap) for lap in (0, 1) for i, (start, _, _) in enumerate(rows)
+    )
+    waiting: list[tuple[int, int, int]] = []  # (due, which, lap), the first due first
+    point, following = 0, 0
+    while waiting or following < len(leaving):
+        if not waiting:
+            point = max(point, leaving[following][0])
+        while following < len(leaving) and leaving[following][0] <= point:
+            _, i, lap = leaving[following]
+            heappush(waiting, (rows[i][1] + lap * n, i, lap))
+            following += 1
+        due, i, lap = waiting[0]
+        size = rows[i][2]
+        full = taken[point:due] > room - size
+        if full.any():  # not before the last such op is over, unless one that is due earlier leaves
+            point += len(full) - int(full[::-1].argmax())
+            if following < len(leaving):
+                point = min(point, leaving[following][0])
+            continue
+        heappop(waiting)
+        begin = min(point, due)
+        taken[begin:due] += size
+        if lap:
+            ready[i] = begin - n
+    return np.array(ready, np.int64), taken[n : 2 * n]
 
 
 def _by_op(gaps: Ints, op: Ints, n: int) -> list[list[int]]:
