@@ -58,4 +58,3 @@ def _spread(amount: Ints, share: float) -> Ints:
             taken.append(i)
             due -= size
     return np.array(taken, np.int64)
-
