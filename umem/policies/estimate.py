@@ -30,7 +30,7 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     away, returns, _ = choice
     n = trace.n_ops
     amount = trace.bytes[away.tensor]
-    ready, taken = _earliest(choice, amount, room)
+    ready, taken = earliest(choice, amount, room)
     # What nothing writes is read-mostly: the host's copy is valid once it has come from there.
     out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
     in_us = (amount / device.bytes_per_us_in).tolist()
@@ -55,7 +55,7 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     return now - begin
 
 
-def _earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
+def earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
     """The op at which each return starts, and the occupancy with all of them.
 
     As the engine does it: of what is away the one that is due first starts as soon as there is room
