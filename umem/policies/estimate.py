@@ -72,6 +72,7 @@ def earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
     )
     waiting: list[tuple[int, int, int]] = []  # (due, which, lap), the first due first
     point, following = 0, 0
+    blocked = -1, 0, 0  # which one there is no room for, and until when
     while waiting or following < len(leaving):
         if not waiting:
             point = max(point, leaving[following][0])
@@ -81,9 +82,12 @@ def earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
             following += 1
         due, i, lap = waiting[0]
         size = rows[i][2]
-        full = taken[point:due] > room - size
-        if full.any():  # not before the last such op is over, unless one that is due earlier leaves
-            point += len(full) - int(full[::-1].argmax())
+        if blocked[:2] != (i, lap):
+            full = (taken[point:due] > room - size)[::-1]
+            last = int(full.argmax()) if len(full) else 0
+            blocked = i, lap, due - last if len(full) and full[last] else point
+        if blocked[2] > point:  # not before that, unless one that is due earlier leaves
+            point = blocked[2]
             if following < len(leaving):
                 point = min(point, leaving[following][0])
             continue
