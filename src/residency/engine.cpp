@@ -283,14 +283,6 @@ Status Engine::evict(RangeId id) {
   return {};
 }
 
-Status Engine::read_mostly(RangeId id, bool on) {
-  if (!managed_) return {};
-  const CallScope scope(table_, place_);
-  UMEM_RETURN_IF_ERROR(backing::advise_read_mostly(table_, span(id), on));
-  ledger_.set_read_mostly(id, on);
-  return {};
-}
-
 Status Engine::set_limits(Limits limits) {
   const CallScope scope(table_, place_);
   const Limits previous = std::exchange(limits_, limits);
@@ -313,6 +305,7 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(std::unique_ptr<Policy> policy) {
   const bool was_active = active();
+  keep_copies({});
   policy_ = std::move(policy);
   if (was_active == active()) return;
   const CallScope scope(table_, place_);

@@ -89,8 +89,8 @@ class Engine {
   Status prefetch(RangeId id);
   Status evict(RangeId id);
   // Advises the driver to keep a copy on both sides of what is read, so that eviction costs no
-  // transfer; a write drops the host's copy.
-  Status read_mostly(RangeId id, bool on);
+  // transfer; a write drops the host's copy, and the next eviction moves the bytes.
+  Status read_mostly(RangeId id, bool on) { return advise_copies(id, on, false); }
 
   // Evicts down to the new limits. kOutOfDeviceMemory when what is pinned exceeds them.
   Status set_limits(Limits limits);
@@ -134,10 +134,13 @@ class Engine {
   void evict_ahead();
   void evict_preferred(std::size_t wanted);
   void bring(RangeId id);
+  Status advise_copies(RangeId id, bool on, bool by_policy);
+  void keep_copies(std::vector<RangeId> wanted);
   Status discard(const std::vector<RangeId>& ids);
   Status populate(RangeId id);
   Status send_out(const std::vector<RangeId>& victims);
   Status send_back(const std::vector<RangeId>& ids);
+  Status submit_out(Verb verb, const std::vector<RangeId>& ids);
   Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
   Status wait_for_room(Lane& lane);
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
@@ -162,8 +165,10 @@ class Engine {
   Counters counters_;
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
+  std::vector<RangeId> copied_;  // read-mostly by the policy's wish; some may have died
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_, admitted_;
+  std::vector<RangeId> group_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

@@ -1,5 +1,7 @@
 // What a policy that follows a plan is told, and what it wants done between ops.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "residency/engine.h"
 
@@ -36,6 +38,8 @@ void Engine::step_ended() {
 void Engine::carry_out(cu::CUstream stream) {
   if (!active() || !policy_->wishes() || quiet(stream)) return;
   const CallScope scope(table_, place_);
+  if (std::vector<RangeId> wanted; policy_->take_read_mostly(wanted))
+    keep_copies(std::move(wanted));
   leaving_.clear();
   policy_->evictions(view(), leaving_);
   for (RangeId id : leaving_) {

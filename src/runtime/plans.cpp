@@ -57,6 +57,7 @@ Status clear_plans() {
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
+  s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
   return {};
 }
 

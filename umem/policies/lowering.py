@@ -26,8 +26,9 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
     of the step in which the plan is installed. What is said of a tensor is done to all its pieces.
 
     What the plan says of an op that does not count is done at the next one that does; what comes
-    after the last one is done there. `read_mostly` is left out: a driver does not free the device
-    copy of such a range by a prefetch to the host.
+    after the last one is done there. Of `read_mostly` those tensors are left that persist and that
+    no op writes: the driver is advised of them, and they leave without a transfer once they have
+    come from the host.
 
     Raises ValueError for a trace without any access to a large tensor.
     """
@@ -52,6 +53,7 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         **_moves("cold", plan.cold, ops, tensor),
         **_fetches(plan, ops, tensor),
         "keep": _of_large(np.array(plan.keep, np.int64), tensor),
+        "read_mostly": _of_large(_clean(plan), tensor),
         "waits": ops.after(np.array(plan.waits, np.int64)),
         "occupancy": ops.most(plan),
         "gated": int(plan.gated),
@@ -139,6 +141,11 @@ def _column(values: object) -> Ints:
 def _of_large(tensors: Ints, tensor: Ints) -> Ints:
     mapped: Ints = tensor[tensors]
     return mapped[mapped >= 0]
+
+
+def _clean(plan: Plan) -> Ints:
+    tensors = np.array(plan.read_mostly, np.int64)
+    return tensors[plan.trace.clean[tensors]]
 
 
 def _allocations(trace: StepTrace) -> Ints:
