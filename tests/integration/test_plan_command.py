@@ -113,6 +113,7 @@ def test_times_of_a_run_replace_the_roofline(
     ("arguments", "words"),
     [
         ([], "give either pkg.mod:function"),
+        (["--policy", "lru", "{}:make_step"], "before --policy, which took '"),
         (["{}"], "allowed: pkg.mod:function"),
         (["{}:reads"], "tensor.item()"),
         (["{}:make_step", "--budget", "auto"], "'auto' is of a live device"),

@@ -54,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="predict memory and time of a program, without a GPU",
         description="Run a training step on tensors without data and say how much memory it "
         "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
-        usage="umem plan [options] (pkg.mod:function | --script train.py [args ...])",
+        usage="umem plan pkg.mod:function [options]\n"
+        "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
     text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
@@ -190,9 +191,11 @@ def _budget(text: str) -> Any:
 
 def _record(args: argparse.Namespace) -> tuple[str, Recording]:
     if (args.program is None) == (not args.script):
+        taken = [name for name in args.policy if ":" in name]
+        hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
         raise ConfigError(
-            f"give either pkg.mod:function, such as {EXAMPLE}, or --script train.py; umem plan "
-            "--help says what the function returns"
+            f"give either pkg.mod:function, such as {EXAMPLE},{hint} or --script train.py; umem "
+            "plan --help says what the function returns"
         )
     try:
         import torch  # noqa: F401
