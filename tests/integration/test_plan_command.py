@@ -124,6 +124,8 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
         (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
         (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),
+        (["{}:make_step", "--out", "plan.txt"], "--out plan.txt; allowed: FILE.jsonl"),
+        (["{}:absent", "--policy", "best"], "no policy 'best'"),  # before the program runs
         (["--script", "absent.py"], "there is no script 'absent.py'"),
     ],
 )
