@@ -135,11 +135,16 @@ def _below_floor(count: int, threads: int) -> str:
     )
 
 
+# What `umem run` sets where nobody says otherwise.
+_RUN_USUAL = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--budget` and all other settable options; the values stay text."""
     group = parser.add_argument_group("options (each also as environment variable)")
     for option in SETTABLE:
-        text = f"{option.allowed}. Default {option.default}; {option.env}".replace("%", "%%")
+        usual = "on" if option.env in _RUN_USUAL else option.default
+        text = f"{option.allowed}. Default {usual}; {option.env}".replace("%", "%%")
         group.add_argument(option.flag, dest=option.name, metavar=option.kind.upper(), help=text)
 
 
@@ -161,8 +166,7 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
             "umem.enable() in the program"
         )
     texts = {BY_NAME[name].env: text for name, text in given.items()}
-    usual = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
-    return {**usual, **os.environ, "UMEM": "1", **texts}
+    return {**_RUN_USUAL, **os.environ, "UMEM": "1", **texts}
 
 
 def child_environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .devices import DeviceProfile
-from .errors import ConfigError, TraceError
+from .errors import ConfigError, OutOfMemoryError, TraceError
 from .plan import bounds
 from .policies import registry
 from .policies.base import Plan, Policy
@@ -234,6 +234,8 @@ def _feed(replay: _core.Replay, path: Path) -> None:
         replay.finish()
     except ValueError as error:  # of the native reader: the line and the reason
         raise TraceError(f"{path}:{error}") from None
+    except OutOfMemoryError as error:  # also at a line
+        raise OutOfMemoryError(f"{path}:{error}") from None
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -113,6 +113,7 @@ def test_times_of_a_run_replace_the_roofline(
     ("arguments", "words"),
     [
         ([], "give either pkg.mod:function"),
+        (["--policy", "lru", "{}:make_step"], "before --policy, which took '"),
         (["{}"], "allowed: pkg.mod:function"),
         (["{}:reads"], "tensor.item()"),
         (["{}:make_step", "--budget", "auto"], "'auto' is of a live device"),
@@ -123,6 +124,8 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
         (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
         (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),
+        (["{}:make_step", "--out", "plan.txt"], "--out plan.txt; allowed: FILE.jsonl"),
+        (["{}:absent", "--policy", "best"], "no policy 'best'"),  # before the program runs
         (["--script", "absent.py"], "there is no script 'absent.py'"),
     ],
 )

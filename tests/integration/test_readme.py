@@ -30,3 +30,15 @@ def test_the_first_example_does_what_it_says(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "32 MiB" in done.stdout
+
+
+def test_its_outputs_are_those_of_a_kept_run() -> None:
+    readme = (ROOT / "README.md").read_text()
+    page = re.search(r"\((bench/results/plan_[^)]+\.md)\)", readme)
+    assert page is not None
+    kept = (ROOT / page[1]).read_text().splitlines()
+    shown = re.findall(r"^\$ (umem (?:plan|replay) .*)\n((?:.+\n)+?)```", readme, re.MULTILINE)
+    assert len(shown) == 2
+    for command, output in shown:
+        assert any(line.startswith(f"$ {command}") for line in kept), command
+        assert [line for line in output.splitlines() if line not in kept] == []

@@ -161,3 +161,9 @@ def test_run_help_lists_all_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(option.flag in text and option.env in text for option in SETTABLE)
+
+
+def test_run_help_has_the_defaults_of_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert "Default on; UMEM_SUMMARY" in " ".join(capsys.readouterr().out.split())

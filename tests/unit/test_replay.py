@@ -14,7 +14,7 @@ from support.steps import Tensor, make_step, steps
 from umem import replay
 from umem.cli import main
 from umem.devices import DeviceProfile
-from umem.errors import ConfigError, TraceError
+from umem.errors import ConfigError, OutOfMemoryError, TraceError
 from umem.plan import bounds
 from umem.policies import registry
 from umem.policies.base import Plan
@@ -206,6 +206,12 @@ def test_a_host_budget_that_is_too_small_is_an_error() -> None:
     with pytest.raises(MemoryError):
         replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=PAGE)
     replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=64 * PAGE)  # as before
+
+
+def test_out_of_memory_in_a_file_has_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", cyclic_events())
+    with pytest.raises(OutOfMemoryError, match=rf"^{path}:\d+: umem out of memory"):
+        replay.replay_file(path, "lru", LINK, 8 * PAGE, host_budget=PAGE)
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="predict memory and time of a program, without a GPU",
         description="Run a training step on tensors without data and say how much memory it "
         "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
-        usage="umem plan [options] (pkg.mod:function | --script train.py [args ...])",
+        usage="umem plan pkg.mod:function [options]\n"
+        "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
     text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
@@ -96,8 +97,11 @@ def main(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> Outcome:
     """Trace the program, look at its memory, and replay it under the policies."""
+    _check_program(args)
     device = _device(args)
     budget = None if args.budget is None else _budget(args.budget)
+    policies = _policies(args.policy)
+    _check_out(args.out)
     began = time.monotonic()
     name, recording = _record(args)
     seconds = time.monotonic() - began
@@ -113,7 +117,7 @@ def plan(args: argparse.Namespace) -> Outcome:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
     room = max(asked, replay.least_budget(step))
     floor = bounds.closed_form_floor(step, device, room)
-    results = [replay.simulate(step, policy, device, room) for policy in _policies(args.policy)]
+    results = [replay.simulate(step, policy, device, room) for policy in policies]
     results.sort(key=lambda result: result.step_us)
     slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
     return Outcome(
@@ -188,12 +192,22 @@ def _budget(text: str) -> Any:
     return budget
 
 
-def _record(args: argparse.Namespace) -> tuple[str, Recording]:
+def _check_out(path: Path | None) -> None:
+    if path is not None and not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ConfigError(f"--out {path}; allowed: FILE.jsonl or FILE.jsonl.gz")
+
+
+def _check_program(args: argparse.Namespace) -> None:
     if (args.program is None) == (not args.script):
+        taken = [name for name in args.policy if ":" in name]
+        hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
         raise ConfigError(
-            f"give either pkg.mod:function, such as {EXAMPLE}, or --script train.py; umem plan "
-            "--help says what the function returns"
+            f"give either pkg.mod:function, such as {EXAMPLE},{hint} or --script train.py; umem "
+            "plan --help says what the function returns"
         )
+
+
+def _record(args: argparse.Namespace) -> tuple[str, Recording]:
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -235,7 +249,7 @@ def _policies(given: list[str]) -> list[str]:
     if given == ["all"]:
         return [name for name in registry.names() if name != "none"]
     for name in given:
-        registry.make(name)  # an unknown one is an error before minutes of replay
+        registry.make(name)  # an unknown one is an error before the program runs
     return given
 
 

@@ -50,9 +50,10 @@ def _memory(outcome: Outcome) -> Iterator[str]:
 
 def _budget(outcome: Outcome) -> Iterator[str]:
     found = outcome.memory
-    share = outcome.asked / found.peak_bytes if found.peak_bytes else 1.0
-    fits = "everything fits" if share >= 1 else "does not fit"
-    yield _row("budget", f"{format_bytes(outcome.asked)}, {share:.0%} of the peak: {fits}")
+    fits = "everything fits"
+    if outcome.asked < found.peak_bytes:
+        fits = f"{outcome.asked / found.peak_bytes:.0%} of the peak: does not fit"
+    yield _row("budget", f"{format_bytes(outcome.asked)}, {fits}")
     if outcome.budget > outcome.asked:
         yield _row(
             "",

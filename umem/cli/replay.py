@@ -61,7 +61,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "--link", type=float, metavar="GB/s", help="another link, each way, for every device"
     )
     parser.add_argument(
-        "--host-budget", default="unlimited", help="what evicted tensors may take (unlimited)"
+        "--host-budget",
+        default="unlimited",
+        metavar="SIZE",
+        help=f"what evicted tensors may take: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
     )
     parser.add_argument(
         "--repeat", type=int, metavar="N", help="repeats of the last step at most (default: 6)"
