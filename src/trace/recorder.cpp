@@ -87,6 +87,12 @@ void Recorder::stop(Sink sink) {
   timers_.reset();
 }
 
+void Recorder::leave_to_parent() {
+  sinks_ = {};
+  g_recording = false;
+  static_cast<void>(timers_.release());
+}
+
 void Recorder::clear() {
   events_.clear();
   accesses_.clear();
