@@ -21,6 +21,8 @@ Agenda::Agenda(const Follower& follower)
       colds_(follower.plan().cold_after, follower.n_ops()),
       fetches_(follower.plan().fetch_after, follower.n_ops()),
       waits_after_(follower.n_ops() + 1, false),
+      evict_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
+      cold_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
       evict_mark_(follower.plan().bytes.size(), 0),
       cold_mark_(follower.plan().bytes.size(), 0) {
   for (std::int64_t op : follower.plan().waits)
@@ -40,8 +42,8 @@ void Agenda::step_began(bool continues) {
     std::fill(evict_mark_.begin(), evict_mark_.end(), 0);
     std::fill(cold_mark_.begin(), cold_mark_.end(), 0);
   }
-  std::erase_if(evict_, [&](Tensor tensor) { return !marked(evict_mark_, tensor); });
-  std::erase_if(cold_, [&](Tensor tensor) { return !cold(tensor); });
+  evict_.drop_if([&](Tensor tensor) { return !marked(evict_mark_, tensor); });
+  cold_.drop_if([&](Tensor tensor) { return !cold(tensor); });
   if (gated()) {
     occupancy_.reset(follower_.plan().occupancy);
     for (Fetch& fetch : ahead_)
@@ -79,12 +81,12 @@ void Agenda::now_due(std::size_t point) {
   };
   each(evictions_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.evict_tensor[i]);
-    evict_.push_back(tensor);
+    evict_.add(tensor);
     mark(evict_mark_, tensor);
   });
   each(colds_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.cold_tensor[i]);
-    if (!cold(tensor)) cold_.push_back(tensor);
+    cold_.add(tensor);
     mark(cold_mark_, tensor);
   });
   each(fetches_, [&](std::size_t i) {
@@ -99,18 +101,14 @@ void Agenda::now_due(std::size_t point) {
 }
 
 void Agenda::evictions(const View& view, std::vector<RangeId>& out) {
-  std::size_t kept = 0;
-  for (Tensor tensor : evict_) {
-    if (!marked(evict_mark_, tensor)) continue;
+  evict_.drop_if([&](Tensor tensor) {
+    if (!marked(evict_mark_, tensor)) return true;
     const RangeId id = follower_.unit_of(tensor);
-    if (id != kNoRange && !view.away(id) && !view.evictable(id)) {  // in use
-      evict_[kept++] = tensor;
-      continue;
-    }
+    if (id != kNoRange && !view.away(id) && !view.evictable(id)) return false;  // in use
     evict_mark_[index(tensor)] = 0;
     if (id != kNoRange && view.evictable(id)) out.push_back(id);
-  }
-  evict_.resize(kept);
+    return true;
+  });
 }
 
 const Agenda::Fetch* Agenda::head() const {

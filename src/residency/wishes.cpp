@@ -53,9 +53,8 @@ void Engine::carry_out(cu::CUstream stream) {
     bring(id);
   }
   if (!policy_->take_wait()) return;
-  note(in_.make_wait(stream, in_.last()));
+  note(await(in_.last(), 0, stream));
   note(out_.make_wait(stream, out_.last()));
-  streams_.set_awaited(stream, in_.last());
 }
 
 // Without evicting: where dead bytes cannot be dropped the unit comes when an op needs it.
