@@ -24,7 +24,8 @@ Agenda::Agenda(const Follower& follower)
       evict_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
       cold_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
       evict_mark_(follower.plan().bytes.size(), 0),
-      cold_mark_(follower.plan().bytes.size(), 0) {
+      cold_mark_(follower.plan().bytes.size(), 0),
+      fetch_mark_(follower.plan().bytes.size(), 0) {
   for (std::int64_t op : follower.plan().waits)
     waits_after_[static_cast<std::size_t>(op + 1)] = true;
   step_began(false);
@@ -53,10 +54,7 @@ void Agenda::step_began(bool continues) {
   ahead_.clear();
   for (Fetch& fetch : carried) {
     fetch.by -= n;
-    if (gated())
-      fetch_.push(fetch);
-    else
-      in_turn_.push_back(fetch);
+    ask_for(fetch);
   }
   now_due(0);
 }
@@ -91,11 +89,7 @@ void Agenda::now_due(std::size_t point) {
   });
   each(fetches_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
-    const Fetch fetch{tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_};
-    if (gated())
-      fetch_.push(fetch);
-    else
-      in_turn_.push_back(fetch);
+    ask_for({tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_});
   });
   waits_ = waits_after_[point];
 }
@@ -116,7 +110,23 @@ const Agenda::Fetch* Agenda::head() const {
   return in_turn_.empty() ? nullptr : &in_turn_.front();
 }
 
+void Agenda::ask_for(const Fetch& fetch) {
+  mark(fetch_mark_, fetch.tensor);
+  if (gated())
+    fetch_.push(fetch);
+  else
+    in_turn_.push_back(fetch);
+}
+
+void Agenda::evicted(RangeId id) {
+  const Tensor tensor = follower_.tensor_of(id);
+  if (!gated() || tensor == kNoTensor || marked(fetch_mark_, tensor)) return;
+  const std::int64_t by = follower_.next_use(tensor);
+  if (by != kNever) ask_for({tensor, follower_.life(tensor), by, ++turn_, false});
+}
+
 void Agenda::drop_head() {
+  fetch_mark_[index(head()->tensor)] = 0;
   if (gated())
     fetch_.pop();
   else
@@ -125,7 +135,7 @@ void Agenda::drop_head() {
 
 // The plan leaves room for it until it is used.
 bool Agenda::admits(const Fetch& fetch) const {
-  if (!gated()) return true;
+  if (!gated() || !fetch.planned) return true;
   const Plan& plan = follower_.plan();
   const std::int64_t most =
       occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by));
@@ -134,10 +144,10 @@ bool Agenda::admits(const Fetch& fetch) const {
 
 void Agenda::started(const Fetch& fetch) {
   const auto n = static_cast<std::int64_t>(follower_.n_ops());
-  if (gated())
+  if (gated() && fetch.planned)
     occupancy_.add(follower_.next_op(), static_cast<std::size_t>(fetch.by),
                    follower_.plan().bytes[index(fetch.tensor)]);
-  if (fetch.by >= n) ahead_.push_back(fetch);
+  if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
 }
 
 RangeId Agenda::next_fetch(const View& view) {

@@ -26,6 +26,9 @@ class Agenda {
   std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
   // Appends what is to leave. What is in use stays due.
   void evictions(const View& view, std::vector<RangeId>& out);
+  // The unit was sent out. What the plan thinks is here comes back for its next use, as soon as it
+  // fits: fetched on demand it would queue behind all that has been asked for until then.
+  void evicted(RangeId id);
   // The next unit to bring in; kNoRange: none now.
   RangeId next_fetch(const View& view);
   // Once for each op after which compute waits.
@@ -48,6 +51,7 @@ class Agenda {
         life;  // of the tensor when this became due: a later one has nothing to do with it
     std::int64_t by;
     std::uint64_t turn;
+    bool planned = true;  // its bytes are not in the plan's occupancy until it starts
     bool operator>(const Fetch& other) const {
       return by != other.by ? by > other.by : turn > other.turn;
     }
@@ -85,6 +89,7 @@ class Agenda {
   bool gated() const { return follower_.plan().gated != 0; }
   const Fetch* head() const;
   void drop_head();
+  void ask_for(const Fetch& fetch);
   void now_due(std::size_t point);
   bool admits(const Fetch& fetch) const;
   void started(const Fetch& fetch);
@@ -93,7 +98,7 @@ class Agenda {
   const Schedule evictions_, colds_, fetches_;
   std::vector<bool> waits_after_;  // [n_ops + 1]
   Queue evict_, cold_;             // those that are still marked
-  Marks evict_mark_, cold_mark_;
+  Marks evict_mark_, cold_mark_, fetch_mark_;
   std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step

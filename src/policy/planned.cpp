@@ -77,6 +77,10 @@ void Planned::retired(RangeId id) {
   if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
 }
 
+void Planned::evicted(RangeId id) {
+  if (active_) active_->agenda.evicted(id);
+}
+
 Followed Planned::op_ended(const View& view, const RangeId* ids, std::size_t count) {
   const bool large = std::any_of(
       ids, ids + count, [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });

@@ -37,6 +37,7 @@ class Planned final : public residency::Policy {
   bool follows() const override { return !entries_.empty(); }
   void admitted(const View& view, RangeId id) override;
   void retired(RangeId id) override;
+  void evicted(RangeId id) override;
   Followed op_ended(const View& view, const RangeId* ids, std::size_t count) override;
   void step_ended(const View& view) override;
   bool wishes() const override;

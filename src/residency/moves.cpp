@@ -124,6 +124,8 @@ Status Engine::send_out(const std::vector<RangeId>& victims) {
   counters_.evictions += moved_.size();
   for (RangeId id : moved_)
     if (!ledger_.at(id).clean) counters_.bytes_out += ledger_.at(id).bytes;
+  if (policy_->follows())
+    for (RangeId id : moved_) policy_->evicted(id);
   return {};
 }
 
