@@ -62,8 +62,8 @@ class Policy {
   virtual std::size_t headroom() const { return 0; }
   // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
   virtual RangeId next_fetch(const View&) { return kNoRange; }
-  // Appends the units that nothing writes from here on, so that their copies on the host stay valid;
-  // false: they are the same as at the last call.
+  // Appends the units that nothing writes from here on, so that their copies on the host stay
+  // valid; false: they are the same as at the last call.
   virtual bool take_read_mostly(std::vector<RangeId>&) { return false; }
   // Compute waits for all moves; said once.
   virtual bool take_wait() { return false; }
