@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .units import MIB, format_bytes, parse_bytes, parse_percent
 
+PIECE_BYTES = 64 * MIB  # larger blocks are moved in pieces of so many bytes, each on its own
 PAGE_BYTES = 2 * MIB  # the driver's unit of eviction, and the software device's frame
 FLOOR_PAGES = 4  # one instruction of a thread can need this many pages at once
 

@@ -13,13 +13,17 @@ bool unsupported(cu::CUresult result) {
   return result == cu::CUDA_ERROR_NOT_FOUND || result == cu::CUDA_ERROR_NOT_SUPPORTED;
 }
 
+cu::CUmemLocation location_of(Where where, int device) {
+  if (where == Where::kHost) return {cu::CU_MEM_LOCATION_TYPE_HOST, 0};
+  return {cu::CU_MEM_LOCATION_TYPE_DEVICE, device};
+}
+
 }  // namespace
 
 Mover::Mover(const driver::Table& table, int device) : table_(table), device_(device) {}
 
 cu::CUmemLocation Mover::location(Where where) const {
-  if (where == Where::kHost) return {cu::CU_MEM_LOCATION_TYPE_HOST, 0};
-  return {cu::CU_MEM_LOCATION_TYPE_DEVICE, device_};
+  return location_of(where, device_);
 }
 
 void Mover::to_pieces(const std::vector<Span>& spans) {
@@ -82,13 +86,32 @@ Status Mover::discard_and_prefetch(const std::vector<Span>& spans, cu::CUstream 
   return prefetch(spans, Where::kDevice, stream);
 }
 
-Status advise_read_mostly(const driver::Table& table, Span span, bool on) {
+namespace {
+
+Status advise(const driver::Table& table, Span span, cu::CUmem_advise advice,
+              cu::CUmemLocation location) {
+  return check(table.cuMemAdvise(span.base, span.bytes, advice, location), Entry::cuMemAdvise);
+}
+
+// Does not matter for an advice without a location, but has to be a valid one.
+constexpr cu::CUmemLocation kAnywhere{cu::CU_MEM_LOCATION_TYPE_HOST, 0};
+
+}  // namespace
+
+Status advise_read_mostly(const driver::Table& table, Span span) {
   if (span.bytes == 0) return {};
-  const cu::CUmem_advise advice =
-      on ? cu::CU_MEM_ADVISE_SET_READ_MOSTLY : cu::CU_MEM_ADVISE_UNSET_READ_MOSTLY;
-  // The location does not matter for this advice, but has to be a valid one.
-  return check(table.cuMemAdvise(span.base, span.bytes, advice, {cu::CU_MEM_LOCATION_TYPE_HOST, 0}),
-               Entry::cuMemAdvise);
+  return advise(table, span, cu::CU_MEM_ADVISE_SET_READ_MOSTLY, kAnywhere);
+}
+
+Status collapse_copies(const driver::Table& table, Span span, Where stays, int device) {
+  if (span.bytes == 0) return {};
+  // Without a preferred location the driver is free to keep any of the copies.
+  FirstError error;
+  error.keep(
+      advise(table, span, cu::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, location_of(stays, device)));
+  error.keep(advise(table, span, cu::CU_MEM_ADVISE_UNSET_READ_MOSTLY, kAnywhere));
+  error.keep(advise(table, span, cu::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, kAnywhere));
+  return error.take();
 }
 
 }  // namespace umem::backing

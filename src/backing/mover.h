@@ -12,8 +12,6 @@
 
 namespace umem::backing {
 
-inline constexpr std::size_t kPieceBytes = 64 * MiB;  // the most that one transfer moves
-
 struct Span {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
@@ -45,6 +43,9 @@ class Mover {
 };
 
 // What is read stays on both sides, until it is written.
-Status advise_read_mostly(const driver::Table& table, Span span, bool on);
+Status advise_read_mostly(const driver::Table& table, Span span);
+// The end of that: of what is on both sides the copy on the side `stays` is kept, the other one
+// goes without a transfer. What is on one side only stays there.
+Status collapse_copies(const driver::Table& table, Span span, Where stays, int device);
 
 }  // namespace umem::backing

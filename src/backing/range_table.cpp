@@ -1,5 +1,7 @@
 #include "backing/range_table.h"
 
+#include <algorithm>
+
 namespace umem::backing {
 
 using driver::check;
@@ -9,6 +11,26 @@ Status RangeTable::reserve(std::size_t bytes, cu::CUdeviceptr& ptr) {
   if (!managed_) return check(table_.cuMemAlloc(&ptr, bytes), Entry::cuMemAlloc);
   return check(table_.cuMemAllocManaged(&ptr, bytes, cu::CU_MEM_ATTACH_GLOBAL),
                Entry::cuMemAllocManaged);
+}
+
+RangeId RangeTable::take_ids(std::uint32_t count) {
+  std::vector<RangeId>& free = free_ids_[count];
+  if (!free.empty()) {
+    const RangeId id = free.back();
+    free.pop_back();
+    return id;
+  }
+  const auto id = static_cast<RangeId>(ranges_.size());
+  ranges_.resize(ranges_.size() + count);
+  return id;
+}
+
+std::size_t RangeTable::piece_bytes(RangeId id, std::size_t bytes) const {
+  const Range& head = ranges_[ranges_[id].head];
+  const std::size_t offset = ranges_[id].base - head.base;
+  if (offset >= bytes) return 0;
+  const bool last = id + 1 == ranges_[id].head + head.pieces;
+  return last ? bytes - offset : std::min(bytes, ranges_[id + 1].base - head.base) - offset;
 }
 
 Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place) {
@@ -32,18 +54,19 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
     UMEM_RETURN_IF_ERROR(check(table_.cuMemFree(raw), Entry::cuMemFree));
     return Status(Code::kNotSupported, "the driver returned an address beyond 47 bits");
   }
-  RangeId id;
-  if (free_ids_.empty()) {
-    id = static_cast<RangeId>(ranges_.size());
-    ranges_.emplace_back();
-  } else {
-    id = free_ids_.back();
-    free_ids_.pop_back();
+  const std::size_t piece = managed_ ? piece_ : bytes;
+  const auto pieces = static_cast<std::uint32_t>((bytes + piece - 1) / piece);
+  const RangeId head = take_ids(pieces);
+  for (std::uint32_t i = 0; i < pieces; ++i) {
+    const std::size_t offset = i * piece, size = std::min(piece, bytes - offset);
+    ranges_[head + i] = {base + offset, size, 0, place.device, head, 0};
+    map_.set(base + offset, size, head + i);
   }
-  ranges_[id] = {base, bytes, static_cast<std::uintptr_t>(raw), place.device};
+  ranges_[head].bytes = bytes;
+  ranges_[head].raw = static_cast<std::uintptr_t>(raw);
+  ranges_[head].pieces = pieces;
   total_bytes_ += bytes;
-  map_.set(base, bytes, id);
-  return id;
+  return head;
 }
 
 Status RangeTable::destroy(RangeId id, const driver::Place& place) {
@@ -52,12 +75,15 @@ Status RangeTable::destroy(RangeId id, const driver::Place& place) {
   map_.set(range.base, range.bytes, kNoRange);
   Status status = check(table_.cuMemFree(range.raw), Entry::cuMemFree);
   if (!status.ok()) {
-    map_.set(range.base, range.bytes, id);
+    each_piece(id, [&](RangeId piece) {
+      const std::size_t size = piece_bytes(piece, range.bytes);
+      map_.set(ranges_[piece].base, size, piece);
+    });
     return status;
   }
   total_bytes_ -= range.bytes;
-  ranges_[id] = {};
-  free_ids_.push_back(id);
+  for (std::uint32_t i = 0; i < range.pieces; ++i) ranges_[id + i] = {};
+  free_ids_[range.pieces].push_back(id);
   return {};
 }
 

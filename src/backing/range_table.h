@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "backing/page_map.h"
@@ -17,11 +18,15 @@ namespace umem::backing {
 using RangeId = std::uint32_t;
 inline constexpr RangeId kNoRange = 0;  // ids start at 1
 
+// A range is one allocation of the driver. What is larger than a piece has several ids in a row,
+// the range's own and one for each further piece, so that its bytes can be in several places.
 struct Range {
-  std::uintptr_t base = 0;  // 2 MiB-aligned
-  std::size_t bytes = 0;    // a multiple of 2 MiB
+  std::uintptr_t base = 0;  // 2 MiB-aligned; of a further piece, where it begins
+  std::size_t bytes = 0;    // a multiple of 2 MiB; of a further piece, its own
   std::uintptr_t raw = 0;   // what the driver returned (differs when it was not aligned)
   int device = 0;
+  RangeId head = kNoRange;   // the range that this is a piece of: itself, or an id before
+  std::uint32_t pieces = 0;  // of a head
 };
 
 // Not thread-safe but for `find`, which may race with creation of other ranges.
@@ -34,22 +39,35 @@ class RangeTable {
   // Most bytes of all ranges together; 0 is unbounded.
   void set_limit(std::size_t bytes) { limit_ = bytes; }
   void set_managed(bool managed) { managed_ = managed; }
+  // Managed ranges made from now on are cut into pieces of so many bytes, a multiple of 2 MiB.
+  void set_piece(std::size_t bytes) { piece_ = bytes; }
   // `bytes` is rounded up to 2 MiB. kOutOfDeviceMemory beyond the limit; else the driver's reason.
   Result<RangeId> create(std::size_t bytes, const driver::Place& place);
   Status destroy(RangeId id, const driver::Place& place);
 
+  // The piece that holds the address.
   RangeId find(const void* ptr) const { return map_.find(reinterpret_cast<std::uintptr_t>(ptr)); }
+  // Calls `act` with the id of each piece of the range that `id` belongs to, in order.
+  template <class Act>
+  void each_piece(RangeId id, Act act) const {
+    const RangeId head = ranges_[id].head;
+    const std::uint32_t pieces = ranges_[head].pieces;
+    for (std::uint32_t i = 0; i < pieces; ++i) act(head + i);
+  }
+  // How many of the range's first `bytes` the piece holds.
+  std::size_t piece_bytes(RangeId id, std::size_t bytes) const;
   const Range& operator[](RangeId id) const { return ranges_[id]; }
   std::size_t total_bytes() const { return total_bytes_; }
 
  private:
   Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
+  RangeId take_ids(std::uint32_t count);
 
   const driver::Table& table_;
   PageMap map_;
   std::vector<Range> ranges_{1};
-  std::vector<RangeId> free_ids_;
-  std::size_t total_bytes_ = 0, limit_ = 0;
+  std::unordered_map<std::uint32_t, std::vector<RangeId>> free_ids_;  // by how many in a row
+  std::size_t total_bytes_ = 0, limit_ = 0, piece_ = kPieceBytes;
   bool managed_ = true;
 };
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string>
 
+#include "base/units.h"
+
 namespace umem {
 
 struct Options {
@@ -14,7 +16,8 @@ struct Options {
   double budget_percent = 0;     // 0: what is free then, less a headroom
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
-  std::size_t floor_bytes = 0;  // the least budget
+  std::size_t floor_bytes = 0;            // the least budget
+  std::size_t piece_bytes = kPieceBytes;  // larger blocks are moved in pieces, each on its own
   std::string policy = "lru";
   bool guard = false;
   bool backed = true;  // false: a software device of addresses and virtual time, without memory

@@ -18,6 +18,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("host_budget_bytes", &Options::host_budget_bytes)
       .def_readwrite("min_swap_bytes", &Options::min_swap_bytes)
       .def_readwrite("floor_bytes", &Options::floor_bytes)
+      .def_readwrite("piece_bytes", &Options::piece_bytes)
       .def_readwrite("policy", &Options::policy)
       .def_readwrite("guard", &Options::guard)
       .def_readwrite("backed", &Options::backed)

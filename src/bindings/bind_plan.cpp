@@ -36,6 +36,7 @@ constexpr Column kColumns[] = {
     {"fetch_tensor", &policy::Plan::fetch_tensor},
     {"keep", &policy::Plan::keep},
     {"waits", &policy::Plan::waits},
+    {"read_mostly", &policy::Plan::read_mostly},
     {"occupancy", &policy::Plan::occupancy},
 };
 struct Number {

@@ -21,8 +21,13 @@ using residency::Tag;
 
 // A problem of the input is a ValueError here: Python knows the file's name, and adds it.
 void raise_input_error(const Status& status) {
-  if (status.code() == Code::kInvalidArgument) throw py::value_error(status.message());
-  raise_if_error(status);
+  if (status.code() != Code::kInvalidArgument) return raise_if_error(status);
+  // It shows what stands in the trace, which may be any bytes.
+  const std::string& text = status.message();
+  const auto shown = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+  if (shown) PyErr_SetObject(PyExc_ValueError, shown.ptr());
+  throw py::error_already_set();
 }
 
 template <class Call>
@@ -142,6 +147,11 @@ void bind_replay(py::module_& module) {
              return found.value();
            })
       .def("figures", &figures)
+      .def("op_end_us",
+           [](const Replay& self) {
+             const std::vector<double>& ends = self.op_end_us();
+             return py::array_t<double>(static_cast<py::ssize_t>(ends.size()), ends.data());
+           })
       .def("close", [](Replay& self) { run([&] { return self.close(); }); });
 }
 

@@ -21,8 +21,11 @@ Agenda::Agenda(const Follower& follower)
       colds_(follower.plan().cold_after, follower.n_ops()),
       fetches_(follower.plan().fetch_after, follower.n_ops()),
       waits_after_(follower.n_ops() + 1, false),
+      evict_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
+      cold_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
       evict_mark_(follower.plan().bytes.size(), 0),
-      cold_mark_(follower.plan().bytes.size(), 0) {
+      cold_mark_(follower.plan().bytes.size(), 0),
+      fetch_mark_(follower.plan().bytes.size(), 0) {
   for (std::int64_t op : follower.plan().waits)
     waits_after_[static_cast<std::size_t>(op + 1)] = true;
   step_began(false);
@@ -40,8 +43,8 @@ void Agenda::step_began(bool continues) {
     std::fill(evict_mark_.begin(), evict_mark_.end(), 0);
     std::fill(cold_mark_.begin(), cold_mark_.end(), 0);
   }
-  std::erase_if(evict_, [&](Tensor tensor) { return !marked(evict_mark_, tensor); });
-  std::erase_if(cold_, [&](Tensor tensor) { return !cold(tensor); });
+  evict_.drop_if([&](Tensor tensor) { return !marked(evict_mark_, tensor); });
+  cold_.drop_if([&](Tensor tensor) { return !cold(tensor); });
   if (gated()) {
     occupancy_.reset(follower_.plan().occupancy);
     for (Fetch& fetch : ahead_)
@@ -51,10 +54,7 @@ void Agenda::step_began(bool continues) {
   ahead_.clear();
   for (Fetch& fetch : carried) {
     fetch.by -= n;
-    if (gated())
-      fetch_.push(fetch);
-    else
-      in_turn_.push_back(fetch);
+    ask_for(fetch);
   }
   now_due(0);
 }
@@ -79,38 +79,30 @@ void Agenda::now_due(std::size_t point) {
   };
   each(evictions_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.evict_tensor[i]);
-    evict_.push_back(tensor);
+    evict_.add(tensor);
     mark(evict_mark_, tensor);
   });
   each(colds_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.cold_tensor[i]);
-    if (!cold(tensor)) cold_.push_back(tensor);
+    cold_.add(tensor);
     mark(cold_mark_, tensor);
   });
   each(fetches_, [&](std::size_t i) {
     const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
-    const Fetch fetch{tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_};
-    if (gated())
-      fetch_.push(fetch);
-    else
-      in_turn_.push_back(fetch);
+    ask_for({tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_});
   });
   waits_ = waits_after_[point];
 }
 
 void Agenda::evictions(const View& view, std::vector<RangeId>& out) {
-  std::size_t kept = 0;
-  for (Tensor tensor : evict_) {
-    if (!marked(evict_mark_, tensor)) continue;
+  evict_.drop_if([&](Tensor tensor) {
+    if (!marked(evict_mark_, tensor)) return true;
     const RangeId id = follower_.unit_of(tensor);
-    if (id != kNoRange && !view.away(id) && !view.evictable(id)) {  // in use
-      evict_[kept++] = tensor;
-      continue;
-    }
+    if (id != kNoRange && !view.away(id) && !view.evictable(id)) return false;  // in use
     evict_mark_[index(tensor)] = 0;
     if (id != kNoRange && view.evictable(id)) out.push_back(id);
-  }
-  evict_.resize(kept);
+    return true;
+  });
 }
 
 const Agenda::Fetch* Agenda::head() const {
@@ -118,7 +110,23 @@ const Agenda::Fetch* Agenda::head() const {
   return in_turn_.empty() ? nullptr : &in_turn_.front();
 }
 
+void Agenda::ask_for(const Fetch& fetch) {
+  mark(fetch_mark_, fetch.tensor);
+  if (gated())
+    fetch_.push(fetch);
+  else
+    in_turn_.push_back(fetch);
+}
+
+void Agenda::evicted(RangeId id) {
+  const Tensor tensor = follower_.tensor_of(id);
+  if (!gated() || tensor == kNoTensor || marked(fetch_mark_, tensor)) return;
+  const std::int64_t by = follower_.next_use(tensor);
+  if (by != kNever) ask_for({tensor, follower_.life(tensor), by, ++turn_, false});
+}
+
 void Agenda::drop_head() {
+  fetch_mark_[index(head()->tensor)] = 0;
   if (gated())
     fetch_.pop();
   else
@@ -127,7 +135,7 @@ void Agenda::drop_head() {
 
 // The plan leaves room for it until it is used.
 bool Agenda::admits(const Fetch& fetch) const {
-  if (!gated()) return true;
+  if (!gated() || !fetch.planned) return true;
   const Plan& plan = follower_.plan();
   const std::int64_t most =
       occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by));
@@ -136,10 +144,10 @@ bool Agenda::admits(const Fetch& fetch) const {
 
 void Agenda::started(const Fetch& fetch) {
   const auto n = static_cast<std::int64_t>(follower_.n_ops());
-  if (gated())
+  if (gated() && fetch.planned)
     occupancy_.add(follower_.next_op(), static_cast<std::size_t>(fetch.by),
                    follower_.plan().bytes[index(fetch.tensor)]);
-  if (fetch.by >= n) ahead_.push_back(fetch);
+  if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
 }
 
 RangeId Agenda::next_fetch(const View& view) {

@@ -22,9 +22,13 @@ class Agenda {
   void op_ended();
   void step_began(bool continues);
 
-  bool empty() const { return evict_.empty() && fetch_.empty() && in_turn_.empty(); }
+  bool empty() const { return evict_.tensors.empty() && fetch_.empty() && in_turn_.empty(); }
+  std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
   // Appends what is to leave. What is in use stays due.
   void evictions(const View& view, std::vector<RangeId>& out);
+  // The unit was sent out. What the plan thinks is here comes back for its next use, as soon as it
+  // fits: fetched on demand it would queue behind all that has been asked for until then.
+  void evicted(RangeId id);
   // The next unit to bring in; kNoRange: none now.
   RangeId next_fetch(const View& view);
   // Once for each op after which compute waits.
@@ -32,7 +36,8 @@ class Agenda {
   bool waits() const { return waits_; }
 
   bool cold(Tensor tensor) const { return marked(cold_mark_, tensor); }
-  const std::vector<Tensor>& cold() const { return cold_; }  // may have some that are not any more
+  // Each once; it may have some that are not any more.
+  const std::vector<Tensor>& cold() const { return cold_.tensors; }
 
  private:
   // Items of a plan by the op that they come after; -1 is the step's begin.
@@ -46,6 +51,7 @@ class Agenda {
         life;  // of the tensor when this became due: a later one has nothing to do with it
     std::int64_t by;
     std::uint64_t turn;
+    bool planned = true;  // its bytes are not in the plan's occupancy until it starts
     bool operator>(const Fetch& other) const {
       return by != other.by ? by > other.by : turn > other.turn;
     }
@@ -58,6 +64,24 @@ class Agenda {
     return marks[index(tensor)] == follower_.life(tensor) + 1;
   }
   void mark(Marks& marks, Tensor tensor) { marks[index(tensor)] = follower_.life(tensor) + 1; }
+  // Tensors in turn, each once: a mark that was taken away and given again leaves the first entry.
+  struct Queue {
+    std::vector<Tensor> tensors;
+    std::vector<bool> queued;
+    void add(Tensor tensor) {
+      if (queued[index(tensor)]) return;
+      queued[index(tensor)] = true;
+      tensors.push_back(tensor);
+    }
+    template <class Goes>
+    void drop_if(Goes goes) {
+      std::erase_if(tensors, [&](Tensor tensor) {
+        const bool going = goes(tensor);
+        if (going) queued[index(tensor)] = false;
+        return going;
+      });
+    }
+  };
   bool stale(const Fetch& fetch) const {
     return follower_.life(fetch.tensor) != fetch.life ||
            follower_.unit_of(fetch.tensor) == kNoRange;
@@ -65,15 +89,16 @@ class Agenda {
   bool gated() const { return follower_.plan().gated != 0; }
   const Fetch* head() const;
   void drop_head();
+  void ask_for(const Fetch& fetch);
   void now_due(std::size_t point);
   bool admits(const Fetch& fetch) const;
   void started(const Fetch& fetch);
 
   const Follower& follower_;
   const Schedule evictions_, colds_, fetches_;
-  std::vector<bool> waits_after_;     // [n_ops + 1]
-  std::vector<Tensor> evict_, cold_;  // those that are still marked
-  Marks evict_mark_, cold_mark_;
+  std::vector<bool> waits_after_;  // [n_ops + 1]
+  Queue evict_, cold_;             // those that are still marked
+  Marks evict_mark_, cold_mark_, fetch_mark_;
   std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step

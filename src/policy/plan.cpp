@@ -102,6 +102,10 @@ Status check_moves(const Plan& p) {
       return bad("fetch_by", std::to_string(p.fetch_by[i]) + " at " + std::to_string(i) +
                                  " is not after the op that the fetch starts at");
   UMEM_RETURN_IF_ERROR(in_range("keep", p.keep, 0, m - 1));
+  UMEM_RETURN_IF_ERROR(in_range("read_mostly", p.read_mostly, 0, m - 1));
+  for (std::int64_t tensor : p.read_mostly)
+    if (p.kind[static_cast<std::size_t>(tensor)] != static_cast<std::int64_t>(Kind::kPersistent))
+      return bad("read_mostly", "tensor " + std::to_string(tensor) + " is not persistent");
   return in_range("waits", p.waits, -1, n - 1);
 }
 

@@ -26,7 +26,8 @@ struct Plan {
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;
   Ints keep, waits;
-  Ints occupancy;  // [n_ops] where gated
+  Ints read_mostly;  // persistent, and the step does not write them
+  Ints occupancy;    // [n_ops] where gated
   std::int64_t gated = 0, capacity = 0;
   std::int64_t order = 0, window = 0, headroom = 0;
 

@@ -17,6 +17,7 @@ std::uint64_t Planned::install(Plan plan, const std::vector<RangeId>& units) {
   active_ = entries_.back().get();
   active_->number = ++numbers_;
   active_->used = ++clock_;
+  believe(active_);
   return active_->number;
 }
 
@@ -24,6 +25,7 @@ void Planned::clear() {
   entries_.clear();
   active_ = nullptr;
   complete_ = 0;
+  believe(nullptr);
 }
 
 PlanStatus Planned::status() const {
@@ -37,15 +39,46 @@ void Planned::choose() {
     if (entry->follower.alive() && (!active_ || entry->used > active_->used)) active_ = entry.get();
 }
 
+// In the middle of a step. Without another plan the next step may still be as planned, and until
+// then a write to what is read-mostly costs a fault.
+void Planned::diverged() {
+  choose();
+  if (active_) believe(active_);
+}
+
+void Planned::believe(const Entry* entry) {
+  std::vector<RangeId> units;
+  if (entry)
+    for (std::int64_t tensor : entry->follower.plan().read_mostly) {
+      const RangeId id = entry->follower.unit_of(static_cast<Tensor>(tensor));
+      if (id != kNoRange) units.push_back(id);
+    }
+  if (units == read_mostly_) return;
+  read_mostly_ = std::move(units);
+  read_mostly_changed_ = true;
+}
+
+bool Planned::take_read_mostly(std::vector<RangeId>& out) {
+  if (!std::exchange(read_mostly_changed_, false)) return false;
+  out.insert(out.end(), read_mostly_.begin(), read_mostly_.end());
+  return true;
+}
+
 void Planned::admitted(const View& view, RangeId id) {
   const residency::Unit& unit = view.ledger.at(id);
   if (unit.segment) return;
   for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.admitted(id, unit.bytes);
-  if (active_ && !active_->follower.alive()) choose();
+  if (active_ && !active_->follower.alive()) diverged();
 }
 
 void Planned::retired(RangeId id) {
   for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.retired(id);
+  const auto found = std::find(read_mostly_.begin(), read_mostly_.end(), id);
+  if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
+}
+
+void Planned::evicted(RangeId id) {
+  if (active_) active_->agenda.evicted(id);
 }
 
 Followed Planned::op_ended(const View& view, const RangeId* ids, std::size_t count) {
@@ -56,7 +89,7 @@ Followed Planned::op_ended(const View& view, const RangeId* ids, std::size_t cou
     entry->last = entry->follower.op_ended(view, ids, count);
     if (entry->last == Followed::kHit) entry->agenda.op_ended();
   }
-  if (active_ && !active_->follower.alive()) choose();
+  if (active_ && !active_->follower.alive()) diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;
@@ -74,13 +107,15 @@ void Planned::step_ended(const View&) {
   }
   if (complete) complete->used = ++clock_;
   complete_ = complete ? complete->number : 0;
+  if (complete || hits_ + misses_ > 0) believe(complete);
   choose();
   last_hits_ = std::exchange(hits_, 0);
   last_misses_ = std::exchange(misses_, 0);
 }
 
 bool Planned::wishes() const {
-  return active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0);
+  return read_mostly_changed_ ||
+         (active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0));
 }
 
 void Planned::evictions(const View& view, std::vector<RangeId>& out) {

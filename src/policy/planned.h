@@ -37,6 +37,7 @@ class Planned final : public residency::Policy {
   bool follows() const override { return !entries_.empty(); }
   void admitted(const View& view, RangeId id) override;
   void retired(RangeId id) override;
+  void evicted(RangeId id) override;
   Followed op_ended(const View& view, const RangeId* ids, std::size_t count) override;
   void step_ended(const View& view) override;
   bool wishes() const override;
@@ -44,6 +45,7 @@ class Planned final : public residency::Policy {
   std::size_t headroom() const override;
   RangeId next_fetch(const View& view) override;
   bool take_wait() override;
+  bool take_read_mostly(std::vector<RangeId>& out) override;
 
  private:
   struct Entry {
@@ -61,10 +63,15 @@ class Planned final : public residency::Policy {
   };
 
   void choose();
+  void diverged();
+  void believe(const Entry* entry);
 
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
   std::unique_ptr<residency::Policy> lru_;
+  // What nothing writes by the plan that is believed in: of the last step, or that acts now.
+  std::vector<RangeId> read_mostly_;
+  bool read_mostly_changed_ = false;
   std::uint64_t numbers_ = 0, clock_ = 0, complete_ = 0;
   std::uint64_t hits_ = 0, misses_ = 0, last_hits_ = 0, last_misses_ = 0;
 };

@@ -64,9 +64,13 @@ void Machine::start_step(const runtime::Stats& now) {
   runtime::reset_peak_stats();
 }
 
+double Machine::step_time_us() const {
+  return soft::now_us() - step_start_us_;
+}
+
 void Machine::end_step() {
   const runtime::Stats now = runtime::stats();
-  const double step_us = soft::now_us() - step_start_us_;
+  const double step_us = step_time_us();
   const double stall_us = std::max(0.0, step_us - compute_us_);
   figures_ = {step_us,
               compute_us_,

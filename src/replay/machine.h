@@ -42,6 +42,8 @@ class Machine {
   // In place of `end`, after an error.
   void abandon() { runtime::op_end(&op_, residency::Tag::kCount); }
 
+  // Virtual time since the step began.
+  double step_time_us() const;
   void end_step();
 
   const Figures& figures() const { return figures_; }  // of the last complete step

@@ -97,6 +97,11 @@ Status Replay::run_step(std::uint64_t repeats) {
   });
 }
 
+const std::vector<double>& Replay::op_end_us() const {
+  static const std::vector<double> none;
+  return step_ ? step_->op_end_us() : none;
+}
+
 Result<std::uintptr_t> Replay::address(std::size_t tensor) const {
   if (!step_) return bad_state("there is no step: call set_step first");
   if (tensor >= step_->tensors())

@@ -43,6 +43,8 @@ class Replay {
   // Of a tensor of the step that is alive now; 0 where it is not.
   UMEM_API Result<std::uintptr_t> address(std::size_t tensor) const;
 
+  // Of the last step run: [n] when each op was over, in µs since the step began; empty before.
+  UMEM_API const std::vector<double>& op_end_us() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
   UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
   // Releases all blocks and closes the device. Idempotent.

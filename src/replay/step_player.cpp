@@ -177,12 +177,15 @@ Status StepPlayer::op(std::size_t i) {
       machine_.accesses().push_back({reinterpret_cast<std::uintptr_t>(block),
                                      static_cast<std::size_t>(columns_.bytes[tensor(a)]),
                                      columns_.access_write[a] != 0});
-  return machine_.end(columns_.op_us[i]);
+  Status ended = machine_.end(columns_.op_us[i]);
+  op_end_us_[i] = machine_.step_time_us();
+  return ended;
 }
 
 Status StepPlayer::run() {
   for (std::uint32_t t : opening_) UMEM_RETURN_IF_ERROR(allocate(t));
   const std::size_t n = columns_.ops();
+  op_end_us_.resize(n);
   for (std::size_t i = 0; i < n; ++i) UMEM_RETURN_IF_ERROR(op(i));
   for (std::uint32_t k = ends_.start[n]; k < ends_.start[n + 1]; ++k) release(ends_.ids[k]);
   for (std::uint32_t t : closing_) release(t);

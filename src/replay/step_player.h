@@ -40,6 +40,8 @@ class StepPlayer {
   void* address(std::size_t tensor) const { return blocks_[tensor]; }
   std::size_t tensors() const { return blocks_.size(); }
   std::uint64_t events() const { return events_; }  // of one run
+  // [n] When each op of the last run was over, since the step began.
+  const std::vector<double>& op_end_us() const { return op_end_us_; }
 
  private:
   // Tensors by op: those of op i are ids[start[i]] up to ids[start[i + 1]].
@@ -61,6 +63,7 @@ class StepPlayer {
   std::vector<std::uint32_t> closing_;  // MADE that the next step does not know
   std::vector<std::uint32_t> carried_;  // CARRIED that take their twin's block over
   std::vector<void*> blocks_;
+  std::vector<double> op_end_us_;
   std::uint64_t events_ = 0;
 };
 

@@ -87,17 +87,7 @@ Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag 
   return {};
 }
 
-Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
-                     cu::CUstream stream) {
-  if (!managed_) return admit_unmanaged(id, bytes, segment, tag, family);
-  UMEM_RETURN_IF_ERROR(admit_managed(id, bytes, segment, tag, family, stream));
-  if (policy_->follows()) policy_->admitted(view(), id);
-  return {};
-}
-
-Status Engine::admit_managed(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
-                             cu::CUstream stream) {
-  const bool dead = ledger_.has(id) && ledger_.at(id).state == State::kDead;
+Status Engine::check_host(std::size_t bytes) {
   const std::size_t host = limits_.host_budget_bytes;
   if (host > 0 && ledger_.live_bytes() + bytes > limits_.budget_bytes + host)
     return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
@@ -105,9 +95,38 @@ Status Engine::admit_managed(RangeId id, std::size_t bytes, bool segment, Tag ta
     return host > 0 && bytes > limits_.budget_bytes && ledger_.host_bytes() + bytes > host;
   };
   if (too_large()) release_cached_();
-  if (too_large())
-    return {Code::kOutOfHostMemory,
-            "the block exceeds the budget, and the host budget has no room for all of it"};
+  if (!too_large()) return {};
+  return {Code::kOutOfHostMemory,
+          "the block exceeds the budget, and the host budget has no room for all of it"};
+}
+
+Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                     cu::CUstream stream) {
+  if (!managed_) return admit_unmanaged(id, bytes, segment, tag, family);
+  UMEM_RETURN_IF_ERROR(check_host(bytes));
+  admitted_.clear();
+  Status status;
+  ranges_.each_piece(id, [&](RangeId piece) {
+    const std::size_t size = ranges_.piece_bytes(piece, bytes);
+    if (!status.ok() || size == 0) return;
+    status = admit_piece(piece, size, segment, tag, family, stream);
+    if (!status.ok()) return;
+    ledger_.pin(piece);  // the next one must not drive it out
+    admitted_.push_back(piece);
+  });
+  for (RangeId piece : admitted_) ledger_.unpin(piece);
+  if (!status.ok()) {
+    for (RangeId piece : admitted_) retire_piece(piece);
+    return status;
+  }
+  if (policy_->follows())
+    for (RangeId piece : admitted_) policy_->admitted(view(), piece);
+  return {};
+}
+
+Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                           cu::CUstream stream) {
+  const bool dead = ledger_.has(id) && ledger_.at(id).state == State::kDead;
   if (dead && ledger_.at(id).bytes == bytes) {
     // Waited for already, but where the wait had failed: a discard may still be under way.
     UMEM_RETURN_IF_ERROR(await(ledger_.at(id).arrival, ledger_.at(id).populated, stream));
@@ -147,6 +166,12 @@ void Engine::prepare(RangeId id) {
 }
 
 void Engine::retire(RangeId id) {
+  ranges_.each_piece(id, [&](RangeId piece) {
+    if (ledger_.has(piece)) retire_piece(piece);
+  });
+}
+
+void Engine::retire_piece(RangeId id) {
   const State state = ledger_.at(id).state;
   if (state == State::kDead || state == State::kGone) return;
   policy_->retired(id);
@@ -165,9 +190,19 @@ void Engine::retire(RangeId id) {
 }
 
 void Engine::forget(RangeId id) {
-  if (!ledger_.has(id)) return;
-  out_.issue_until(ledger_.at(id).departure);  // not after its addresses have gone
-  ledger_.remove(id);
+  ranges_.each_piece(id, [&](RangeId piece) {
+    if (!ledger_.has(piece)) return;
+    out_.issue_until(ledger_.at(piece).departure);  // not after its addresses have gone
+    ledger_.remove(piece);
+  });
+}
+
+bool Engine::in_use(RangeId id) const {
+  bool found = false;
+  ranges_.each_piece(id, [&](RangeId piece) {
+    found = found || (ledger_.has(piece) && ledger_.at(piece).pins > 0);
+  });
+  return found;
 }
 
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
@@ -248,14 +283,6 @@ Status Engine::evict(RangeId id) {
   return {};
 }
 
-Status Engine::read_mostly(RangeId id, bool on) {
-  if (!managed_) return {};
-  const CallScope scope(table_, place_);
-  UMEM_RETURN_IF_ERROR(backing::advise_read_mostly(table_, span(id), on));
-  ledger_.set_read_mostly(id, on);
-  return {};
-}
-
 Status Engine::set_limits(Limits limits) {
   const CallScope scope(table_, place_);
   const Limits previous = std::exchange(limits_, limits);
@@ -278,6 +305,7 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(std::unique_ptr<Policy> policy) {
   const bool was_active = active();
+  keep_copies({});
   policy_ = std::move(policy);
   if (was_active == active()) return;
   const CallScope scope(table_, place_);

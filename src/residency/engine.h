@@ -52,10 +52,11 @@ class Engine {
   Status open();
   Status close();
 
-  // The range got its first live block, on `stream`. Makes room and populates it on the device;
-  // what does not fit is left to faults. kOutOfHostMemory when live bytes would exceed budget +
-  // host budget, or the block alone exceeds the budget and the host has no room for it;
-  // kOutOfDeviceMemory when memory that cannot move does not fit. Nothing changed then.
+  // The range got its first live block, on `stream`, in its first `bytes`. Makes room and populates
+  // them on the device, piece by piece; what does not fit is left to faults. kOutOfHostMemory when
+  // live bytes would exceed budget + host budget, or the block alone exceeds the budget and the
+  // host has no room for it; kOutOfDeviceMemory when memory that cannot move does not fit. Nothing
+  // changed then.
   Status admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                cu::CUstream stream);
   // A further block of an admitted range was handed out: brings the range in if it is away.
@@ -64,8 +65,11 @@ class Engine {
   void retire(RangeId id);
   // The range goes back to the driver.
   void forget(RangeId id);
+  // An op is using some of the range.
+  bool in_use(RangeId id) const;
 
-  // Before an op on `stream`: pins the units and brings in those that are away.
+  // Of units, each a whole range or a piece of a larger one. Before an op on `stream`: pins the
+  // units and brings in those that are away.
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // After it: unpins them and marks them as used now.
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
@@ -85,8 +89,8 @@ class Engine {
   Status prefetch(RangeId id);
   Status evict(RangeId id);
   // Advises the driver to keep a copy on both sides of what is read, so that eviction costs no
-  // transfer; a write drops the host's copy.
-  Status read_mostly(RangeId id, bool on);
+  // transfer; a write drops the host's copy, and the next eviction moves the bytes.
+  Status read_mostly(RangeId id, bool on) { return advise_copies(id, on, false); }
 
   // Evicts down to the new limits. kOutOfDeviceMemory when what is pinned exceeds them.
   Status set_limits(Limits limits);
@@ -120,18 +124,23 @@ class Engine {
   bool fits(std::size_t bytes) const { return taken() + bytes <= limits_.budget_bytes; }
   bool quiet(cu::CUstream stream);
   bool host_has_room(RangeId id);
+  Status check_host(std::size_t bytes);
   Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
-  Status admit_managed(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
-                       cu::CUstream stream);
+  void retire_piece(RangeId id);
+  Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                     cu::CUstream stream);
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
   void evict_ahead();
   void evict_preferred(std::size_t wanted);
   void bring(RangeId id);
+  Status advise_copies(RangeId id, bool on, bool by_policy);
+  void keep_copies(std::vector<RangeId> wanted);
   Status discard(const std::vector<RangeId>& ids);
   Status populate(RangeId id);
   Status send_out(const std::vector<RangeId>& victims);
   Status send_back(const std::vector<RangeId>& ids);
+  Status submit_out(Verb verb, const std::vector<RangeId>& ids);
   Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
   Status wait_for_room(Lane& lane);
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
@@ -156,8 +165,10 @@ class Engine {
   Counters counters_;
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
+  std::vector<RangeId> copied_;  // read-mostly by the policy's wish; some may have died
   // Scratch, so that an op costs no malloc.
-  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_;
+  std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_, admitted_;
+  std::vector<RangeId> group_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

@@ -88,8 +88,29 @@ Status Lane::run(Verb verb, const std::vector<backing::Span>& spans) {
       return mover_.discard(spans, stream_);
     case Verb::kSendOut:
       return mover_.prefetch(spans, backing::Where::kHost, stream_);
+    case Verb::kDrop:
+      return drop(spans);
   }
   return {};
+}
+
+// A prefetch to the host would leave read-mostly bytes on the device as well. So the advice is
+// taken back while they leave: where the host has a valid copy that one stays, and what has been
+// written since it was made is moved by the prefetch.
+Status Lane::drop(const std::vector<backing::Span>& spans) {
+  // Advice has effect when it is called: after the uses that the stream waits for.
+  const auto catch_up = [&]() -> Status {
+    if (!threaded_) return {};
+    return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
+  };
+  UMEM_RETURN_IF_ERROR(catch_up());
+  FirstError error;
+  for (const backing::Span& span : spans)
+    error.keep(backing::collapse_copies(table_, span, backing::Where::kHost, place_.device));
+  error.keep(mover_.prefetch(spans, backing::Where::kHost, stream_));
+  error.keep(catch_up());  // else what is still to be moved would be copied
+  for (const backing::Span& span : spans) error.keep(backing::advise_read_mostly(table_, span));
+  return error.take();
 }
 
 Result<cu::CUevent> Lane::take_event() {

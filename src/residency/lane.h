@@ -24,6 +24,7 @@ enum class Verb : unsigned char {
   kPopulate,  // on the device without a copy: the bytes are dead
   kDiscard,   // drop dead bytes
   kSendOut,   // device -> host
+  kDrop,      // the same of read-mostly spans, without a copy where the host's is valid
 };
 
 class Lane {
@@ -74,6 +75,7 @@ class Lane {
   Status issue(Verb verb, const std::vector<backing::Span>& spans,
                const std::vector<cu::CUevent>& after);
   Status run(Verb verb, const std::vector<backing::Span>& spans);
+  Status drop(const std::vector<backing::Span>& spans);
   Status finish(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();
   void poll();

@@ -38,7 +38,9 @@ struct Unit {
   bool segment = false;            // holds small blocks
   bool prefetched_unused = false;  // fetched, and no op has used it since
   bool dropped = false;            // discarded: the driver takes the frames when it needs them
-  bool read_mostly = false;        // advised so: the driver keeps a clean copy on the host
+  bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
+  bool by_policy = false;          // and the policy did it
+  bool clean = false;              // came from the host so: for all we know the copy is valid
   std::uint32_t used_on = 0;       // streams of ops that used it, as bits of Streams
   cu::CUstream stream = nullptr;   // that its blocks are allocated on
   std::uint64_t arrival = 0;       // what the lane in brings it with; 0: nothing is under way
@@ -51,6 +53,11 @@ class Ledger {
   const Unit& at(RangeId id) const { return units_[id]; }
   bool has(RangeId id) const {
     return id != kNoRange && id < units_.size() && units_[id].state != State::kNone;
+  }
+  bool live(RangeId id) const {
+    if (!has(id)) return false;
+    const State state = units_[id].state;
+    return state == State::kVoid || state == State::kDevice || state == State::kHost;
   }
   std::size_t capacity() const { return units_.size(); }
 
@@ -73,7 +80,12 @@ class Ledger {
     if (unit.pins > 0 && --unit.pins == 0) pinned_ -= unit.bytes;
   }
   void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
-  void set_read_mostly(RangeId id, bool on) { units_[id].read_mostly = on; }
+  void set_read_mostly(RangeId id, bool on, bool by_policy) {
+    units_[id].read_mostly = on;
+    units_[id].by_policy = on && by_policy;
+    units_[id].clean = false;
+  }
+  void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }
   void set_arrival(RangeId id, std::uint64_t ticket) { units_[id].arrival = ticket; }

@@ -80,6 +80,16 @@ void Engine::discard_dead(std::size_t bytes) {
 
 // Moves the units out after their last use.
 Status Engine::send_back(const std::vector<RangeId>& ids) {
+  for (Verb verb : {Verb::kSendOut, Verb::kDrop}) {
+    group_.clear();
+    for (RangeId id : ids)
+      if (ledger_.at(id).read_mostly == (verb == Verb::kDrop)) group_.push_back(id);
+    if (!group_.empty()) UMEM_RETURN_IF_ERROR(submit_out(verb, group_));
+  }
+  return {};
+}
+
+Status Engine::submit_out(Verb verb, const std::vector<RangeId>& ids) {
   events_.clear();
   for (RangeId id : ids) {
     const Unit& unit = ledger_.at(id);
@@ -90,7 +100,7 @@ Status Engine::send_back(const std::vector<RangeId>& ids) {
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
     UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));
   }
-  Result<Ticket> ticket = out_.submit(Verb::kSendOut, spans_of(ids), events_);
+  Result<Ticket> ticket = out_.submit(verb, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) ledger_.set_departure(id, ticket.value());
   return {};
@@ -112,7 +122,10 @@ Status Engine::send_out(const std::vector<RangeId>& victims) {
     return status;
   }
   counters_.evictions += moved_.size();
-  for (RangeId id : moved_) counters_.bytes_out += ledger_.at(id).bytes;
+  for (RangeId id : moved_)
+    if (!ledger_.at(id).clean) counters_.bytes_out += ledger_.at(id).bytes;
+  if (policy_->follows())
+    for (RangeId id : moved_) policy_->evicted(id);
   return {};
 }
 
@@ -180,6 +193,7 @@ Status Engine::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consum
     if (!fits(ledger_.at(id).bytes)) continue;
     const bool data = ledger_.at(id).state == State::kHost;
     if (data) counters_.bytes_in += ledger_.at(id).bytes;
+    if (data && ledger_.at(id).read_mostly) ledger_.set_clean(id);
     ledger_.set_state(id, State::kDevice);
     moved_.push_back(id);
   }

@@ -25,9 +25,7 @@ struct View {
     const State state = ledger.at(id).state;
     return state == State::kHost || state == State::kVoid;
   }
-  bool live(RangeId id) const {
-    return ledger.has(id) && (away(id) || ledger.at(id).state == State::kDevice);
-  }
+  bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {
     return !unit.segment && unit.bytes >= min_swap_bytes;
   }
@@ -50,6 +48,8 @@ class Policy {
   // A unit came to life, or died.
   virtual void admitted(const View&, RangeId) {}
   virtual void retired(RangeId) {}
+  // A unit was sent out, as wished or because room was short.
+  virtual void evicted(RangeId) {}
   // An op ended that used these units (with repetitions; some may have died in it); a step ended.
   virtual Followed op_ended(const View&, const RangeId*, std::size_t) { return Followed::kNone; }
   virtual void step_ended(const View&) {}
@@ -62,6 +62,9 @@ class Policy {
   virtual std::size_t headroom() const { return 0; }
   // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
   virtual RangeId next_fetch(const View&) { return kNoRange; }
+  // Appends the units that nothing writes from here on, so that their copies on the host stay
+  // valid; false: they are the same as at the last call.
+  virtual bool take_read_mostly(std::vector<RangeId>&) { return false; }
   // Compute waits for all moves; said once.
   virtual bool take_wait() { return false; }
 };

@@ -1,5 +1,7 @@
 // What a policy that follows a plan is told, and what it wants done between ops.
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "residency/engine.h"
 
@@ -36,6 +38,8 @@ void Engine::step_ended() {
 void Engine::carry_out(cu::CUstream stream) {
   if (!active() || !policy_->wishes() || quiet(stream)) return;
   const CallScope scope(table_, place_);
+  if (std::vector<RangeId> wanted; policy_->take_read_mostly(wanted))
+    keep_copies(std::move(wanted));
   leaving_.clear();
   policy_->evictions(view(), leaving_);
   for (RangeId id : leaving_) {
@@ -49,9 +53,8 @@ void Engine::carry_out(cu::CUstream stream) {
     bring(id);
   }
   if (!policy_->take_wait()) return;
-  note(in_.make_wait(stream, in_.last()));
+  note(await(in_.last(), 0, stream));
   note(out_.make_wait(stream, out_.last()));
-  streams_.set_awaited(stream, in_.last());
 }
 
 // Without evicting: where dead bytes cannot be dropped the unit comes when an op needs it.

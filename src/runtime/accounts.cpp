@@ -55,7 +55,7 @@ std::vector<arena::SegmentRow> segments(int device) {
 void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  const backing::RangeId id = s.ranges.find(ptr);
+  const backing::RangeId id = s.ranges[s.ranges.find(ptr)].head;
   if (id == backing::kNoRange) return nullptr;
   if (bytes) *bytes = s.ranges[id].bytes;
   return reinterpret_cast<void*>(s.ranges[id].base);

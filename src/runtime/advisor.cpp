@@ -57,11 +57,13 @@ void advise_on_inputs(State& s, const void* const* inputs, std::size_t count,
     std::vector<RangeId> needed;
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      const RangeId id = s.ranges.find(inputs[i]);
-      if (id == residency::kNoRange || &s.owner(id).engine != &engine || !view.live(id)) continue;
-      if (std::find(needed.begin(), needed.end(), id) != needed.end()) continue;
-      needed.push_back(id);
-      if (view.away(id)) bytes += engine.ledger().at(id).bytes;
+      const RangeId found = s.ranges.find(inputs[i]);
+      if (found == residency::kNoRange || &s.owner(found).engine != &engine) continue;
+      s.ranges.each_piece(found, [&](RangeId id) {
+        if (!view.live(id) || std::find(needed.begin(), needed.end(), id) != needed.end()) return;
+        needed.push_back(id);
+        if (view.away(id)) bytes += engine.ledger().at(id).bytes;
+      });
     }
     const std::size_t need = bytes > 0 ? engine.shortage(bytes) : 0;
     if (need > 0) ask(s, advisor, static_cast<int>(ordinal), look(engine, need, needed), guard);

@@ -140,6 +140,7 @@ Result<Device*> open_device(State& s, int ordinal) {
     }
     made->arena.set_listener(s.listener);
     s.ranges.set_managed(*s.managed);
+    s.ranges.set_piece(options.piece_bytes);
     const auto index = static_cast<std::size_t>(ordinal);
     if (s.devices.size() <= index) s.devices.resize(index + 1);
     s.devices[index] = std::move(made);

@@ -78,9 +78,13 @@ void fail(Failure* error, const Status& status) {
 }
 
 void pin(Op& op, RangeId id) {
-  const std::uint32_t before = op.n_pinned;
-  pin_slot(op, id);
-  if (op.n_pinned > before) state().owner(id).engine.ledger().pin(id);
+  const State& s = state();
+  residency::Ledger& ledger = s.owner(id).engine.ledger();
+  s.ranges.each_piece(id, [&](RangeId piece) {
+    const std::uint32_t before = op.n_pinned;
+    if (ledger.live(piece)) pin_slot(op, piece);
+    if (op.n_pinned > before) ledger.pin(piece);
+  });
 }
 
 // Pins the units of the inputs, and fetches those that are away.
@@ -94,7 +98,11 @@ static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   if (!s.open()) return;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
-    if (id != backing::kNoRange && s.owner(id).engine.ledger().has(id)) pin_slot(*op, id);
+    if (id == backing::kNoRange) continue;
+    const residency::Ledger& ledger = s.owner(id).engine.ledger();
+    s.ranges.each_piece(id, [&](RangeId piece) {
+      if (ledger.live(piece)) pin_slot(*op, piece);
+    });
   }
   op->n_inputs = op->n_pinned;
   by_device(s, *op, op->pinned, op->n_pinned,
@@ -236,7 +244,9 @@ static bool change_label(const void* ptr, residency::Tag tag, Change change) {
     trace::recorder().tag(reinterpret_cast<std::uintptr_t>(ptr), residency::name(tag));
   residency::Ledger& ledger = s.owner(id).engine.ledger();
   if (!ledger.has(id)) return false;
-  if (!ledger.at(id).segment) change(ledger, id);
+  s.ranges.each_piece(id, [&](RangeId piece) {
+    if (ledger.live(piece) && !ledger.at(piece).segment) change(ledger, piece);
+  });
   return true;
 }
 

@@ -62,8 +62,7 @@ Status settle(Device& device, const arena::Allocation& block, cu::CUstream strea
     return {};
   }
   const Result<arena::Freed> undone = device.arena.free(block.ptr);
-  if (undone.ok() && undone.value().last_in_range && engine.ledger().has(block.range))
-    engine.retire(block.range);
+  if (undone.ok() && undone.value().last_in_range) engine.retire(block.range);
   return admitted;
 }
 
@@ -100,7 +99,7 @@ Status trim_locked(Device& device, std::size_t keep_bytes) {
   if (device.place.captures && *device.place.captures > 0) return {};
   return device.arena.trim(keep_bytes, [&](RangeId id) {
     // Freed inside the op that uses it still.
-    if (device.engine.ledger().has(id) && device.engine.ledger().at(id).pins > 0) return false;
+    if (device.engine.in_use(id)) return false;
     device.engine.forget(id);
     return true;
   });

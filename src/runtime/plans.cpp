@@ -10,13 +10,17 @@ namespace {
 
 using residency::RangeId;
 
+Device* first_device(const State& s) {
+  return s.open() ? s.device(0) : nullptr;
+}
+
 // With the lock held.
 Result<policy::Planned*> planned_policy(State& s) {
-  Device* device = s.open() ? s.device(0) : nullptr;
+  Device* device = first_device(s);
   if (!device)
     return Status(Code::kBadState,
-                  "no device is open: call umem.enable() first (a GPU is opened by its first "
-                  "allocation)");
+                  "plans are for the first device, which is not open: call umem.enable() first (a "
+                  "GPU is opened by its first allocation)");
   auto* planned = dynamic_cast<policy::Planned*>(&device->engine.policy());
   if (planned) return planned;
   return Status(Code::kBadState, std::string("the policy is '") + device->engine.policy().name() +
@@ -54,15 +58,18 @@ Result<std::uint64_t> install_plan(policy::Plan plan) {
 Status clear_plans() {
   State& s = state();
   std::lock_guard guard(s.mutex);
+  if (!first_device(s)) return {};
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
+  s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
   return {};
 }
 
 Result<policy::PlanStatus> plan_status() {
   State& s = state();
   std::lock_guard guard(s.mutex);
+  if (!first_device(s)) return policy::PlanStatus();
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   return planned.value()->status();

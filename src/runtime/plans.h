@@ -10,6 +10,7 @@ namespace umem::runtime {
 // A step begins here. The number of the plan, from 1. kBadState when no device is open or its
 // policy is another; kInvalidArgument for columns that do not fit together.
 UMEM_API Result<std::uint64_t> install_plan(policy::Plan plan);
+// Before a device is open, as a GPU is not until its first allocation, there are no plans.
 UMEM_API Status clear_plans();
 UMEM_API Result<policy::PlanStatus> plan_status();
 

@@ -44,7 +44,7 @@ std::uintptr_t block_address(const State& s, const void* pointer) {
   const RangeId id = s.ranges.find(pointer);
   const bool alone = id != backing::kNoRange && s.owner(id).engine.ledger().has(id) &&
                      !s.owner(id).engine.ledger().at(id).segment;
-  return alone ? s.ranges[id].base : reinterpret_cast<std::uintptr_t>(pointer);
+  return alone ? s.ranges[s.ranges[id].head].base : reinterpret_cast<std::uintptr_t>(pointer);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ void register_fork_handlers() {
                    [] {
                      State& s = state();
                      s.mutex.unlock();
-                     trace::g_recording = false;  // the parent's program is what is recorded
+                     trace::recorder().leave_to_parent();
                      if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
                    });
   });

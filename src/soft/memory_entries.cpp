@@ -97,8 +97,8 @@ Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
 CUresult move(const Pager::Extent& extent, const CUmemLocation& location, CUstream stream) {
   Moved moved;
   const bool to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  const bool done =
-      to_device ? device()->pager.to_device(extent, moved) : device()->pager.to_host(extent, moved);
+  const bool done = to_device ? device()->pager.to_device(extent, moved)
+                              : device()->pager.prefetch_to_host(extent, moved);
   device()->book_transfer(moved, stream);
   return done ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -163,10 +163,6 @@ CUresult discard_and_prefetch_batch(CUdeviceptr* ptrs, std::size_t* sizes, std::
 
 bool apply_advice(Page& page, CUmem_advise advice, const CUmemLocation& location) {
   switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY:
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
-      page.read_mostly = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
-      return true;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
       page.preferred = location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 0 : CU_DEVICE_CPU;
       return true;
@@ -178,6 +174,8 @@ bool apply_advice(Page& page, CUmem_advise advice, const CUmemLocation& location
       if (location.type == CU_MEM_LOCATION_TYPE_DEVICE)
         page.accessed_by = advice == CU_MEM_ADVISE_SET_ACCESSED_BY;
       return true;
+    default:
+      return false;
   }
   return false;
 }
@@ -194,6 +192,10 @@ CUresult advise(CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLo
   if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY && numa) return CUDA_ERROR_INVALID_VALUE;
   const Lookup found = look_up(ptr, bytes, false);
   if (!found.managed) return CUDA_ERROR_INVALID_VALUE;
+  const bool on = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
+  if (on || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY)
+    return device()->pager.set_read_mostly(found.extent, on) ? CUDA_SUCCESS
+                                                             : CUDA_ERROR_OUT_OF_MEMORY;
   for (std::size_t i = found.extent.first; i < found.extent.first + found.extent.count; ++i)
     if (!apply_advice(device()->pager.page(i), advice, location)) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;

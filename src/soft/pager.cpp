@@ -258,6 +258,53 @@ bool Pager::to_host(Extent extent, Moved& moved) {
   return true;
 }
 
+// Copies a page of the device to the host, and keeps both.
+bool Pager::duplicate(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  if (!space_.unmap_frame(page.frame, index, kReadWrite)) return false;
+  hold_host(page);
+  space_.copy_out(page.frame, index);
+  moved.bytes_out += kPageBytes;
+  if (space_.map_frame(page.frame, index, PROT_READ)) {
+    page.state = PageState::kDuplicate;
+    return true;
+  }
+  remove(used_list_, index);
+  page.state = PageState::kHost;
+  give_frame(page.frame);
+  return false;
+}
+
+bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    const bool there = page.state == PageState::kDevice || page.state == PageState::kDuplicate;
+    if (!page.read_mostly || page.pinned || !there) {
+      if (!to_host({i, 1}, moved)) return false;
+      continue;
+    }
+    page.last_prefetch = -1;
+    if (page.state == PageState::kDevice && !duplicate(i, moved)) return false;
+  }
+  return true;
+}
+
+bool Pager::set_read_mostly(Extent extent, bool on) {
+  Moved nothing;
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    page.read_mostly = on;
+    if (on || page.state != PageState::kDuplicate) continue;
+    if (page.preferred != 0) {
+      if (!evict(i, nothing)) return false;
+    } else {
+      if (!space_.protect(i, kReadWrite)) return false;
+      page.state = PageState::kDevice;
+    }
+  }
+  return true;
+}
+
 void Pager::discard(Extent extent) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     Page& page = pages_[i];

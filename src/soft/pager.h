@@ -57,6 +57,11 @@ class Pager {
   // Each returns false when no frame can be had or the kernel refuses; pages done stay done.
   bool to_device(Extent extent, Moved& moved);
   bool to_host(Extent extent, Moved& moved);
+  // As to_host, but read-mostly pages on the device stay there too: the host gets a copy.
+  bool prefetch_to_host(Extent extent, Moved& moved);
+  // Off: of what is on both sides one copy stays, on the preferred side. Without one that is
+  // arbitrary by the documentation, and here the host, where fewest callers would expect it.
+  bool set_read_mostly(Extent extent, bool on);
   void discard(Extent extent);
   bool pin_on_device(Extent extent, Moved& moved);
   // Makes an allocated page accessible after a fault.
@@ -105,6 +110,7 @@ class Pager {
   void give_frame(std::uint32_t frame);
   bool bring(std::size_t index, Moved& moved);
   bool evict(std::size_t index, Moved& moved);
+  bool duplicate(std::size_t index, Moved& moved);
   bool release_page(std::size_t index);
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);

@@ -87,6 +87,12 @@ void Recorder::stop(Sink sink) {
   timers_.reset();
 }
 
+void Recorder::leave_to_parent() {
+  sinks_ = {};
+  g_recording = false;
+  static_cast<void>(timers_.release());
+}
+
 void Recorder::clear() {
   events_.clear();
   accesses_.clear();
@@ -164,7 +170,9 @@ void Recorder::time(Span& span, const driver::Table& table, const driver::Place&
                     cu::CUstream stream) {
   if (!by_events_ || !current(span)) return;
   if (!timers_) timers_ = std::make_unique<Timers>(table, place);
-  if (timers_->place().device == place.device) span.open->timer = timers_->start(stream);
+  if (timers_->place().device != place.device) return;
+  if (timers_->full()) resolve(false);  // a step may have more ops than there are pairs
+  span.open->timer = timers_->start(stream);
 }
 
 void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
@@ -246,8 +254,11 @@ void Recorder::end(Span& span, const char* name, const char* tag, const char* fa
   }
   event.reads = static_cast<std::uint32_t>(writes_from - size_before);
   event.writes = static_cast<std::uint32_t>(accesses_.size() - writes_from);
-  if (event.reads + event.writes == 0) return close(span);
-  if (!log(event)) accesses_.resize(size_before);
+  const bool uses_any = event.reads + event.writes > 0;
+  if (!uses_any || !log(event)) {
+    accesses_.resize(size_before);
+    if (timers_) timers_->disown(first_event_ + events_.size());
+  }
   close(span);
 }
 

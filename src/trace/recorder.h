@@ -44,6 +44,9 @@ class Recorder {
   // come from events on their streams, else from the host's clock.
   void start(Sink sink, const std::vector<LiveBlock>& live, bool by_events);
   void stop(Sink sink);
+  // In a forked child: what is recorded is the parent's, and so are the driver's events, which are
+  // left alone.
+  void leave_to_parent();
   bool on(Sink sink) const { return sinks_[sink].on; }
   bool any_on() const { return sinks_[kPlan].on || sinks_[kFile].on; }
 

@@ -67,8 +67,10 @@ void Timers::stop(int timer, cu::CUstream stream, std::uint64_t event, int paren
   ended_.push_back(timer);
 }
 
-void Timers::abandon(int timer) {
-  release(timer);
+void Timers::disown(std::uint64_t event) {
+  if (ended_.empty()) return;
+  Pair& last = pairs_[static_cast<std::size_t>(ended_.back())];
+  if (last.event == event) last.event = 0;
 }
 
 void Timers::spoil(int timer) {

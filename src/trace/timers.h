@@ -25,8 +25,10 @@ class Timers {
   int start(cu::CUstream stream);
   // The op ended, and is that event. `parent`: the timer of the op that it ran in.
   void stop(int timer, cu::CUstream stream, std::uint64_t event, int parent);
-  // The op was not recorded after all.
-  void abandon(int timer);
+  // The op that ended last is no event after all: the number will be another's.
+  void disown(std::uint64_t event);
+  // All pairs are in flight, for all that is known.
+  bool full() const { return free_.empty() && pairs_.size() == kMost; }
   // Something inside the op is not timed, so that its own part of the time is not known.
   void spoil(int timer);
 

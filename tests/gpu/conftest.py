@@ -75,6 +75,7 @@ def _off_afterwards() -> Iterator[None]:
     yield
     if NO_CUDA_TORCH is None:
         import torch
+
         import umem
 
         gc.collect()

@@ -134,6 +134,8 @@ class Program {
       plan.fetch_by.push_back(4 + random() % 4);
       plan.fetch_tensor.push_back(random() % m);
     }
+    for (unsigned i = 0; i < m; ++i)  // written all the same, now and then
+      if (random() % 2) plan.read_mostly.push_back(i);
     plan.waits = {static_cast<int>(random() % 4)};
     plan.gated = random() % 2;
     plan.capacity = kBudget;
@@ -163,7 +165,10 @@ class Program {
   }
   void hint(std::mt19937& random) {
     const RangeId id = pick(random);
-    EXPECT((random() % 2 ? engine_.evict(id) : engine_.prefetch(id)).ok());
+    if (random() % 4 == 0)
+      EXPECT(engine_.read_mostly(id, random() % 2 == 0).ok());
+    else
+      EXPECT((random() % 2 ? engine_.evict(id) : engine_.prefetch(id)).ok());
   }
 
   driver::Place place_;

@@ -53,6 +53,8 @@ def weights(program: Program, names: str) -> list[Tensor]:
         ({"fetch_by": [1]}, "fetch_by.*1 values"),
         ({"keep": [2]}, "keep"),
         ({"waits": [2]}, "waits"),
+        ({"read_mostly": [2]}, "read_mostly.*2 at 0"),
+        ({"kind": [0, 1], "read_mostly": [0, 1]}, "read_mostly.*tensor 1 is not persistent"),
         ({"gated": 1, "occupancy": [0]}, "occupancy.*1 values.*2"),
         ({"gated": 2}, "gated"),
         ({"order": 3}, "order"),
@@ -118,6 +120,7 @@ def nonsense(draw: st.DrawFn) -> dict[str, object]:
         "capacity": draw(st.integers(0, 20)) * MIB,
         "keep": draw(st.lists(INDEX, max_size=3)),
         "waits": draw(st.lists(after, max_size=3)),
+        "read_mostly": draw(st.lists(INDEX, max_size=3)),
         "order": draw(st.integers(0, 2)),
         "window": draw(st.integers(0, 5)),
         "headroom": draw(st.sampled_from([0, 0, 4 * MIB, 64 * MIB])),
@@ -177,6 +180,8 @@ def test_no_plan_loses_bytes_or_exceeds_the_budget(
         if kinds[5] == "carried":
             tensors[5] = tensors[5]._replace(twin=1)
         for plan in plans:
+            persistent = [t for t in plan["read_mostly"] if kinds[t] == "persistent"]  # type: ignore[attr-defined]
+            plan = {**plan, "read_mostly": persistent}
             _core.install_plan(columns(tensors, **plan))  # type: ignore[arg-type]
         for which, leave in steps:
             ops = plans[which % len(plans)]["ops"]

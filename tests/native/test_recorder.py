@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -162,6 +164,23 @@ def test_what_an_open_op_may_still_change_is_not_written_yet() -> None:
     _core.op_end(token, "activation")
     assert b'"tag":"activation","family":"conv"' in _core.record_lines("file", False)[0]
     _core.release(a)
+
+
+def test_a_forked_child_starts_a_recording_of_its_own() -> None:
+    _core.record_start("plan")
+    first = _core.allocate(4 * MIB)
+    child = os.fork()
+    if child == 0:
+        second = _core.allocate(6 * MIB)  # while nobody records
+        _core.record_start("file")
+        lines, dropped = _core.record_lines("file", final=True)
+        alive = sorted(json.loads(line)["bytes"] for line in lines.splitlines())
+        owned = _core.release(first) and _core.release(second)
+        fine = alive == [4 * MIB, 6 * MIB] and owned and dropped == 0
+        os._exit(0 if fine and _core.record_waiting("plan") == 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    _core.release(first)
+    assert [type(event) for event in taken()] == [Alloc, Free]
 
 
 def test_steps_are_told_to_the_listener_and_nothing_it_raises_gets_out(

@@ -462,6 +462,13 @@ def test_a_line_has_an_end() -> None:
     replay.close()
 
 
+def test_bytes_that_are_no_text_are_named_with_their_line_too() -> None:
+    replay = _core.Replay(options(32 * MIB))
+    with pytest.raises(ValueError, match="^2: .*'\ufffdx' is unknown"):
+        replay.feed(text(HEADER) + b'{"e":"\xffx"}\n')
+    replay.close()
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_text_never_does_harm(data: st.DataObject) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # What each program needs for a good run under the slowest sanitizer.
-ARGUMENTS = {"stress_runtime": ["120"], "stress_engine": ["200"]}
+ARGUMENTS = {"stress_runtime": ["120"], "stress_engine": ["200"], "stress_observers": ["150"]}
 
 
 def tool(name: str) -> str:

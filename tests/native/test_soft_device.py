@@ -26,7 +26,7 @@ from support.driver import (
     Driver,
 )
 
-READ_MOSTLY, SET_PREFERRED, SET_ACCESSED_BY = 1, 3, 5
+READ_MOSTLY, UNSET_READ_MOSTLY, SET_PREFERRED, SET_ACCESSED_BY = 1, 2, 3, 5
 
 
 def as_buffer(ptr: int, nbytes: int) -> memoryview:
@@ -115,14 +115,44 @@ def test_read_mostly_duplicates_and_collapses_on_write(driver: Driver) -> None:
     driver.prefetch(ptr, 2, DEVICE)
     assert driver.states(ptr, 2) == ["duplicate"] * 2
     out = driver.calls.telemetry()["bytes_out"]
-    driver.prefetch(ptr, 1, HOST)  # valid on both sides: dropped without a copy
+    driver.prefetch(ptr, 1, HOST)  # it is there, and stays on the device too
     assert driver.calls.telemetry()["bytes_out"] == out
-    driver.prefetch(ptr, 1, DEVICE)
+    assert driver.states(ptr, 2) == ["duplicate"] * 2
     assert driver.calls.load(ptr, 7) == b"weights"
     driver.calls.store(ptr, b"changed")
     assert driver.states(ptr, 2) == ["device", "duplicate"]
-    driver.prefetch(ptr, 2, HOST)
+    driver.prefetch(ptr, 2, HOST)  # only what was changed has to be copied
+    assert driver.calls.telemetry()["bytes_out"] == out + PAGE
+    assert driver.states(ptr, 2) == ["duplicate"] * 2
     assert driver.calls.load(ptr, 7) == b"changed"
+
+
+@pytest.mark.parametrize(
+    ("preferred", "state"), [(HOST, "host"), (DEVICE, "device"), (None, "host")]
+)
+def test_the_end_of_read_mostly_leaves_one_copy_without_a_transfer(
+    driver: Driver, preferred: tuple[int, int] | None, state: str
+) -> None:
+    ptr = driver.alloc(3)
+    driver.calls.store(ptr, b"first")
+    driver.calls.store(ptr + PAGE, b"second")
+    driver.prefetch(ptr, 3, HOST)
+    assert driver.calls.cuMemAdvise(ptr, 3 * PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    driver.prefetch(ptr, 2, DEVICE)
+    driver.calls.store(ptr + PAGE, b"newer")  # the host's copy of this page is stale
+    assert driver.states(ptr, 3) == ["duplicate", "device", "host"]
+    before = driver.calls.telemetry()
+    if preferred:
+        assert driver.calls.cuMemAdvise(ptr, 3 * PAGE, SET_PREFERRED, preferred) == SUCCESS
+    assert driver.calls.cuMemAdvise(ptr, 3 * PAGE, UNSET_READ_MOSTLY, DEVICE) == SUCCESS
+    # What is on one side only stays there.
+    assert driver.states(ptr, 3) == [state, "device", "host"]
+    after = driver.calls.telemetry()
+    assert (after["bytes_in"], after["bytes_out"]) == (before["bytes_in"], before["bytes_out"])
+    freed = before["resident_bytes"] - after["resident_bytes"]
+    assert freed == (PAGE if state == "host" else 0)
+    assert driver.calls.load(ptr + PAGE, 6) == b"newerd"
+    assert driver.calls.load(ptr, 5) == b"first"
 
 
 @pytest.mark.parametrize("advice", ["preferred-host", "accessed-by"])

@@ -61,6 +61,7 @@ def columns(
         **moves,
         "keep": [],
         "waits": [],
+        "read_mostly": [],
         "occupancy": [0] * len(ops) if changes.get("gated") else [],
         "gated": 0,
         "capacity": 0,

@@ -13,8 +13,8 @@ from support.steptraces import LINK, PAGE, Op, Tensor, inference, step, steps, t
 
 from umem.devices import DeviceProfile
 from umem.policies.base import Fetch, Move
-from umem.policies.estimate import Choice, step_us
-from umem.policies.occupancy import all_gaps, large_live_bytes, least_occupancy
+from umem.policies.estimate import Choice, earliest, step_us
+from umem.policies.occupancy import all_gaps, bytes_over, large_live_bytes, least_occupancy
 from umem.policies.umem import Umem
 from umem.trace.step import Kind, StepTrace
 
@@ -168,3 +168,54 @@ def test_what_crosses_the_end_of_a_step_may_be_away_before_and_after() -> None:
     assert Fetch(-1, 4, 1) in plan.fetch
     assert Move(2, 0) in plan.evict  # and is not missed after its last
     assert not [one for one in plan.fetch if one.tensor == 0]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_weights_that_stream_by_leave_evenly_spaced_with_room_for_buffers(share: float) -> None:
+    trace = inference(40, weight=4)
+    room = int(160 * share) * PAGE
+    plan = Umem().plan(trace, LINK, room)
+    moving = sorted(move.tensor for move in plan.evict)
+    least = 160 * PAGE - room
+    assert least < len(moving) * 4 * PAGE <= least + 5 * 4 * PAGE
+    apart = np.diff([*moving, moving[0] + 40])
+    assert apart.max() - apart.min() <= 1
+    assert {(one.after, one.by % 40) for one in plan.fetch} == {(t, t) for t in moving}
+
+
+def test_a_much_larger_weight_stays_when_weights_stream_by() -> None:
+    tensors = [Tensor(20 if i == 7 else 4, tag="param") for i in range(40)]
+    trace = step(tensors, [Op("linear", [i], [], 1000.0) for i in range(40)])
+    plan = Umem().plan(trace, LINK, 100 * PAGE)
+    assert plan.evict
+    assert 7 not in {move.tensor for move in plan.evict}
+
+
+def test_a_clean_tensor_leaves_at_once_in_the_estimate() -> None:
+    # Room for 4 pages: op 1 needs what tensor 0 takes; it only waits for the way in, 400 us.
+    device = DeviceProfile("test", PAGE / 100, PAGE / 100, 45.0, 1 << 40, "made up")
+    for writes, us in (([], 800 + 200), ([0], 1600 + 200)):
+        trace = step(
+            [Tensor(4, tag="param"), Tensor(4, tag="param")],
+            [Op("a", [0], writes, 100.0), Op("b", [1], [1] if writes else [], 100.0)],
+        )
+        gaps = all_gaps(trace)
+        assert (gaps.start.tolist(), gaps.end.tolist()) == ([0, 1], [2, 3])
+        choice = Choice(gaps, np.array([0, 1]), np.array([4, 4]) * PAGE)
+        assert step_us(trace, device, choice, 4 * PAGE) == pytest.approx(us)
+
+
+@settings(max_examples=100, deadline=None)
+@given(trace=steps(), share=st.sampled_from([0.3, 0.5, 0.75]))
+def test_returns_start_once_each_between_leaving_and_use(trace: StepTrace, share: float) -> None:
+    room = int(large_live_bytes(trace).max(initial=0) * share)
+    gaps = all_gaps(trace)
+    returns = np.argsort(gaps.end, kind="stable")
+    occupancy = large_live_bytes(trace) - bytes_over(gaps, trace.bytes[gaps.tensor], trace.n_ops)
+    ready, taken = earliest(
+        Choice(gaps, returns, occupancy), trace.bytes[gaps.tensor], max(room, int(occupancy.max()))
+    )
+    assert (ready > gaps.start[returns]).all()
+    assert (ready <= gaps.end[returns]).all()
+    assert (taken >= occupancy).all()
+    assert (taken <= max(room, int(occupancy.max()))).all()

@@ -63,6 +63,8 @@ def test_small_tensors_stay_while_the_largest_op_has_room() -> None:
 def test_belady_changes_the_order_only() -> None:
     plan = Belady().plan(small(), LINK, 10 * PAGE)
     assert (plan.order, plan.evict, plan.fetch, plan.gated) == ("furthest", (), (), False)
+    clean = [t for t in range(plan.trace.n_tensors) if plan.trace.large[t] and plan.trace.clean[t]]
+    assert list(plan.read_mostly) == clean
 
 
 def test_ocdnn_marks_in_forward_and_fetches_one_op_ahead() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..devices import DeviceProfile
 from ..trace.step import StepTrace
 from .base import Plan
@@ -19,5 +21,6 @@ class Belady:
     name = "belady"
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:  # noqa: ARG002
-        """A plan without moves: only the order of eviction differs from `lru`."""
-        return Plan(trace, order="furthest")
+        """A plan without moves: the order of eviction differs from `lru`, and what is clean."""
+        clean = np.flatnonzero(trace.large & trace.clean)
+        return Plan(trace, order="furthest", read_mostly=tuple(clean.tolist()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     away, returns, _ = choice
     n = trace.n_ops
     amount = trace.bytes[away.tensor]
-    ready, taken = _earliest(choice, amount, room)
-    out_us = (amount / device.bytes_per_us_out).tolist()  # clean ones too: a move has one copy
+    ready, taken = earliest(choice, amount, room)
+    # What nothing writes is read-mostly: the host's copy is valid once it has come from there.
+    out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
     in_us = (amount / device.bytes_per_us_in).tolist()
     leaves = _by_op(np.arange(len(amount)), away.start + 1, n)
     starts = _by_op(returns, ready, n)
@@ -53,25 +55,48 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     return now - begin
 
 
-def _earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
-    """The op at which each return may start; the occupancy with all of them as early as that."""
+def earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:
+    """The op at which each return starts, and the occupancy with all of them.
+
+    As the engine does it: of what is away the one that is due first starts as soon as there is room
+    for it until its use, and no other before it. The second of two steps.
+    """
     away, returns, occupancy = choice
     n = len(occupancy)
-    taken = np.concatenate((occupancy, occupancy))  # round the step's end
-    ready = []
+    taken = np.tile(occupancy, 3)
     columns = (away.start[returns], away.end[returns], amount[returns])
-    for start, end, size in zip(*(column.tolist() for column in columns), strict=True):
-        low = max(start + 1, end - n)
-        full = taken[low:end][::-1] > room - size
-        back = int(full.argmax()) if full.any() else end - low
-        begin = end - back
-        ready.append(begin)
-        taken[begin:end] += size
-        if end > n:
-            taken[max(begin - n, 0) : end - n] += size
-        if begin < n:
-            taken[begin + n : min(end + n, 2 * n)] += size
-    return np.array(ready, np.int64), taken[:n]
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    ready = [0] * len(rows)
+    leaving = sorted(
+        (start + 1 + lap * n, i, lap) for lap in (0, 1) for i, (start, _, _) in enumerate(rows)
+    )
+    waiting: list[tuple[int, int, int]] = []  # (due, which, lap), the first due first
+    point, following = 0, 0
+    blocked = -1, 0, 0  # which one there is no room for, and until when
+    while waiting or following < len(leaving):
+        if not waiting:
+            point = max(point, leaving[following][0])
+        while following < len(leaving) and leaving[following][0] <= point:
+            _, i, lap = leaving[following]
+            heappush(waiting, (rows[i][1] + lap * n, i, lap))
+            following += 1
+        due, i, lap = waiting[0]
+        size = rows[i][2]
+        if blocked[:2] != (i, lap):
+            full = (taken[point:due] > room - size)[::-1]
+            last = int(full.argmax()) if len(full) else 0
+            blocked = i, lap, due - last if len(full) and full[last] else point
+        if blocked[2] > point:  # not before that, unless one that is due earlier leaves
+            point = blocked[2]
+            if following < len(leaving):
+                point = min(point, leaving[following][0])
+            continue
+        heappop(waiting)
+        begin = min(point, due)
+        taken[begin:due] += size
+        if lap:
+            ready[i] = begin - n
+    return np.array(ready, np.int64), taken[n : 2 * n]
 
 
 def _by_op(gaps: Ints, op: Ints, n: int) -> list[list[int]]:

@@ -7,11 +7,12 @@ that they share, and what happens between two counted ops it sees at the end of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from ..trace.step import Ints, Kind, StepTrace
-from .base import Move, Plan
+from ..trace.step import Bools, Ints, Kind, StepTrace
+from .base import Fetch, Move, Plan
 
 ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
 Columns = dict[str, Ints | int]
@@ -20,16 +21,18 @@ Columns = dict[str, Ints | int]
 def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
     """The plan's columns for `_core.install_plan`.
 
-    `address` tells where a tensor of the plan's trace lies, 0 where that is not known. It is asked
+    `address` tells where a whole tensor of the step lies, 0 where that is not known. It is asked
     for the large ones that are alive where a step begins, and has to tell what is so at the begin
-    of the step in which the plan is installed.
+    of the step in which the plan is installed. What is said of a tensor is done to all its pieces.
 
     What the plan says of an op that does not count is done at the next one that does; what comes
-    after the last one is done there. `read_mostly` is left out: a driver does not free the device
-    copy of such a range by a prefetch to the host.
+    after the last one is done there. Of `read_mostly` those tensors are left that persist and that
+    no op writes: the driver is advised of them, and they leave without a transfer once they have
+    come from the host.
 
     Raises ValueError for a trace without any access to a large tensor.
     """
+    plan = _in_pieces(plan)
     trace = plan.trace
     ops = _Ops(trace)
     if ops.count == 0:
@@ -43,13 +46,14 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         "bytes": trace.bytes[large],
         "kind": trace.kind[large],
         "twin": tensor[trace.twin[large]],
-        "address": _column(address(int(t)) if known[t] else 0 for t in large),
+        "address": _addresses(trace, large, known, address),
         "allocations": tensor[_allocations(trace)],
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
         **_moves("cold", plan.cold, ops, tensor),
         **_fetches(plan, ops, tensor),
         "keep": _of_large(np.array(plan.keep, np.int64), tensor),
+        "read_mostly": _of_large(_clean(plan), tensor),
         "waits": ops.after(np.array(plan.waits, np.int64)),
         "occupancy": ops.most(plan),
         "gated": int(plan.gated),
@@ -58,6 +62,39 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         "window": int(plan.window),
         "headroom": int(plan.headroom),
     }
+
+
+def _in_pieces(plan: Plan) -> Plan:
+    """The plan of the step in pieces; a plan that is of one already stays."""
+    if plan.trace.whole is not None:
+        return plan
+    trace = plan.trace.pieces
+    assert trace.whole is not None
+    first = np.searchsorted(trace.whole, np.arange(plan.trace.n_tensors + 1)).tolist()
+
+    def cut(tensor: int) -> range:
+        return range(first[tensor], first[tensor + 1])
+
+    return replace(
+        plan,
+        trace=trace,
+        evict=tuple(Move(m.after, p) for m in plan.evict for p in cut(m.tensor)),
+        cold=tuple(Move(m.after, p) for m in plan.cold for p in cut(m.tensor)),
+        fetch=tuple(Fetch(f.after, f.by, p) for f in plan.fetch for p in cut(f.tensor)),
+        keep=tuple(p for t in plan.keep for p in cut(t)),
+        read_mostly=tuple(p for t in plan.read_mostly for p in cut(t)),
+    )
+
+
+def _addresses(trace: StepTrace, large: Ints, known: Bools, address: Callable[[int], int]) -> Ints:
+    """Where each large piece lies; 0 where that is not known."""
+    assert trace.whole is not None
+    assert trace.offset is not None
+    whole = trace.whole[large]
+    asked = np.unique(whole[known[large]])
+    base = np.zeros(int(trace.whole[-1]) + 1, np.int64)
+    base[asked] = _column(address(int(t)) for t in asked)
+    return np.where(base[whole] > 0, base[whole] + trace.offset[large], 0)
 
 
 class _Ops:
@@ -104,6 +141,11 @@ def _column(values: object) -> Ints:
 def _of_large(tensors: Ints, tensor: Ints) -> Ints:
     mapped: Ints = tensor[tensors]
     return mapped[mapped >= 0]
+
+
+def _clean(plan: Plan) -> Ints:
+    tensors = np.array(plan.read_mostly, np.int64)
+    return tensors[plan.trace.clean[tensors]]
 
 
 def _allocations(trace: StepTrace) -> Ints:

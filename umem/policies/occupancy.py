@@ -27,11 +27,14 @@ def capacity(trace: StepTrace, budget: int) -> int:
     """Bytes for large tensors under `budget`, in whole pages.
 
     Small tensors stay on the device as long as the largest op still has room beside them; below
-    that budget the engine pages them too, and the large ones get what that op needs.
+    that budget the engine pages them too, and the large ones get what that op needs. The pages that
+    they share are never quite full: they take up to twice their bytes, of which at most a 64th of
+    the budget is reckoned with beyond those.
     """
     pages = budget // PAGE_BYTES * PAGE_BYTES
     least = int(least_occupancy(trace).max(initial=0))
-    return min(pages, max(pages - trace.small_bytes, least))
+    holes = min(trace.small_bytes, pages // 64 // PAGE_BYTES * PAGE_BYTES)
+    return min(pages, max(pages - trace.small_bytes - holes, least))
 
 
 def movable_gaps(trace: StepTrace) -> Gaps:

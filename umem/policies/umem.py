@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,9 +13,11 @@ from .base import Fetch, Move, Plan
 from .choice import choose
 from .estimate import Choice, step_us
 from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
+from .streaming import streamed
 
 COMPARED = 8192  # up to so many gaps several choices are compared; beyond, one has to do
 NEAR = 1.5  # ratio of idle times that are taken for equal
+HIDDEN = 1.002  # of the compute time: nothing is left to gain
 GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors like that
 
 
@@ -38,13 +41,12 @@ class Umem:
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
         """A gated plan; without moves where the step fits."""
+        trace = trace.pieces
         room = capacity(trace, budget)
         live = large_live_bytes(trace)
         gaps = all_gaps(trace)
-        choices = [_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room)]
-        best = choices[0]
-        if len(choices) > 1:
-            best = min(choices, key=lambda one: step_us(trace, device, one, room))
+        choices = (_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room))
+        best = _fastest(trace, device, choices, room)
         away, _, occupancy = best
         left = np.unique(away.tensor)
         return Plan(
@@ -57,6 +59,22 @@ class Umem:
             capacity=room,
             order="furthest",
         )
+
+
+def _fastest(
+    trace: StepTrace, device: DeviceProfile, choices: Iterator[Choice], room: int
+) -> Choice:
+    """The one with the least estimate; the first that hides all transfers will do."""
+    best = next(choices)
+    least = math.inf
+    for other in choices:
+        if least == math.inf:
+            least = step_us(trace, device, best, room)
+        if least <= HIDDEN * trace.compute_us:
+            break
+        if (time := step_us(trace, device, other, room)) < least:
+            best, least = other, time
+    return best
 
 
 def _choice(trace: StepTrace, gaps: Gaps, index: Ints, live: Ints) -> Choice:
@@ -75,11 +93,20 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
 
 
 def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
-    """By idle time; then, where that moves anything and there is time to compare, other ways."""
+    """By idle time; then, where that moves anything and there is time to compare, other ways.
+
+    Where weights stream by, what else leaves matters little.
+    """
     excess = live - room
     first = choose(trace, gaps, excess, gaps.idle_us)
     yield first
     if not len(first) or len(gaps.tensor) > COMPARED:
+        return
+    streams = False
+    for index in streamed(trace, gaps, live, room):
+        streams = True
+        yield index
+    if streams:
         return
     seen = {first.tobytes()}
     for priority in _priorities(trace, gaps, room):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from ..values import PAGE_BYTES
+from ..values import PAGE_BYTES, PIECE_BYTES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -63,6 +63,10 @@ class StepTrace:
     access_start: Ints  # [n + 1] the accesses of op i are access_start[i] up to access_start[i + 1]
     access_tensor: Ints  # a tensor once an op
     access_write: Bools  # whether the op writes it; it reads what it does not write whole, and more
+    # Of a step in pieces (`pieces`): which tensor of the whole step each one is a piece of, and
+    # where in it, in bytes. None: the tensors are whole.
+    whole: Ints | None = None  # [m]
+    offset: Ints | None = None  # [m]
 
     @property
     def n_ops(self) -> int:
@@ -120,6 +124,42 @@ class StepTrace:
         tensors, start, end = tensors[keep], start[keep], end[keep]
         begin = np.concatenate((self.begin_us, self.begin_us[1:] + self.compute_us))
         return Gaps(tensors, start, end, begin[end] - begin[start + 1])
+
+    @cached_property
+    def pieces(self) -> StepTrace:
+        """The same step, large tensors cut into the pieces of at most 64 MiB that move alone.
+
+        The pieces of a tensor follow each other, where the tensor was in its order.
+        """
+        if self.whole is not None:
+            return self
+        counts = np.where(self.large, -(-self.bytes // PIECE_BYTES), 1)
+        counts = np.maximum(counts, 1)
+        base = np.concatenate(([0], np.cumsum(counts)))
+        whole = np.repeat(np.arange(self.n_tensors), counts)
+        offset = (np.arange(base[-1]) - base[whole]) * PIECE_BYTES
+        cut = np.minimum(self.bytes[whole] - offset, PIECE_BYTES)
+        twin = np.where(self.twin[whole] < 0, -1, base[self.twin[whole]] + offset // PIECE_BYTES)
+        spread = counts[self.access_tensor]
+        access = np.repeat(np.arange(len(self.access_tensor)), spread)
+        within = np.arange(len(access)) - (np.cumsum(spread) - spread)[access]
+        return replace(
+            self,
+            bytes=np.where(self.large[whole], cut, self.bytes[whole]),
+            large=self.large[whole],
+            tags=tuple(self.tags[t] for t in whole.tolist()),
+            families=tuple(self.families[t] for t in whole.tolist()),
+            kind=self.kind[whole],
+            first=self.first[whole],
+            last=self.last[whole],
+            twin=twin,
+            source=self.source[whole],
+            access_start=np.concatenate(([0], np.cumsum(spread)))[self.access_start],
+            access_tensor=base[self.access_tensor[access]] + within,
+            access_write=self.access_write[access],
+            whole=whole,
+            offset=offset,
+        )
 
     @cached_property
     def working_set(self) -> Ints:

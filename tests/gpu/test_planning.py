@@ -1,0 +1,93 @@
+"""Automatic planning, and the recorder's times, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.gpu
+Program = Callable[..., tuple[str, str]]
+
+# 8 weights of 4 MiB, and their gradients: with what an op needs, more than the budget.
+TRAINING = """
+from umem.native import core
+def training(device, count=8, width=1024):
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(width, width, bias=False, device=device) for _ in range(count)]
+    net = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, foreach=False)
+    x = torch.ones(64, width, device=device)
+    def step():
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+"""
+
+
+def test_steps_are_recorded_planned_and_run_by_their_plan(program: Program) -> None:
+    out, _ = program(
+        TRAINING
+        + """
+enable(budget="24MiB", policy="umem")
+step = training("cuda")
+for _ in range(8):
+    step()
+torch.cuda.synchronize()
+status, stats = core.plan_status(), umem.stats()
+assert status["plans"] >= 1 and status["complete"] > 0, status
+assert status["hits"] > 16 and status["misses"] == 0, status
+assert stats.plan_hits > 0 and stats.evictions > 0, stats
+assert (stats.ooms, stats.hook_errors) == (0, 0), stats
+print("fine")
+"""
+    )
+    assert out == "fine\n"
+
+
+def test_a_gpu_that_is_not_used_yet_has_no_plans(program: Program) -> None:
+    out, err = program(
+        TRAINING
+        + """
+enable(policy="umem")
+umem.set_budget("24MiB")
+umem.disable()
+enable(budget="24MiB", policy="umem")
+training("cpu")()  # its step is one on the host
+step = training("cuda")
+for _ in range(8):
+    step()
+assert core.plan_status()["plans"] >= 1, core.plan_status()
+del step
+gc.collect()
+umem.disable()
+enable(policy="umem")
+print("fine")  # and exits
+"""
+    )
+    assert (out, err) == ("fine\n", "")
+
+
+def test_times_come_from_events_however_many_ops_a_step_has(program: Program) -> None:
+    out, _ = program(
+        """
+from umem.native import core
+enable(policy="lru")
+x = torch.zeros(MIB, device="cuda")
+core.record_start("plan")
+for _ in range(4500):
+    x.add_(1)
+torch.cuda.synchronize()
+x.mul_(2)  # no other op's time can stand in
+taken = core.record_take("plan")
+ops = {name: us for name, us, kind in zip(taken["name"], taken["us"], taken["kind"]) if kind == 1}
+assert set(ops) == {"aten::add_", "aten::mul_"}, ops
+assert 0 <= ops["aten::mul_"] < 1e6 and 0 <= ops["aten::add_"] < 1e6, ops
+core.record_stop("plan")
+print("fine")
+"""
+    )
+    assert out == "fine\n"

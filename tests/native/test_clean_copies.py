@@ -1,0 +1,182 @@
+"""What a plan says no op writes: it leaves without a transfer, and a write is never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.planned import MIB, PAGE, Program, Tensor, columns, options
+
+from umem import _core
+
+READ_MOSTLY, PREFERRED = 1, 2  # attributes of a range
+ROTATION = {"evict": [[0, 0], [1, 1], [2, 2]], "fetch": [[1, 3, 0], [2, 4, 1], [0, 2, 2]]}
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    _core.start(options(12 * MIB))
+    made = Program()
+    yield made
+    made.clear()
+
+
+def weights(program: Program, names: str) -> list[Tensor]:
+    return [Tensor(address=program.take(name)) for name in names]
+
+
+def advised(program: Program, name: str) -> bool:
+    values = [
+        _core.driver.cuMemRangeGetAttribute(attribute, program.at[name], 4 * MIB, 1)
+        for attribute in (READ_MOSTLY, PREFERRED)
+    ]
+    assert values[1] == (0, [-2])  # only for a moment
+    return bool(values[0][1][0])
+
+
+def pages(program: Program, name: str) -> list[str]:
+    return list(_core.driver.page_states(program.at[name], 4 * MIB))
+
+
+def moved_out() -> int:
+    return int(_core.stats()["bytes_out"])
+
+
+def step(program: Program, ops: str) -> None:
+    for name in ops:
+        program.op(name)
+    _core.step()
+
+
+def use(program: Program, name: str, written: bool = False) -> None:
+    """An op that reads all of the block's value, and may change it."""
+    token = _core.op_begin([program.at[name]], "", "forward")
+    program.check(name)
+    if written:
+        program.fill(name)
+    _core.op_end(token, "")
+
+
+def test_what_no_op_writes_leaves_without_a_transfer(program: Program) -> None:
+    plan = columns(weights(program, "abc"), [[0], [1], [2]], **ROTATION, read_mostly=[0, 1, 2])
+    _core.install_plan(plan)
+    assert all(advised(program, name) for name in "abc")
+    step(program, "abc")
+    assert moved_out() == 12 * MIB  # the host had no copy yet
+    before = _core.stats()
+    for _ in range(3):
+        for name in "abc":
+            use(program, name)
+            assert pages(program, name) == ["host"] * 2  # it has left its frames
+        _core.step()
+    after = _core.stats()
+    assert after["bytes_out"] == before["bytes_out"]
+    assert after["evictions"] == before["evictions"] + 9
+    assert after["bytes_in"] == before["bytes_in"] + 9 * 4 * MIB
+    assert after["faults"] == before["faults"]
+    assert after["peak_resident_bytes"] <= 12 * MIB
+
+
+def test_a_write_to_a_clean_unit_is_kept_and_moves_what_was_written(program: Program) -> None:
+    tensors = weights(program, "ab")
+    ops = [[0], [1], [1], [0]]
+    _core.install_plan(columns(tensors, ops, evict=[[0, 0]], fetch=[[1, 3, 0]], read_mostly=[0]))
+    step(program, "abba")
+    assert pages(program, "a") == ["duplicate"] * 2
+    _core.driver.store(program.at["a"] + PAGE, b"written")
+    assert pages(program, "a") == ["duplicate", "device"]
+    before = moved_out()
+    program.op("a")
+    assert pages(program, "a") == ["host"] * 2
+    assert moved_out() == before + PAGE
+    assert _core.driver.load(program.at["a"] + PAGE, 7) == b"written"
+    program.check("a")
+    program.op("b")
+
+
+def test_what_was_clean_stays_where_it_is_when_the_plans_go(program: Program) -> None:
+    tensors = weights(program, "ab")
+    ops = [[0], [1], [1], [0]]
+    _core.install_plan(columns(tensors, ops, evict=[[0, 0]], fetch=[[1, 3, 0]], read_mostly=[0, 1]))
+    step(program, "abba")
+    assert pages(program, "a") == ["duplicate"] * 2
+    _core.clear_plans()
+    assert not advised(program, "a")
+    assert not advised(program, "b")
+    assert pages(program, "a") == pages(program, "b") == ["device"] * 2
+    faults = _core.stats()["faults"]
+    program.fill("a")
+    assert _core.stats()["faults"] == faults  # no copy that a write would have to drop
+
+
+def test_the_advice_follows_the_plan_that_acts(program: Program) -> None:
+    tensors = weights(program, "ab")
+    _core.install_plan(columns(tensors, [[0], [0]], read_mostly=[0]))
+    _core.install_plan(columns(tensors, [[0], [1]], read_mostly=[1]))
+    assert (advised(program, "a"), advised(program, "b")) == (False, True)
+    step(program, "aa")
+    assert (advised(program, "a"), advised(program, "b")) == (True, False)
+    step(program, "bb")  # no plan fits: nobody knows what is written from here on
+    assert (advised(program, "a"), advised(program, "b")) == (False, False)
+    step(program, "ab")
+    assert (advised(program, "a"), advised(program, "b")) == (False, True)
+
+
+def test_the_programs_own_hint_outlives_the_plans(program: Program) -> None:
+    tensors = weights(program, "ab")
+    _core.read_mostly(program.at["a"], 4 * MIB, True)
+    _core.install_plan(columns(tensors, [[0], [1]], read_mostly=[0, 1]))
+    _core.clear_plans()
+    assert (advised(program, "a"), advised(program, "b")) == (True, False)
+
+
+def test_a_new_owner_of_the_range_is_not_read_mostly(program: Program) -> None:
+    tensors = weights(program, "ab")
+    _core.install_plan(columns(tensors, [[0], [1]], read_mostly=[0, 1]))
+    ptr = program.at["a"]
+    program.drop("a")
+    assert program.take("new") == ptr
+    assert not advised(program, "new")
+    step(program, "b")
+
+
+NAMES = "abcd"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    read_mostly=st.lists(st.integers(0, 3), unique=True),
+    evict=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 3)), max_size=8),
+    steps=st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=4, max_size=4), max_size=5
+    ),
+    right=st.booleans(),
+)
+def test_whatever_is_written_no_byte_is_lost(
+    read_mostly: list[int],
+    evict: list[tuple[int, int]],
+    steps: list[list[tuple[int, bool]]],
+    right: bool,
+) -> None:
+    """The plan may be wrong in what it calls clean, and in the ops too unless `right`."""
+    _core.start(options(8 * MIB))
+    program = Program()
+    try:
+        tensors = weights(program, NAMES)
+        _core.install_plan(
+            columns(tensors, [[0], [1], [2], [3]], evict=evict, read_mostly=read_mostly)
+        )
+        for ops in steps:
+            for at, (which, written) in enumerate(ops):
+                name = NAMES[at if right else which]
+                use(program, name, written)
+                held = [b["bytes"] for b in _core.blocks() if b["state"] in ("device", "dead")]
+                assert sum(held) <= 8 * MIB
+                for block in program.at:  # the ledger is right about who holds no frames
+                    if program.state(block) == "host":
+                        assert set(pages(program, block)) == {"host"}
+            _core.step()
+    finally:
+        program.clear()
