@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .devices import DeviceProfile
 from .errors import ConfigError, OutOfMemoryError, TraceError
@@ -20,6 +20,7 @@ from .policies import registry
 from .policies.base import Plan, Policy
 from .policies.lowering import lower
 from .trace.reader import read
+from .trace.schema import Op, Step
 from .trace.step import StepTrace
 from .trace.steps import StepBuilder
 from .units import format_bytes
@@ -68,6 +69,15 @@ class Result:
         return fields
 
 
+class Loaded(NamedTuple):
+    """What a replay needs of a trace."""
+
+    step: StepTrace  # the last complete one
+    peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
+    device: str  # that the trace names
+    lines: int  # of the file, to the end of that step
+
+
 def simulate(
     step: StepTrace,
     policy: Policy | str,
@@ -103,34 +113,41 @@ def replay_file(
     *,
     host_budget: int = 0,
     repeats: int = REPEATS,
-    step: StepTrace | None = None,
+    loaded: Loaded | None = None,
 ) -> Result:
-    """Replay a whole trace, then its last step again until it is steady, as `simulate` does.
+    """Replay a trace up to its last step, then that again until it is steady, as `simulate` does.
 
-    A policy that plans has its plan, from the last step, in the repeats only: before, it is `lru`.
-    `step` is the last step where the caller has read it already.
+    What follows the last step is left out: a program's end frees what the step needs. A policy that
+    plans has its plan, from the last step, in the repeats only: before, it is `lru`. `loaded` is
+    what `load` gave, where the caller has it already.
 
     Raises:
         TraceError: the file is no valid trace.
         ConfigError, OutOfMemoryError, StateError: as `simulate`.
     """
-    last = load(path)[0] if step is None else step
-    given = Path(path)
-    return _replay(last, given, policy, device, budget, host_budget=host_budget, repeats=repeats)
+    known = load(path) if loaded is None else loaded
+    text = Path(path), known.lines
+    return _replay(
+        known.step, text, policy, device, budget, host_budget=host_budget, repeats=repeats
+    )
 
 
-def load(path: str | os.PathLike[str]) -> tuple[StepTrace, int, str]:
-    """Of a trace: its last step, the peak of live bytes over all steps, the device it names.
+def load(path: str | os.PathLike[str]) -> Loaded:
+    """Read and check a whole trace.
 
     Raises:
         TraceError: the file is no valid trace, or the step has no op that accesses memory.
     """
     builder = StepBuilder()
     header, events = read(path)
-    for event in events:
+    line, end, ops = 1, 0, False
+    for line, event in enumerate(events, 2):
         builder.add(event)
+        ops = ops or type(event) is Op
+        if ops and type(event) is Step:  # one without an op is no step
+            end, ops = line, False
     try:
-        return builder.step(), builder.peak_bytes, header.device
+        return Loaded(builder.step(), builder.peak_bytes, header.device, end or line)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -142,7 +159,7 @@ def least_budget(step: StepTrace) -> int:
 
 def _replay(
     step: StepTrace,
-    path: Path | None,
+    text: tuple[Path, int] | None,
     policy: Policy | str,
     device: DeviceProfile,
     budget: int,
@@ -160,8 +177,8 @@ def _replay(
     plan = policy.plan(step, device, room)
     replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
     try:
-        if path is not None:
-            _feed(replay, path)
+        if text is not None:
+            _feed(replay, *text)
         replay.set_step(_columns(step))
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address))
@@ -227,9 +244,9 @@ def _columns(step: StepTrace) -> dict[str, Any]:
     }
 
 
-def _feed(replay: _core.Replay, path: Path) -> None:
+def _feed(replay: _core.Replay, path: Path, lines: int) -> None:
     try:
-        for piece in _pieces(path):
+        for piece in _pieces(path, lines):
             replay.feed(piece)
         replay.finish()
     except ValueError as error:  # of the native reader: the line and the reason
@@ -238,13 +255,18 @@ def _feed(replay: _core.Replay, path: Path) -> None:
         raise OutOfMemoryError(f"{path}:{error}") from None
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """The file's text; one that starts as gzip does is unpacked, whatever its name."""
+def _pieces(path: Path, lines: int) -> Iterator[bytes]:
+    """The file's first lines; one that starts as gzip does is unpacked, whatever its name."""
     try:
         with path.open("rb") as file:
             packed = file.peek(2)[:2] == b"\x1f\x8b"
             stream = gzip.GzipFile(fileobj=file) if packed else file
             while piece := stream.read(_PIECE):
+                count = piece.count(b"\n")
+                if count >= lines:
+                    yield b"\n".join(piece.split(b"\n", lines)[:lines]) + b"\n"
+                    return
+                lines -= count
                 yield piece
     except (OSError, EOFError) as error:  # it was read whole before: it has changed since
         raise TraceError(f"{path}: {error}") from None

@@ -48,6 +48,9 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("run", "--policy", "lur", "x.py"), "--policy: there is no 'lur' (did you mean lru?)"),
         (("run", "--device", "soft:a100-pice4", "x.py"), "did you mean a100-pcie4?"),
         (("run", "--device", "cuda:1", "x.py"), "--device: 'cuda:1' is not a device"),
+        (("trace", "record", "-o", "t.txt", "x.py"), "umem trace: -o t.txt; allowed: FILE.jsonl"),
+        (("trace", "record", "-o", "off", "x.py"), "umem trace: -o off; allowed: FILE.jsonl"),
+        (("trace", "record", "-o", "t.jsonl", "x.py"), "there is no script 'x.py'"),
     ],
 )
 def test_bad_command_lines_are_one_line(tmp_path: Path, args: tuple[str, ...], words: str) -> None:

@@ -19,7 +19,7 @@ from umem.plan import bounds
 from umem.policies import registry
 from umem.policies.base import Plan
 from umem.trace import synthetic
-from umem.trace.schema import Alloc, Event, Header, Op, Step
+from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
 from umem.trace.step import Kind, StepTrace
 from umem.trace.steps import StepBuilder
 from umem.trace.writer import Writer
@@ -150,7 +150,7 @@ def test_the_planner_is_not_slower_than_lru_on_a_training() -> None:
 def test_a_file_and_its_last_step_give_the_same_figures(tmp_path: Path) -> None:
     events = list(synthetic.training(6, 2 * PAGE, 4 * PAGE, 3, us=150.0))
     path = write(tmp_path / "t.jsonl.gz", events)
-    step, peak, device = replay.load(path)
+    step, peak, device, _ = replay.load(path)
     assert (peak, device) == (step.peak_bytes, "a100-pcie4")
     for policy in ("lru", "umem"):
         alone = replay.simulate(step, policy, LINK, peak // 2)
@@ -166,6 +166,22 @@ def test_a_trace_cut_off_is_an_error_with_its_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TraceError, match=r"t\.jsonl:\d+: "):
         replay.replay_file(path, "lru", LINK, 8 * PAGE)
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 20])
+def test_what_follows_the_last_step_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """A program's end frees all, also what the step finds there; whatever pieces it is read in."""
+    monkeypatch.setattr(replay, "_PIECE", piece)
+    alone = write(tmp_path / "alone.jsonl", cyclic_events())
+    end = [*(Free(i) for i in range(3)), Step(), Alloc(9, PAGE), Op("last", (9,), ())]
+    path = write(tmp_path / "t.jsonl", [*cyclic_events(), *end])
+    assert replay.load(path).lines == replay.load(alone).lines
+    for policy in ("lru", "umem"):
+        results = [replay.replay_file(file, policy, LINK, 8 * PAGE) for file in (path, alone)]
+        for key in ("step_us", "bytes_in", "steps", "events"):
+            assert len({getattr(result, key) for result in results}) == 1, key
 
 
 def cyclic_events() -> list[Event]:

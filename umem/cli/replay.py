@@ -80,8 +80,9 @@ def main(args: argparse.Namespace) -> int:
     """
     from .. import replay
 
-    step, peak, recorded = replay.load(args.trace)
-    profiles = _profiles(args, recorded)
+    loaded = replay.load(args.trace)
+    peak = loaded.peak_bytes
+    profiles = _profiles(args, loaded.device)
     budgets = [_budget(text, peak) for text in args.budget]
     combinations = [
         (device, budget, policy)
@@ -99,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
             try:
                 yield replay.replay_file(
                     args.trace, policy, device, budget,
-                    host_budget=host, repeats=repeats, step=step,
+                    host_budget=host, repeats=repeats, loaded=loaded,
                 )  # fmt: skip
             except UmemError as error:
                 yield Failure(policy, budget, device.name, str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..errors import ConfigError
 from . import run
 from .base import Subparsers
 
@@ -24,6 +25,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; as `umem run --trace FILE`."""
+    """Replace this process by the program; as `umem run --trace FILE`.
+
+    Raises:
+        ConfigError: the file's name, or as `umem run`.
+    """
+    if not args.output.endswith((".jsonl", ".jsonl.gz")):
+        raise ConfigError(f"-o {args.output}; allowed: FILE.jsonl or FILE.jsonl.gz")
     args.trace = args.output
     return run.main(args)
