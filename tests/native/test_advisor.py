@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -228,6 +229,7 @@ def test_other_threads_free_memory_with_the_interpreter_locked_meanwhile() -> No
         text=True,
         timeout=60,
         check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.stdout == "done\n", done.stderr
 
@@ -250,6 +252,7 @@ def test_nobody_is_asked_once_the_interpreter_ends() -> None:
         text=True,
         timeout=60,
         check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 

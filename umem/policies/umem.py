@@ -18,6 +18,7 @@ from .streaming import streamed
 COMPARED = 8192  # up to so many gaps several choices are compared; beyond, one has to do
 NEAR = 1.5  # ratio of idle times that are taken for equal
 HIDDEN = 1.002  # of the compute time: nothing is left to gain
+CLEARLY = 0.99  # of the time so far: less is worth bytes, which others may want to move
 GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors like that
 
 
@@ -72,7 +73,7 @@ def _fastest(
             least = step_us(trace, device, best, room)
         if least <= HIDDEN * trace.compute_us:
             break
-        if (time := step_us(trace, device, other, room)) < least:
+        if (time := step_us(trace, device, other, room)) < CLEARLY * least:
             best, least = other, time
     return best
 
