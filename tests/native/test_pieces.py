@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,10 +147,8 @@ def test_random_programs_keep_their_bytes(program: list[tuple[str, int]]) -> Non
             elif what == "evict":
                 _core.evict(ptr + number * 4096 % size, 1)
             elif size >= PAGE:
-                try:
+                with contextlib.suppress(OutOfMemoryError):
                     _core.prefetch(ptr, size)
-                except OutOfMemoryError:
-                    pass
         assert _core.stats()["resident_bytes"] <= 16 * MIB
     for ptr, (size, value) in live.items():
         assert holds(ptr, size, value)
