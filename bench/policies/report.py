@@ -52,6 +52,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
     """Markdown: everything that the rows say."""
     good = [row for row in rows if "error" not in row]
     lines = ["## Targets", "", *_targets(targets(good))]
+    lines += ["## Certificates", "", *certificates(good)]
     for device in dict.fromkeys(row["device"] for row in good):
         mine = [row for row in good if row["device"] == device]
         lines += [f"## {device}", "", *_means(mine), *_workloads(mine)]
@@ -97,6 +98,21 @@ def _worst(mine: Sequence[Row]) -> list[Target]:
             ms, row = max(times, key=lambda pair: pair[0])
             found.append(Target(f"ms to plan up to {size} tensors, highest", ms, most, _place(row)))
     return found
+
+
+def certificates(rows: Sequence[Row]) -> list[str]:
+    """Where the step is far from the closed-form floor: what a linear program shows of the rest."""
+    header = ("workload", "device", "budget", "step ms", "floor ms", "LP floor ms")
+    lines = []
+    for row in rows:
+        if "lp_floor_us" not in row:
+            continue
+        times = [row[key] / 1e3 for key in ("step_us", "floor_us", "lp_floor_us")]
+        ratios = (step_ratio(row), row["step_us"] / row["lp_floor_us"])
+        cells = [f"{time:.0f}" for time in times] + [f"{ratio:.2f}" for ratio in ratios]
+        lines.append((row["workload"], row["device"], row["fraction"], *cells))
+    text = "No schedule is faster than the LP floor, which counts the link in windows of time."
+    return [text, "", *table((*header, "step / floor", "step / LP floor"), lines)]
 
 
 def rankings(rows: Sequence[Row]) -> list[str]:

@@ -11,11 +11,16 @@ from typing import Any
 from umem import replay
 from umem.devices import DeviceProfile
 from umem.errors import UmemError
+from umem.plan.bounds_lp import lp_time_floor
 from umem.policies import registry
 from umem.policies.base import Plan, Policy
 from umem.trace.step import StepTrace
+from umem.values import PAGE_BYTES
 
 Row = dict[str, Any]
+
+CERTIFIED = "umem"  # the policy whose distance from the closed-form floor is explained:
+CERTIFY_FROM = 1.1  # from this ratio on the stronger bound by a linear program is worked out
 
 
 @dataclass(frozen=True)
@@ -78,4 +83,7 @@ def _replayed(step: StepTrace, policy: str, device: DeviceProfile, budget: int) 
         result = replay.simulate(step, timed, device, budget)
     except (UmemError, MemoryError) as error:
         return {"policy": policy, "budget": budget, "error": f"{type(error).__name__}: {error}"}
-    return {**result.as_dict(), "plan_ms": timed.seconds * 1e3}
+    row = {**result.as_dict(), "plan_ms": timed.seconds * 1e3}
+    if policy == CERTIFIED and result.step_us > CERTIFY_FROM * result.floor_us:
+        row["lp_floor_us"] = lp_time_floor(step, device, budget // PAGE_BYTES * PAGE_BYTES)
+    return row

@@ -77,7 +77,7 @@ def least_budget(trace: StepTrace) -> int:
     tensors share; measured slowdowns then say little of a policy.
     """
     large = trace.sum_of_accesses(np.where(trace.large, trace.bytes, 0))
-    need = largest_op(trace).bytes, int(large.max(initial=0)) + trace.small_bytes / BUDGET_MARGIN
+    need = largest_op(trace).bytes, int(large.max(initial=0)) + trace.small_room / BUDGET_MARGIN
     pages = math.ceil(max(need) * BUDGET_MARGIN / PAGE_BYTES)
     return max(pages, FLOOR_PAGES) * PAGE_BYTES
 
