@@ -464,7 +464,7 @@ def test_a_line_has_an_end() -> None:
 
 def test_bytes_that_are_no_text_are_named_with_their_line_too() -> None:
     replay = _core.Replay(options(32 * MIB))
-    with pytest.raises(ValueError, match="^2: .*'\ufffdx' is unknown"):
+    with pytest.raises(ValueError, match=r"^2: .*'\ufffdx' is unknown"):
         replay.feed(text(HEADER) + b'{"e":"\xffx"}\n')
     replay.close()
 

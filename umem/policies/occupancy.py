@@ -33,7 +33,7 @@ def capacity(trace: StepTrace, budget: int) -> int:
     """
     pages = budget // PAGE_BYTES * PAGE_BYTES
     least = int(least_occupancy(trace).max(initial=0))
-    holes = min(trace.small_bytes, pages // 64 // PAGE_BYTES * PAGE_BYTES)
+    holes = min(trace.small_bytes // 4, pages // 64 // PAGE_BYTES * PAGE_BYTES)
     return min(pages, max(pages - trace.small_bytes - holes, least))
 
 
