@@ -16,7 +16,7 @@ from .workloads import DEMO
 
 AMPLE_BYTES = 1 * GIB  # well above every workload's peak; frames are only backed once used
 FRACTIONS = (2, 4, 8)
-POLICIES = ("none", "lru", "conv_lru")
+POLICIES = ("none", "lru", "conv_lru", "umem")
 PAGE_BYTES = 2 << 20
 SAMPLE_MS = 4.0
 PLAIN_STEPS = 2  # of plain torch between two runs
