@@ -26,8 +26,9 @@ class Agenda {
   std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
   // Appends what is to leave. What is in use stays due.
   void evictions(const View& view, std::vector<RangeId>& out);
-  // The unit was sent out. What the plan thinks is here comes back for its next use, as soon as it
-  // fits: fetched on demand it would queue behind all that has been asked for until then.
+  // The unit was sent out for want of room. What the plan thinks is here comes back for its next
+  // use, as soon as it fits: fetched on demand it would queue behind all that has been asked for
+  // until then.
   void evicted(RangeId id);
   // The next unit to bring in; kNoRange: none now.
   RangeId next_fetch(const View& view);

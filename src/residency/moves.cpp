@@ -124,8 +124,6 @@ Status Engine::send_out(const std::vector<RangeId>& victims) {
   counters_.evictions += moved_.size();
   for (RangeId id : moved_)
     if (!ledger_.at(id).clean) counters_.bytes_out += ledger_.at(id).bytes;
-  if (policy_->follows())
-    for (RangeId id : moved_) policy_->evicted(id);
   return {};
 }
 
@@ -139,6 +137,9 @@ bool Engine::make_room(std::size_t bytes) {
     victims_.clear();
     policy_->victims(view(), taken() + wanted - limits_.budget_bytes, victims_);
     note(send_out(victims_));
+    if (policy_->follows())
+      for (RangeId id : victims_)
+        if (ledger_.at(id).state == State::kHost) policy_->evicted(id);
   }
   return fits(bytes);
 }

@@ -48,7 +48,7 @@ class Policy {
   // A unit came to life, or died.
   virtual void admitted(const View&, RangeId) {}
   virtual void retired(RangeId) {}
-  // A unit was sent out, as wished or because room was short.
+  // A unit was sent out because room was short, and not by a wish.
   virtual void evicted(RangeId) {}
   // An op ended that used these units (with repetitions; some may have died in it); a step ended.
   virtual Followed op_ended(const View&, const RangeId*, std::size_t) { return Followed::kNone; }

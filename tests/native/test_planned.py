@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.planned import MIB, Program, Tensor, columns, options
+from support.planned import MIB, ORDERS, Program, Tensor, columns, options
 
 from umem import _core
 from umem.errors import StateError
@@ -185,6 +185,23 @@ def test_a_started_fetch_takes_its_room_from_later_ones(program: Program) -> Non
         program.op(op)
         away.append("".join(sorted(program.away())))
     assert away == ["a", "b", "b", "b", "b", "", ""]
+
+
+def test_what_pressure_drives_out_comes_back_before_its_next_use(program: Program) -> None:
+    """A demand fetch would queue behind all that the plan has asked for until then."""
+    tensors = weights(program, "abcd")
+    ops = [[0], [1], [2], [3], [0]]
+    full = [16 * MIB] * len(ops)
+    plan = columns(
+        tensors, ops, gated=1, capacity=16 * MIB, occupancy=full, order=ORDERS["furthest"]
+    )
+    _core.install_plan(plan)
+    program.op("a")
+    small = _core.allocate(MIB)  # a page that no plan knows of
+    assert program.away() == {"a"}
+    assert _core.release(small)
+    program.op("b")
+    assert program.away() == set()
 
 
 def test_a_fetch_for_the_next_step_carries_over(program: Program) -> None:
