@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -155,7 +156,8 @@ def test_the_map_of_ops_keeps_the_order(
 
 def test_twenty_thousand_tensors_in_a_moment() -> None:
     n = 20_000
-    step = trace([[i, (i * 7) % n] if i else [0] for i in range(n)], [P] * n)
+    ops = [[i, (i * 7) % n] if i else [0] for i in range(n)]
+    step = replace(trace(ops, [P] * n), bytes=np.full(n, PAGE))
     moves = tuple(Move(i, i) for i in range(n))
     fetches = tuple(Fetch(i, i + n - 1, i) for i in range(n))
     plan = Plan(step, evict=moves, fetch=fetches, gated=True, occupancy=np.zeros(n, np.int64))
