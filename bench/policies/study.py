@@ -70,8 +70,14 @@ def rows(
 
 
 def budgets(step: StepTrace, fractions: Sequence[str]) -> list[tuple[str, int]]:
-    """(share of the peak, bytes); a share that is raised to what the largest op needs has a `*`."""
-    least = replay.least_budget(step)
+    """(share of the peak, bytes); a share that is raised to what the largest op needs has a `*`.
+
+    So is one that has no room for all small tensors beside the largest op's large ones: they share
+    pages, and paging those measures how tensors lie in them more than a policy.
+    """
+    large = int(step.sum_of_accesses(step.bytes * step.large).max(initial=0))
+    pages = -(-int(1.05 * large + step.small_room) // PAGE_BYTES)
+    least = max(replay.least_budget(step), pages * PAGE_BYTES)
     wanted = [(fraction, int(step.peak_bytes * Fraction(fraction))) for fraction in fractions]
     return [(name, size) if size >= least else (f"{name}*", least) for name, size in wanted]
 

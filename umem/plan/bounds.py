@@ -15,7 +15,6 @@ exists, and an engine pages inside the op.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -70,15 +69,12 @@ def largest_op(trace: StepTrace) -> Need:
 
 
 def least_budget(trace: StepTrace) -> int:
-    """The least budget to compare policies at, in whole pages.
+    """The least budget to compare policies at: 1.05 times the largest op's need, in whole pages.
 
-    1.05 times the largest op's need, and room for all small tensors beside 1.05 times what it needs
-    of large ones. Below that an engine has to page inside the op, or to move pages that many small
-    tensors share; measured slowdowns then say little of a policy.
+    Below the largest op's working set an engine has to page inside the op; measured slowdowns then
+    say little of a policy.
     """
-    large = trace.sum_of_accesses(np.where(trace.large, trace.bytes, 0))
-    need = largest_op(trace).bytes, int(large.max(initial=0)) + trace.small_room / BUDGET_MARGIN
-    pages = math.ceil(max(need) * BUDGET_MARGIN / PAGE_BYTES)
+    pages = int(-(-largest_op(trace).bytes * BUDGET_MARGIN // PAGE_BYTES))
     return max(pages, FLOOR_PAGES) * PAGE_BYTES
 
 
