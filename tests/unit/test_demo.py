@@ -201,7 +201,7 @@ def test_the_runner_takes_budgets_from_the_measured_peak() -> None:
 
     plan = runner.Plan(workloads=("resnet",), steps=8)
     outcome = runner.run(plan, quiet(), launch)
-    assert len(seen) == len(outcome.rows) == plan.runs == 11
+    assert len(seen) == len(outcome.rows) == plan.runs == 14
     assert [spec.budget for spec in seen[:2]] == [None, runner.AMPLE_BYTES]
     squeezed = [(spec.budget, spec.policy) for spec in seen[2:]]
     sizes = (50 * MIB, 24 * MIB, 12 * MIB)  # whole pages
@@ -252,7 +252,7 @@ def test_one_bad_run_spoils_the_demo_but_not_the_others(kind: str, shown: str, t
     outcome = runner.run(plan, progress.Lines(stream, plan.runs), spoilt(kind))
     assert not outcome.good
     assert [row.good for row in outcome.rows].count(False) == 1
-    assert len(outcome.rows) == 11
+    assert len(outcome.rows) == 14
     text = table.render(outcome.rows)
     (line,) = [line for line in text.splitlines() if shown in line]
     assert "1/4" in line
@@ -294,7 +294,7 @@ def test_the_table_lines_up_and_says_what_is_unknown() -> None:
     assert len(lines) == 2 + len(rows) + 3  # header, runs, a rule before each workload and last
     words = [" ".join(line.split()) for line in lines]
     assert words[3] == "resnet - plain torch - - - reference - - - - 10 10 1.00x"
-    assert words[-2] == "gpt 1/8 conv_lru 100 12 12 yes 10 1 2 3 20 10 2.00x"
+    assert words[-2] == "gpt 1/8 umem 100 12 12 yes 10 1 2 3 20 10 2.00x"
     assert {len(line) for line in lines if line and "torch" not in line} == {len(lines[0])}
 
 
