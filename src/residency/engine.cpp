@@ -42,11 +42,6 @@ Status Engine::close() {
   return error.take();
 }
 
-bool Engine::away(RangeId id) const {
-  const State state = ledger_.at(id).state;
-  return state == State::kHost || state == State::kVoid;
-}
-
 // While a graph is captured on the stream its work is not done now, and what umem would add to it
 // would be part of the graph. The replay's page faults make up for what is away then.
 bool Engine::quiet(cu::CUstream stream) {

@@ -115,7 +115,7 @@ class Engine {
   bool active() const { return managed_ && policy_->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
   bool asynchronous() const { return place_.context != nullptr; }
-  bool away(RangeId id) const;
+  bool away(RangeId id) const { return ledger_.away(id); }
   std::size_t taken() const { return ledger_.resident_bytes() + limits_.outside_bytes; }
   // Of the budget, beside what is in use outside of umem.
   std::size_t share() const {

@@ -54,10 +54,13 @@ class Ledger {
   bool has(RangeId id) const {
     return id != kNoRange && id < units_.size() && units_[id].state != State::kNone;
   }
-  bool live(RangeId id) const {
-    if (!has(id)) return false;
+  // Live, and not known to be on the device.
+  bool away(RangeId id) const {
     const State state = units_[id].state;
-    return state == State::kVoid || state == State::kDevice || state == State::kHost;
+    return state == State::kHost || state == State::kVoid;
+  }
+  bool live(RangeId id) const {
+    return has(id) && (away(id) || units_[id].state == State::kDevice);
   }
   std::size_t capacity() const { return units_.size(); }
 

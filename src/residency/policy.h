@@ -21,10 +21,7 @@ struct View {
     const Unit& unit = ledger.at(id);
     return unit.state == State::kDevice && unit.pins == 0;
   }
-  bool away(RangeId id) const {
-    const State state = ledger.at(id).state;
-    return state == State::kHost || state == State::kVoid;
-  }
+  bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {
     return !unit.segment && unit.bytes >= min_swap_bytes;

@@ -150,10 +150,7 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   for (RangeId id = 1; id < ledger.capacity(); ++id) {
     const residency::Unit& unit = ledger.at(id);
     if (unit.state == residency::State::kDevice && unit.pins == 0) evictable += unit.bytes;
-    const bool live = unit.state != residency::State::kNone &&
-                      unit.state != residency::State::kDead &&
-                      unit.state != residency::State::kGone;
-    if (live) holders.push_back({unit.bytes, id});
+    if (ledger.live(id)) holders.push_back({unit.bytes, id});
   }
   const std::size_t shown = std::min<std::size_t>(3, holders.size());
   std::partial_sort(holders.begin(), holders.begin() + static_cast<std::ptrdiff_t>(shown),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planned import MIB, PAGE, Program, Tensor, columns, options
+from support.planned import MIB, PAGE, Program, Tensor, columns, options, weights
 
 from umem import _core
 from umem.errors import ConfigError
@@ -20,10 +20,6 @@ def program() -> Iterator[Program]:
     made = Program()
     yield made
     made.clear()
-
-
-def weights(program: Program, names: str) -> list[Tensor]:
-    return [Tensor(address=program.take(name)) for name in names]
 
 
 @pytest.mark.parametrize(

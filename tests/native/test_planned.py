@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.planned import MIB, ORDERS, Program, Tensor, columns, options
+from support.planned import MIB, ORDERS, Program, Tensor, columns, options, weights
 
 from umem import _core
 from umem.errors import StateError
@@ -17,10 +17,6 @@ def program() -> Iterator[Program]:
     made = Program()
     yield made
     made.clear()
-
-
-def weights(program: Program, names: str) -> list[Tensor]:
-    return [Tensor(address=program.take(name)) for name in names]
 
 
 def counted() -> tuple[int, int]:

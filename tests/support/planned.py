@@ -36,6 +36,11 @@ class Tensor(NamedTuple):
     twin: int = -1
 
 
+def weights(program: Program, names: str) -> list[Tensor]:
+    """Tensors of blocks that the program takes now."""
+    return [Tensor(address=program.take(name)) for name in names]
+
+
 def columns(
     tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
 ) -> dict[str, object]:

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from support.benches import imports
 from support.steps import Tensor, make_step
 
 from umem.trace.step import Kind
 from umem.units import GIB, MIB
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a module of bench/policies, or of bench, as its scripts do."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("policies", "harness", "facts"):
-            del sys.modules[name]
+    yield from imports(monkeypatch, "policies")
 
 
 def row(**given: Any) -> dict[str, Any]:

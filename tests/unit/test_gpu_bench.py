@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from support.benches import imports
 
 from umem.units import GIB, MIB
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 SECOND = 1.0
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a module of bench/gpu, or of bench, as its scripts do."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    before = set(sys.modules)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("gpu", "harness", "facts"):
-            del sys.modules[name]
+    yield from imports(monkeypatch, "gpu")
 
 
 # --- the guard -------------------------------------------------------------------------------

@@ -185,18 +185,6 @@ class StepTrace:
         return -(-peak // PAGE_BYTES) * PAGE_BYTES
 
     @property
-    def small_room(self) -> int:
-        """Whole pages for the small tensors with the holes between them.
-
-        Tensors that live long keep pages that others have left. Measured on the engine: holes take
-        a few percent of the small tensors' bytes in most nets, and about half of them in unrolled
-        ones, which have most of their tensors there.
-        """
-        many = self.small_bytes > self.peak_bytes // 8
-        holes = self.small_bytes // (2 if many else 4)
-        return self.small_bytes + holes // PAGE_BYTES * PAGE_BYTES
-
-    @property
     def peak_bytes(self) -> int:
         """The peak of live bytes."""
         return int(self.live_bytes.max(initial=0))
