@@ -157,6 +157,35 @@ def least_budget(step: StepTrace) -> int:
     return max(bounds.least_budget(step), FLOOR_PAGES * PAGE_BYTES)
 
 
+def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
+    """The least budget, in bytes, at which the engine moves nothing of a step that repeats.
+
+    It is the peak in whole pages, and what segments of small tensors hold beyond these.
+
+    Raises:
+        StateError: umem is on in this process, or another replay runs.
+    """
+    columns = _columns(step)
+    low, high = step.peak_bytes // PAGE_BYTES - 1, 2 * (step.peak_bytes // PAGE_BYTES + FLOOR_PAGES)
+    low = max(low, FLOOR_PAGES - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _moves(columns, device, middle) else (low, middle)
+    return high * PAGE_BYTES
+
+
+def _moves(columns: dict[str, Any], device: DeviceProfile, pages: int) -> bool:
+    from .native import core
+
+    replay = core.Replay(_options("lru", device, pages * PAGE_BYTES, 0))
+    try:
+        replay.set_step(columns)
+        figures = _until_steady(replay, REPEATS)
+    finally:
+        replay.close()
+    return bool(figures["bytes_in"] or figures["bytes_out"])
+
+
 def _replay(
     step: StepTrace,
     text: tuple[Path, int] | None,

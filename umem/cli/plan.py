@@ -103,12 +103,14 @@ def plan(args: argparse.Namespace) -> Outcome:
     policies = _policies(args.policy)
     _check_out(args.out)
     began = time.monotonic()
-    name, recording = _record(args)
+    name, recording = record(args)
     seconds = time.monotonic() - began
     events = recording.events(_clock(args, device, recording))
-    step = _last_step(events)
     from .. import replay
     from ..plan import analysis, bounds
+    from ..trace.steps import last_step
+
+    step = last_step(events)
 
     found = analysis.memory(step, recording)
     if budget is None:
@@ -207,14 +209,13 @@ def _check_program(args: argparse.Namespace) -> None:
         )
 
 
-def _record(args: argparse.Namespace) -> tuple[str, Recording]:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise NotSupportedError(
-            f"planning runs the program with torch, which cannot be imported ({error}); install "
-            "torch, also a build for CPUs will do"
-        ) from None
+def record(args: argparse.Namespace) -> tuple[str, Recording]:
+    """Run what the options `program` or `script` name; its name and what it did.
+
+    Raises:
+        ConfigError, PlanError, NotSupportedError: as `main`.
+    """
+    need_torch()
     from ..plan import entry, tracer
 
     if args.script:
@@ -222,6 +223,17 @@ def _record(args: argparse.Namespace) -> tuple[str, Recording]:
 
         return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
     return args.program, tracer.trace(entry.find(args.program, Path.cwd()))
+
+
+def need_torch() -> None:
+    """Raise NotSupportedError where there is no torch to run a program with."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise NotSupportedError(
+            f"planning runs the program with torch, which cannot be imported ({error}); install "
+            "torch, also a build for CPUs will do"
+        ) from None
 
 
 def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording) -> Any:
@@ -232,15 +244,6 @@ def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording
     if args.times is None:
         return clock
     return roofline.scaled(clock, recording.last_step(), read(args.times)[1])
-
-
-def _last_step(events: list[Event]) -> StepTrace:
-    from ..trace.steps import StepBuilder
-
-    builder = StepBuilder()
-    for event in events:
-        builder.add(event)
-    return builder.step()
 
 
 def _policies(given: list[str]) -> list[str]:

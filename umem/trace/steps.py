@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -25,6 +25,18 @@ def device_bytes(count: int) -> int:
     """What a tensor of `count` bytes takes on the device: whole pages from one page on."""
     unit = PAGE_BYTES if count >= PAGE_BYTES else SMALL_BYTES
     return -(-count // unit) * unit
+
+
+def last_step(events: Iterable[Event]) -> StepTrace:
+    """The last complete step of a trace's events.
+
+    Raises:
+        TraceError: the events are no valid trace, or the step has no op that accesses memory.
+    """
+    builder = StepBuilder()
+    for event in events:
+        builder.add(event)
+    return builder.step()
 
 
 def read_step(path: str | os.PathLike[str]) -> StepTrace:

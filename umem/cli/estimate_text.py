@@ -1,0 +1,81 @@
+"""The answer of ``umem estimate`` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..units import format_bytes
+
+if TYPE_CHECKING:
+    from .estimate import Outcome
+
+_WIDTH = 16  # of the first column
+# What is in each kind, in the order of the answer; the first three are the states.
+_STATES = ("params", "grads", "optimizer")
+_OTHERS = {
+    "inputs": "",
+    "activations": "kept for backward",
+    "temp": "used once",
+    "workspace": "of libraries",
+    "fragmentation": "taken and not used",
+}
+
+
+def render(outcome: Outcome) -> str:
+    """The whole answer."""
+    return "\n".join([*_about(outcome), *_kinds(outcome), *_budget(outcome)])
+
+
+def _about(outcome: Outcome) -> Iterator[str]:
+    config = outcome.config
+    if config is None:
+        batch = "" if outcome.batch is None else f", batch {outcome.batch}"
+        yield _row("program", f"{outcome.program}{batch}")
+        yield _row("peak", f"at {outcome.peak}")
+        return
+    yield _row("config", f"{config.optimizer}, {config.precision} precision, batch {config.batch}")
+    if config.checkpointing != "none":
+        yield _row("", f"checkpoints ({config.checkpointing}): about 33% more time, to recompute")
+
+
+def _kinds(outcome: Outcome) -> Iterator[str]:
+    found = outcome.found
+    yield _row("states", _size(found.states))
+    for name in _STATES:
+        yield _row(f"  {name}", _size(getattr(found, name)))
+    for name, meaning in _OTHERS.items():
+        size = getattr(found, name)
+        if size:
+            yield _row(name, _size(size) + (f", {meaning}" if meaning else ""))
+    yield _row("total", _size(found.total))
+
+
+def _budget(outcome: Outcome) -> Iterator[str]:
+    if outcome.budget is None:
+        return
+    needs = outcome.found.total
+    fits = "fits" if needs <= outcome.budget else f"{outcome.budget / needs:.0%} of the total"
+    yield _row("budget", f"{format_bytes(outcome.budget)}: {fits}")
+    fit = outcome.fit
+    if fit is None:
+        return
+    if fit.batch == 0:
+        yield _row("max batch", "none: not even a batch of 1 fits")
+    else:
+        needs = fit.needs[fit.batch]
+        yield _row("max batch", f"{fit.batch}, which needs {format_bytes(needs)}")
+    line = f"{_size(round(fit.line.fixed))} + batch x {_size(round(fit.line.sample))}"
+    yield _row("", f"the line through two batches, {line}, says {fit.predicted}")
+
+
+def _size(count: int) -> str:
+    """Both as data sheets and papers write it, and as memory is counted."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= factor:
+            return f"{count / factor:.1f} {unit} ({format_bytes(count)})"
+    return f"{count} B"
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<{_WIDTH}}{text}"
