@@ -133,6 +133,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         answer["max_batch"] = {
             "batch": fit.batch,
             "predicted": fit.predicted,
+            "by_tensor": fit.by_tensor,
             "fixed_bytes": round(fit.line.fixed),
             "sample_bytes": round(fit.line.sample),
             "bytes_by_batch": {str(batch): size for batch, size in fit.needs.items()},
@@ -203,7 +204,9 @@ def _of_program(args: argparse.Namespace, budget: int | None) -> Outcome:
     program = Program(args.program, Path.cwd(), workspace)
     fit = None
     if args.max_batch and budget is not None:
-        fit = batch_fit.largest_batch(lambda size: program.at(size).found.total, budget)
+        fit = batch_fit.largest_batch(
+            lambda size: program.at(size).found.total, budget, model=program.lines
+        )
         batch = batch or max(fit.batch, 1)
     seen = program.at(batch or 1)
     return Outcome(args.program, None, batch, seen.peak, seen.found, budget, fit)

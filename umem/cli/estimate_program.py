@@ -12,8 +12,10 @@ from .. import devices
 from ..errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from ..plan.batch_fit import TensorLines
     from ..plan.memory_model import Estimate
     from ..plan.recording import Recording
+    from ..trace.step import Ints, StepTrace
 
 
 class Seen(NamedTuple):
@@ -21,6 +23,8 @@ class Seen(NamedTuple):
 
     found: Estimate
     peak: str  # the op at the peak of tensors
+    step: StepTrace
+    asked: Ints  # [m] bytes of each tensor as asked for
 
 
 def look(recording: Recording, workspace: int) -> Seen:
@@ -29,11 +33,12 @@ def look(recording: Recording, workspace: int) -> Seen:
     from ..plan import analysis, roofline, step_estimate
     from ..trace.steps import last_step
 
-    device = devices.find(devices.DEFAULT)  # any: its link is not used where nothing moves
+    device = _device()
     step = last_step(recording.events(roofline.clock(device)))
     resident = replay.resident_budget(step, device)
     found = step_estimate.of_step(step, recording, resident, workspace)
-    return Seen(found, str(analysis.place(step, recording, int(step.live_bytes.argmax()))))
+    place = analysis.place(step, recording, int(step.live_bytes.argmax()))
+    return Seen(found, str(place), step, step_estimate.asked_bytes(step, recording))
 
 
 class Program:
@@ -73,6 +78,25 @@ class Program:
                 raise PlanError(f"with batch={batch}: {error}") from error
             self._known[batch] = look(recording, self._workspace)
         return self._known[batch]
+
+    def lines(self, first: int, second: int) -> TensorLines | None:
+        """A model of all batches by two; None where these have different steps."""
+        from .. import replay
+        from ..plan.batch_fit import Sized, TensorLines, alike
+
+        one, other = self.at(first), self.at(second)
+        if not alike(one.step, other.step):
+            return None
+        return TensorLines(
+            Sized(first, one.step, one.asked),
+            Sized(second, other.step, other.asked),
+            lambda step: replay.resident_budget(step, _device()) + self._workspace,
+        )
+
+
+def _device() -> devices.DeviceProfile:
+    """Any: its link is not used where nothing moves."""
+    return devices.find(devices.DEFAULT)
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:

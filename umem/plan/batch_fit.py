@@ -1,23 +1,38 @@
-"""The largest batch that fits: memory is a constant and a part in proportion to the batch.
+"""The largest batch that fits, from two batches: memory is a constant and a part by the sample.
 
-Where the peak lies in another part of the step for small batches (the optimizer) than for large
-ones, that holds only between batches like those it was found by. So a prediction is verified, and
-where it is off the line is drawn again through the nearest batches known.
+The line through two totals, M(b) = m0 + b * m1, is off where pages are a large part of small
+tensors, and where the peak moves to another op. A line for each tensor (`TensorLines`) is not: with
+it the step of any batch is known, rounded to pages as the device does it. Either is a prediction,
+which is verified, and corrected where it is off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from ..errors import PlanError
+from ..trace.step import Ints, StepTrace
+from ..trace.steps import on_device
 from ..units import format_bytes
 
-BATCHES = (8, 16)  # that the line is drawn through: of 1 or 2, pages are too large a part
+BATCHES = (8, 16)  # that lines are drawn through; of 1, dimensions fall away
 MOST = 1 << 20  # no batch above it is tried
-_LINES = 6  # as many times the line is trusted; then halving
+_LINES = 6  # as many times a line is trusted; then halving
 _FLAT = 1 << 12  # the batch by which memory must have grown
+
+
+class Model(Protocol):
+    """What is thought of the memory of batches that were not looked at."""
+
+    def at(self, batch: int) -> float:
+        """Bytes at this batch."""
+
+    def largest(self, budget: int) -> int:
+        """The largest batch, of 0 to MOST, whose memory is at most `budget`."""
 
 
 class Line(NamedTuple):
@@ -35,13 +50,74 @@ class Line(NamedTuple):
         return int(max(0, min((budget - self.fixed) // self.sample, MOST)))
 
 
+class Sized(NamedTuple):
+    """A step at one batch."""
+
+    batch: int
+    step: StepTrace
+    asked: Ints  # [m] bytes of each tensor as asked for
+
+
+class TensorLines:
+    """A line for the bytes of each tensor of a step, through two batches."""
+
+    def __init__(self, first: Sized, second: Sized, resident: Callable[[StepTrace], int]) -> None:
+        """`resident` says what a step takes.
+
+        Raises:
+            PlanError: the steps differ in more than sizes.
+        """
+        if not alike(first.step, second.step):
+            raise PlanError(
+                f"the steps with batches of {first.batch} and {second.batch} differ in more than "
+                "sizes, so no tensor of one is known to be a tensor of the other"
+            )
+        self._step = first.step
+        self._sample = (second.asked - first.asked) / (second.batch - first.batch)  # [m]
+        self._fixed = first.asked - first.batch * self._sample
+        self._resident = resident
+
+    def step(self, batch: int) -> StepTrace:
+        """The step at this batch."""
+        asked = np.rint(self._fixed + batch * self._sample).astype(np.int64)
+        taken, large = on_device(np.maximum(asked, 0))
+        return replace(self._step, bytes=taken, large=large)
+
+    def at(self, batch: int) -> int:
+        """Bytes at this batch."""
+        return self._resident(self.step(batch))
+
+    def largest(self, budget: int) -> int:
+        """The largest batch, of 0 to MOST, whose memory is at most `budget`."""
+        # No step takes less than its peak, which is quickly known.
+        most = _largest(lambda batch: self.step(batch).peak_bytes, budget, MOST)
+        return _largest(self.at, budget, most)
+
+
+def _largest(need: Callable[[int], int], budget: int, most: int) -> int:
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = high - 1 if high > most else (low + high) // 2  # the most is likely
+        low, high = (middle, high) if need(middle) <= budget else (low, middle)
+    return low
+
+
+def alike(one: StepTrace, other: StepTrace) -> bool:
+    """Whether two steps are the same but for sizes and times."""
+    columns = ("kind", "first", "last", "access_start", "access_tensor")
+    return one.op_names == other.op_names and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in columns
+    )
+
+
 @dataclass(frozen=True)
 class Fit:
     """What a search found."""
 
     batch: int  # the largest that fits; 0: none does
-    line: Line  # through the first two batches that differ
-    predicted: int  # the largest by that line
+    line: Line  # through the totals of the first two batches that differ
+    by_tensor: bool  # whether `predicted` is by a line for each tensor, not by `line`
+    predicted: int  # the largest by these two batches alone
     needs: dict[int, int]  # bytes of each batch that was looked at, ascending
 
 
@@ -62,14 +138,20 @@ def line(first: tuple[int, int], second: tuple[int, int]) -> Line:
 
 
 def largest_batch(
-    need: Callable[[int], int], budget: int, batches: tuple[int, int] = BATCHES
+    need: Callable[[int], int],
+    budget: int,
+    *,
+    batches: tuple[int, int] = BATCHES,
+    model: Callable[[int, int], Model | None] = lambda _first, _second: None,
 ) -> Fit:
     """Predict the largest batch within `budget` from two batches, verify it, correct it.
 
     Args:
         need: the bytes of a batch; does not fall as it grows. It is called once a batch.
         budget: bytes.
-        batches: the two that the first line is drawn through; doubled until they differ.
+        batches: the two to begin with; doubled until they differ.
+        model: of two batches that `need` was called with, what it thinks of the others; None: the
+            line through their totals.
 
     Raises:
         PlanError: memory does not grow with the batch.
@@ -80,7 +162,8 @@ def largest_batch(
         least, most = most, 2 * most
         known[most] = need(most)
     first = line((least, known[least]), (most, known[most]))
-    predicted = guess = first.largest(budget)
+    better = model(least, most)
+    predicted = guess = (better or first).largest(budget)
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
     tries = 0
@@ -90,7 +173,7 @@ def largest_batch(
         low, high = (guess, high) if known[guess] <= budget else (low, guess)
         tries += 1
         guess = _next(known, budget, low, high, halve=tries >= _LINES)
-    return Fit(low, first, predicted, dict(sorted(known.items())))
+    return Fit(low, first, better is not None, predicted, dict(sorted(known.items())))
 
 
 def _next(known: dict[int, int], budget: int, low: int, high: int, halve: bool) -> int:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from ..trace.step import StepTrace
+import numpy as np
+
+from ..trace.step import Ints, StepTrace
 from .memory_model import Estimate
 from .recording import Recording
 
 _FIELDS = {"param": "params", "grad": "grads", "optimizer": "optimizer", "input": "inputs",
            "activation": "activations", "workspace": "workspace"}  # fmt: skip
+
+
+def asked_bytes(step: StepTrace, recording: Recording) -> Ints:
+    """[m] Of each tensor the bytes asked for, without what the device rounds them up by."""
+    return np.array([recording.blocks[i].bytes for i in step.source.tolist()], np.int64)
 
 
 def of_step(
@@ -24,12 +31,12 @@ def of_step(
     """
     peak_op = int(step.live_bytes.argmax())
     alive = ((step.first <= peak_op) & (step.last >= peak_op)).nonzero()[0]
+    sizes = asked_bytes(step, recording)
     kinds: dict[str, int] = {}
     for tensor in alive:
         # Whatever else a tensor is for, it lives within a part of the step.
         kind = _FIELDS.get(step.tags[tensor], "temp")
-        asked = recording.blocks[int(step.source[tensor])].bytes
-        kinds[kind] = kinds.get(kind, 0) + asked
+        kinds[kind] = kinds.get(kind, 0) + int(sizes[tensor])
     asked = sum(kinds.values())
     kinds["workspace"] = kinds.get("workspace", 0) + workspace
     return Estimate(**kinds, fragmentation=max(resident_bytes - asked, 0))

@@ -15,7 +15,7 @@ from ..errors import TraceError
 from ..values import PAGE_BYTES
 from .reader import read
 from .schema import Alloc, Event, Free, Op, Step
-from .step import Kind, StepTrace
+from .step import Bools, Ints, Kind, StepTrace
 
 SMALL_BYTES = 256  # what a small tensor's size is rounded up to
 ALWAYS_THERE = ("param", "optimizer")  # tags that mean it, where one step alone does not show it
@@ -25,6 +25,13 @@ def device_bytes(count: int) -> int:
     """What a tensor of `count` bytes takes on the device: whole pages from one page on."""
     unit = PAGE_BYTES if count >= PAGE_BYTES else SMALL_BYTES
     return -(-count // unit) * unit
+
+
+def on_device(asked: Ints) -> tuple[Ints, Bools]:
+    """`device_bytes` of many, and which of them are large."""
+    large = asked >= PAGE_BYTES
+    unit = np.where(large, PAGE_BYTES, SMALL_BYTES)
+    return -(-asked // unit) * unit, large
 
 
 def last_step(events: Iterable[Event]) -> StepTrace:
@@ -289,14 +296,13 @@ class _Columns:
         new = np.full(len(last), -1, np.int64)
         new[kept] = np.arange(len(kept))
         asked = np.array([born.alloc.bytes for born in self._born], np.int64)[kept]
-        large = asked >= PAGE_BYTES
-        unit = np.where(large, PAGE_BYTES, SMALL_BYTES)
+        taken, large = on_device(asked)
         twins = self._twins()
         twin = np.array([twins.get(t, -1) for t in kept.tolist()], np.int64)
         return StepTrace(
             op_us=np.array(self._op_us, np.float64),
             op_names=tuple(self._names),
-            bytes=-(-asked // unit) * unit,
+            bytes=taken,
             large=large,
             tags=tuple(self._born[t].alloc.tag for t in kept),
             families=tuple(self._families[t] for t in kept),
