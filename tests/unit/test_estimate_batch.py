@@ -37,7 +37,8 @@ def test_a_line_is_verified_by_two_batches() -> None:
     found = largest_batch(lambda batch: 1_000 + 10 * batch, 4_321)
     assert found.batch == found.predicted == 332
     assert list(found.needs) == [8, 16, 332, 333]
-    assert not found.by_tensor
+    assert not found.modelled
+    assert found.sample == 10
 
 
 def test_where_small_batches_peak_elsewhere_the_prediction_is_corrected() -> None:
@@ -98,6 +99,12 @@ def test_a_line_for_each_tensor_knows_any_step() -> None:
     assert lines.largest(MIB) == 0
 
 
+def test_a_step_without_a_batch_is_an_error() -> None:
+    same = _sized(8)
+    with pytest.raises(PlanError, match="no tensor of the step grows with the batch"):
+        TensorLines(same, same._replace(batch=16), lambda step: 0).largest(MIB)
+
+
 def test_lines_need_steps_of_one_form() -> None:
     other = _sized(16)
     step = replace(other.step, op_names=("a", "b", "c", "d"))
@@ -115,7 +122,8 @@ def test_a_model_is_asked_instead_of_the_line() -> None:
 
     found = largest_batch(lambda batch: 1_000 + 10 * batch, 2_000, batches=(4, 2), model=model)
     assert asked == [(2, 4)]
-    assert found.by_tensor
+    assert found.modelled
+    assert found.sample == 100
     assert found.predicted == 20
     assert found.batch == 100
 

@@ -112,8 +112,16 @@ def test_kinds_add_up_and_grow_with_the_batch(
 ) -> None:
     def at(size: int) -> Estimate:
         return estimate(
-            Config(params=params, batch=size, optimizer=optimizer, precision=precision, layers=3,
-                   hidden=64, sequence=7, fragmentation=lost)  # fmt: skip
+            Config(
+                params=params,
+                batch=size,
+                optimizer=optimizer,
+                precision=precision,
+                layers=3,
+                hidden=64,
+                sequence=7,
+                fragmentation=lost,
+            )
         )
 
     found = at(batch)
@@ -177,7 +185,8 @@ def test_the_largest_batch_of_a_configuration(capsys: pytest.CaptureFixture[str]
     fit = answer["max_batch"]
     sample = 12 * 1600 * 1024 * 48 * 2 / 48**0.5
     assert fit["batch"] == fit["predicted"] == int(8e9 // sample) == answer["batch"]
-    assert fit["fixed_bytes"] == pytest.approx(24e9, rel=1e-6)
+    assert fit["sample_bytes"] == pytest.approx(sample, rel=1e-6)
+    assert not fit["by_tensor"]
     assert answer["fits"]
     few = _answer(capsys, *size, "--budget", "20GB", "--max-batch")
     assert few["max_batch"]["batch"] == 0
@@ -201,6 +210,7 @@ def test_the_largest_batch_of_a_configuration(capsys: pytest.CaptureFixture[str]
         (["--params", "1", "--workspace", "x"], "--workspace: 'x' is not a number of bytes"),
         (["--params", "1", "--budget", "50%"], "--budget: '50%' is not a number of bytes"),
         (["--params", "1", "--budget", "0"], "--budget 0; allowed: more than 0 bytes"),
+        (["--params", "1", "--budget", "65TiB"], "--budget 65TiB; allowed: more than 0 bytes"),
         (["--params", "1", "--max-batch"], "--max-batch needs the memory there is"),
         (["--params", "1", "--max-batch", "--budget", "1G"], "nothing given depends on the batch"),
         (["x:y", "--params", "1"], "--params is of a configuration"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
-from ..units import BYTES_ALLOWED, parse_bytes, parse_percent
+from ..units import BYTES_ALLOWED, format_bytes, parse_bytes, parse_percent
 from . import estimate_text, plan
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .base import Subparsers
 
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?", re.ASCII)
+_MOST_BUDGET = 1 << 46  # half of what a process can address
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 COUNT_ALLOWED = "a whole number above 0, such as 350000, 1.5e9 or 1.5B (K, M, B, T)"
 # The options that are counts, and what each says.
@@ -104,8 +105,9 @@ def main(args: argparse.Namespace) -> int:
 def estimate(args: argparse.Namespace) -> Outcome:
     """Take the options for a program's or for a configuration's."""
     budget = None if args.budget is None else _size("--budget", args.budget)
-    if budget == 0:
-        raise ConfigError("--budget 0; allowed: more than 0 bytes")
+    if budget is not None and not 0 < budget <= _MOST_BUDGET:
+        most = format_bytes(_MOST_BUDGET)
+        raise ConfigError(f"--budget {args.budget}; allowed: more than 0 bytes, up to {most}")
     if args.max_batch and budget is None:
         raise ConfigError("--max-batch needs the memory there is; add --budget, such as 24GiB")
     if args.program is None and not args.script:
@@ -133,9 +135,8 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         answer["max_batch"] = {
             "batch": fit.batch,
             "predicted": fit.predicted,
-            "by_tensor": fit.by_tensor,
-            "fixed_bytes": round(fit.line.fixed),
-            "sample_bytes": round(fit.line.sample),
+            "by_tensor": fit.modelled,
+            "sample_bytes": round(fit.sample),
             "bytes_by_batch": {str(batch): size for batch, size in fit.needs.items()},
         }
     return answer

@@ -62,11 +62,13 @@ def _budget(outcome: Outcome) -> Iterator[str]:
         return
     if fit.batch == 0:
         yield _row("max batch", "none: not even a batch of 1 fits")
-    else:
-        needs = fit.needs[fit.batch]
-        yield _row("max batch", f"{fit.batch}, which needs {format_bytes(needs)}")
-    line = f"{_size(round(fit.line.fixed))} + batch x {_size(round(fit.line.sample))}"
-    yield _row("", f"the line through two batches, {line}, says {fit.predicted}")
+        return
+    needs = fit.needs[fit.batch]
+    more = f", and each sample {_size(round(fit.sample))}" if fit.sample else ""
+    yield _row("max batch", f"{fit.batch}, which needs {format_bytes(needs)}{more}")
+    if outcome.config is None:
+        how = "tensor by tensor" if fit.modelled else "by the line through two totals"
+        yield _row("", f"predicted {how}: {fit.predicted}; verified by tracing it and one more")
 
 
 def _size(count: int) -> str:

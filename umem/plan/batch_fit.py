@@ -22,6 +22,7 @@ from ..units import format_bytes
 BATCHES = (8, 16)  # that lines are drawn through; of 1, dimensions fall away
 MOST = 1 << 20  # no batch above it is tried
 _LINES = 6  # as many times a line is trusted; then halving
+_UNUSED = "does the program use its batch?"
 _FLAT = 1 << 12  # the batch by which memory must have grown
 
 
@@ -89,6 +90,8 @@ class TensorLines:
 
     def largest(self, budget: int) -> int:
         """The largest batch, of 0 to MOST, whose memory is at most `budget`."""
+        if not self._sample.any():
+            raise PlanError(f"no tensor of the step grows with the batch; {_UNUSED}")
         # No step takes less than its peak, which is quickly known.
         most = _largest(lambda batch: self.step(batch).peak_bytes, budget, MOST)
         return _largest(self.at, budget, most)
@@ -115,9 +118,9 @@ class Fit:
     """What a search found."""
 
     batch: int  # the largest that fits; 0: none does
-    line: Line  # through the totals of the first two batches that differ
-    by_tensor: bool  # whether `predicted` is by a line for each tensor, not by `line`
-    predicted: int  # the largest by these two batches alone
+    predicted: int  # the largest by two batches alone
+    modelled: bool  # whether the caller's model predicted it, not the line through two totals
+    sample: float  # bytes that one sample more takes, where it was predicted
     needs: dict[int, int]  # bytes of each batch that was looked at, ascending
 
 
@@ -131,7 +134,7 @@ def line(first: tuple[int, int], second: tuple[int, int]) -> Line:
     if other == batch or other_size <= size:
         raise PlanError(
             f"a batch of {other} needs {format_bytes(other_size)}, one of {batch} "
-            f"{format_bytes(size)}: no line of memory over batch; does the program use its batch?"
+            f"{format_bytes(size)}: no line of memory over batch; {_UNUSED}"
         )
     sample = (other_size - size) / (other - batch)
     return Line(size - batch * sample, sample)
@@ -149,37 +152,48 @@ def largest_batch(
     Args:
         need: the bytes of a batch; does not fall as it grows. It is called once a batch.
         budget: bytes.
-        batches: the two to begin with; doubled until they differ.
-        model: of two batches that `need` was called with, what it thinks of the others; None: the
-            line through their totals.
+        batches: the two to begin with.
+        model: of these, what it thinks of the others; None: the line through their totals, or
+            through those of twice the batches, until they differ.
 
     Raises:
         PlanError: memory does not grow with the batch.
     """
     least, most = sorted(batches)
     known = {least: need(least), most: need(most)}
-    while known[most] <= known[least] and most < _FLAT:
+    given = model(least, most)
+    while given is None and known[most] <= known[least] and most < _FLAT:
         least, most = most, 2 * most
         known[most] = need(most)
-    first = line((least, known[least]), (most, known[most]))
-    better = model(least, most)
-    predicted = guess = (better or first).largest(budget)
+    used = given or line((least, known[least]), (most, known[most]))
+    predicted = guess = used.largest(budget)
+    sample = (used.at(2 * predicted) - used.at(predicted)) / predicted if predicted else 0.0
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
-    tries = 0
+    tries, next_one = 0, False
     while high - low > 1:
         guess = min(max(guess, low + 1), high - 1)
         known[guess] = need(guess)
-        low, high = (guess, high) if known[guess] <= budget else (low, guess)
         tries += 1
-        guess = _next(known, budget, low, high, halve=tries >= _LINES)
-    return Fit(low, first, better is not None, predicted, dict(sorted(known.items())))
+        if known[guess] <= budget:
+            low, next_one = guess, not next_one
+        else:
+            high, next_one = guess, False
+        if next_one:  # what was predicted fits, and most likely is the largest
+            guess = low + 1
+        elif tries >= _LINES:
+            guess = (low + high) // 2 if high <= MOST else 2 * low
+        elif given is not None:  # by what it was off at the last guess
+            guess = given.largest(int(budget - known[guess] + given.at(guess)))
+        else:
+            guess = _by_line(known, budget)
+    return Fit(low, predicted, given is not None, sample, dict(sorted(known.items())))
 
 
-def _next(known: dict[int, int], budget: int, low: int, high: int, halve: bool) -> int:
-    """By the line through the two batches whose memory is nearest to the budget."""
+def _by_line(known: dict[int, int], budget: int) -> int:
+    """Through the two batches whose memory is nearest to the budget."""
     nearest = sorted(known.items(), key=lambda item: abs(item[1] - budget))[:2]
     (batch, size), (other, other_size) = sorted(nearest)
-    if halve or other_size <= size:  # or the peak is where the batch does not count
-        return (low + high) // 2 if high <= MOST else 2 * low
+    if other_size <= size:  # the peak is where the batch does not count
+        return 2 * other
     return line((batch, size), (other, other_size)).largest(budget)

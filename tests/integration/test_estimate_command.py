@@ -1,0 +1,201 @@
+"""``umem estimate`` of programs, and its predictions against traced steps of the bench's nets."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support.benches import imports
+
+from umem import cli
+from umem.cli.estimate_program import Seen, look
+from umem.plan import batch_fit, memory_model, tracer
+from umem.plan.memory_model import Config
+from umem.units import MIB
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def make_step(batch=64, *, width=1024):
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(8)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    return net, optimizer, torch.randn(batch, width), lambda model, x: model(x).sum()
+
+def of_options(**options):
+    return make_step(options["batch"])
+
+def fixed(rows=3):
+    return make_step(rows)
+
+def ignores(batch):
+    return make_step()
+
+def fails(batch):
+    assert batch < 9, "too many"
+    return make_step(batch)
+
+def other_ops(batch):
+    net, optimizer, x, _ = make_step(batch)
+    return net, optimizer, x, lambda model, x: model(x * 2).sum() if batch > 8 else model(x).sum()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.chdir(tmp_path)
+    name = f"estimated_{request.node.name.partition('[')[0]}"
+    (tmp_path / f"{name}.py").write_text(PROGRAM)
+    return name
+
+
+def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert cli.main(["estimate", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_kinds_of_a_step(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = _answer(capsys, f"{program}:make_step", "--batch", "2048", "--workspace", "32MiB")
+    parameters = 8 * (1024 * 1024 + 1024)
+    kinds = answer["bytes"]
+    assert kinds["params"] == kinds["optimizer"] == 4 * parameters
+    assert kinds["inputs"] == 8 * MIB
+    # The peak is where backward begins: all outputs of layers and of ReLUs but the last's.
+    assert kinds["activations"] == pytest.approx(8 * 8 * MIB, rel=0.15)
+    assert kinds["workspace"] == 32 * MIB
+    assert 0 < kinds["fragmentation"] < 4 * MIB  # 16 small biases and their momentum in segments
+    assert answer["total_bytes"] == sum(kinds.values())
+    assert answer["batch"] == 2048
+    assert "aten::" in answer["peak"]
+
+
+def test_the_parameters_are_those_of_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = pytest.importorskip("examples.gpt")
+    config = examples.SMALL
+    seen = look(tracer.trace(functools.partial(examples.make_step, config, batch=16)), 0)
+    formula = memory_model.estimate(
+        Config(
+            layers=config.layers,
+            hidden=config.width,
+            heads=config.heads,
+            batch=16,
+            sequence=config.context,
+            vocabulary=config.vocabulary,
+            precision="fp32",
+        )
+    )
+    assert seen.found.params == formula.params
+    # A counter of steps for each parameter comes on top.
+    assert seen.found.optimizer == pytest.approx(formula.optimizer, rel=1e-3)
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("make_step", "of_options"):
+        answer = _answer(capsys, f"{program}:{name}", "--max-batch", "--budget", "1GiB")
+        fit = answer["max_batch"]
+        batch, needs = fit["batch"], fit["bytes_by_batch"]
+        assert fit["by_tensor"]
+        assert fit["predicted"] == batch == answer["batch"]
+        assert list(needs) == ["8", "16", str(batch), str(batch + 1)]
+        assert needs[str(batch)] <= 1024 * MIB < needs[str(batch + 1)]
+        assert answer["total_bytes"] == needs[str(batch)]
+        assert answer["fits"]
+
+
+def test_a_step_that_changes_with_its_batch(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = _answer(capsys, f"{program}:other_ops", "--max-batch", "--budget", "1GiB")
+    fit = answer["max_batch"]
+    assert not fit["by_tensor"]
+    assert fit["bytes_by_batch"][str(fit["batch"])] <= 1024 * MIB
+    assert fit["bytes_by_batch"][str(fit["batch"] + 1)] > 1024 * MIB
+
+
+def test_nothing_fits(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["estimate", f"{program}:make_step", "--max-batch", "--budget", "20MiB"]
+    assert cli.main(call) == 0
+    out = capsys.readouterr().out
+    assert "not even a batch of 1 fits" in out
+    assert "make_step, batch 1" in out
+
+
+def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        PROGRAM + "net, optimizer, batch, loss_of = make_step()\nfor _ in range(5):\n"
+        "    loss_of(net, batch).backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    assert cli.main(["estimate", "--budget", "1GiB", "--script", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "train.py" in out
+    assert "1 GiB: fits" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{}:fixed", "--batch", "4"], "takes rows=3; --batch and --max-batch call it as"),
+        (["{}:fixed", "--max-batch", "--budget", "1G"], "give it a parameter named batch"),
+        (["{}:ignores", "--max-batch", "--budget", "1G"], "does the program use its batch?"),
+        (["{}:fails", "--max-batch", "--budget", "1G"], "with batch=16: "),
+        (["{}:make_step", "--batch", "0"], "--batch 0; allowed"),
+        (["{}:make_step", "--optimizer", "adam"], "--optimizer is of a configuration"),
+        (["{}:absent", "--batch", "2"], "has no 'absent'"),
+        (["{}"], "allowed: pkg.mod:function"),
+    ],
+)
+def test_errors_are_one_line(
+    program: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["estimate", *(argument.format(program) for argument in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.startswith("umem estimate: ")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def workloads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the bench's workloads."""
+    for module in imports(monkeypatch, "policies"):
+        yield module("policies.workloads")
+
+
+# By name: the net at a batch, the two batches of the fit, the third that it is checked at, and what
+# the line through two totals may be off: BERT's peak moves from the last layers to the logits.
+NETS: dict[str, tuple[Callable[[Any, int], Any], tuple[int, int], int, float]] = {
+    "resnet50": (lambda w, batch: w._resnet(batch, (3, 4, 6, 3)), (8, 16), 48, 0.03),
+    "vgg16": (lambda w, batch: w._vgg16(batch), (8, 16), 128, 0.03),
+    "unet": (lambda w, batch: w._unet(batch, 512), (4, 8), 24, 0.03),
+    "gpt": (lambda w, batch: w._gpt2(batch, 4, 768, 12, 512), (8, 16), 64, 0.03),
+    "bert": (lambda w, batch: w._bert(batch, 128), (8, 16), 64, 0.05),
+}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_two_batches_predict_a_third(net: str, workloads: Any) -> None:
+    from umem import devices, replay
+
+    make, (one, other), third, off = NETS[net]
+    device = devices.find(devices.DEFAULT)
+    seen: dict[int, Seen] = {}
+    for batch in (one, other, third):
+        seen[batch] = look(tracer.trace(functools.partial(make, workloads, batch)), 0)
+    truth = seen[third].found.total
+    through = batch_fit.line(*((batch, seen[batch].found.total) for batch in (one, other)))
+    assert through.at(third) == pytest.approx(truth, rel=off)
+    lines = batch_fit.TensorLines(
+        *(batch_fit.Sized(batch, seen[batch].step, seen[batch].asked) for batch in (one, other)),
+        lambda step: replay.resident_budget(step, device),
+    )
+    assert lines.at(third) == pytest.approx(truth, rel=0.001)
