@@ -1,0 +1,164 @@
+"""How near predictions of `umem estimate` are to traced steps: batches, and the formulas.
+
+``python bench/policies/estimate.py [--smoke]`` writes bench/results/estimate_fake_<date>.{json,md}.
+All figures are of tensors without data: they depend on no machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
+
+from facts import version_facts  # noqa: E402
+from harness import table  # noqa: E402
+
+from policies import workloads as nets  # noqa: E402
+from umem import devices, replay  # noqa: E402
+from umem.cli.estimate_program import Seen, look  # noqa: E402
+from umem.plan import batch_fit, tracer  # noqa: E402
+from umem.plan.batch_fit import Sized, TensorLines  # noqa: E402
+from umem.plan.memory_model import PRECISIONS, Config, estimate, logits  # noqa: E402
+from umem.units import GIB  # noqa: E402
+
+RESULTS = HERE.parent / "results"
+PAIR = (8, 16)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A step by its batch, and the batch that predictions are checked at."""
+
+    make: Callable[[int], Any]
+    third: int
+
+
+NETS = {
+    "ResNet-50": Net(partial(nets._resnet, blocks=(3, 4, 6, 3)), 128),
+    "ResNet-152": Net(partial(nets._resnet, blocks=(3, 8, 36, 3)), 64),
+    "VGG-16": Net(nets._vgg16, 128),
+    "DenseNet-121": Net(nets._densenet121, 96),
+    "Inception-v3": Net(nets._inception, 128),
+    "SE-ResNet-101": Net(nets._se_resnet, 64),
+    "U-Net, 512 x 512": Net(partial(nets._unet, image=512), 40),
+    "BERT base, 512": Net(nets._bert, 64),
+    "GPT-2 small, 1024": Net(partial(nets._gpt2, layers=12, dim=768, heads=12), 64),
+    "GPT-2 medium, 1024": Net(partial(nets._gpt2, layers=24, dim=1024, heads=16), 64),
+    "GPT-2 XL, 1024": Net(partial(nets._gpt2, layers=48, dim=1600, heads=25), 48),
+    "ViT-L/16": Net(partial(nets._vit, layers=24, dim=1024, heads=16), 64),
+    "LSTM, 4 x 1024, 300": Net(partial(nets._lstm, length=300), 128),
+    "Llama 7B, a token": Net(partial(nets._llama7b_decode, length=1024), 64),
+    "Llama 13B, inference": Net(partial(nets._llama13b_stream, length=512), 64),
+}
+SMOKE = {"ResNet, 4 blocks": Net(partial(nets._resnet, blocks=(1, 1, 1, 1), image=64), 64)}
+# Networks of the formulas: without `params`, which are the network's own.
+GPT2 = Config(layers=24, hidden=1024, heads=16, sequence=1024, vocabulary=50257, batch=8,
+              precision="amp", optimizer="adamw")  # fmt: skip
+VIT = Config(layers=24, hidden=1024, heads=16, sequence=197, batch=64, precision="bf16",
+             optimizer="adamw")  # fmt: skip
+FORMULAS = {"GPT-2 medium, 1024": GPT2, "ViT-L/16": VIT}
+
+
+def seen(net: Net, batch: int) -> Seen:
+    """The step at this batch."""
+    return look(tracer.trace(partial(net.make, batch)), 0)
+
+
+def predicted(name: str, net: Net) -> dict[str, Any]:
+    """A row: what two batches say of a third, and what it is."""
+    device = devices.find(devices.DEFAULT)
+    known = {batch: seen(net, batch) for batch in PAIR}
+    truth = seen(net, net.third).found.total
+    line = batch_fit.line(*((batch, each.found.total) for batch, each in known.items()))
+    first, second = (Sized(batch, each.step, each.asked) for batch, each in known.items())
+    tensors = TensorLines(first, second, lambda step: replay.resident_budget(step, device))
+    return {
+        "net": name,
+        "third": net.third,
+        "traced_bytes": truth,
+        "line_error": line.at(net.third) / truth - 1,
+        "tensors_error": tensors.at(net.third) / truth - 1,
+    }
+
+
+def compared(name: str, config: Config) -> dict[str, Any]:
+    """The kinds by formula and traced, and the activation factor that would have been right."""
+    traced = seen(NETS[name], config.batch).found
+    count = traced.params // PRECISIONS[config.precision].weight
+    formula = estimate(Config(**{**asdict(config), "params": count}))
+    assert config.layers is not None
+    assert config.hidden is not None
+    assert config.sequence is not None
+    unit = config.layers * config.hidden * config.sequence * config.batch
+    size = PRECISIONS[config.precision].activation
+    factor = (traced.activations - logits(config) * (size + 4)) / (unit * size)
+    return {"net": name, "batch": config.batch, "formula": asdict(formula),
+            "traced": asdict(traced), "factor": factor}  # fmt: skip
+
+
+def report(rows: list[dict[str, Any]], formulas: list[dict[str, Any]]) -> str:
+    """For people."""
+    facts = version_facts()
+    lines = [
+        "# Predictions of `umem estimate` against traced steps",
+        "",
+        f"umem at commit {facts['commit'][:7]}, torch {facts['torch']}. Tensors without data: no "
+        "figure depends on the machine. `python bench/policies/estimate.py`",
+        "",
+        f"Batches of {PAIR[0]} and {PAIR[1]} are traced, by which the memory of a third is "
+        "predicted: by the line through the two totals, and by a line for each tensor.",
+        "",
+        *table(
+            ("network", "third batch", "traced", "line", "tensor by tensor"),
+            [
+                (row["net"], str(row["third"]), f"{row['traced_bytes'] / GIB:.2f} GiB",
+                 f"{row['line_error']:+.2%}", f"{row['tensors_error']:+.2%}")
+                for row in rows
+            ],
+        ),
+    ]  # fmt: skip
+    for row in formulas:
+        lines += [
+            f"{row['net']}, batch {row['batch']}: formulas with 12 elements a token, layer and "
+            f"hidden unit, and traced at the peak; {row['factor']:.1f} elements would be right.",
+            "",
+            *table(
+                ("kind", "formula", "traced"),
+                [
+                    (kind, f"{row['formula'][kind] / GIB:.2f} GiB", f"{size / GIB:.2f} GiB")
+                    for kind, size in row["traced"].items()
+                ],
+            ),
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="a small network only")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    rows = [predicted(name, net) for name, net in (SMOKE if args.smoke else NETS).items()]
+    formulas = [] if args.smoke else [compared(*item) for item in FORMULAS.items()]
+    text = report(rows, formulas)
+    print(text)
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / f"estimate_fake_{datetime.date.today().isoformat()}"
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    known = {"versions": version_facts(), "batches": rows, "formulas": formulas}
+    stem.with_suffix(".json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
