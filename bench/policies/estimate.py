@@ -56,7 +56,7 @@ NETS = {
     "GPT-2 medium, 1024": Net(partial(nets._gpt2, layers=24, dim=1024, heads=16), 64),
     "GPT-2 XL, 1024": Net(partial(nets._gpt2, layers=48, dim=1600, heads=25), 48),
     "ViT-L/16": Net(partial(nets._vit, layers=24, dim=1024, heads=16), 64),
-    "LSTM, 4 x 1024, 300": Net(partial(nets._lstm, length=300), 128),
+    "LSTM, 4 x 1024, 60": Net(partial(nets._lstm, length=60), 128),
     "Llama 7B, a token": Net(partial(nets._llama7b_decode, length=1024), 64),
     "Llama 13B, inference": Net(partial(nets._llama13b_stream, length=512), 64),
 }
@@ -82,6 +82,7 @@ def predicted(name: str, net: Net) -> dict[str, Any]:
     line = batch_fit.line(*((batch, each.found.total) for batch, each in known.items()))
     first, second = (Sized(batch, each.step, each.asked) for batch, each in known.items())
     tensors = TensorLines(first, second, lambda step: replay.resident_budget(step, device))
+    print(f"{name}: done", file=sys.stderr, flush=True)  # it takes minutes
     return {
         "net": name,
         "third": net.third,

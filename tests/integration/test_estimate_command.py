@@ -182,11 +182,10 @@ def test_two_batches_predict_a_third(net: str, off: float, bench: Any) -> None:
     assert abs(row["tensors_error"]) < 0.001
 
 
-@pytest.mark.parametrize("net", ["bert", "gpt"])
-def test_two_batches_predict_a_third_where_the_peak_moves(net: str, bench: Any) -> None:
-    makes = {"bert": partial(bench.nets._bert, context=128),
-             "gpt": partial(bench.nets._gpt2, layers=4, dim=768, heads=12, context=512)}  # fmt: skip
-    row = bench.predicted(net, bench.Net(makes[net], 64))
+def test_two_batches_predict_a_third_of_a_gpt(bench: Any) -> None:
+    make = partial(bench.nets._gpt2, layers=2, dim=768, heads=12, context=512)
+    row = bench.predicted("gpt", bench.Net(make, 64))
+    assert abs(row["line_error"]) < 0.03
     assert abs(row["tensors_error"]) < 0.001
 
 

@@ -214,6 +214,10 @@ def test_the_largest_batch_of_a_configuration(capsys: pytest.CaptureFixture[str]
         (["--params", "1", "--max-batch"], "--max-batch needs the memory there is"),
         (["--params", "1", "--max-batch", "--budget", "1G"], "nothing given depends on the batch"),
         (["x:y", "--params", "1"], "--params is of a configuration"),
+        (
+            ["--params", "1", "--layers", "1e6", "--hidden", "1e7", "--sequence", "1e9"],
+            "more than any machine has",
+        ),
         (["x:y", "--flat-buffer"], "--flat-buffer is of a configuration"),
         (["x:y", "--script", "z"], "both given; allowed: one"),
         (["--max-batch", "--budget", "1G", "--script", "z"], "--max-batch is not for a script"),

@@ -318,3 +318,20 @@ def test_a_replay_that_fails_stops_no_other(
 def test_least_budget_is_the_bounds_own() -> None:
     step = cyclic_step()
     assert replay.least_budget(step) == bounds.least_budget(step)
+
+
+def test_resident_budget_is_where_nothing_moves() -> None:
+    assert replay.resident_budget(cyclic_step(), LINK) == 12 * PAGE
+    events = synthetic.training(6, 3 * PAGE, 5 * PAGE, 2, small=300, optimizer=True)
+    step = step_of(events)
+    least = replay.resident_budget(step, LINK)
+    # Small tensors share a segment or two, which the sum of their bytes is no whole number of.
+    assert step.peak_bytes <= least <= step.peak_bytes + 3 * PAGE
+    enough, less = (replay.simulate(step, "lru", LINK, least - n) for n in (0, PAGE))
+    assert enough.bytes_in == enough.bytes_out == 0
+    assert less.bytes_in + less.bytes_out > 0
+
+
+def test_resident_budget_has_a_floor() -> None:
+    tiny = make_step([1.0], [Tensor(256, {0: False}, Kind.PERSISTENT, "param")])
+    assert replay.resident_budget(tiny, LINK) == 4 * PAGE

@@ -35,6 +35,11 @@ def _about(outcome: Outcome) -> Iterator[str]:
         yield _row("peak", f"at {outcome.peak}")
         return
     yield _row("config", f"{config.optimizer}, {config.precision} precision, batch {config.batch}")
+    if config.sequence is not None:
+        yield _row(
+            "", f"activations by formula: {config.activation_factor} elements a token, layer"
+        )
+        yield _row("", "and hidden unit; what a program keeps: umem estimate pkg.mod:function")
     if config.checkpointing != "none":
         yield _row("", f"checkpoints ({config.checkpointing}): about 33% more time, to recompute")
 
@@ -73,7 +78,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
 
 def _size(count: int) -> str:
     """Both as data sheets and papers write it, and as memory is counted."""
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(count) >= factor:
             return f"{count / factor:.1f} {unit} ({format_bytes(count)})"
     return f"{count} B"

@@ -64,6 +64,7 @@ _MOST = {
     "params": 10**15, "layers": 10**6, "hidden": 10**7, "heads": 10**6, "vocabulary": 10**9,
     "sequence": 10**9, "batch": 10**9, "activation_elements": 10**15, "activation_factor": 10**4,
 }  # fmt: skip
+_MOST_BYTES = (1 << 63) - 1
 _TRANSFORMER = ("layers", "hidden", "sequence")
 
 
@@ -158,7 +159,11 @@ class Config:
 
 
 def estimate(config: Config) -> Estimate:
-    """The bytes of each kind while training with `config`."""
+    """The bytes of each kind while training with `config`.
+
+    Raises:
+        ConfigError: they are more than any machine has.
+    """
     count = config.params if config.params is not None else transformer_params(config)
     precision = PRECISIONS[config.precision]
     optimizer = OPTIMIZERS[config.optimizer]
@@ -176,14 +181,19 @@ def estimate(config: Config) -> Estimate:
     )
     share = Fraction(config.fragmentation) / 100
     lost = round(found.total * share / (1 - share))
+    total = found.total + lost
+    if total > _MOST_BYTES:
+        raise ConfigError(
+            f"these numbers make {float(total):.3g} bytes; allowed: {_MOST_BYTES:.3g}, which is "
+            "more than any machine has"
+        )
     return Estimate(**{**vars(found), "fragmentation": lost})
 
 
 def transformer_params(config: Config) -> int:
-    """Of a GPT whose head is a matrix of its own only where it is not the table of tokens: tied.
+    """Of a GPT-2: blocks, tables of tokens and places, a last norm. The head is the first table.
 
-    A block has 12 h^2 + 13 h: four matrices, their biases and two norms. Two tables, of tokens and
-    of places, and a norm come on top.
+    A block has 12 h^2 + 13 h: four matrices, their biases and two norms.
     """
     layers, hidden = config.layers or 0, config.hidden or 0
     blocks = layers * (12 * hidden * hidden + 13 * hidden)
