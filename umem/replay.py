@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 REPEATS = 6  # steps at most until two in a row are equal
 STEADY = 1e-3  # the share by which they may differ
+_ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _PIECE = 1 << 20  # bytes of text that the native reader gets at once
 
 
@@ -160,11 +161,14 @@ def least_budget(step: StepTrace) -> int:
 def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
     """The least budget, in bytes, at which the engine moves nothing of a step that repeats.
 
-    It is the peak in whole pages, and what segments of small tensors hold beyond these.
+    It is the peak in whole pages, and what segments of small tensors hold beyond these. A peak
+    above 1 TiB has no address space for a replay: then it is the peak and all small tensors' own.
 
     Raises:
         StateError: umem is on in this process, or another replay runs.
     """
+    if step.peak_bytes > _ADDRESSED:
+        return -(-step.peak_bytes // PAGE_BYTES) * PAGE_BYTES + step.small_bytes
     columns = _columns(step)
     low, high = step.peak_bytes // PAGE_BYTES - 1, 2 * (step.peak_bytes // PAGE_BYTES + FLOOR_PAGES)
     low = max(low, FLOOR_PAGES - 1)

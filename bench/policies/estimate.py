@@ -1,6 +1,6 @@
 """How near predictions of `umem estimate` are to traced steps: batches, and the formulas.
 
-``python bench/policies/estimate.py [--smoke]`` writes bench/results/estimate_fake_<date>.{json,md}.
+``python bench/policies/estimate.py [--smoke]`` writes bench/results/estimate_fake-tensors_<date>.{json,md}.
 All figures are of tensors without data: they depend on no machine.
 """
 
@@ -155,7 +155,7 @@ def main() -> None:
     text = report(rows, formulas)
     print(text)
     args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / f"estimate_fake_{datetime.date.today().isoformat()}"
+    stem = args.out / f"estimate_fake-tensors_{datetime.date.today().isoformat()}"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
     known = {"versions": version_facts(), "batches": rows, "formulas": formulas}
     stem.with_suffix(".json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

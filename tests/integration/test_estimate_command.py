@@ -149,6 +149,7 @@ def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["{}:ignores", "--max-batch", "--budget", "1G"], "does the program use its batch?"),
         (["{}:fails", "--max-batch", "--budget", "1G"], "with batch=16: "),
         (["{}:make_step", "--batch", "0"], "--batch 0; allowed"),
+        (["{}:make_step", "--batch", "1e12"], "allowed of a program: 1 to 1048576"),
         (["{}:make_step", "--optimizer", "adam"], "--optimizer is of a configuration"),
         (["{}:absent", "--batch", "2"], "has no 'absent'"),
         (["{}"], "allowed: pkg.mod:function"),
@@ -192,7 +193,7 @@ def test_two_batches_predict_a_third_of_a_gpt(bench: Any) -> None:
 def test_the_bench_of_predictions(bench: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.argv", ["estimate.py", "--smoke", "--out", str(tmp_path)])
     bench.main()
-    (page,) = tmp_path.glob("estimate_fake_*.md")
-    (data,) = tmp_path.glob("estimate_fake_*.json")
+    (page,) = tmp_path.glob("estimate_fake-tensors_*.md")
+    (data,) = tmp_path.glob("estimate_fake-tensors_*.json")
     assert "| ResNet, 4 blocks | 64 |" in page.read_text()
     assert json.loads(data.read_text())["batches"][0]["tensors_error"] == pytest.approx(0, abs=1e-3)

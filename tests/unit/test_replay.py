@@ -335,3 +335,8 @@ def test_resident_budget_is_where_nothing_moves() -> None:
 def test_resident_budget_has_a_floor() -> None:
     tiny = make_step([1.0], [Tensor(256, {0: False}, Kind.PERSISTENT, "param")])
     assert replay.resident_budget(tiny, LINK) == 4 * PAGE
+
+
+def test_resident_budget_of_a_step_beyond_any_address_space() -> None:
+    tensors = [Tensor(1 << 46, {0: False}, Kind.PERSISTENT), Tensor(256, {0: True})]
+    assert replay.resident_budget(make_step([1.0], tensors), LINK) == (1 << 46) + 2 * PAGE

@@ -201,6 +201,8 @@ def _of_program(args: argparse.Namespace, budget: int | None) -> Outcome:
         name, recording = plan.record(args)
         seen = look(recording, workspace)
         return Outcome(name, None, None, seen.peak, seen.found, budget, None)
+    if batch is not None and batch > batch_fit.MOST:
+        raise ConfigError(f"--batch {args.batch}; allowed of a program: 1 to {batch_fit.MOST}")
     plan.need_torch()
     program = Program(args.program, Path.cwd(), workspace)
     fit = None

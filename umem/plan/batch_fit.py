@@ -166,8 +166,16 @@ def largest_batch(
         least, most = most, 2 * most
         known[most] = need(most)
     used = given or line((least, known[least]), (most, known[most]))
-    predicted = guess = used.largest(budget)
+    predicted = used.largest(budget)
     sample = (used.at(2 * predicted) - used.at(predicted)) / predicted if predicted else 0.0
+    batch = _verified(need, known, budget, predicted, given)
+    return Fit(batch, predicted, given is not None, sample, dict(sorted(known.items())))
+
+
+def _verified(
+    need: Callable[[int], int], known: dict[int, int], budget: int, guess: int, model: Model | None
+) -> int:
+    """The largest batch that fits, beginning with `guess`; what is looked at becomes `known`."""
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
     tries, next_one = 0, False
@@ -183,11 +191,11 @@ def largest_batch(
             guess = low + 1
         elif tries >= _LINES:
             guess = (low + high) // 2 if high <= MOST else 2 * low
-        elif given is not None:  # by what it was off at the last guess
-            guess = given.largest(int(budget - known[guess] + given.at(guess)))
+        elif model is not None:  # by what it was off at the last guess
+            guess = model.largest(int(budget - known[guess] + model.at(guess)))
         else:
             guess = _by_line(known, budget)
-    return Fit(low, predicted, given is not None, sample, dict(sorted(known.items())))
+    return low
 
 
 def _by_line(known: dict[int, int], budget: int) -> int:
