@@ -107,13 +107,14 @@ def compared(name: str, config: Config) -> dict[str, Any]:
             "traced": asdict(traced), "factor": factor}  # fmt: skip
 
 
-def report(rows: list[dict[str, Any]], formulas: list[dict[str, Any]]) -> str:
+def report(
+    rows: list[dict[str, Any]], formulas: list[dict[str, Any]], facts: dict[str, str]
+) -> str:
     """For people."""
-    facts = version_facts()
     lines = [
         "# Predictions of `umem estimate` against traced steps",
         "",
-        f"umem at commit {facts['commit'][:7]}, torch {facts['torch']}. Tensors without data: no "
+        f"umem at commit {facts['commit']}, torch {facts['torch']}. Tensors without data: no "
         "figure depends on the machine. `python bench/policies/estimate.py`",
         "",
         f"Batches of {PAIR[0]} and {PAIR[1]} are traced, by which the memory of a third is "
@@ -150,14 +151,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a small network only")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    facts = version_facts()  # before anything is edited meanwhile
     rows = [predicted(name, net) for name, net in (SMOKE if args.smoke else NETS).items()]
     formulas = [] if args.smoke else [compared(*item) for item in FORMULAS.items()]
-    text = report(rows, formulas)
+    text = report(rows, formulas, facts)
     print(text)
     args.out.mkdir(parents=True, exist_ok=True)
     stem = args.out / f"estimate_fake-tensors_{datetime.date.today().isoformat()}"
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    known = {"versions": version_facts(), "batches": rows, "formulas": formulas}
+    known = {"versions": facts, "batches": rows, "formulas": formulas}
     stem.with_suffix(".json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
