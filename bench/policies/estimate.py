@@ -1,7 +1,7 @@
 """How near predictions of `umem estimate` are to traced steps: batches, and the formulas.
 
-``python bench/policies/estimate.py [--smoke]`` writes bench/results/estimate_fake-tensors_<date>.{json,md}.
-All figures are of tensors without data: they depend on no machine.
+``python bench/policies/estimate.py [--smoke]`` writes estimate_fake-tensors_<date>.{json,md} to
+bench/results. All figures are of tensors without data: they depend on no machine.
 """
 
 from __future__ import annotations
