@@ -25,6 +25,7 @@ struct Plan {
   Ints evict_after, evict_tensor;
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;
+  Ints copy_after, copy_until, copy_tensor;
   Ints keep, waits;
   Ints read_mostly;  // persistent, and the step does not write them
   Ints occupancy;    // [n_ops] where gated

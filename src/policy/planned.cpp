@@ -75,6 +75,8 @@ void Planned::retired(RangeId id) {
   for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.retired(id);
   const auto found = std::find(read_mostly_.begin(), read_mostly_.end(), id);
   if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
+  const auto copied = std::lower_bound(copied_.begin(), copied_.end(), id);
+  if (copied != copied_.end() && *copied == id) copied_.erase(copied);
 }
 
 void Planned::evicted(RangeId id) {
@@ -114,7 +116,7 @@ void Planned::step_ended(const View&) {
 }
 
 bool Planned::wishes() const {
-  return read_mostly_changed_ ||
+  return read_mostly_changed_ || (copier_ != active_ && !copied_.empty()) ||
          (active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0));
 }
 
@@ -124,6 +126,23 @@ void Planned::evictions(const View& view, std::vector<RangeId>& out) {
 
 std::size_t Planned::headroom() const {
   return active_ ? static_cast<std::size_t>(active_->follower.plan().headroom) : 0;
+}
+
+// What a plan that acts no more has copied may be written now.
+void Planned::copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) {
+  if (copier_ != active_) end = std::exchange(copied_, {});
+  copier_ = active_;
+  if (!active_) return;
+  const std::size_t others = end.size();
+  active_->agenda.copies(view, begin, end);
+  for (RangeId id : begin) {
+    const auto place = std::lower_bound(copied_.begin(), copied_.end(), id);
+    if (place == copied_.end() || *place != id) copied_.insert(place, id);
+  }
+  for (std::size_t i = others; i < end.size(); ++i) {
+    const auto place = std::lower_bound(copied_.begin(), copied_.end(), end[i]);
+    if (place != copied_.end() && *place == end[i]) copied_.erase(place);
+  }
 }
 
 RangeId Planned::next_fetch(const View& view) {

@@ -300,7 +300,8 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(std::unique_ptr<Policy> policy) {
   const bool was_active = active();
-  keep_copies({});
+  copied_.clear();
+  for (RangeId id = 1; id < ledger_.capacity(); ++id) end_copy(id);
   policy_ = std::move(policy);
   if (was_active == active()) return;
   const CallScope scope(table_, place_);

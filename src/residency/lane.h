@@ -25,6 +25,7 @@ enum class Verb : unsigned char {
   kDiscard,   // drop dead bytes
   kSendOut,   // device -> host
   kDrop,      // the same of read-mostly spans, without a copy where the host's is valid
+  kCopy,      // device -> host, and stays: the spans are read-mostly from here on
 };
 
 class Lane {
@@ -75,6 +76,8 @@ class Lane {
   Status issue(Verb verb, const std::vector<backing::Span>& spans,
                const std::vector<cu::CUevent>& after);
   Status run(Verb verb, const std::vector<backing::Span>& spans);
+  Status catch_up();
+  Status copy(const std::vector<backing::Span>& spans);
   Status drop(const std::vector<backing::Span>& spans);
   Status finish(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();

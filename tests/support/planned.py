@@ -44,13 +44,14 @@ def weights(program: Program, names: str) -> list[Tensor]:
 def columns(
     tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
 ) -> dict[str, object]:
-    """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch."""
+    """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch, copy."""
     made = [t for t, tensor in enumerate(tensors) if tensor.kind in ("transient", "made")]
     moves: dict[str, object] = {}
     for name, fields in (
         ("evict", ("after", "tensor")),
         ("cold", ("after", "tensor")),
         ("fetch", ("after", "by", "tensor")),
+        ("copy", ("after", "until", "tensor")),
     ):
         rows = np.array(changes.pop(name, []), np.int64).reshape(-1, len(fields))
         moves |= {f"{name}_{field}": rows[:, i] for i, field in enumerate(fields)}
