@@ -181,6 +181,7 @@ void Lane::poll() {
   while (!under_way_.empty()) {
     if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
     complete_ = under_way_.front().ticket;
+    complete_bytes_ = under_way_.front().through;
     spare_events_.push_back(under_way_.front().event);
     under_way_.pop_front();
   }
@@ -191,18 +192,32 @@ void Lane::issue_until(Ticket ticket) {
   changed_.wait(guard, [&] { return issued_ >= ticket; });
 }
 
+std::size_t Lane::under_way() {
+  const std::lock_guard guard(mutex_);
+  if (!place_.timed) return 0;
+  poll();
+  return bytes_under_way();
+}
+
+// With the lock held.
+std::size_t Lane::bytes_under_way() const {
+  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
+  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  return bytes;
+}
+
 Ticket Lane::until(std::size_t allowed) {
   const std::lock_guard guard(mutex_);
   if (!threaded_) {
     if (issued_bytes_ <= allowed) return 0;
     const std::uint64_t needed = issued_bytes_ - allowed;
+    if (needed <= complete_bytes_) return 0;
     const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                             [&](const Issued& i) { return i.through < needed; });
     return found == under_way_.end() ? last_ : found->ticket;
   }
   poll();
-  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
-  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  std::size_t bytes = bytes_under_way();
   Ticket needed = 0;
   for (const Issued& issued : under_way_) {
     if (bytes <= allowed) return needed;
