@@ -30,7 +30,7 @@ class Fetch(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A tensor to copy to the host from the end of op `after` on; until op `until` it is not written.
+    """A tensor to copy to the host once op `after` has ended; op `until` is the next to write it.
 
     It stays, and leaves without a transfer. `until` may be an op of the next step, up to twice the
     number of ops: never. A tensor that is away after `after` gets its copy when it returns.

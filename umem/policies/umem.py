@@ -19,7 +19,7 @@ from .writeback import write_backs
 COMPARED = 8192  # up to so many gaps several choices are compared; beyond, one has to do
 NEAR = 1.5  # ratio of idle times that are taken for equal
 HIDDEN = 1.002  # of the compute time: nothing is left to gain
-CLEARLY = 0.99  # of the time so far: less is worth bytes, which others may want to move
+CLEARLY = 0.995  # of the time so far: less is worth bytes, which others may want to move
 GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors like that
 
 

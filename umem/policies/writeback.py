@@ -95,7 +95,8 @@ class Copies:
     def __init__(self, quiet: Quiet, out_us: list[float], n_ops: int) -> None:
         self._n = n_ops
         self._out_us = out_us
-        self._written, self._due = quiet.written.tolist(), quiet.due.tolist()
+        self._written: list[int] = quiet.written.tolist()
+        self._due: list[int] = quiet.due.tolist()
         self._of_step = [-1] * len(out_us)  # in which step the quiet time ends that it is valid in
         self._done = [0.0] * len(out_us)
         self._started = [NEVER] * len(out_us)
