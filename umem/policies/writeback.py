@@ -17,6 +17,7 @@ from .base import Copy
 
 NEVER = 1 << 31
 
+
 class Quiet(NamedTuple):
     """The times between two writes of a tensor in which it leaves. Columns of equal length.
 
