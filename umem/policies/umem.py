@@ -121,12 +121,19 @@ def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[In
 
 
 def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
-    """What is of no more use first, or last; or of nearly equal idle times the smaller tensor."""
+    """Other orders than by idle time.
+
+    What is of no more use first, or last; what persists first, which can have left before forward
+    needs the room; or of nearly equal idle times the smaller tensor.
+    """
     time = gaps.idle_us
     returns = _returns(trace, gaps)
     if not returns.all():
         yield np.where(returns, time, time + 2 * trace.compute_us)
         yield np.where(returns, time, 0.0)
+    persists = trace.kind[gaps.tensor] == Kind.PERSISTENT
+    if persists.any():
+        yield np.where(persists, time + 2 * trace.compute_us, time)
     size = trace.bytes[gaps.tensor].astype(float)
     if size.max(initial=0.0) > GREAT * room:
         yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
