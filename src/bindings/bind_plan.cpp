@@ -132,11 +132,21 @@ void clear() {
   raise_if_error(status);
 }
 
+void retract(std::uint64_t number) {
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = runtime::retract_plan(number);
+  }
+  raise_if_error(status);
+}
+
 }  // namespace
 
 void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
   module.def("clear_plans", &clear);
+  module.def("retract_plan", &retract, py::arg("number"));
   module.def("plan_status", &status);
 }
 

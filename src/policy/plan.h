@@ -35,6 +35,9 @@ struct Plan {
   std::int64_t n_tensors() const { return static_cast<std::int64_t>(bytes.size()); }
 };
 
+// For the same steps, without anything to do.
+Plan without_moves(const Plan& plan);
+
 // kInvalidArgument with the column, what it holds and what is allowed. What passes may be nonsense,
 // and then costs time; it is safe to follow.
 UMEM_API Status check(const Plan& plan);

@@ -28,6 +28,25 @@ void Planned::clear() {
   believe(nullptr);
 }
 
+bool Planned::retract(std::uint64_t number) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](auto& entry) { return entry->number == number; });
+  if (found == entries_.end()) return false;
+  const Entry& old = **found;
+  std::vector<RangeId> units(old.follower.plan().bytes.size());
+  for (std::size_t t = 0; t < units.size(); ++t)
+    units[t] = old.follower.unit_of(static_cast<Tensor>(t));
+  auto idle = std::make_unique<Entry>(without_moves(old.follower.plan()), units);
+  idle->number = old.number;
+  idle->used = old.used;
+  const bool acted = active_ == &old;
+  *found = std::move(idle);
+  if (!acted) return true;
+  active_ = found->get();
+  believe(active_);
+  return true;
+}
+
 PlanStatus Planned::status() const {
   return {entries_.size(), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
 }

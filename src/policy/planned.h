@@ -30,6 +30,9 @@ class Planned final : public residency::Policy {
   // plans the one goes whose last complete step is the longest ago.
   std::uint64_t install(Plan plan, const std::vector<RangeId>& units);
   void clear();
+  // A step begins here. Steps that go by the plan still do, and units leave in them as in `lru`:
+  // what is known of a step outlives a plan that was no good. False: there is no such plan.
+  bool retract(std::uint64_t number);
   PlanStatus status() const;
 
   const char* name() const override { return "planned"; }

@@ -94,7 +94,8 @@ class Policy(Protocol):
 
     Third parties register theirs under the entry-point group `umem.policies`: a callable without
     arguments that returns one. A policy may also have `victims(view, need)`, which is asked under
-    pressure for the ids of the blocks to evict, first to go first.
+    pressure for the ids of the blocks to evict, first to go first; and `on_trial = True`: in a
+    program, plans whose first steps are worse than lru's are given up.
     """
 
     name: str

@@ -41,6 +41,7 @@ class Umem:
     """
 
     name = "umem"
+    on_trial = True  # its plans are to be better than lru
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
         """A gated plan; without moves where the step fits."""
