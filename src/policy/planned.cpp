@@ -25,6 +25,7 @@ void Planned::clear() {
   entries_.clear();
   active_ = nullptr;
   complete_ = 0;
+  hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans no step's end comes here
   believe(nullptr);
 }
 

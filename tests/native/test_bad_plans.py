@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,14 +10,6 @@ from support.planned import MIB, PAGE, Program, Tensor, columns, options, weight
 
 from umem import _core
 from umem.errors import ConfigError
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    _core.start(options())
-    made = Program()
-    yield made
-    made.clear()
 
 
 @pytest.mark.parametrize(

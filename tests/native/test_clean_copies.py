@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planned import MIB, PAGE, Program, Tensor, columns, options
+from support.planned import MIB, PAGE, Program, Tensor, columns, options, running
 
 from umem import _core
 
@@ -17,10 +17,8 @@ ROTATION = {"evict": [[0, 0], [1, 1], [2, 2]], "fetch": [[1, 3, 0], [2, 4, 1], [
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    _core.start(options(12 * MIB))
-    made = Program()
-    yield made
-    made.clear()
+    with running(options(12 * MIB)) as made:
+        yield made
 
 
 def weights(program: Program, names: str) -> list[Tensor]:

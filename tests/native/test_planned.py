@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from support.planned import MIB, ORDERS, Program, Tensor, columns, options, weights
+from support.planned import MIB, ORDERS, Program, Tensor, columns, weights
 
 from umem import _core
 from umem.errors import ConfigError, StateError
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    _core.start(options())
-    made = Program()
-    yield made
-    made.clear()
 
 
 def counted() -> tuple[int, int]:
@@ -549,3 +539,15 @@ def test_a_plan_that_is_not_there_cannot_be_retracted(program: Program) -> None:
     _core.set_policy("lru")
     with pytest.raises(StateError, match="followed by 'planned' only"):
         _core.retract_plan(number)
+
+
+def test_without_plans_the_last_step_went_by_none(program: Program) -> None:
+    _core.install_plan(columns(weights(program, "a"), [[0]]))
+    program.op("a")
+    _core.step()
+    _core.clear_plans()
+    none = {"plans": 0, "active": 0, "complete": 0, "hits": 0, "misses": 0}
+    assert _core.plan_status() == none
+    program.op("a")
+    _core.step()
+    assert _core.plan_status() == none

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -135,3 +136,12 @@ class Program:
     def away(self) -> set[str]:
         """The names of what is not on the device."""
         return {name for name in self.at if self.state(name) != "device"}
+
+
+@contextlib.contextmanager
+def running(wanted: _core.Options) -> Iterator[Program]:
+    """A program on the device meanwhile; its blocks are checked and freed at the end."""
+    _core.start(wanted)
+    made = Program()
+    yield made
+    made.clear()
