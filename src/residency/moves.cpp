@@ -174,6 +174,7 @@ void Engine::evict_ahead() {
 
 // The stream works from here on on what came and was populated so.
 Status Engine::await(Ticket arrival, Ticket populated, cu::CUstream stream) {
+  if (!streams_.behind(stream, arrival, populated)) return {};
   const CallScope scope(table_, place_);
   if (arrival > streams_.awaited(stream)) {
     UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));

@@ -73,9 +73,9 @@ Status retract_plan(std::uint64_t number) {
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   if (!planned.value()->retract(number))
-    return {Code::kInvalidArgument,
-            "there is no plan " + std::to_string(number) + " (any more); umem keeps the " +
-                std::to_string(policy::Planned::kMostPlans) + " used last"};
+    return {Code::kInvalidArgument, "there is no plan " + std::to_string(number) +
+                                        " (any more); umem keeps the " +
+                                        std::to_string(policy::Planned::kMostPlans) + " used last"};
   ++s.counts.plans_retracted;
   s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
   return {};
