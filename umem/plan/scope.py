@@ -68,6 +68,14 @@ class Scope(contextlib.ExitStack):
         """The path of the module that runs now; empty where none does."""
         return self._running[-1] if self._running else ""
 
+    def name_of(self, module: nn.Module) -> str:
+        """The path of a module in its model; its type where it is in none that is known."""
+        return self._names.get(module) or type(module).__name__
+
+    def modules(self) -> list[nn.Module]:
+        """All modules that are alive and known, the root of a model before its parts."""
+        return list(self._names)
+
     def module(self, phase: str, blocks: Mapping[int, Block], reads: Iterable[torch.Tensor]) -> str:
         """The module of an op; in the backward pass, the one whose tensors it reads.
 
@@ -119,7 +127,7 @@ class Scope(contextlib.ExitStack):
     def _enter(self, module: nn.Module, _args: object) -> None:
         if not self._running:
             self.adopt(module)
-        self._running.append(self._names.get(module) or type(module).__name__)
+        self._running.append(self.name_of(module))
 
     def _leave(self, _module: nn.Module, _args: object, _out: object) -> None:
         if self._running:
