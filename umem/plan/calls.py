@@ -88,7 +88,7 @@ def call_of(
         result=block_of(out),
         blocks=blocks,
     )
-    for position in blocks if _is_plain(func, args, named) else {}:
+    for position in blocks if _is_plain(args, named) else {}:
         found.over[position] = _why_not(args[position], out)
     if len(blocks) == 2 and blocks[0] == blocks.get(1):
         found.refuse("both operands are one tensor")
@@ -104,9 +104,8 @@ def way(func: Any, bare: str) -> str:
     return f"{bare}_()" if has else ""
 
 
-def _is_plain(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def _is_plain(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether the tensors are the first one or two arguments and nothing else."""
-    del func
     places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     rest = _pytree.tree_leaves([[a for i, a in enumerate(args) if i not in places], named])
     return places in ([0], [0, 1]) and not any(isinstance(item, torch.Tensor) for item in rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from .watch import Watched, Watcher
 STEPS = 4  # what the second and the third leave behind at the end of the next one grows
 KINDS = ("in_place", "duplicate", "held", "unused", "no_gradient")
 _LEAST = 512  # bytes; torch's allocators give no less
-_LASTING = ("param", "optimizer", "grad")
+_STATES = ("optimizer", "grad")
+_LASTING = ("param", *_STATES)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Report:
     refused: list[Refused]  # modules with `inplace` that must stay as they are
     peak_bytes: int  # of a step
     peak_in_place: int  # with all ops in place that may be
+    constants: dict[str, str]  # buffers and fixed parameters that no step writes, and their lines
     remarks: list[str]
+    unsure: str  # the one of the remarks that real values make needless
 
 
 def advise(make: Callable[[], object]) -> Report:
@@ -74,7 +77,7 @@ def advise_script(path: Path, arguments: list[str]) -> Report:
 
 
 def report(watched: Watched) -> Report:
-    """The findings, those of most bytes first."""
+    """The findings by kind, of each kind those that gain most first."""
     recording = watched.recording
     found = inplace.find(watched)
     peak = inplace.peak(recording)
@@ -85,12 +88,56 @@ def report(watched: Watched) -> Report:
         *_unused(watched),
         *_without_gradient(watched),
     ]
-    findings.sort(key=lambda finding: (-finding.bytes, KINDS.index(finding.kind), finding.line))
     remarks = list(recording.remarks)
     if not watched.gradients and any(held.trainable for held in watched.held.values()):
         remarks.append("no parameter's .grad was written: unused parameters were not looked for")
+    constants = _constants(watched)
+    unsure = _unsure(watched, constants)
+    remarks += [unsure] if unsure else []
     together = inplace.peak(recording, [pair for site in found.sites for pair in site.pairs])
-    return Report(findings, found.refused, peak, together, remarks)
+    return Report(
+        findings=ordered(findings),
+        refused=found.refused,
+        peak_bytes=peak,
+        peak_in_place=together,
+        constants=constants,
+        remarks=remarks,
+        unsure=unsure,
+    )
+
+
+def ordered(findings: list[Finding]) -> list[Finding]:
+    """By kind; of each kind those that gain most first."""
+
+    def place(finding: Finding) -> tuple[int, int, int, str]:
+        gain = finding.bytes if finding.peak_bytes is None else finding.peak_bytes
+        return (KINDS.index(finding.kind), -gain, -finding.bytes, finding.line)
+
+    return sorted(findings, key=place)
+
+
+def _constants(watched: Watched) -> dict[str, str]:
+    recording = watched.recording
+    written = _blocks(recording, 0, last_step(recording)[1], writes=True)
+    return {
+        path: watched.lines[held.block]
+        for path, held in watched.held.items()
+        if not held.trainable and held.block not in written and held.bytes >= _LEAST
+    }
+
+
+def _unsure(watched: Watched, constants: Iterable[str]) -> str:
+    """Whether constants might be equal to another one, without that being known."""
+    values: dict[str, set[int]] = defaultdict(set)
+    for path in constants:
+        values[watched.held[path].kind].add(watched.values.of(watched.held[path].block))
+    alike = sum(len(numbers) for numbers in values.values() if len(numbers) > 1)
+    if not alike:
+        return ""
+    return (
+        f"{alike} buffers or fixed parameters have the shape of another one; whether their values "
+        "are equal cannot be told without data (--values compares them)"
+    )
 
 
 def _of_site(site: Site, refused: list[Refused], recording: Recording, peak: int) -> Finding:
@@ -106,7 +153,9 @@ def _of_site(site: Site, refused: list[Refused], recording: Recording, peak: int
     elif site.module:
         fix = f"torch.{site.op}_(x) in place of {site.module_type} {site.module}"
     else:
-        fix = site.write if site.position == 0 else f"{site.write} on its second operand"
+        fix = site.write or f"{site.op}_()"
+        if site.position == 1:
+            fix += " of the second operand with the first one"
     return Finding(
         kind="in_place",
         bytes=size,
@@ -134,7 +183,7 @@ def _duplicates(watched: Watched) -> Iterator[Finding]:
         lasts = born < begin
         if died <= begin or known.bytes < _LEAST or known.on_host or block in watched.of_backward:
             continue
-        if known.tag in ("optimizer", "grad") or block in trainable or (lasts and block in written):
+        if known.tag in _STATES or block in trainable or (lasts and block in written):
             continue
         since = max(watched.values.since.get(block, born), born)
         groups[watched.values.of(block)].append((max(since, begin), min(died, end), block))
@@ -186,9 +235,9 @@ def _held(watched: Watched) -> Iterator[Finding]:
         by_line: dict[str, list[int]] = defaultdict(list)
         for block, (born, died) in life.items():
             known = recording.blocks[block]
-            if ends[step - 1] < born < ends[step] and died > ends[step + 1]:
-                if known.tag not in _LASTING and block not in lasting:
-                    by_line[watched.lines[block]].append(known.bytes)
+            grows = ends[step - 1] < born < ends[step] and died > ends[step + 1]
+            if grows and known.tag not in _LASTING and block not in lasting:
+                by_line[watched.lines[block]].append(known.bytes)
         growth.append(by_line)
     for line in growth[0].keys() & growth[1].keys():
         sizes = growth[1][line]
@@ -237,17 +286,21 @@ def _without_gradient(watched: Watched) -> Iterator[Finding]:
     read = _blocks(recording, 0, last_step(recording)[1], writes=False)
     reached = {watched.held[path].block for path in watched.gradients if path in watched.held}
     seen = set(reached)
+    by_module: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for path, held in watched.held.items():
-        if not held.trainable or held.block in seen:
-            continue
-        seen.add(held.block)
-        used = "is read, yet never gets a gradient" if held.block in read else "is never read"
+        if held.trainable and held.block not in seen:
+            seen.add(held.block)
+            by_module[path.rpartition(".")[0], held.block in read].append(path)
+    for (_, used), names in by_module.items():
+        one = len(names) == 1
+        verb = ("is" if one else "are"), ("gets" if one else "get")
         yield Finding(
             kind="no_gradient",
-            bytes=held.bytes,
+            bytes=sum(watched.held[name].bytes for name in names),
             peak_bytes=None,
-            line=watched.lines[held.block],
-            what=f"parameter {path} {used}",
+            line=watched.lines[watched.held[names[0]].block],
+            what=f"{'parameter' if one else 'parameters'} {_some(names)} {verb[0]} "
+            + (f"read, yet never {verb[1]} a gradient" if used else "never read"),
             fix="requires_grad_(False) if it is meant to be fixed, else leave it out",
         )
 

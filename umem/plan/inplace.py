@@ -59,33 +59,34 @@ def find(watched: Watched) -> InPlace:
 
 def peak(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> int:
     """Bytes asked for at the peak of the last step, each pair of blocks being one."""
-    root: dict[int, int] = {}
-
-    def find_root(block: int) -> int:
-        while block in root:
-            block = root[block]
-        return block
-
-    for source, result in pairs:
-        if find_root(source) != find_root(result):
-            root[find_root(result)] = find_root(source)
+    one = _Union(pairs)
     begin, end = last_step(recording)
     live = top = 0
     holders: dict[int, int] = defaultdict(int)
     for index, note in enumerate(recording.notes[:end]):
-        if isinstance(note, Born):
-            block = find_root(note.block)
-            holders[block] += 1
-            if holders[block] == 1:
-                live += _size(recording, block)
-        elif isinstance(note, Died):
-            block = find_root(note.block)
-            holders[block] -= 1
-            if not holders[block]:
-                live -= _size(recording, block)
+        if isinstance(note, (Born, Died)):
+            block, change = one.of(note.block), 1 if isinstance(note, Born) else -1
+            holders[block] += change
+            if holders[block] == max(change, 0):  # the first one to live, or the last one to die
+                live += change * _size(recording, block)
         if index >= begin:
             top = max(top, live)
     return top
+
+
+class _Union:
+    """Blocks that are one."""
+
+    def __init__(self, pairs: Iterable[tuple[int, int]]) -> None:
+        self._root: dict[int, int] = {}
+        for source, result in pairs:
+            if self.of(source) != self.of(result):
+                self._root[self.of(result)] = self.of(source)
+
+    def of(self, block: int) -> int:
+        while block in self._root:
+            block = self._root[block]
+        return block
 
 
 def last_step(recording: Recording) -> tuple[int, int]:
@@ -104,6 +105,7 @@ class _Search:
         self.watched = watched
         self.prober = Prober()
         self.accessed: dict[int, list[int]] = defaultdict(list)  # notes, by block
+        self.written: dict[int, list[int]] = defaultdict(list)
         self.in_backward: set[int] = set()  # notes
         self.life: dict[int, tuple[int, int]] = {}
         self.ends: list[int] = []
@@ -111,6 +113,8 @@ class _Search:
             if isinstance(note, Work):
                 for block in {*note.reads, *note.writes}:
                     self.accessed[block].append(index)
+                for block in note.writes:
+                    self.written[block].append(index)
                 if note.phase == "backward":
                     self.in_backward.add(index)
             elif isinstance(note, Born):
@@ -158,6 +162,8 @@ class _Search:
         step = bisect_right(self.ends, call.note)
         if born < (self.ends[step - 1] if step else 0) or step >= len(self.ends):
             return "its input is older than the step"
+        if not any(index < call.note for index in self.written[block]):
+            return "its input comes from outside the step"
         if died > self.ends[step]:
             return "its input is held beyond the step"
         if any(time > call.note for time in self.watched.touched[block]):

@@ -129,8 +129,11 @@ def _tensor(spec: Spec) -> torch.Tensor:
     flat = torch.randn(shape, dtype=torch.float64).flatten() * 2
     count = min(len(_VALUES), flat.numel() // 2)
     flat[:count] = torch.tensor(_VALUES[:count], dtype=torch.float64)
-    return flat[torch.randperm(flat.numel())].reshape(shape).to(spec.dtype).requires_grad_(
-        spec.requires_grad
+    return (
+        flat[torch.randperm(flat.numel())]
+        .reshape(shape)
+        .to(spec.dtype)
+        .requires_grad_(spec.requires_grad)
     )
 
 
@@ -147,4 +150,3 @@ def _same(some: list[torch.Tensor | None], others: list[torch.Tensor | None]) ->
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return flat.contiguous().view(_BITS[flat.itemsize])
-

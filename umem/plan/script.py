@@ -37,14 +37,14 @@ class _Enough(BaseException):
 
 
 def trace(
-    path: Path, arguments: list[str], steps: int = STEPS, tracer: Tracer | None = None
+    path: Path, arguments: list[str], steps: int = STEPS, recorder: Tracer | None = None
 ) -> Recording:
     """Run a script on fake tensors until an optimizer has stepped `steps` times.
 
     Args:
         path, arguments: the script and what it sees as its command line.
         steps: of an optimizer, after which the script is stopped.
-        tracer: records; for what looks at more than memory.
+        recorder: in place of a plain Tracer; for what looks at more than memory.
 
     Raises:
         ConfigError: there is no such script.
@@ -52,7 +52,7 @@ def trace(
     """
     if not path.is_file():
         raise ConfigError(f"there is no script {str(path)!r}; check the path")
-    with recording(tracer) as tracer, contextlib.ExitStack() as stack:
+    with recording(recorder) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
         stack.enter_context(_arguments(path, arguments))
         for owner, name, value in _loaders(tracer.mode):

@@ -7,9 +7,10 @@ functions get later; the line of each block; and each op that torch has in place
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -39,6 +40,7 @@ class Held:
 
     block: int
     bytes: int
+    kind: str  # dtype and shape
     buffer: bool
     trainable: bool
 
@@ -62,7 +64,7 @@ class Watched:
     values: Values = field(default_factory=Values)
 
 
-class Watcher(Tracer):
+class Watcher(Tracer):  # type: ignore[no-untyped-call]
     """A Tracer that fills `watched`."""
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class Watcher(Tracer):
             modules.register_module_forward_hook(self._end_module, always_call=True),
         ):
             self._stack.callback(handle.remove)
-        entered = super().__enter__()
+        entered = super().__enter__()  # type: ignore[no-untyped-call]
         self._stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
         self._stack.enter_context(_Functions(self))
         return entered
@@ -100,7 +102,7 @@ class Watcher(Tracer):
     def __exit__(self, *error: Any) -> None:
         """Leave torch as it was."""
         self._stack.close()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def begin(self, make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
         """Set the program up; what was noted of ops meanwhile is no part of a step."""
@@ -140,7 +142,7 @@ class Watcher(Tracer):
             self.watched.touched[known[0]].append(len(self.recording.notes))
 
     @contextlib.contextmanager
-    def calling(self, func: Any, frame: FrameType | None) -> Any:
+    def calling(self, func: Any, frame: FrameType | None) -> Iterator[None]:
         """What runs meanwhile is one call of a torch function."""
         before = self._within
         self._numbers += 1
@@ -260,13 +262,12 @@ class Watcher(Tracer):
     def _hold(self, path: str, tensor: torch.Tensor, buffer: bool) -> None:
         block = self.block(tensor)
         size = tensor.numel() * tensor.itemsize
-        self.watched.held[path] = Held(block, size, buffer, tensor.requires_grad)
+        kind = f"{tensor.dtype} {list(tensor.shape)}"
+        self.watched.held[path] = Held(block, size, kind, buffer, tensor.requires_grad)
         if tensor.requires_grad and tensor.is_leaf and path not in self._hooked:
             self._hooked.add(path)
             reached: Any = tensor
-            reached.register_post_accumulate_grad_hook(
-                lambda _: self.watched.gradients.add(path)
-            )
+            reached.register_post_accumulate_grad_hook(lambda _: self.watched.gradients.add(path))
 
 
 class _Functions(TorchFunctionMode):
@@ -284,8 +285,6 @@ class _Functions(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call it."""
-        import sys
-
         del types
         named = dict(kwargs or {})
         if getattr(func, "__name__", "") in _ASKS:
