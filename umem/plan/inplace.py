@@ -158,22 +158,29 @@ class _Search:
         if call.number != NOBODY and self.watched.works_of[call.number] != 1:
             return "its call is more than one op"
         block = call.blocks[position]
+        return (
+            self._outlives(call, block)
+            or self._missed(call, block)
+            or self.prober.verdict(call, position).why_not
+        )
+
+    def _outlives(self, call: Call, block: int) -> str:
+        """How a block's life reaches beyond the step of a call; empty where it does not."""
         born, died = self.life[block]
         step = bisect_right(self.ends, call.note)
-        if born < (self.ends[step - 1] if step else 0) or step >= len(self.ends):
+        if step >= len(self.ends) or born < (self.ends[step - 1] if step else 0):
             return "its input is older than the step"
         if not any(index < call.note for index in self.written[block]):
             return "its input comes from outside the step"
-        if died > self.ends[step]:
-            return "its input is held beyond the step"
-        if any(time > call.note for time in self.watched.touched[block]):
-            return "its input is used afterwards"
-        own = {call.number} if call.number != NOBODY else set()
+        return "its input is held beyond the step" if died > self.ends[step] else ""
+
+    def _missed(self, call: Call, block: int) -> str:
+        """Who needs a block after a call; empty where nobody does."""
+        own = {call.number} - {NOBODY}
         if self.watched.saved_by[block] - own:
             return "its input is saved for the backward pass by another op"
-        if self._used_later(call, block):
-            return "its input is used afterwards"
-        return self.prober.verdict(call, position).why_not
+        touched = any(time > call.note for time in self.watched.touched[block])
+        return "its input is used afterwards" if touched or self._used_later(call, block) else ""
 
     def _used_later(self, call: Call, block: int) -> bool:
         """Whether an op gets the block later, but for the call's own backward pass."""
