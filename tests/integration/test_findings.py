@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.errors import ConfigError, PlanError  # noqa: E402
 from umem.plan import applying, findings  # noqa: E402
@@ -203,13 +204,50 @@ def test_a_clean_program_has_no_findings() -> None:
 
 
 def test_torch_is_as_before_afterwards() -> None:
-    before = torch.autograd.Function.apply.__func__, nn.Module.__init__
+    before = vars(torch.autograd.Function)["apply"], nn.Module.__init__
     findings.advise(_make())
     with pytest.raises(PlanError, match=rf"{__file__}:\d+: a step raised ZeroDivisionError"):
         findings.advise(_make(loss=lambda model, batch: 1 / 0))
-    assert before == (torch.autograd.Function.apply.__func__, nn.Module.__init__)
+    assert before == (vars(torch.autograd.Function)["apply"], nn.Module.__init__)
     saved = nn.Linear(2, 2)(torch.ones(1, 2)).relu()
     assert saved.grad_fn._saved_result is not None  # no hooks are left
+
+
+def test_torch_func() -> None:
+    weight = torch.randn(WIDTH, WIDTH)
+
+    def mapped() -> Any:
+        w = torch.randn(WIDTH, WIDTH, requires_grad=True)
+
+        def step() -> None:
+            torch.func.vmap(lambda row: torch.relu(row @ w + 1))(torch.randn(5, WIDTH)).sum()
+
+        return step
+
+    assert _of("in_place", findings.advise(mapped)) == []
+    with pytest.raises(PlanError, match=r"use torch\.autograd in the step"):
+        findings.advise(lambda: lambda: torch.func.grad(lambda w: w.sum())(weight * 1))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_under_hooks_of_ours(reentrant: bool) -> None:
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        batch = torch.randn(32, WIDTH, requires_grad=True)
+        return (
+            net,
+            optimizer,
+            batch,
+            lambda model, x: checkpoint(model, x, use_reentrant=reentrant).sum(),
+        )
+
+    report = findings.advise(make)
+    # What runs inside a custom function, as reentrant checkpoints do, is left alone.
+    assert bool(_of("in_place", report)) != reentrant
+    checked = applying.check(make, report.findings)
+    assert checked.differing == []
+    assert len(checked.done) == (not reentrant)
 
 
 def test_what_cannot_be_applied_says_so() -> None:

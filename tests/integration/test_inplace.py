@@ -261,14 +261,27 @@ def test_ops_whose_own_backward_pass_needs_the_input_are_left() -> None:
 
 
 def test_elu_rounds_otherwise_and_dropout_draws_otherwise() -> None:
-    for act, words in ((nn.ELU(), "rounds gradients"), (nn.Dropout(0.5), "not one op that torch")):
+    for act in (nn.ELU(), nn.SELU(), nn.CELU(0.5), nn.Dropout(0.5)):
         make = _make(lambda net, x: net.two(net.act(net.one(x))),
                      lambda net, act=act: setattr(net, "act", act))  # fmt: skip
         report = findings.advise(make)
         assert [f for f in report.findings if f.kind == "in_place"] == []
-        if isinstance(act, nn.ELU):
+        if not isinstance(act, nn.Dropout):
             (refused,) = report.refused
-            assert words in refused.why
+            assert "rounds gradients" in refused.why
+
+
+def test_dropout_in_place_keeps_a_mask_of_its_inputs_dtype() -> None:
+    saved: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        saved.append(tensor.dtype)
+        return tensor
+
+    x = torch.ones(4, requires_grad=True) * 1
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        F.dropout(x, 0.5, inplace=True)
+    assert saved == [torch.float32]  # why native_dropout, of one byte an element, is left alone
 
 
 def test_one_in_place_op_may_forbid_the_next() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import PlanError
 from . import inplace, script, tracer
 from .inplace import Refused, Site, last_step
 from .recording import Born, Died, Recording, StepEnd, Work
@@ -60,7 +62,8 @@ def advise(make: Callable[[], object]) -> Report:
         PlanError: the program cannot be run without data; says where.
     """
     watcher = Watcher()
-    tracer.trace(make, STEPS, watcher)
+    with _followed():
+        tracer.trace(make, STEPS, watcher)
     return report(watcher.watched)
 
 
@@ -72,8 +75,23 @@ def advise_script(path: Path, arguments: list[str]) -> Report:
         PlanError: it ends before `STEPS` steps of its optimizer, or fails; says where.
     """
     watcher = Watcher()
-    script.trace(path, arguments, STEPS, watcher)
+    with _followed():
+        script.trace(path, arguments, STEPS, watcher)
     return report(watcher.watched)
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """Say why a program that has a plan may not be advised on."""
+    try:
+        yield
+    except PlanError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        raise PlanError(
+            f"{error} (advising follows what autograd saves by such hooks; use torch.autograd in "
+            "the step that is advised on)"
+        ) from error
 
 
 def report(watched: Watched) -> Report:

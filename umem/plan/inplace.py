@@ -185,8 +185,8 @@ class _Search:
     def _used_later(self, call: Call, block: int) -> bool:
         """Whether an op gets the block later, but for the call's own backward pass."""
         later = [index for index in self.accessed[block] if index > call.note]
-        for time, unpacked, number in self.watched.unpacked:
-            if unpacked == block and number == call.number != NOBODY:
+        for time, number in self.watched.unpacked.get(block, ()):
+            if number == call.number != NOBODY:
                 own = next((i for i in later if i >= time and i in self.in_backward), None)
                 if own is not None:
                     later.remove(own)

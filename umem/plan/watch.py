@@ -56,7 +56,8 @@ class Watched:
     of_backward: set[int] = field(default_factory=set)  # blocks that the backward pass made
     touched: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # by block
     saved_by: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # call numbers
-    unpacked: list[tuple[int, int, int]] = field(default_factory=list)  # time, block, call number
+    # By block: when a saved one was taken out again, and the number of the call that saved it.
+    unpacked: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     asked: set[int] = field(default_factory=set)  # blocks whose value the program asked for
     unfit: dict[str, str] = field(default_factory=dict)  # modules that do more than one op
     held: dict[str, Held] = field(default_factory=dict)  # by path, at the end
@@ -74,6 +75,7 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
         self._numbers = 0
         # The call of a torch function that runs: its number, the function, and who called it.
         self._within: tuple[int, Any, FrameType | None] = (NOBODY, None, None)
+        self._transformed = False  # that call is inside of torch.func, which the op is not
         self._works = 0
         self._inside: list[tuple[int, int]] = []  # works and calls when each module began
         self._custom = 0  # how deep in custom autograd functions
@@ -137,6 +139,8 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
 
     def touch(self, tensor: torch.Tensor) -> None:
         """A function other than an op got the tensor, or its value was read."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return  # its ops are seen with the tensor inside
         known = self._live.get(tensor.untyped_storage()._cdata)
         if known is not None:
             self.watched.touched[known[0]].append(len(self.recording.notes))
@@ -147,6 +151,7 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
         before = self._within
         self._numbers += 1
         self._within = (self._numbers, func, frame)
+        self._transformed = torch._C._functorch.peek_interpreter_stack() is not None
         try:
             yield
         finally:
@@ -187,7 +192,7 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
         found.note, found.number, found.line = now, number, userline.here()
         if self._custom:
             found.refuse("it runs inside a custom autograd function")
-        elif torch._C._functorch.peek_interpreter_stack() is not None:
+        elif self._transformed:
             found.refuse("it runs inside of torch.func")
         for position, block in found.blocks.items():
             if self.recording.blocks[block].tag in _LASTING:
@@ -211,7 +216,7 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
 
     def _unpack(self, packed: Any) -> torch.Tensor:
         tensor, block, number = packed
-        self.watched.unpacked.append((len(self.recording.notes), block, number))
+        self.watched.unpacked[block].append((len(self.recording.notes), number))
         kept: torch.Tensor = tensor
         return kept
 
