@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import ConfigError
 from ..units import BYTES_ALLOWED, format_bytes, parse_bytes, parse_percent
-from . import estimate_text, plan
+from . import estimate_text, program
 
 if TYPE_CHECKING:
     from ..plan.batch_fit import Fit
@@ -198,20 +198,20 @@ def _of_program(args: argparse.Namespace, budget: int | None) -> Outcome:
     workspace = 0 if args.workspace is None else _size("--workspace", args.workspace)
     batch = _count("batch", args.batch)
     if batch is None and not args.max_batch:
-        name, recording = plan.record(args)
+        name, recording = program.record(args)
         seen = look(recording, workspace)
         return Outcome(name, None, None, seen.peak, seen.found, budget, None)
     if batch is not None and batch > batch_fit.MOST:
         raise ConfigError(f"--batch {args.batch}; allowed of a program: 1 to {batch_fit.MOST}")
-    plan.need_torch()
-    program = Program(args.program, Path.cwd(), workspace)
+    program.need_torch()
+    chosen = Program(args.program, Path.cwd(), workspace)
     fit = None
     if args.max_batch and budget is not None:
         fit = batch_fit.largest_batch(
-            lambda size: program.at(size).found.total, budget, model=program.lines
+            lambda size: chosen.at(size).found.total, budget, model=chosen.lines
         )
         batch = batch or max(fit.batch, 1)
-    seen = program.at(batch or 1)
+    seen = chosen.at(batch or 1)
     return Outcome(args.program, None, batch, seen.peak, seen.found, budget, fit)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import devices
-from ..errors import ConfigError, NotSupportedError
+from ..errors import ConfigError
 from ..units import BYTES_ALLOWED
 from ..values import parse_budget
-from . import plan_text
+from . import plan_text, program
 
 if TYPE_CHECKING:
     from ..devices import DeviceProfile
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POLICIES = ("umem", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
 BUDGET_ALLOWED = f"a percentage of the step's peak as 50%, or {BYTES_ALLOWED}"
-EXAMPLE = "examples.gpt:make_step"
 
 
 class Outcome(NamedTuple):
@@ -58,12 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
-    text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
-    parser.add_argument(
-        "program", nargs="?", help=f"{text}or (model, optimizer, batch, loss_fn(model, batch))"
-    )
-    text = "run a script for three steps of its optimizer; what follows are its arguments"
-    parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
+    program.add_arguments(parser, "three")
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
     text = f"a device profile (default: {devices.DEFAULT})"
@@ -103,7 +97,7 @@ def plan(args: argparse.Namespace) -> Outcome:
     policies = _policies(args.policy)
     _check_out(args.out)
     began = time.monotonic()
-    name, recording = record(args)
+    name, recording = program.record(args)
     seconds = time.monotonic() - began
     events = recording.events(_clock(args, device, recording))
     from .. import replay
@@ -200,40 +194,9 @@ def _check_out(path: Path | None) -> None:
 
 
 def _check_program(args: argparse.Namespace) -> None:
-    if (args.program is None) == (not args.script):
-        taken = [name for name in args.policy if ":" in name]
-        hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
-        raise ConfigError(
-            f"give either pkg.mod:function, such as {EXAMPLE},{hint} or --script train.py; umem "
-            "plan --help says what the function returns"
-        )
-
-
-def record(args: argparse.Namespace) -> tuple[str, Recording]:
-    """Run what the options `program` or `script` name; its name and what it did.
-
-    Raises:
-        ConfigError, PlanError, NotSupportedError: as `main`.
-    """
-    need_torch()
-    from ..plan import entry, tracer
-
-    if args.script:
-        from ..plan import script
-
-        return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
-    return args.program, tracer.trace(entry.find(args.program, Path.cwd()))
-
-
-def need_torch() -> None:
-    """Raise NotSupportedError where there is no torch to run a program with."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise NotSupportedError(
-            f"planning runs the program with torch, which cannot be imported ({error}); install "
-            "torch, also a build for CPUs will do"
-        ) from None
+    taken = [name for name in args.policy if ":" in name]
+    hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
+    program.check(args, "plan", hint)
 
 
 def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording) -> Any:
