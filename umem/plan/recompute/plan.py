@@ -1,0 +1,64 @@
+"""What a program executes of a recompute plan; docs/recompute.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ...errors import PlanError
+
+Keep = Literal["speed", "memory"]
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """What the forward pass does not keep for backward.
+
+    Args:
+        names: overload names ("aten.relu.default") of all ops of the forward pass, in order, as a
+            dispatch mode below autograd sees them: views and ops without results too. A running
+            program is compared with them one by one.
+        drop: ascending indices into `names` of the ops whose outputs are not kept for backward,
+            and rebuilt there. Ops that change a dropped output in place are among them.
+        mode: whether a rebuilt tensor stays until its last use in backward (speed) or is freed
+            after the op that wanted it (memory).
+
+    Raises:
+        PlanError: `drop` is not ascending or not within `names`, or there is no such mode.
+    """
+
+    names: tuple[str, ...]
+    drop: tuple[int, ...]
+    mode: Keep = "speed"
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in zip(self.drop, self.drop[1:], strict=False))
+        if self.drop and not (ascending and 0 <= self.drop[0] and self.drop[-1] < len(self.names)):
+            raise PlanError(
+                f"drop={self.drop[:8]}...; allowed: ascending indices below {len(self.names)}, the "
+                "number of ops in names"
+            )
+        if self.mode not in get_args(Keep):
+            raise PlanError(f"mode={self.mode!r}; allowed: {', '.join(get_args(Keep))}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` takes it."""
+        return {"names": list(self.names), "drop": list(self.drop), "mode": self.mode}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RecomputePlan:
+        """The plan that `as_dict` gave.
+
+        Raises:
+            PlanError: it is no such mapping.
+        """
+        try:
+            names, drop, mode = fields["names"], fields["drop"], fields["mode"]
+            if isinstance(names, str) or not all(type(i) is int for i in drop):
+                raise TypeError("names is a list of strings, drop one of integers")
+            return cls(tuple(map(str, names)), tuple(drop), mode)
+        except (KeyError, TypeError) as error:
+            raise PlanError(
+                f"no recompute plan ({error!r}); allowed: what RecomputePlan.as_dict gave"
+            ) from None
