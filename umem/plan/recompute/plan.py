@@ -20,9 +20,13 @@ class RecomputePlan:
             dispatch mode below autograd sees them: views and ops without results too. A running
             program is compared with them one by one.
         drop: ascending indices into `names` of the ops whose outputs are not kept for backward,
-            and rebuilt there. Ops that change a dropped output in place are among them.
-        mode: whether a rebuilt tensor stays until its last use in backward (speed) or is freed
-            after the op that wanted it (memory).
+            and rebuilt there. Ops that change a dropped output in place are among them, and so are
+            those whose outputs autograd does not save but a rebuilding needs: the output of an op
+            that is not here, where a rebuilding needs it, is held from the forward pass on.
+        mode: whether a rebuilt tensor stays until nothing in the rest of backward needs it, itself
+            or a rebuilding from it (speed), or is freed after the op that wanted it (memory).
+        keep_below: bytes; smaller outputs of the ops in `drop` are kept all the same, such as the
+            mean and deviation of a norm, which would cost its whole op to rebuild.
 
     Raises:
         PlanError: `drop` is not ascending or not within `names`, or there is no such mode.
@@ -31,6 +35,7 @@ class RecomputePlan:
     names: tuple[str, ...]
     drop: tuple[int, ...]
     mode: Keep = "speed"
+    keep_below: int = 0
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.drop, self.drop[1:], strict=False))
@@ -44,7 +49,12 @@ class RecomputePlan:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` takes it."""
-        return {"names": list(self.names), "drop": list(self.drop), "mode": self.mode}
+        return {
+            "names": list(self.names),
+            "drop": list(self.drop),
+            "mode": self.mode,
+            "keep_below": self.keep_below,
+        }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RecomputePlan:
@@ -57,8 +67,9 @@ class RecomputePlan:
             names, drop, mode = fields["names"], fields["drop"], fields["mode"]
             if isinstance(names, str) or not all(type(i) is int for i in drop):
                 raise TypeError("names is a list of strings, drop one of integers")
-            return cls(tuple(map(str, names)), tuple(drop), mode)
-        except (KeyError, TypeError) as error:
+            keep_below = int(fields["keep_below"])
+            return cls(tuple(map(str, names)), tuple(drop), mode, keep_below)
+        except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
                 f"no recompute plan ({error!r}); allowed: what RecomputePlan.as_dict gave"
             ) from None
