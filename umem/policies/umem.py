@@ -44,10 +44,7 @@ class Umem:
         """A gated plan; without moves where the step fits."""
         trace = trace.pieces
         room = capacity(trace, budget)
-        live = large_live_bytes(trace)
-        gaps = all_gaps(trace)
-        choices = (_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room))
-        best = _fastest(trace, device, choices, room)
+        best = _best(trace, device, room)
         away, _, occupancy = best
         left = np.unique(away.tensor)
         return Plan(
@@ -60,6 +57,19 @@ class Umem:
             capacity=room,
             order="furthest",
         )
+
+    def estimate_us(self, trace: StepTrace, device: DeviceProfile, budget: int) -> float:
+        """What a step is estimated to take as planned, in µs."""
+        trace = trace.pieces
+        room = capacity(trace, budget)
+        return step_us(trace, device, _best(trace, device, room), room)
+
+
+def _best(trace: StepTrace, device: DeviceProfile, room: int) -> Choice:
+    live = large_live_bytes(trace)
+    gaps = all_gaps(trace)
+    choices = (_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room))
+    return _fastest(trace, device, choices, room)
 
 
 def _fastest(

@@ -43,8 +43,8 @@ class Graph:
         self.saved: Bools = np.zeros(m, bool)  # made, and read after
         self._spoiled_at = np.full(m, n, np.int64)  # the first other op that writes it
         self._read_columns()
-        last_wanted = max((op for op, tensors in enumerate(self.wanted) if tensors), default=-1)
-        self._spoiled: Bools = self._spoiled_at <= last_wanted
+        self.last_wanted = max((i for i, tensors in enumerate(self.wanted) if tensors), default=-1)
+        self._spoiled: Bools = self._spoiled_at <= self.last_wanted
         self.again: Bools = self._again()
         # Large made tensors that can be made again and that nothing but the step's ops holds.
         self.may_drop: Bools = self._may_drop()

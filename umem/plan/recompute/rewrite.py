@@ -109,7 +109,7 @@ class _Rewriter:
             tensor = stack.pop()
             if dropped[tensor] or keep[tensor]:
                 continue
-            if any(not graph.may_drop[other] for other in graph.siblings[tensor]):
+            if any(keep[t] or not graph.may_drop[t] for t in graph.siblings[tensor]):
                 keep[tensor] = True
                 continue
             dropped[tensor] = True
