@@ -73,7 +73,7 @@ def per_block(graph: Graph) -> Selection:
     step, flow = graph.step, graph.flow_bytes()
     readers = np.zeros(step.n_tensors, np.int64)
     for values in graph.inputs:
-        readers[[value.tensor for value in values]] += 1
+        readers[[graph.tensor_of[value] for value in values]] += 1
     keep: Bools = np.zeros(step.n_tensors, bool)
     for op in np.flatnonzero(graph.forward & (flow > 0)).tolist():
         carried = graph.flow(op)

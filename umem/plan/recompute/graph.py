@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -14,18 +13,12 @@ from ...trace.step import Bools, Floats, Ints, Kind, StepTrace
 _SLACK_OPS = 8
 
 
-class Value(NamedTuple):
-    """A tensor as its `version`-th write left it; 0 is what it held before the step."""
-
-    tensor: int
-    version: int
-
-
 class Graph:
     """What the ops of a step's forward passes read and write, by versions of tensors.
 
     A tensor is made by the forward op that it is first written in; ops that write it later change
-    it in place. Tensors that no forward op makes are given: parameters, inputs.
+    it in place. Tensors that no forward op makes are given: parameters, inputs. A value is a tensor
+    as one of its writes left it. Values have numbers, of one tensor ascending.
     """
 
     def __init__(self, step: StepTrace, forward: Bools | None = None) -> None:
@@ -35,60 +28,45 @@ class Graph:
         self.forward: Bools = (
             np.arange(n) < phases(step).backward if forward is None else np.asarray(forward, bool)
         )
+        # Of each value its tensor, the op that wrote it (-1: none of this pass), and whether that
+        # op made the tensor. Value t is tensor t as it was before the step.
+        self.tensor_of = list(range(m))
+        self.writer = [-1] * m
+        self.is_first = [False] * m
+        self.final = list(range(m))  # of each tensor the value that the forward pass leaves
         self.writers: list[list[int]] = [[] for _ in range(m)]  # forward ops, ascending
-        self.inputs: list[list[Value]] = [[] for _ in range(n)]  # of forward ops
-        self.outputs: list[list[Value]] = [[] for _ in range(n)]
+        self.inputs: list[list[int]] = [[] for _ in range(n)]  # values that forward ops read
+        self.outputs: list[list[int]] = [[] for _ in range(n)]
         self.last_forward = np.full(m, -1, np.int64)  # the last forward op that accesses it
-        self.wanted: list[list[int]] = [[] for _ in range(n)]  # made tensors that other ops read
+        self.wanted_at: list[tuple[int, list[int]]] = []  # other ops, the made tensors they read
+        self.made: Bools = np.zeros(m, bool)
         self.saved: Bools = np.zeros(m, bool)  # made, and read after
         self._spoiled_at = np.full(m, n, np.int64)  # the first other op that writes it
         self._read_columns()
-        self.last_wanted = max((i for i, tensors in enumerate(self.wanted) if tensors), default=-1)
-        self._spoiled: Bools = self._spoiled_at <= self.last_wanted
-        self.again: Bools = self._again()
+        self.last_wanted = self.wanted_at[-1][0] if self.wanted_at else -1
         # Large made tensors that can be made again and that nothing but the step's ops holds.
-        self.may_drop: Bools = self._may_drop()
+        self.may_drop: list[bool] = self._may_drop().tolist()
+        self.droppable: Bools = self.saved & np.array(self.may_drop, bool)
         self.siblings: list[list[int]] = [[] for _ in range(m)]  # that the same op makes
-        for values in self.outputs:
-            large = [value.tensor for value in values if step.large[value.tensor]]
-            for tensor in large[: len(large) * (len(large) > 1)]:
-                self.siblings[tensor] += [other for other in large if other != tensor]
-        self.droppable: Bools = self.saved & self.may_drop
-
-    def is_made(self, tensor: int) -> bool:
-        """Whether a forward op makes it."""
-        writers = self.writers[tensor]
-        return bool(writers) and bool(self.step.first[tensor] == writers[0])
-
-    def final(self, tensor: int) -> Value:
-        """What the forward pass leaves of the tensor."""
-        return Value(tensor, len(self.writers[tensor]))
-
-    def writer(self, value: Value) -> int:
-        """The op that made the value."""
-        return self.writers[value.tensor][value.version - 1]
+        self.temporaries: list[list[int]] = [[] for _ in range(m)]  # that it is made from
+        self._relate()
 
     def ops_of(self, tensors: Iterable[int]) -> set[int]:
         """The forward ops that write these tensors."""
         return {op for tensor in tensors for op in self.writers[tensor]}
 
-    def own_us(self, tensor: int, kept: Sequence[bool] | Bools) -> tuple[float, set[int]]:
-        """The time to rebuild a tensor where all that is saved or `kept` is there; and its ops."""
+    def own_us(self, tensor: int, keep: Bools) -> float:
+        """The time to make a tensor again where all that is saved or in `keep` is there."""
         ops: set[int] = set()
-        stack = list(self.writers[tensor])
+        stack, seen = [tensor], {tensor}
         while stack:
-            op = stack.pop()
-            if op in ops:
-                continue
-            ops.add(op)
-            for value in self.inputs[op]:
-                if value.tensor == tensor or not self.again_made[value.tensor]:
-                    continue
-                if self.saved[value.tensor] or kept[value.tensor]:
-                    if value == self.final(value.tensor):
-                        continue
-                stack.extend(self.writers[value.tensor][: value.version])
-        return float(sum(self.step.op_us[op] for op in ops)), ops
+            now = stack.pop()
+            ops.update(self.writers[now])
+            for source in self.temporaries[now]:
+                if source not in seen and not keep[source]:
+                    seen.add(source)
+                    stack.append(source)
+        return float(sum(self._us[op] for op in ops))
 
     def flow_bytes(self) -> Ints:
         """[n] Bytes of large made tensors that forward ops both up to and after each op access."""
@@ -106,60 +84,82 @@ class Graph:
 
     def _read_columns(self) -> None:
         step = self.step
+        self._us: list[float] = step.op_us.tolist()
         tensors, writes = step.access_tensor.tolist(), step.access_write.tolist()
         starts, first = step.access_start.tolist(), step.first.tolist()
-        transient = step.kind == Kind.TRANSIENT
+        transient = (step.kind == Kind.TRANSIENT).tolist()
         for op, forward in enumerate(self.forward.tolist()):
-            for tensor, write in zip(
-                tensors[starts[op] : starts[op + 1]],
-                writes[starts[op] : starts[op + 1]],
-                strict=True,
-            ):
-                writers = self.writers[tensor]
-                if not forward:
-                    if write:
-                        self._spoiled_at[tensor] = min(self._spoiled_at[tensor], op)
-                    elif self.is_made(tensor):
-                        self.saved[tensor] = transient[tensor]
-                        self.wanted[op].append(tensor)
-                    continue
-                self.last_forward[tensor] = op
-                made_now = write and not writers and first[tensor] == op
-                if not made_now:
-                    self.inputs[op].append(Value(tensor, len(writers)))
-                if write:
-                    writers.append(op)
-                    self.outputs[op].append(Value(tensor, len(writers)))
-        self.made: Bools = np.array([self.is_made(t) for t in range(step.n_tensors)], bool)
+            wanted: list[int] = []
+            for at in range(starts[op], starts[op + 1]):
+                tensor, write = tensors[at], writes[at]
+                if forward:
+                    self.last_forward[tensor] = op
+                    self._access(op, tensor, write, first[tensor])
+                elif write:
+                    self._spoiled_at[tensor] = min(self._spoiled_at[tensor], op)
+                elif self.made[tensor]:
+                    self.saved[tensor] = transient[tensor]
+                    wanted.append(tensor)
+            if wanted:
+                self.wanted_at.append((op, wanted))
+
+    def _access(self, op: int, tensor: int, write: bool, first: int) -> None:
+        """By a forward op."""
+        makes = write and not self.writers[tensor] and first == op
+        if not makes:
+            self.inputs[op].append(self.final[tensor])
+        if not write:
+            return
+        self.made[tensor] |= makes
+        self.final[tensor] = len(self.tensor_of)
+        self.writers[tensor].append(op)
+        self.outputs[op].append(self.final[tensor])
+        self.tensor_of.append(tensor)
+        self.writer.append(op)
+        self.is_first.append(makes)
 
     def _again(self) -> Bools:
-        """[n] Whether a forward op can run again in backward, given what the pass has left.
+        """[m] Whether forward ops can make a tensor again in backward, given what is left then.
 
-        Not one that changes what it did not make, nor one that reads what was overwritten since
+        Not an op that changes what it did not make, nor one that reads what was overwritten since
         and cannot itself be made again.
         """
-        again: Bools = np.zeros(self.step.n_ops, bool)
-        self.again_made: Bools = np.zeros(self.step.n_tensors, bool)
-        made, alive_later = self.made, self.step.kind != Kind.TRANSIENT
+        spoiled = self._spoiled_at <= self.last_wanted
+        again = [False] * self.step.n_ops
+        possible = [False] * len(self.tensor_of)  # of values: made by such ops only
         for op in np.flatnonzero(self.forward).tolist():
-            again[op] = all(made[v.tensor] for v in self.outputs[op]) and all(
-                value == self.final(value.tensor)
-                or (made[value.tensor] and all(again[self.writers[value.tensor][: value.version]]))
+            again[op] = all(self.made[self.tensor_of[v]] for v in self.outputs[op]) and all(
+                (value == self.final[self.tensor_of[value]] or possible[value])
+                and not spoiled[self.tensor_of[value]]
                 for value in self.inputs[op]
             )
-            again[op] &= not any(self._spoiled[v.tensor] for v in self.inputs[op])
-        for tensor in np.flatnonzero(made & ~alive_later).tolist():
-            self.again_made[tensor] = all(again[self.writers[tensor]])
-        return again
+            sources = {self.tensor_of[value]: value for value in self.inputs[op]}
+            for value in self.outputs[op]:
+                before = sources.get(self.tensor_of[value])
+                possible[value] = again[op] and (before is None or possible[before])
+        return self.made & ~spoiled & np.array([possible[value] for value in self.final], bool)
 
     def _may_drop(self) -> Bools:
         step = self.step
         last_use = np.full(step.n_tensors, -1, np.int64)
         np.maximum.at(last_use, step.access_tensor, step.access_op)
         free = ~self.saved | (step.last <= last_use + _SLACK_OPS)
-        return self.again_made & ~self._spoiled & free & step.large
+        return self._again() & free & step.large & (step.kind == Kind.TRANSIENT)
+
+    def _relate(self) -> None:
+        for values in self.outputs:
+            large = [t for t in map(self.tensor_of.__getitem__, values) if self.step.large[t]]
+            if len(large) > 1:
+                for tensor in large:
+                    self.siblings[tensor] += [other for other in large if other != tensor]
+        for tensor in np.flatnonzero(self.made).tolist():
+            values = [value for op in self.writers[tensor] for value in self.inputs[op]]
+            sources = dict.fromkeys(map(self.tensor_of.__getitem__, values))
+            self.temporaries[tensor] = [
+                t for t in sources if self.may_drop[t] and not self.saved[t] and t != tensor
+            ]
 
     def cost_per_byte(self, tensors: Ints, kept: Bools) -> Floats:
         """µs a byte to rebuild each of the tensors from what is saved."""
-        own = [self.own_us(tensor, kept)[0] for tensor in tensors.tolist()]
+        own = [self.own_us(tensor, kept) for tensor in tensors.tolist()]
         return np.array(own) / np.maximum(self.step.bytes[tensors], 1)

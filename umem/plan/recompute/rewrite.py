@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ...trace.step import Bools, Ints, StepTrace
-from .graph import Graph, Value
+from .graph import Graph
 from .plan import Keep
 
 
@@ -39,7 +39,9 @@ class Rewritten:
         return tuple(sorted(self.graph.ops_of(np.flatnonzero(self.dropped).tolist())))
 
 
-def rewrite(graph: Graph, drop: Bools, keep: Bools, mode: Keep = "speed") -> Rewritten:
+def rewrite(
+    graph: Graph, drop: Bools, keep: Bools, mode: Keep = "speed", *, labels: bool = True
+) -> Rewritten:
     """Drop tensors, and make them again before the first op in backward that reads them.
 
     What an op needs to run again is, in this order: kept, and its life is extended; a copy that is
@@ -51,146 +53,113 @@ def rewrite(graph: Graph, drop: Bools, keep: Bools, mode: Keep = "speed") -> Rew
         drop: [m] saved tensors that are not kept; those that are not `droppable` are.
         keep: [m] tensors that backward does not read and that are kept for making others from.
         mode: whether copies stay until nothing needs them, or until the op that wanted them ends.
+        labels: whether ops and tensors of the new step have their names; a search does without.
     """
-    return _Rewriter(graph, drop & graph.droppable, keep, mode).run()
+    rewriter = _Rewriter(graph, drop & graph.droppable, keep, mode)
+    rewriter.run()
+    return rewriter.build(labels)
 
 
-@dataclass
-class _Copy:
-    """A tensor made again."""
-
-    tensor: int
-    version: int
-    index: int  # among the tensors of the new step
-
-
-@dataclass
 class _Rewriter:
-    graph: Graph
-    drop: Bools
-    keep: Bools
-    mode: Keep
-    origin: list[int] = field(default_factory=list)
-    again: list[int] = field(default_factory=list)  # positions in `origin`
-    copies: list[int] = field(default_factory=list)  # the tensor of each
-    here: dict[int, _Copy] = field(default_factory=dict)  # the latest copy of each tensor
-    used: dict[int, int] = field(default_factory=dict)  # the last use, by new op, of what is kept
-    replaced: dict[int, dict[int, int]] = field(default_factory=dict)  # at a new op: tensor -> copy
-    temporary: set[int] = field(default_factory=set)
+    """Values are numbers of `graph.values`."""
 
-    def run(self) -> Rewritten:
-        graph, n = self.graph, self.graph.step.n_ops
-        self.dropped = self._dropped()
-        gone = self.dropped.tolist()
-        before = 0
-        for op, wanted in enumerate(graph.wanted):
+    def __init__(self, graph: Graph, drop: Bools, keep: Bools, mode: Keep) -> None:
+        self.graph, self.mode = graph, mode
+        self.dropped = _with_temporaries(graph, drop, keep)
+        self.gone: list[bool] = self.dropped.tolist()
+        self.before: list[int] = []  # of each op run again the op that it comes before
+        self.again: list[int] = []
+        self.copies: list[int] = []  # the tensor of each
+        self.here: dict[int, int] = {}  # the latest copy of each tensor
+        self.holds: dict[int, int] = {}  # the value that it holds
+        # Of ops run again, by their place in `again`, and of others: the copies that they access.
+        self.names: list[dict[int, int]] = []
+        self.wanted: dict[int, dict[int, int]] = {}
+
+    def run(self) -> None:
+        graph, gone, here = self.graph, self.gone, self.here
+        for op, wanted in graph.wanted_at:
             missing = [tensor for tensor in wanted if gone[tensor]]
             if not missing:
                 continue
-            self.origin.extend(range(before, op))
-            before = op
-            for again in self._needed([graph.final(tensor) for tensor in missing]):
+            for again in self._needed([graph.final[tensor] for tensor in missing]):
+                self.before.append(op)
                 self._run_again(again)
-            self.replaced[len(self.origin)] = {t: self.here[t].index for t in missing}
+            self.wanted[op] = {tensor: here[tensor] for tensor in missing}
             if self.mode == "memory":
-                self.here.clear()
-        self.origin.extend(range(before, n))
-        return self._build()
+                here.clear()
+                self.holds.clear()
 
-    def _dropped(self) -> Bools:
-        """What is to be dropped, and the temporaries that it is made from again.
-
-        An op's outputs go together: a plan says which ops to drop.
-        """
-        graph, keep = self.graph, self.keep.copy()
-        dropped: Bools = np.zeros(len(keep), bool)
-        stack = np.flatnonzero(self.drop).tolist()
-        while stack:
-            tensor = stack.pop()
-            if dropped[tensor] or keep[tensor]:
-                continue
-            if any(keep[t] or not graph.may_drop[t] for t in graph.siblings[tensor]):
-                keep[tensor] = True
-                continue
-            dropped[tensor] = True
-            stack.extend(graph.siblings[tensor])
-            for op in graph.writers[tensor]:
-                sources = (value.tensor for value in graph.inputs[op])
-                stack.extend(t for t in sources if graph.may_drop[t] and not graph.saved[t])
-        return dropped
-
-    def _needed(self, values: list[Value]) -> list[int]:
+    def _needed(self, values: list[int]) -> list[int]:
         """The forward ops that have to run again for these values, in order.
 
         A copy may have gone on from a version that is needed: then it is made anew.
         """
-        graph = self.graph
+        graph, gone, holds = self.graph, self.gone, self.holds
+        tensor_of, final, writer = graph.tensor_of, graph.final, graph.writer
         stack, seen, ops = list(values), set(values), set()
         while stack:
             value = stack.pop()
-            if self._is_kept(value):
+            tensor = tensor_of[value]
+            if not gone[tensor] and value == final[tensor]:
                 continue
-            copy = self.here.get(value.tensor)
-            if copy is not None and copy.version == value.version:
+            held = holds.get(tensor)
+            if held == value:
                 continue
-            if copy is not None and copy.version > value.version:
-                del self.here[value.tensor]
-                later = Value(value.tensor, copy.version)
-                stack.extend([later] * (later in seen))
-            op = graph.writer(value)
+            if held is not None and held > value:
+                del holds[tensor]
+                if held in seen:
+                    stack.append(held)
+            op = writer[value]
+            if op in ops:
+                continue
             ops.add(op)
-            sources = list(graph.inputs[op])
-            stack.extend(source for source in sources if source not in seen)
-            seen.update(sources)
+            for source in graph.inputs[op]:
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
         return sorted(ops)
 
-    def _is_kept(self, value: Value) -> bool:
-        """Whether the tensor itself still holds the value."""
-        return not self.dropped[value.tensor] and value == self.graph.final(value.tensor)
-
     def _run_again(self, op: int) -> None:
-        now = len(self.origin)
-        self.again.append(now)
-        self.origin.append(op)
+        graph, gone, here, holds = self.graph, self.gone, self.here, self.holds
         names: dict[int, int] = {}
-        for value in self.graph.inputs[op]:
-            if self._is_kept(value):
-                self.used[value.tensor] = now
-            else:
-                names[value.tensor] = self.here[value.tensor].index
-        for value in self.graph.outputs[op]:
-            copy = self.here.get(value.tensor)
-            if value.version == 1 or copy is None:
-                copy = _Copy(value.tensor, 0, self.graph.step.n_tensors + len(self.copies))
-                self.here[value.tensor] = copy
-                self.copies.append(value.tensor)
-            copy.version = value.version
-            names[value.tensor] = copy.index
-        self.replaced[now] = names
+        for value in graph.inputs[op]:
+            tensor = graph.tensor_of[value]
+            if gone[tensor] or value != graph.final[tensor]:
+                names[tensor] = here[tensor]
+        for value in graph.outputs[op]:
+            tensor = graph.tensor_of[value]
+            if graph.is_first[value] or tensor not in holds:
+                here[tensor] = graph.step.n_tensors + len(self.copies)
+                self.copies.append(tensor)
+            holds[tensor] = value
+            names[tensor] = here[tensor]
+        self.names.append(names)
+        self.again.append(op)
 
-    def _build(self) -> Rewritten:
+    def build(self, labels: bool) -> Rewritten:
         """The columns of the new step."""
         step = self.graph.step
-        origin = np.array(self.origin, np.int64)
-        again: Bools = np.zeros(len(origin), bool)
-        again[self.again] = True
+        origin = np.insert(np.arange(step.n_ops), self.before, self.again)
+        place = np.arange(step.n_ops) + np.searchsorted(
+            np.array(self.before, np.int64), np.arange(step.n_ops), side="right"
+        )
+        again: Bools = np.ones(len(origin), bool)
+        again[place] = False
         copy_of = np.concatenate((np.arange(step.n_tensors), np.array(self.copies, np.int64)))
         counts = np.diff(step.access_start)[origin]
         starts = np.concatenate(([0], np.cumsum(counts)))
         access = np.arange(starts[-1]) - np.repeat(starts[:-1] - step.access_start[origin], counts)
-        tensor = step.access_tensor[access]
-        for op, names in self.replaced.items():
-            inside = tensor[starts[op] : starts[op + 1]]
-            inside[:] = [names.get(t, t) for t in inside.tolist()]
+        tensor = self._renamed(step.access_tensor[access], starts, again, place)
         op = np.repeat(np.arange(len(origin)), counts)
-        first, last = self._lives(np.flatnonzero(~again), op, tensor)
+        first, last = self._lives(place, again, op, tensor)
         made = StepTrace(
             op_us=step.op_us[origin],
-            op_names=_picked(step.op_names, origin),
+            op_names=_picked(step.op_names, origin, labels),
             bytes=step.bytes[copy_of],
             large=step.large[copy_of],
-            tags=_picked(step.tags, copy_of),
-            families=_picked(step.families, copy_of),
+            tags=_picked(step.tags, copy_of, labels),
+            families=_picked(step.families, copy_of, labels),
             kind=step.kind[copy_of],
             first=first,
             last=last,
@@ -202,23 +171,52 @@ class _Rewriter:
         )
         return Rewritten(self.graph, self.dropped, self.mode, origin, again, copy_of, made)
 
-    def _lives(self, place: Ints, op: Ints, tensor: Ints) -> tuple[Ints, Ints]:
+    def _renamed(self, tensor: Ints, starts: Ints, again: Bools, place: Ints) -> Ints:
+        """The accesses, of copies where an op accesses one."""
+        changed, bounds = tensor.tolist(), starts.tolist()
+        of_wanted = zip(place[list(self.wanted)].tolist(), self.wanted.values(), strict=True)
+        of_again = zip(np.flatnonzero(again).tolist(), self.names, strict=True)
+        for op, names in (*of_wanted, *of_again):
+            begin, end = bounds[op], bounds[op + 1]
+            changed[begin:end] = [names.get(t, t) for t in changed[begin:end]]
+        return np.array(changed, np.int64)
+
+    def _lives(self, place: Ints, again: Bools, op: Ints, tensor: Ints) -> tuple[Ints, Ints]:
         """First and last op of each tensor; `place`: where each op of the whole step is now."""
         step, graph = self.graph.step, self.graph
+        count = step.n_tensors
         gone = self.dropped & graph.saved
         ends = np.where(gone, np.maximum(graph.last_forward, step.first), step.last)
-        first = np.concatenate((place[step.first], np.full(len(self.copies), len(self.origin))))
-        last = np.concatenate((place[ends], np.zeros(len(self.copies), np.int64)))
-        new = np.arange(step.n_tensors, len(first))
-        np.minimum.at(first, tensor, op)
-        first[: step.n_tensors] = place[step.first]
-        used = np.full(len(first), -1, np.int64)
-        np.maximum.at(used, tensor, op)
-        last[new] = used[new]
-        kept = np.array(list(self.used), np.int64)
-        last[kept] = np.maximum(last[kept], used[kept])
+        first = np.concatenate((place[step.first], np.full(len(self.copies), len(again))))
+        last = np.concatenate((place[ends], np.full(len(self.copies), -1)))
+        copy = tensor >= count
+        np.minimum.at(first, tensor[copy], op[copy])
+        later = copy | again[op]  # what an op run again reads lives as long
+        np.maximum.at(last, tensor[later], op[later])
         return first, last
 
 
-def _picked(names: Sequence[str], index: Ints) -> tuple[str, ...]:
-    return tuple(names[i] for i in index.tolist())
+def _with_temporaries(graph: Graph, drop: Bools, keep: Bools) -> Bools:
+    """What is to be dropped, and the temporaries that it is made from again.
+
+    An op's outputs go together: a plan says which ops to drop.
+    """
+    kept: list[bool] = keep.tolist()
+    dropped = [False] * len(kept)
+    stack = np.flatnonzero(drop).tolist()
+    while stack:
+        tensor = stack.pop()
+        if dropped[tensor] or kept[tensor]:
+            continue
+        siblings = graph.siblings[tensor]
+        if siblings and any(kept[t] or not graph.may_drop[t] for t in siblings):
+            kept[tensor] = True
+            continue
+        dropped[tensor] = True
+        stack += siblings
+        stack += graph.temporaries[tensor]
+    return np.array(dropped, bool)
+
+
+def _picked(names: Sequence[str], index: Ints, labels: bool) -> tuple[str, ...]:
+    return tuple(map(names.__getitem__, index.tolist())) if labels else ("",) * len(index)

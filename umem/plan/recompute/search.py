@@ -62,7 +62,7 @@ class Search:
         key = _key(selection)
         found = self._known.get(key)
         if found is None:
-            step = rewrite(self.small, *selection).step
+            step = rewrite(self.small, *selection, labels=False).step
             floors = score.floors_us(step, self.link, self.room, _FACTORS)
             fits = step.peak_bytes <= self.room
             found = self._known[key] = Choice(selection, floors, step.compute_us, fits)
@@ -74,7 +74,7 @@ class Search:
             return choice.compute_us
         key = _key(choice.selection)
         if key not in self._estimates:
-            step = rewrite(self.small, *choice.selection).step
+            step = rewrite(self.small, *choice.selection, labels=False).step
             self._estimates[key] = score.estimate_us(step, self.link, self.room)
         return self._estimates[key]
 
