@@ -52,6 +52,8 @@ def floors_us(
     return found + _COMPUTE_SHARE * compute
 
 
-def estimate_us(step: StepTrace, device: DeviceProfile, budget: int) -> float:
-    """What the default policy's swapping makes of the step."""
-    return Umem().estimate_us(step, device, budget)
+def estimate_us(
+    step: StepTrace, device: DeviceProfile, budget: int, *, compare: bool = True
+) -> float:
+    """What the default policy's swapping makes of the step (see `Umem.estimate_us`)."""
+    return Umem().estimate_us(step, device, budget, compare=compare)

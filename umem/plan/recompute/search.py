@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...devices import DeviceProfile
+from ...errors import NotSupportedError, PlanError
 from ...policies.occupancy import capacity
 from ...trace.step import Bools, Floats, Ints
-from . import candidates, score
+from . import score
+from .bound import Relaxation
 from .candidates import Checkpoints, Selection
 from .graph import Graph
 from .reduced import reduced
@@ -23,8 +26,11 @@ _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
-_EVALUATED = 1_500_000  # accesses in all choices that local search looks at: its time
-_ESTIMATED = 150_000  # accesses in all choices that it estimates
+# The accesses of a step times the choices that local search looks at, or estimates: its time.
+_LOOKED = 300_000
+_TRIED = 250_000
+_FLIPPED = (1, 1, 2, 3)  # neighbours at a time
+_KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
 
 
@@ -75,7 +81,7 @@ class Search:
         key = _key(choice.selection)
         if key not in self._estimates:
             step = rewrite(self.small, *choice.selection, labels=False).step
-            self._estimates[key] = score.estimate_us(step, self.link, self.room)
+            self._estimates[key] = score.estimate_us(step, self.link, self.room, compare=False)
         return self._estimates[key]
 
     def best(self) -> Choice:
@@ -84,19 +90,31 @@ class Search:
             return self.swap_only
         grid = list(self._grid())
         seeds = _unique(_top(grid, factor, 2) for factor in range(len(_FACTORS)))
-        best = self._fastest([self.swap_only, *seeds])
-        improved = [self._improved(best, factor) for factor in (1, 2, 3)]
-        alone = [choice for choice in self._known.values() if choice.fits]
-        alone.sort(key=lambda choice: choice.compute_us)
-        return self._settled(self._fastest([best, *improved, *alone[:1]]))
+        best = self._fastest([self.swap_only, *seeds, *self._relaxed()])
+        best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
+        return self._settled(self._fastest([best, *self._alone()]))
 
     def recompute_only(self) -> Choice | None:
         """The shortest one found that needs no swapping."""
         if self.swap_only.fits:
             return self.swap_only
         list(self._grid())
+        return next(iter(self._alone()), None)
+
+    def _alone(self) -> list[Choice]:
+        """The shortest one known that needs no swapping, if any."""
         fitting = [choice for choice in self._known.values() if choice.fits]
-        return min(fitting, key=lambda choice: choice.compute_us, default=None)
+        return sorted(fitting, key=lambda choice: choice.compute_us)[:1]
+
+    def _relaxed(self) -> Iterator[Choice]:
+        """Rounded solutions of the linear program behind slower links; none without scipy."""
+        for factor in (0.7, 0.5, 0.3):
+            try:
+                program = Relaxation(self.small, score.derated(self.link, factor), self.room)
+                program.least_us()
+            except (NotSupportedError, PlanError):
+                return
+            yield self.look(program.selection(0.5))
 
     def _fastest(self, choices: Iterable[Choice]) -> Choice:
         return min(choices, key=self.estimate_us)
@@ -133,7 +151,7 @@ class Search:
 
     def _improved(self, choice: Choice, factor: int) -> Choice:
         """Change one group of tensors after the other, where the bound behind a link falls."""
-        left = _EVALUATED // max(3 * len(self.small.step.access_tensor), 1)
+        left = _LOOKED // max(len(self.small.step.access_tensor), 1)
         changed = True
         while changed and left > 0:
             changed = False
@@ -147,18 +165,22 @@ class Search:
         return choice
 
     def _settled(self, choice: Choice) -> Choice:
-        """The same by the estimate."""
-        left = _ESTIMATED // max(len(self.small.step.access_tensor), 1)
-        for group in self._groups(choice):
-            other = self.look(_flipped(choice.selection, group))
-            now = self.estimate_us(choice)
-            if min(other.floors) >= now * _BETTER:
-                continue
-            left -= 1
-            if self.estimate_us(other) < now * _BETTER:
-                choice = other
-            if left <= 0:
-                break
+        """Drop or keep a few neighbours at random, where the estimate falls; seeded."""
+        graph, generator = self.small, random.Random(0)
+        saved = np.flatnonzero(graph.droppable)
+        temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
+        now = self.estimate_us(choice)
+        for _ in range(_TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0):
+            drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
+            if len(temporary) and generator.random() < _KEPT:
+                keep[generator.choice(temporary.tolist())] ^= True
+                other = self.look(Selection(drop, keep))
+            else:
+                begin = generator.randrange(len(saved))
+                tensors = saved[begin : begin + generator.choice(_FLIPPED)]
+                other = self.look(_flipped(choice.selection, tensors))
+            if min(other.floors) < now and self.estimate_us(other) < now:
+                choice, now = other, self.estimate_us(other)
         return choice
 
     def _groups(self, choice: Choice) -> Iterator[Ints]:
