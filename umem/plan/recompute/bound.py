@@ -125,9 +125,7 @@ class Relaxation:
 
     def _first_wanted(self) -> Ints:
         """[m] The first op behind forward that needs a tensor, or what is made from it."""
-        first = np.full(self.graph.step.n_tensors, self.graph.step.n_ops, np.int64)
-        for op, tensors in reversed(self.graph.wanted_at):
-            first[tensors] = op
+        first = self.graph.first_wanted()
         for tensor in reversed(list(self.share)):  # what is made from others comes before them
             for source in self.graph.temporaries[tensor]:
                 first[source] = min(first[source], first[tensor])

@@ -68,6 +68,25 @@ class Graph:
                     stack.append(source)
         return float(sum(self._us[op] for op in ops))
 
+    def sources(self, tensor: int) -> set[int]:
+        """What is saved and a tensor is made again from, itself or by way of temporaries."""
+        stack, seen = [tensor], {tensor}
+        found: set[int] = set()
+        while stack:
+            now = stack.pop()
+            for op in self.writers[now]:
+                found.update(map(self.tensor_of.__getitem__, self.inputs[op]))
+            stack += [t for t in self.temporaries[now] if t not in seen]
+            seen.update(self.temporaries[now])
+        return {t for t in found - {tensor} if self.saved[t]}
+
+    def first_wanted(self) -> Ints:
+        """[m] The first op behind forward that reads each tensor; n where none does."""
+        first = np.full(self.step.n_tensors, self.step.n_ops, np.int64)
+        for op, tensors in reversed(self.wanted_at):
+            first[tensors] = op
+        return first
+
     def flow_bytes(self) -> Ints:
         """[n] Bytes of large made tensors that forward ops both up to and after each op access."""
         step = self.step

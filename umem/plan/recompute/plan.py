@@ -6,9 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ...errors import PlanError
+from ...errors import ConfigError, PlanError
+from ...values import did_you_mean
 
 Keep = Literal["speed", "memory"]
+
+# What each drops; all swap the rest with the default policy, as far as the budget needs it.
+MODES = {
+    "umem": "what the search finds fastest, swapping and recomputing together",
+    "swap": "nothing",
+    "recompute": "what the search finds fastest without any swapping",
+    "hybrid": "cheap results (norms, activation functions); those of products swap",
+    "capuchin": "by tensor: swaps that hide first, then the most bytes a second of recomputation",
+    "speed": "cheap results; copies stay until their last use",
+    "memory": "cheap results; copies go after each use",
+    "cost": "cheap results; copies stay, unless the step's peak would be higher",
+    "per_block": "all but the inputs of blocks",
+}
+
+
+def check(mode: str) -> None:
+    """Raises ConfigError where there is no such mode."""
+    if mode not in MODES:
+        raise ConfigError(
+            f"there is no way {mode!r} to recompute{did_you_mean(mode, list(MODES))}; allowed: "
+            f"{', '.join(MODES)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
-# The accesses of a step times the choices that local search looks at, or estimates: its time.
+# The accesses of a step times the choices that local search looks at: its time. An estimate takes
+# about as long as so many looks.
 _LOOKED = 300_000
-_TRIED = 250_000
+_TRIED = 400_000
+_LOOKS = 8
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
 _KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
@@ -170,7 +172,9 @@ class Search:
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
         now = self.estimate_us(choice)
-        for _ in range(_TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0):
+        left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
+        while left > 0:
+            left -= 1
             drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
             if len(temporary) and generator.random() < _KEPT:
                 keep[generator.choice(temporary.tolist())] ^= True
@@ -179,7 +183,10 @@ class Search:
                 begin = generator.randrange(len(saved))
                 tensors = saved[begin : begin + generator.choice(_FLIPPED)]
                 other = self.look(_flipped(choice.selection, tensors))
-            if min(other.floors) < now and self.estimate_us(other) < now:
+            if min(other.floors) >= now:
+                continue
+            left -= 0 if other.fits else _LOOKS
+            if self.estimate_us(other) < now:
                 choice, now = other, self.estimate_us(other)
         return choice
 

@@ -1,0 +1,96 @@
+"""The ways to choose what is dropped, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...devices import DeviceProfile
+from ...errors import PlanError
+from ...policies.occupancy import capacity
+from ...trace.step import StepTrace
+from ...values import PAGE_BYTES
+from ..analysis import works_of
+from ..recording import Recording
+from . import candidates, score
+from .capuchin import capuchin
+from .graph import Graph
+from .plan import RecomputePlan, check
+from .rewrite import Rewritten, rewrite
+from .search import LINK, Choice, Search
+
+
+class Planner:
+    """One step at one budget under any of MODES; the search runs once for all that need it."""
+
+    def __init__(self, graph: Graph, device: DeviceProfile, budget: int) -> None:
+        self.graph, self.device, self.budget = graph, device, budget
+        self._search = Search(graph, device, budget)
+        self._best: Choice | None = None
+
+    def plan(self, mode: str) -> Rewritten | None:
+        """The step as that mode rewrites it; None: it fits by no way that the mode knows.
+
+        Raises:
+            ConfigError: there is no such mode.
+        """
+        check(mode)
+        graph = self.graph
+        if mode == "umem":
+            return self._fastest()
+        if mode == "recompute":
+            alone = self._search.recompute_only()
+            return None if alone is None else rewrite(graph, *alone.selection)
+        if mode == "swap":
+            return rewrite(graph, *self._search.swap_only.selection)
+        if mode == "per_block":
+            return rewrite(graph, *candidates.per_block(graph))
+        if mode == "capuchin":
+            room = capacity(graph.step.pieces, self.budget)
+            return rewrite(graph, *capuchin(graph, self._search.link, room))
+        cheap = candidates.hybrid(graph)
+        speed = rewrite(graph, *cheap, "speed")
+        if mode in ("hybrid", "speed"):
+            return speed
+        memory = rewrite(graph, *cheap, "memory")
+        if mode == "cost" and speed.step.peak_bytes <= max(memory.step.peak_bytes, self.budget):
+            return speed
+        return memory
+
+    def estimate_us(self, new: Rewritten) -> float:
+        """With the default policy's swapping, over the whole link."""
+        return score.estimate_us(new.step, self.device, self.budget)
+
+    def _fastest(self) -> Rewritten:
+        """Of what the search found and what it is never to be slower than."""
+        link = score.derated(self.device, LINK)
+        self._best = self._best or self._search.best()
+        choices = [self._best, self._search.recompute_only(), self._search.swap_only]
+        unique = {id(choice): choice for choice in choices if choice is not None}.values()
+        steps = [rewrite(self.graph, *choice.selection) for choice in unique]
+        return min(steps, key=lambda new: score.estimate_us(new.step, link, self.budget))
+
+
+def graph_of(step: StepTrace, recording: Recording) -> tuple[Graph, Sequence[int]]:
+    """The graph of a planned step, and of each of its ops the index in `recording.forward`.
+
+    -1 is of an op behind the forward pass.
+
+    Raises:
+        PlanError: the step is not the recording's.
+    """
+    works = works_of(step, recording)
+    if not works:
+        raise PlanError(
+            "the ops of the step are not those of the recording; allowed: the last step of its own"
+            " events"
+        )
+    ordinals = [work.ordinal for work in works]
+    return Graph(step, np.array(ordinals) >= 0), ordinals
+
+
+def executable(new: Rewritten, recording: Recording, ordinals: Sequence[int]) -> RecomputePlan:
+    """What a running program needs of a rewritten step."""
+    drop = sorted({ordinals[op] for op in new.drop_ops})
+    return RecomputePlan(recording.forward, tuple(drop), new.mode, keep_below=PAGE_BYTES)
