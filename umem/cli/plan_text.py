@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 def render(outcome: Outcome) -> str:
     """The whole answer, some lines a topic."""
-    parts = (_program, _memory, _budget, _policies, _budgets, _advice)
+    parts = (_program, _memory, _budget, _policies, _recomputed, _budgets, _advice)
     return "\n".join(line for part in parts for line in part(outcome))
 
 
@@ -79,6 +79,28 @@ def _policies(outcome: Outcome) -> Iterator[str]:
             "policies" if index == 0 else "",
             f"{result.policy:<16} {_ms(result.step_us):>11} {ratio:>6.2f} x compute, {moved}{best}",
         )
+
+
+def _recomputed(outcome: Outcome) -> Iterator[str]:
+    table = outcome.recomputed
+    if table is None:
+        return
+    head = f"{'':<10} {'step':>11} {'÷ compute':>9} {'again':>7} {'peak':>7} {'GiB in':>8} {'floor':>6}"
+    yield _row("recompute", head)
+    for row in table.rows:
+        if row.result is None:
+            yield _row("", f"{row.mode:<10} no way found that fits without swapping")
+            continue
+        yield _row(
+            "",
+            f"{row.mode:<10} {_ms(row.result.step_us):>11} {row.result.step_us / table.compute_us:>9.2f}"
+            f" {row.again_us / table.compute_us:>7.1%} {row.peak_bytes / outcome.memory.peak_bytes:>7.0%}"
+            f" {row.result.bytes_in / _GIB:>8.2f} {row.result.floor_us / table.compute_us:>6.2f}",
+        )
+    bound = "not computed: needs scipy (pip install 'umem[bounds]')"
+    if table.bound_us is not None:
+        bound = f"{table.bound_us / table.compute_us:.2f} x compute, by a linear program"
+    yield _row("", f"lower bound {bound}")
 
 
 def _budgets(outcome: Outcome) -> Iterator[str]:
