@@ -20,7 +20,7 @@ CLASSES = 1000
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut (He et al. 2015, with stride at 3 x 3)."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut, with the stride at 3 x 3."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

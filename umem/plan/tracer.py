@@ -148,7 +148,7 @@ class Tracer(TorchDispatchMode):
         out = self._call(func, args, named)
         if operator.bare == _SCALAR:
             return out  # a number that is known, such as how many steps an optimizer took
-        self._note(operator, func, (args, named, out), inputs, before, phase)
+        self._note(operator, func, (args, named, out), (inputs, before), phase)
         return out
 
     def _note(
@@ -156,15 +156,15 @@ class Tracer(TorchDispatchMode):
         operator: _Operator,
         func: Any,
         call: tuple[tuple[Any, ...], dict[str, Any], Any],
-        inputs: list[torch.Tensor],
-        before: set[int],
+        before: tuple[list[torch.Tensor], set[int]],
         phase: str,
     ) -> None:
         args, named, out = call
+        inputs, known = before
         tag, family = self.scope.result_tag(phase, inputs), operator.family
-        on_host = self.scope.is_on_host(self.recording.blocks, before)
+        on_host = self.scope.is_on_host(self.recording.blocks, known)
         outputs = [*_tensors([out])]
-        made = [t for t in outputs if self.block(t, tag, family, on_host) not in before]
+        made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
         changed = [*_tensors(_at(operator.changes, args, named))]
         if operator.bare in _EMPTY or not (made or changed or (inputs and not outputs)):
             return  # memory without data, or a view

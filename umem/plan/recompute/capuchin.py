@@ -6,7 +6,7 @@ import numpy as np
 
 from ...devices import DeviceProfile
 from ...policies.occupancy import large_live_bytes
-from ...trace.step import Bools, Floats, Ints
+from ...trace.step import Bools, Ints
 from .candidates import Selection
 from .graph import Graph
 
@@ -41,23 +41,23 @@ def capuchin(graph: Graph, device: DeviceProfile, room: int) -> Selection:
             continue
         lane_us -= float(out_us[i])
         inside -= step.bytes[tensors[i]]
-    return _made_again(graph, tensors, rest, excess, (begin, end), -free)
+    exposed = {i: -float(free[i]) for i in rest}
+    return _made_again(graph, tensors, excess, (begin, end), exposed)
 
 
 def _made_again(
     graph: Graph,
     tensors: Ints,
-    rest: list[int],
     excess: Ints,
     idle: tuple[Ints, Ints],
-    exposed_us: Floats,
+    exposed_us: dict[int, float],
 ) -> Selection:
-    """The greedy by MSPS over the candidates `rest`, until nothing is over."""
+    """The greedy by MSPS over the candidates that have an `exposed_us`, until nothing is over."""
     step, (begin, end) = graph.step, idle
     drop: Bools = np.zeros(step.n_tensors, bool)
     nothing: Bools = np.zeros(step.n_tensors, bool)
-    cost = {i: graph.own_us(int(tensors[i]), nothing) for i in rest}
-    sources = {i: graph.sources(int(tensors[i])) for i in rest}
+    cost = {i: graph.own_us(int(tensors[i]), nothing) for i in exposed_us}
+    sources = {i: graph.sources(int(tensors[i])) for i in exposed_us}
     while cost and excess.max(initial=0) > 0:
         best = max(cost, key=lambda i: (step.bytes[tensors[i]] / max(cost[i], 1e-9), -i))
         tensor, us = int(tensors[best]), cost.pop(best)

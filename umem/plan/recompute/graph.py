@@ -156,14 +156,16 @@ class Graph:
             for value in self.outputs[op]:
                 before = sources.get(self.tensor_of[value])
                 possible[value] = again[op] and (before is None or possible[before])
-        return self.made & ~spoiled & np.array([possible[value] for value in self.final], bool)
+        able: Bools = np.array([possible[value] for value in self.final], bool)
+        return np.asarray(self.made & ~spoiled & able, bool)
 
     def _may_drop(self) -> Bools:
         step = self.step
         last_use = np.full(step.n_tensors, -1, np.int64)
         np.maximum.at(last_use, step.access_tensor, step.access_op)
         free = ~self.saved | (step.last <= last_use + _SLACK_OPS)
-        return self._again() & free & step.large & (step.kind == Kind.TRANSIENT)
+        transient = step.kind == Kind.TRANSIENT
+        return np.asarray(self._again() & free & step.large & transient, bool)
 
     def _relate(self) -> None:
         for values in self.outputs:

@@ -41,7 +41,7 @@ class Planner:
             return self._fastest()
         if mode == "recompute":
             alone = self._search.recompute_only()
-            return None if alone is None else rewrite(graph, *alone.selection)
+            return None if alone is None else rewrite(graph, *alone.selection, alone.mode)
         if mode == "swap":
             return rewrite(graph, *self._search.swap_only.selection)
         if mode == "per_block":
@@ -68,7 +68,7 @@ class Planner:
         self._best = self._best or self._search.best()
         choices = [self._best, self._search.recompute_only(), self._search.swap_only]
         unique = {id(choice): choice for choice in choices if choice is not None}.values()
-        steps = [rewrite(self.graph, *choice.selection) for choice in unique]
+        steps = [rewrite(self.graph, *choice.selection, choice.mode) for choice in unique]
         return min(steps, key=lambda new: score.estimate_us(new.step, link, self.budget))
 
 

@@ -62,7 +62,7 @@ class RecomputePlan:
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip(self.drop, self.drop[1:], strict=False))
-        if self.drop and not (ascending and 0 <= self.drop[0] and self.drop[-1] < len(self.names)):
+        if self.drop and not (ascending and self.drop[0] >= 0 and self.drop[-1] < len(self.names)):
             raise PlanError(
                 f"drop={self.drop[:8]}...; allowed: ascending indices below {len(self.names)}, the "
                 "number of ops in names"

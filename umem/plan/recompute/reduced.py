@@ -36,7 +36,7 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
     small = step.bytes * step.large
     made = replace(
         step,
-        op_us=np.bincount(group, weights=step.op_us, minlength=n),
+        op_us=np.bincount(group, weights=step.op_us, minlength=n).astype(np.float64),
         op_names=tuple(step.op_names[i] for i in heads.tolist()),
         bytes=small,
         first=group[step.first],

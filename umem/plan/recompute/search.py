@@ -16,11 +16,13 @@ from . import score
 from .bound import Relaxation
 from .candidates import Checkpoints, Selection
 from .graph import Graph
+from .plan import Keep
 from .reduced import reduced
 from .rewrite import rewrite
 
 LINK = 0.8  # of the link is planned with: a slower one costs more than this insurance
 COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of checkpoints
+_FEW = (3, 6, 12)  # where copies go after each use: each chain is run once for each of its tensors
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the droppable bytes, refined around the best
 _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
@@ -43,7 +45,13 @@ class Choice:
     selection: Selection
     floors: Floats  # behind each of _FACTORS
     compute_us: float
-    fits: bool  # without swapping
+    over: int  # bytes, without swapping
+    mode: Keep = "speed"
+
+    @property
+    def fits(self) -> bool:
+        """Without swapping."""
+        return self.over <= 0
 
 
 @dataclass
@@ -65,24 +73,24 @@ class Search:
         nothing: Bools = np.zeros(whole.n_tensors, bool)
         self.swap_only = self.look(Selection(nothing, nothing))
 
-    def look(self, selection: Selection) -> Choice:
+    def look(self, selection: Selection, mode: Keep = "speed") -> Choice:
         """The choice of a selection."""
-        key = _key(selection)
+        key = _key(selection) + mode.encode()
         found = self._known.get(key)
         if found is None:
-            step = rewrite(self.small, *selection, labels=False).step
+            step = rewrite(self.small, *selection, mode, labels=False).step
             floors = score.floors_us(step, self.link, self.room, _FACTORS)
-            fits = step.peak_bytes <= self.room
-            found = self._known[key] = Choice(selection, floors, step.compute_us, fits)
+            over = step.peak_bytes - self.room
+            found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
         return found
 
     def estimate_us(self, choice: Choice) -> float:
         """With the default policy's swapping."""
         if choice.fits:
             return choice.compute_us
-        key = _key(choice.selection)
+        key = _key(choice.selection) + choice.mode.encode()
         if key not in self._estimates:
-            step = rewrite(self.small, *choice.selection, labels=False).step
+            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
             self._estimates[key] = score.estimate_us(step, self.link, self.room, compare=False)
         return self._estimates[key]
 
@@ -101,7 +109,27 @@ class Search:
         if self.swap_only.fits:
             return self.swap_only
         list(self._grid())
+        if not self._alone():
+            self._shrink()
+        if not self._alone():
+            for count in _FEW:
+                points = Checkpoints(self.small, count)
+                for share in (0.8, 0.9, 1.0):
+                    self.look(points.cheapest(share), "memory")
         return next(iter(self._alone()), None)
+
+    def _shrink(self) -> None:
+        """From the lowest peaks known change one group after the other where the peak falls."""
+        lowest = sorted(self._known.values(), key=lambda choice: choice.over)[:2]
+        left = _LOOKED // max(len(self.small.step.access_tensor), 1)
+        for choice in lowest:
+            for group in self._groups(choice):
+                other = self.look(_flipped(choice.selection, group))
+                left -= 1
+                if other.over < choice.over:
+                    choice = other
+                if left <= 0 or choice.fits:
+                    return
 
     def _alone(self) -> list[Choice]:
         """The shortest one known that needs no swapping, if any."""
@@ -168,7 +196,7 @@ class Search:
 
     def _settled(self, choice: Choice) -> Choice:
         """Drop or keep a few neighbours at random, where the estimate falls; seeded."""
-        graph, generator = self.small, random.Random(0)
+        graph, generator = self.small, random.Random(0)  # noqa: S311 - a walk that is the same each time
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
         now = self.estimate_us(choice)
@@ -209,7 +237,7 @@ class Search:
         )
         for parts in (1, 2, 4, 8, 1 << 30):
             for (_, alike), _ in order:
-                if parts > 1 and len(alike) * 2 <= parts and parts < 1 << 30:
+                if parts > 1 and len(alike) * 2 <= parts < 1 << 30:
                     continue
                 if parts == 1 or len(alike) > 1:
                     yield from np.array_split(np.array(alike, np.int64), min(parts, len(alike)))
