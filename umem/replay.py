@@ -165,16 +165,15 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 def simulate_recompute(planner: Planner, mode: str) -> Recomputed | None:
     """Replay a step as a mode of `plan/recompute` rewrites it; None where the mode has no way.
 
-    The mode umem is the fastest in replay of what its search found, of the best it knows without
-    swapping, and of swapping alone.
+    The mode umem is the fastest in replay of the planner's finalists.
 
     Raises:
         ConfigError: there is no such mode.
         OutOfMemoryError, StateError: as `simulate`.
     """
+    rewritten = planner.finalists() if mode == "umem" else [planner.plan(mode)]
     done = []
-    for way in ("umem", "recompute", "swap") if mode == "umem" else (mode,):
-        new = planner.plan(way)
+    for new in rewritten:
         if new is not None:
             result = simulate(new.step, registry.DEFAULT, planner.device, planner.budget)
             done.append(Recomputed(mode, new, result))

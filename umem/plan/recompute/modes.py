@@ -27,7 +27,7 @@ class Planner:
     def __init__(self, graph: Graph, device: DeviceProfile, budget: int) -> None:
         self.graph, self.device, self.budget = graph, device, budget
         self._search = Search(graph, device, budget)
-        self._best: Choice | None = None
+        self._finalists: list[Rewritten] | None = None
 
     def plan(self, mode: str) -> Rewritten | None:
         """The step as that mode rewrites it; None: it fits by no way that the mode knows.
@@ -36,14 +36,35 @@ class Planner:
             ConfigError: there is no such mode.
         """
         check(mode)
+        if mode != "umem":
+            return self._other(mode)
+        link = score.derated(self.device, LINK)
+        return min(self.finalists(), key=lambda new: score.estimate_us(new.step, link, self.budget))
+
+    def finalists(self) -> list[Rewritten]:
+        """What mode umem chooses from: what the search found, and what it must not be slower than.
+
+        The search's choice; one made for half of the link; the best known without swapping; nothing
+        but swapping.
+        """
+        if self._finalists is None:
+            search = self._search
+            choices = [search.best(), *search.cautious(), search.recompute_only()]
+            known = [choice for choice in (*choices, search.swap_only) if choice is not None]
+            unique = {id(choice): choice for choice in known}.values()
+            self._finalists = [self._rewritten(choice) for choice in unique]
+        return self._finalists
+
+    def _rewritten(self, choice: Choice) -> Rewritten:
+        return rewrite(self.graph, *choice.selection, choice.mode)
+
+    def _other(self, mode: str) -> Rewritten | None:
         graph = self.graph
-        if mode == "umem":
-            return self._fastest()
         if mode == "recompute":
-            alone = self._search.recompute_only()
-            return None if alone is None else rewrite(graph, *alone.selection, alone.mode)
+            alone = self._search.recompute_only(at_any_time=True)
+            return None if alone is None else self._rewritten(alone)
         if mode == "swap":
-            return rewrite(graph, *self._search.swap_only.selection)
+            return self._rewritten(self._search.swap_only)
         if mode == "per_block":
             return rewrite(graph, *candidates.per_block(graph))
         if mode == "capuchin":
@@ -57,19 +78,6 @@ class Planner:
         if mode == "cost" and speed.step.peak_bytes <= max(memory.step.peak_bytes, self.budget):
             return speed
         return memory
-
-    def estimate_us(self, new: Rewritten) -> float:
-        """With the default policy's swapping, over the whole link."""
-        return score.estimate_us(new.step, self.device, self.budget)
-
-    def _fastest(self) -> Rewritten:
-        """Of what the search found and what it is never to be slower than."""
-        link = score.derated(self.device, LINK)
-        self._best = self._best or self._search.best()
-        choices = [self._best, self._search.recompute_only(), self._search.swap_only]
-        unique = {id(choice): choice for choice in choices if choice is not None}.values()
-        steps = [rewrite(self.graph, *choice.selection, choice.mode) for choice in unique]
-        return min(steps, key=lambda new: score.estimate_us(new.step, link, self.budget))
 
 
 def graph_of(step: StepTrace, recording: Recording) -> tuple[Graph, Sequence[int]]:

@@ -63,6 +63,7 @@ class Search:
     budget: int
     _known: dict[bytes, Choice] = field(default_factory=dict)
     _estimates: dict[bytes, float] = field(default_factory=dict)
+    _seeds: list[Choice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         whole, graph = self.graph.step, self.graph
@@ -100,18 +101,32 @@ class Search:
             return self.swap_only
         grid = list(self._grid())
         seeds = _unique(_top(grid, factor, 2) for factor in range(len(_FACTORS)))
-        best = self._fastest([self.swap_only, *seeds, *self._relaxed()])
+        self._seeds = [*seeds, *self._relaxed()]
+        best = self._fastest([self.swap_only, *self._seeds])
         best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
         return self._settled(self._fastest([best, *self._alone()]))
 
-    def recompute_only(self) -> Choice | None:
-        """The shortest one found that needs no swapping."""
+    def cautious(self) -> list[Choice]:
+        """What `best` started from that is estimated fastest behind half of the link, if any."""
+        link = score.derated(self.link, 0.5)
+
+        def time(choice: Choice) -> float:
+            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+            return score.estimate_us(step, link, self.room, compare=False)
+
+        return [min(self._seeds, key=time)] if self._seeds else []
+
+    def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
+        """The shortest one found that needs no swapping.
+
+        With `at_any_time` also by copies that go after each use, which takes several times as long.
+        """
         if self.swap_only.fits:
             return self.swap_only
         list(self._grid())
         if not self._alone():
             self._shrink()
-        if not self._alone():
+        if at_any_time and not self._alone():
             for count in _FEW:
                 points = Checkpoints(self.small, count)
                 for share in (0.8, 0.9, 1.0):
