@@ -26,9 +26,7 @@ Status Engine::after_home(RangeId id) {
 // dropped rather than waited with: they would fill the budget, so that nothing could come before
 // all had left.
 Status Engine::wait_for_room(Lane& lane) {
-  const auto room = [&] {
-    return limits_.budget_bytes - std::min(taken(), limits_.budget_bytes);
-  };
+  const auto room = [&] { return limits_.budget_bytes - std::min(taken(), limits_.budget_bytes); };
   if (ledger_.dead_bytes() > 0 && local_.can_discard() && out_.until(room()) != 0)
     discard_dead(room() + ledger_.dead_bytes());
   return out_.make_wait(lane, out_.until(room()));
