@@ -13,12 +13,12 @@ from ...trace.step import StepTrace
 from ...values import PAGE_BYTES
 from ..analysis import works_of
 from ..recording import Recording
-from . import candidates, score
+from . import candidates
 from .capuchin import capuchin
 from .graph import Graph
 from .plan import RecomputePlan, check
 from .rewrite import Rewritten, rewrite
-from .search import LINK, Choice, Search
+from .search import Choice, Search
 
 
 class Planner:
@@ -27,7 +27,7 @@ class Planner:
     def __init__(self, graph: Graph, device: DeviceProfile, budget: int) -> None:
         self.graph, self.device, self.budget = graph, device, budget
         self._search = Search(graph, device, budget)
-        self._finalists: list[Rewritten] | None = None
+        self._finalists: list[Choice] = []
 
     def plan(self, mode: str) -> Rewritten | None:
         """The step as that mode rewrites it; None: it fits by no way that the mode knows.
@@ -38,8 +38,7 @@ class Planner:
         check(mode)
         if mode != "umem":
             return self._other(mode)
-        link = score.derated(self.device, LINK)
-        return min(self.finalists(), key=lambda new: score.estimate_us(new.step, link, self.budget))
+        return self._rewritten(min(self._chosen(), key=self._search.estimate_us))
 
     def finalists(self) -> list[Rewritten]:
         """What mode umem chooses from: what the search found, and what it must not be slower than.
@@ -47,12 +46,14 @@ class Planner:
         The search's choice; one made for half of the link; the best known without swapping; nothing
         but swapping.
         """
-        if self._finalists is None:
+        return [self._rewritten(choice) for choice in self._chosen()]
+
+    def _chosen(self) -> list[Choice]:
+        if not self._finalists:
             search = self._search
             choices = [search.best(), *search.cautious(), search.recompute_only()]
             known = [choice for choice in (*choices, search.swap_only) if choice is not None]
-            unique = {id(choice): choice for choice in known}.values()
-            self._finalists = [self._rewritten(choice) for choice in unique]
+            self._finalists = list({id(choice): choice for choice in known}.values())
         return self._finalists
 
     def _rewritten(self, choice: Choice) -> Rewritten:

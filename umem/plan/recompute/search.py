@@ -32,10 +32,13 @@ _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
 # about as long as so many looks.
 _LOOKED = 300_000
 _TRIED = 400_000
-_LOOKS = 8
+_LOOKS = 10
+_WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth an estimate
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
 _KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
+_FINAL = 5  # starts that are estimated once more, behind half of the link
+_HOPELESS = 0.15  # of the room: with so much over it no few changes lower the peak enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +117,8 @@ class Search:
             step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
             return score.estimate_us(step, link, self.room, compare=False)
 
-        return [min(self._seeds, key=time)] if self._seeds else []
+        few = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
+        return [min(few, key=time)] if few else []
 
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
@@ -138,6 +142,8 @@ class Search:
         lowest = sorted(self._known.values(), key=lambda choice: choice.over)[:2]
         left = _LOOKED // max(len(self.small.step.access_tensor), 1)
         for choice in lowest:
+            if choice.over > _HOPELESS * self.room:
+                continue
             for group in self._groups(choice):
                 other = self.look(_flipped(choice.selection, group))
                 left -= 1
@@ -214,7 +220,7 @@ class Search:
         graph, generator = self.small, random.Random(0)  # noqa: S311 - a walk that is the same each time
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
-        now = self.estimate_us(choice)
+        now, slow = self.estimate_us(choice), _FACTORS.index(0.75)
         left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
         while left > 0:
             left -= 1
@@ -226,7 +232,7 @@ class Search:
                 begin = generator.randrange(len(saved))
                 tensors = saved[begin : begin + generator.choice(_FLIPPED)]
                 other = self.look(_flipped(choice.selection, tensors))
-            if min(other.floors) >= now:
+            if other.floors[0] >= now or other.floors[slow] > _WORSE * choice.floors[slow]:
                 continue
             left -= 0 if other.fits else _LOOKS
             if self.estimate_us(other) < now:
