@@ -248,8 +248,8 @@ class Search:
         kinds: dict[tuple[object, ...], list[int]] = {}
         for tensor in np.flatnonzero(graph.droppable).tolist():
             ops = tuple(step.op_names[op] for op in graph.writers[tensor])
-            kinds.setdefault((bool(choice.selection.drop[tensor]), ops, step.bytes[tensor]), [])
-            kinds[bool(choice.selection.drop[tensor]), ops, step.bytes[tensor]].append(tensor)
+            kind = bool(choice.selection.drop[tensor]), ops, int(step.bytes[tensor])
+            kinds.setdefault(kind, []).append(tensor)
         heads = np.array([alike[0] for alike in kinds.values()], np.int64)
         cost = graph.cost_per_byte(heads, choice.selection.keep)
         order = sorted(
