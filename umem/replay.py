@@ -28,6 +28,8 @@ from .values import FLOOR_PAGES, PAGE_BYTES
 
 if TYPE_CHECKING:
     from . import _core
+    from .plan.recompute.modes import Planner
+    from .plan.recompute.rewrite import Rewritten
 
 REPEATS = 6  # steps at most until two in a row are equal
 STEADY = 1e-3  # the share by which they may differ
@@ -68,6 +70,14 @@ class Result:
         if self.raised_from is None:
             del fields["raised_from"]
         return fields
+
+
+class Recomputed(NamedTuple):
+    """A step as a way to recompute rewrites it, and its replay."""
+
+    mode: str
+    new: Rewritten
+    result: Result  # of the default policy, on the rewritten step
 
 
 class Loaded(NamedTuple):
@@ -151,6 +161,24 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         return Loaded(builder.step(), builder.peak_bytes, header.device, end or line)
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+
+
+def simulate_recompute(planner: Planner, mode: str) -> Recomputed | None:
+    """Replay a step as a mode of `plan/recompute` rewrites it; None where the mode has no way.
+
+    The mode umem is the fastest in replay of the planner's finalists.
+
+    Raises:
+        ConfigError: there is no such mode.
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    rewritten = planner.finalists() if mode == "umem" else [planner.plan(mode)]
+    done = []
+    for new in rewritten:
+        if new is not None:
+            result = simulate(new.step, registry.DEFAULT, planner.device, planner.budget)
+            done.append(Recomputed(mode, new, result))
+    return min(done, key=lambda one: one.result.step_us, default=None)
 
 
 def least_budget(step: StepTrace) -> int:

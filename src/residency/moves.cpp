@@ -22,10 +22,14 @@ Status Engine::after_home(RangeId id) {
   return streams_.after_all(home, ledger_.now(), events_);
 }
 
-// The lane waits until what is on its way out leaves room for what is resident.
+// The lane waits until what is on its way out leaves room for what is resident. Dead bytes are
+// dropped rather than waited with: they would fill the budget, so that nothing could come before
+// all had left.
 Status Engine::wait_for_room(Lane& lane) {
-  const std::size_t full = std::min(taken(), limits_.budget_bytes);
-  return out_.make_wait(lane, out_.until(limits_.budget_bytes - full));
+  const auto room = [&] { return limits_.budget_bytes - std::min(taken(), limits_.budget_bytes); };
+  if (ledger_.dead_bytes() > 0 && local_.can_discard() && out_.until(room()) != 0)
+    discard_dead(room() + ledger_.dead_bytes());
+  return out_.make_wait(lane, out_.until(room()));
 }
 
 Status Engine::populate(RangeId id) {

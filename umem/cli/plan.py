@@ -13,7 +13,7 @@ from .. import devices
 from ..errors import ConfigError
 from ..units import BYTES_ALLOWED
 from ..values import parse_budget
-from . import plan_text, program
+from . import plan_recompute, plan_text, program
 
 if TYPE_CHECKING:
     from ..devices import DeviceProfile
@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     hidden_from: int | None
     advice: list[str]
     seconds: float
+    recomputed: plan_recompute.Table | None = None
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -66,6 +67,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--link", type=float, metavar="GB/s", help="another link, each way")
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
+    text = "also what not to keep for backward: a way to choose (docs/recompute.md), or all"
+    parser.add_argument("--recompute", metavar="MODE", help=text)
     text = "a trace of the program whose ops have times; they correct the roofline"
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)
     text = "write the planned steps as a trace (.jsonl, .jsonl.gz), for umem replay"
@@ -95,6 +98,7 @@ def plan(args: argparse.Namespace) -> Outcome:
     device = _device(args)
     budget = None if args.budget is None else _budget(args.budget)
     policies = _policies(args.policy)
+    modes = plan_recompute.modes(args.recompute)
     _check_out(args.out)
     began = time.monotonic()
     name, recording = program.record(args)
@@ -134,6 +138,7 @@ def plan(args: argparse.Namespace) -> Outcome:
         hidden_from=analysis.hidden_from(step, device),
         advice=analysis.advice(found, step, device, room, slowdown),
         seconds=seconds,
+        recomputed=plan_recompute.table(step, recording, device, room, modes) if modes else None,
     )
 
 
@@ -164,6 +169,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "best_policy": outcome.results[0].policy if outcome.results else None,
         "advice": outcome.advice,
         "remarks": outcome.recording.remarks,
+        "recompute": None if outcome.recomputed is None else outcome.recomputed.as_dict(),
     }
 
 

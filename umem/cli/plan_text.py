@@ -17,7 +17,7 @@ _GIB = 1 << 30
 
 def render(outcome: Outcome) -> str:
     """The whole answer, some lines a topic."""
-    parts = (_program, _memory, _budget, _policies, _budgets, _advice)
+    parts = (_program, _memory, _budget, _policies, _recomputed, _budgets, _advice)
     return "\n".join(line for part in parts for line in part(outcome))
 
 
@@ -79,6 +79,36 @@ def _policies(outcome: Outcome) -> Iterator[str]:
             "policies" if index == 0 else "",
             f"{result.policy:<16} {_ms(result.step_us):>11} {ratio:>6.2f} x compute, {moved}{best}",
         )
+
+
+def _recomputed(outcome: Outcome) -> Iterator[str]:
+    table = outcome.recomputed
+    if table is None:
+        return
+    titles = ("step", "÷ compute", "again", "peak", "GiB in", "floor")
+    widths = (11, 9, 7, 7, 8, 6)
+    yield _row("recompute", f"{'':<10} {_cells(titles, widths)}")
+    for row in table.rows:
+        if row.result is None:
+            yield _row("", f"{row.mode:<10} no way found that fits without swapping")
+            continue
+        values = (
+            _ms(row.result.step_us),
+            f"{row.result.step_us / table.compute_us:.2f}",
+            f"{row.again_us / table.compute_us:.1%}",
+            f"{row.peak_bytes / outcome.memory.peak_bytes:.0%}",
+            f"{row.result.bytes_in / _GIB:.2f}",
+            f"{row.result.floor_us / table.compute_us:.2f}",
+        )
+        yield _row("", f"{row.mode:<10} {_cells(values, widths)}")
+    bound = "not computed: needs scipy (pip install 'umem[bounds]')"
+    if table.bound_us is not None:
+        bound = f"{table.bound_us / table.compute_us:.2f} x compute, by a linear program"
+    yield _row("", f"lower bound {bound}")
+
+
+def _cells(values: Sequence[str], widths: Sequence[int]) -> str:
+    return " ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
 
 
 def _budgets(outcome: Outcome) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Memory:
 
 def memory(step: StepTrace, recording: Recording) -> Memory:
     """Look at a step's memory; `recording` is where it comes from."""
-    works = _works(step, recording)
+    works = works_of(step, recording)
     peak_op = int(np.argmax(step.live_bytes))
     alive = np.flatnonzero((step.first <= peak_op) & (step.last >= peak_op))
     tags: dict[str, int] = {}
@@ -110,7 +110,7 @@ def link_that_hides(step: StepTrace, device: DeviceProfile, budget: int) -> floa
 
 def place(step: StepTrace, recording: Recording, op: int) -> Place:
     """Where in the program an op of the step is."""
-    return _place(step, _works(step, recording), op)
+    return _place(step, works_of(step, recording), op)
 
 
 def advice(
@@ -159,7 +159,7 @@ def _hides(step: StepTrace, device: DeviceProfile, capacity: int) -> bool:
     return floor.us <= step.compute_us * _SLACK
 
 
-def _works(step: StepTrace, recording: Recording) -> Sequence[Work]:
+def works_of(step: StepTrace, recording: Recording) -> Sequence[Work]:
     """The recorded op of each op of the step; nothing where they do not match one to one."""
     works = [work for work in recording.last_step() if recording.touches_memory(work)]
     names = tuple(work.name for work in works)

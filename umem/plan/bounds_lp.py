@@ -51,7 +51,7 @@ def lp_bytes(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> 
     first, last = np.searchsorted(cuts, start), np.searchsorted(cuts, end % len(over))
     around = end > len(over)  # they span run 0, whose row says what E_0 is
     at_zero = around | (first == 0)
-    program = _Program()
+    program = Program()
     away = program.variables(gaps, cost=1.0, upper=size / MIB)
     # The upper bounds say nothing new, but without them the solver may call it infeasible.
     total = program.variables(rows, lower=least, upper=spans.held[over[cuts]] / MIB)
@@ -111,12 +111,12 @@ def lp_time_floor(
     if not excess.any():
         return floor.us
     while True:
-        instants = _instants(trace, spans.need, windows, floor.op)
+        instants = instants_of(trace, spans.need, windows, floor.op)
         groups = list(_groups(spans, instants))
         if windows <= 8 or sum(group.variables for group in groups) <= _MAX_VARIABLES:
             break
         windows = windows * 3 // 4
-    program = _Program()
+    program = Program()
     link = _Link(program, trace, device, instants)
     for group in groups:
         link.move(group)
@@ -124,7 +124,7 @@ def lp_time_floor(
     return max(floor.us, trace.compute_us + stall)
 
 
-def _instants(trace: StepTrace, need: Ints, windows: int, also: int) -> Ints:
+def instants_of(trace: StepTrace, need: Ints, windows: int, also: int) -> Ints:
     """The op of the highest need in each time slice, and op `also` unless it is -1."""
     middle = (trace.begin_us[:-1] + trace.begin_us[1:]) / 2
     width = max(trace.compute_us, 1e-9) / windows
@@ -184,7 +184,7 @@ class _Link:
     """The windows' rows: what is away at each instant, and what moves in each window."""
 
     def __init__(
-        self, program: _Program, trace: StepTrace, device: DeviceProfile, instants: Ints
+        self, program: Program, trace: StepTrace, device: DeviceProfile, instants: Ints
     ) -> None:
         self._program, self._count = program, len(instants)
         begin = trace.begin_us[instants]
@@ -246,11 +246,12 @@ class _Link:
 
 
 @dataclass
-class _Program:
+class Program:
     """A linear program that grows: variables, then nonzeros of its rows."""
 
     n_rows: int = 0
     n_variables: int = 0
+    values: Floats = field(default_factory=lambda: np.zeros(0))  # of the last solution
     _costs: list[Floats] = field(default_factory=list)
     _bounds: list[Floats] = field(default_factory=list)
     _parts: list[tuple[Ints, Ints, float]] = field(default_factory=list)
@@ -258,7 +259,7 @@ class _Program:
     def variables(
         self,
         count: int,
-        cost: float = 0.0,
+        cost: Floats | float = 0.0,
         lower: Floats | float = 0.0,
         upper: Floats | float = np.inf,
     ) -> Ints:
@@ -315,6 +316,7 @@ class _Program:
                 f"answer: {result.message}; give more time (time_limit_s is {time_limit_s:g}) or "
                 "use the closed form of umem.plan.bounds"
             )
+        self.values = np.asarray(result.x)
         return float(result.fun)
 
 

@@ -34,6 +34,7 @@ class Work:
     flops: float
     bytes: int  # that it moves between the device's memory and its cores
     precision: str  # of its products: half, tf32, fp32, fp64
+    ordinal: int = -1  # of an op of the forward pass: its index into Recording.forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Recording:
     blocks: dict[int, Block] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)  # where the plan may differ from a run
     steps: int = 0
+    # All calls of the last step's forward pass by their overloads' names, views and asides too.
+    forward: tuple[str, ...] = ()
 
     def events(self, clock: Clock | None = None) -> list[schema.Event]:
         """The events of a trace, with the durations by `clock` (none: ops have no time)."""

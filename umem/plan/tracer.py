@@ -70,11 +70,13 @@ class Tracer(TorchDispatchMode):
         self._operators: dict[Any, _Operator] = {}
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by StorageImpl
         self._next = 0
+        self._forward: list[str] = []  # of this step
 
     def begin(self, make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
         """Set the program up; what is left alive afterwards comes before the first step."""
         step = make()
         gc.collect()
+        self._forward.clear()
         alive = sorted(block for block, _ in self._live.values())
         self.recording.notes[:] = map(Born, alive)
         self.recording.blocks = {i: self.recording.blocks[i] for i in alive}
@@ -86,6 +88,8 @@ class Tracer(TorchDispatchMode):
         self.scope.end_step()
         self.recording.notes.append(StepEnd())
         self.recording.steps += 1
+        self.recording.forward = tuple(self._forward)
+        self._forward.clear()
 
     def tag(self, tensor: torch.Tensor, tag: str) -> None:
         """Say what a tensor is for; one that is not known yet begins to live."""
@@ -134,6 +138,9 @@ class Tracer(TorchDispatchMode):
         operator = self._operators.get(func)
         if operator is None:
             operator = self._operators[func] = _describe(func)
+        phase = self.scope.phase()
+        if phase == "forward":
+            self._forward.append(str(func))
         if not operator.counts:
             return func(*args, **named)
         inputs = [*_tensors([*args, *named.values()])]
@@ -141,7 +148,7 @@ class Tracer(TorchDispatchMode):
         out = self._call(func, args, named)
         if operator.bare == _SCALAR:
             return out  # a number that is known, such as how many steps an optimizer took
-        self._note(operator, func, (args, named, out), inputs, before)
+        self._note(operator, func, (args, named, out), (inputs, before), phase)
         return out
 
     def _note(
@@ -149,15 +156,15 @@ class Tracer(TorchDispatchMode):
         operator: _Operator,
         func: Any,
         call: tuple[tuple[Any, ...], dict[str, Any], Any],
-        inputs: list[torch.Tensor],
-        before: set[int],
+        before: tuple[list[torch.Tensor], set[int]],
+        phase: str,
     ) -> None:
         args, named, out = call
-        phase = self.scope.phase()
+        inputs, known = before
         tag, family = self.scope.result_tag(phase, inputs), operator.family
-        on_host = self.scope.is_on_host(self.recording.blocks, before)
+        on_host = self.scope.is_on_host(self.recording.blocks, known)
         outputs = [*_tensors([out])]
-        made = [t for t in outputs if self.block(t, tag, family, on_host) not in before]
+        made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
         changed = [*_tensors(_at(operator.changes, args, named))]
         if operator.bare in _EMPTY or not (made or changed or (inputs and not outputs)):
             return  # memory without data, or a view
@@ -177,6 +184,7 @@ class Tracer(TorchDispatchMode):
             flops=flops.flops_of(func, args, named, out),
             bytes=flops.bytes_of(operator.bare, reads, writes),
             precision=flops.precision_of(family, [*inputs, *outputs]),
+            ordinal=len(self._forward) - 1 if phase == "forward" else -1,
         )
         self.recording.notes.append(work)
         for tensor in made:

@@ -168,16 +168,16 @@ class Watcher(Tracer):  # type: ignore[no-untyped-call]
         operator: _Operator,
         func: Any,
         call: tuple[tuple[Any, ...], dict[str, Any], Any],
-        inputs: list[torch.Tensor],
-        before: set[int],
+        before: tuple[list[torch.Tensor], set[int]],
+        phase: str,
     ) -> None:
         notes = self.recording.notes
         count = len(notes)
-        super()._note(operator, func, call, inputs, before)
+        super()._note(operator, func, call, before, phase)
         if len(notes) == count or not isinstance(notes[-1], Work):
             return
         args, named, out = call
-        made = [t for t in _tensors([out]) if self.block(t) not in before]
+        made = [t for t in _tensors([out]) if self.block(t) not in before[1]]
         changed = [*_tensors(_at(operator.changes, args, named))]
         now, number = len(notes) - 1, self._number()
         self.watched.values.note(func, (args, named), [*made, *changed], self.block, now)

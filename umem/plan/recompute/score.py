@@ -1,0 +1,59 @@
+"""How long a rewritten step takes at a budget: a bound in closed form, and an estimate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...devices import DeviceProfile
+from ...policies.umem import Umem
+from ...trace.step import Floats, StepTrace
+from ..spans import Spans
+
+# Of compute, on top of the bound: of two choices that the link hides the shorter is better.
+_COMPUTE_SHARE = 0.02
+
+
+def derated(device: DeviceProfile, factor: float) -> DeviceProfile:
+    """The same device behind a slower link."""
+    return dataclasses.replace(
+        device,
+        bytes_per_us_in=device.bytes_per_us_in * factor,
+        bytes_per_us_out=device.bytes_per_us_out * factor,
+    )
+
+
+def room_of(step: StepTrace, budget: int) -> int:
+    """Bytes for what tensors hold: pages of small ones have holes (policies/occupancy.py)."""
+    return budget - min(step.small_bytes // 4, budget // 64)
+
+
+def floors_us(
+    step: StepTrace, device: DeviceProfile, room: int, factors: Sequence[float]
+) -> Floats:
+    """The turning-point bound of `bounds.closed_form_floor` behind each of several slower links.
+
+    A little of the compute time is added, which prefers the shorter of equal ones.
+    """
+    spans = Spans(step)
+    over = np.maximum(spans.need - room, 0)
+    compute = step.compute_us
+    found = np.full(len(factors), compute)
+    if over.any():
+        before, after = step.begin_us[:-1], compute - step.begin_us[1:]
+        out = np.maximum(over - spans.out_before, 0) / device.bytes_per_us_out
+        back = np.maximum(over - spans.in_later, 0) / device.bytes_per_us_in
+        most = int(over.max()) / min(device.bytes_per_us_in, device.bytes_per_us_out)
+        for i, factor in enumerate(factors):
+            turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
+            found[i] = max(float(turn.max()), compute, most / factor)
+    return found + _COMPUTE_SHARE * compute
+
+
+def estimate_us(
+    step: StepTrace, device: DeviceProfile, budget: int, *, compare: bool = True
+) -> float:
+    """What the default policy's swapping makes of the step (see `Umem.estimate_us`)."""
+    return Umem().estimate_us(step, device, budget, compare=compare)

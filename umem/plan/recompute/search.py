@@ -1,0 +1,284 @@
+"""What to drop so that a step is fastest at a budget, where the rest swaps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...devices import DeviceProfile
+from ...errors import NotSupportedError, PlanError
+from ...policies.occupancy import capacity
+from ...trace.step import Bools, Floats, Ints
+from . import score
+from .bound import Relaxation
+from .candidates import Checkpoints, Selection
+from .graph import Graph
+from .plan import Keep
+from .reduced import reduced
+from .rewrite import rewrite
+
+LINK = 0.8  # of the link is planned with: a slower one costs more than this insurance
+COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of checkpoints
+_FEW = (3, 6, 12)  # where copies go after each use: each chain is run once for each of its tensors
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the droppable bytes, refined around the best
+_FINER = (0.1, 0.05, 0.025)
+# The bound takes all of the link for used, which no schedule does: choices are made behind slower
+# ones too, and of those made so the estimate decides.
+_FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
+# The accesses of a step times the choices that local search looks at: its time. An estimate takes
+# about as long as so many looks.
+_LOOKED = 300_000
+_TRIED = 400_000
+_LOOKS = 10
+_WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth an estimate
+_FLIPPED = (1, 1, 2, 3)  # neighbours at a time
+_KEPT = 0.15  # of the trials keep, or drop, a temporary instead
+_BETTER = 1 - 1e-4
+_FINAL = 5  # starts that are estimated once more, behind half of the link
+_HOPELESS = 0.15  # of the room: with so much over it no few changes lower the peak enough
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A selection and what is known of it. Times in µs, of steps behind `LINK` of the link."""
+
+    selection: Selection
+    floors: Floats  # behind each of _FACTORS
+    compute_us: float
+    over: int  # bytes, without swapping
+    mode: Keep = "speed"
+
+    @property
+    def fits(self) -> bool:
+        """Without swapping."""
+        return self.over <= 0
+
+
+@dataclass
+class Search:
+    """Looks for the selection with the least estimated step time."""
+
+    graph: Graph
+    device: DeviceProfile
+    budget: int
+    _known: dict[bytes, Choice] = field(default_factory=dict)
+    _estimates: dict[bytes, float] = field(default_factory=dict)
+    _seeds: list[Choice] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        whole, graph = self.graph.step, self.graph
+        step, forward = reduced(whole, graph.forward, graph.last_wanted)
+        self.small = Graph(step, forward)
+        self.room = capacity(whole.pieces, self.budget)
+        self.link = score.derated(self.device, LINK)
+        nothing: Bools = np.zeros(whole.n_tensors, bool)
+        self.swap_only = self.look(Selection(nothing, nothing))
+
+    def look(self, selection: Selection, mode: Keep = "speed") -> Choice:
+        """The choice of a selection."""
+        key = _key(selection) + mode.encode()
+        found = self._known.get(key)
+        if found is None:
+            step = rewrite(self.small, *selection, mode, labels=False).step
+            floors = score.floors_us(step, self.link, self.room, _FACTORS)
+            over = step.peak_bytes - self.room
+            found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
+        return found
+
+    def estimate_us(self, choice: Choice) -> float:
+        """With the default policy's swapping."""
+        if choice.fits:
+            return choice.compute_us
+        key = _key(choice.selection) + choice.mode.encode()
+        if key not in self._estimates:
+            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+            self._estimates[key] = score.estimate_us(step, self.link, self.room, compare=False)
+        return self._estimates[key]
+
+    def best(self) -> Choice:
+        """The least estimate of: a grid, local searches in it, recompute alone, swapping alone."""
+        if self.swap_only.fits:
+            return self.swap_only
+        grid = list(self._grid())
+        seeds = _unique(_top(grid, factor, 2) for factor in range(len(_FACTORS)))
+        self._seeds = [*seeds, *self._relaxed()]
+        best = self._fastest([self.swap_only, *self._seeds])
+        best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
+        return self._settled(self._fastest([best, *self._alone()]))
+
+    def cautious(self) -> list[Choice]:
+        """What `best` started from that is estimated fastest behind half of the link, if any."""
+        link = score.derated(self.link, 0.5)
+
+        def time(choice: Choice) -> float:
+            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+            return score.estimate_us(step, link, self.room, compare=False)
+
+        few = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
+        return [min(few, key=time)] if few else []
+
+    def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
+        """The shortest one found that needs no swapping.
+
+        With `at_any_time` also by copies that go after each use, which takes several times as long.
+        """
+        if self.swap_only.fits:
+            return self.swap_only
+        list(self._grid())
+        if not self._alone():
+            self._shrink()
+        if at_any_time and not self._alone():
+            for count in _FEW:
+                points = Checkpoints(self.small, count)
+                for share in (0.8, 0.9, 1.0):
+                    self.look(points.cheapest(share), "memory")
+        return next(iter(self._alone()), None)
+
+    def _shrink(self) -> None:
+        """From the lowest peaks known change one group after the other where the peak falls."""
+        lowest = sorted(self._known.values(), key=lambda choice: choice.over)[:2]
+        left = _LOOKED // max(len(self.small.step.access_tensor), 1)
+        for choice in lowest:
+            if choice.over > _HOPELESS * self.room:
+                continue
+            for group in self._groups(choice):
+                other = self.look(_flipped(choice.selection, group))
+                left -= 1
+                if other.over < choice.over:
+                    choice = other
+                if left <= 0 or choice.fits:
+                    return
+
+    def _alone(self) -> list[Choice]:
+        """The shortest one known that needs no swapping, if any."""
+        fitting = [choice for choice in self._known.values() if choice.fits]
+        return sorted(fitting, key=lambda choice: choice.compute_us)[:1]
+
+    def _relaxed(self) -> Iterator[Choice]:
+        """Rounded solutions of the linear program behind slower links; none without scipy."""
+        for factor in (0.7, 0.5, 0.3):
+            try:
+                program = Relaxation(self.small, score.derated(self.link, factor), self.room)
+                program.least_us()
+            except (NotSupportedError, PlanError):
+                return
+            yield self.look(program.selection(0.5))
+
+    def _fastest(self, choices: Iterable[Choice]) -> Choice:
+        return min(choices, key=self.estimate_us)
+
+    def _grid(self) -> Iterator[Choice]:
+        """By number of checkpoints and by share, finer where it is good."""
+        lines = [Checkpoints(self.small, count) for count in COUNTS]
+        found: dict[tuple[int, float], Choice] = {}
+        for share in _SHARES:
+            for line, points in enumerate(lines):
+                found[line, share] = self.look(points.cheapest(share))
+        for width in _FINER:
+            for line, share in self._promising(found):
+                for near in (share - width, share + width):
+                    if 0 <= near <= 1 and (line, near) not in found:
+                        found[line, near] = self.look(lines[line].cheapest(near))
+        yield from found.values()
+
+    @staticmethod
+    def _promising(found: dict[tuple[int, float], Choice]) -> list[tuple[int, float]]:
+        """The places of the best two lines behind each link, and of the shortest that fits."""
+        places: dict[tuple[int, float], None] = {}
+        for factor in range(len(_FACTORS)):
+            order = sorted(found, key=lambda place: found[place].floors[factor])
+            lines: list[int] = []
+            for place in order:
+                if place[0] not in lines and len(lines) < 2:
+                    lines.append(place[0])
+                    places[place] = None
+        fitting = [place for place in found if found[place].fits]
+        fitting.sort(key=lambda place: found[place].compute_us)
+        places.update(dict.fromkeys(fitting[:2]))
+        return list(places)
+
+    def _improved(self, choice: Choice, factor: int) -> Choice:
+        """Change one group of tensors after the other, where the bound behind a link falls."""
+        left = _LOOKED // max(len(self.small.step.access_tensor), 1)
+        changed = True
+        while changed and left > 0:
+            changed = False
+            for group in self._groups(choice):
+                other = self.look(_flipped(choice.selection, group))
+                left -= 1
+                if other.floors[factor] < choice.floors[factor] * _BETTER:
+                    choice, changed = other, True
+                if left <= 0:
+                    break
+        return choice
+
+    def _settled(self, choice: Choice) -> Choice:
+        """Drop or keep a few neighbours at random, where the estimate falls; seeded."""
+        graph, generator = self.small, random.Random(0)  # noqa: S311 - a walk that is the same each time
+        saved = np.flatnonzero(graph.droppable)
+        temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
+        now, slow = self.estimate_us(choice), _FACTORS.index(0.75)
+        left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
+        while left > 0:
+            left -= 1
+            drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
+            if len(temporary) and generator.random() < _KEPT:
+                keep[generator.choice(temporary.tolist())] ^= True
+                other = self.look(Selection(drop, keep))
+            else:
+                begin = generator.randrange(len(saved))
+                tensors = saved[begin : begin + generator.choice(_FLIPPED)]
+                other = self.look(_flipped(choice.selection, tensors))
+            if other.floors[0] >= now or other.floors[slow] > _WORSE * choice.floors[slow]:
+                continue
+            left -= 0 if other.fits else _LOOKS
+            if self.estimate_us(other) < now:
+                choice, now = other, self.estimate_us(other)
+        return choice
+
+    def _groups(self, choice: Choice) -> Iterator[Ints]:
+        """Droppable tensors that are alike, as the same layer of all blocks: all, then parts.
+
+        What is dropped comes first, the dearest a byte at first; then what is kept.
+        """
+        graph, step = self.small, self.small.step
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for tensor in np.flatnonzero(graph.droppable).tolist():
+            ops = tuple(step.op_names[op] for op in graph.writers[tensor])
+            kind = bool(choice.selection.drop[tensor]), ops, int(step.bytes[tensor])
+            kinds.setdefault(kind, []).append(tensor)
+        heads = np.array([alike[0] for alike in kinds.values()], np.int64)
+        cost = graph.cost_per_byte(heads, choice.selection.keep)
+        order = sorted(
+            zip(kinds.items(), cost.tolist(), strict=True),
+            key=lambda item: (not item[0][0][0], -item[1] if item[0][0][0] else item[1]),
+        )
+        for parts in (1, 2, 4, 8, 1 << 30):
+            for (_, alike), _ in order:
+                if parts > 1 and len(alike) * 2 <= parts < 1 << 30:
+                    continue
+                if parts == 1 or len(alike) > 1:
+                    yield from np.array_split(np.array(alike, np.int64), min(parts, len(alike)))
+
+
+def _flipped(selection: Selection, tensors: Ints) -> Selection:
+    """What was dropped is kept, and what was kept is dropped."""
+    drop, keep = selection.drop.copy(), selection.keep.copy()
+    drop[tensors] = ~drop[tensors]
+    keep[tensors] &= ~drop[tensors]
+    return Selection(drop, keep)
+
+
+def _top(choices: Sequence[Choice], factor: int, count: int) -> list[Choice]:
+    return sorted(choices, key=lambda choice: float(choice.floors[factor]))[:count]
+
+
+def _unique(lists: Iterable[Iterable[Choice]]) -> list[Choice]:
+    return list({id(choice): choice for some in lists for choice in some}.values())
+
+
+def _key(selection: Selection) -> bytes:
+    return np.packbits(selection.drop).tobytes() + np.packbits(selection.keep).tobytes()
