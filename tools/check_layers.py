@@ -63,6 +63,9 @@ PY_FLOORS: dict[str, set[str]] = {
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
     "plan": _LOW | {"trace", "policies", "devices", "native"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
+    # `plan` chooses what to drop and `autoplan` knows the device; the forward pass needs neither.
+    "recompute": _CONFIG
+    | {"lazily:plan", "lazily:trace", "lazily:devices", "lazily:autoplan", "lazily:native"},
     "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
