@@ -78,7 +78,7 @@ class Ref:
     def in_storage(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The view of this place in a storage."""
         empty = torch.empty(0, dtype=self.dtype, device=self.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)  # type: ignore[call-overload,no-any-return]
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 def refer(tensor: torch.Tensor, value: Value | None, use: int = READ) -> Ref:
