@@ -63,9 +63,8 @@ PY_FLOORS: dict[str, set[str]] = {
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
     "plan": _LOW | {"trace", "policies", "devices", "native"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
-    # `plan` chooses what to drop and `autoplan` knows the device; the forward pass needs neither.
     "recompute": _CONFIG
-    | {"lazily:plan", "lazily:trace", "lazily:devices", "lazily:autoplan", "lazily:native"},
+    | {"plan", "trace", "devices", "autoplan", "startup", "lazily:native", "lazily:runtime"},
     "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
@@ -77,7 +76,7 @@ PY_FLOORS: dict[str, set[str]] = {
     | _CONFIG
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
-    "umem": {"errors", "runtime", "statistics"},
+    "umem": {"errors", "recompute", "runtime", "statistics"},
     "__main__": {"cli"},
 }
 # _autoload imports only os; torch_build stands alone for setup.py and reads the compiler, CXX.

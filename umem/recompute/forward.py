@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import StateError
-from .operators import Operator, describe, tensors_in
+from .operators import Operator, counts, describe, tensors_in
 from .values import (
     READ,
     SCRATCH,
@@ -47,14 +47,10 @@ class Plan(Protocol):
 
 
 class Prepared:
-    """A plan in the form in which a forward pass is compared with it.
-
-    Detached tensors are counted on neither side: without hooks autograd detaches what it saves of
-    an op's outputs, and with hooks it does not.
-    """
+    """A plan in the form in which a forward pass is compared with it."""
 
     def __init__(self, plan: Plan) -> None:
-        counted = [i for i, name in enumerate(plan.names) if name != _DETACH]
+        counted = [i for i, name in enumerate(plan.names) if counts(name)]
         drop = frozenset(plan.drop)
         self.names = [sys.intern(plan.names[i]) for i in counted]
         self.drop = [i in drop for i in counted]
@@ -71,9 +67,6 @@ class Tally:
     dropped_bytes: int = 0  # of their storages
     refused: int = 0  # ops that the plan drops and that cannot run again
     mismatch: str = ""  # where the forward pass was another than planned; all is kept from there
-
-
-_DETACH = "aten.detach.default"
 
 
 class _NotRepeatableError(Exception):
@@ -177,7 +170,7 @@ class _Dropping(TorchDispatchMode):
 
     def _is_next_dropped(self, operator: Operator) -> bool:
         # What hooks do, and a backward pass inside of the forward pass, no plan has counted.
-        if self._packing or torch._C._current_graph_task_id() != -1 or operator.name == _DETACH:
+        if self._packing or torch._C._current_graph_task_id() != -1 or not operator.counts:
             return False
         index = self.counted
         self.counted += 1

@@ -37,6 +37,7 @@ class Operator:
     """What the schema and the name of an overload say."""
 
     name: str  # aten.relu_.default
+    counts: bool  # among the ops of a plan
     repeatable: bool
     random: bool
     overwrites: bool
@@ -71,7 +72,7 @@ def describe(func: Any) -> Operator:
     """What is known of an overload, or of a higher-order operator."""
     schema = getattr(func, "_schema", None)
     if schema is None:  # a higher-order operator: nobody knows
-        return Operator(str(func), False, False, False, frozenset(), frozenset(), None)
+        return Operator(str(func), True, False, False, False, frozenset(), frozenset(), None)
     namespace, _, bare = cast("str", schema.name).partition("::")
     writes: set[Place] = set()
     for position, argument in enumerate(schema.arguments):
@@ -80,6 +81,7 @@ def describe(func: Any) -> Operator:
     positions, training = _statistics(bare)
     return Operator(
         name=str(func),
+        counts=counts(str(func)),
         # Foreign operators may have effects that no schema tells.
         repeatable=namespace == "aten" and bare not in _NEVER,
         random=torch.Tag.nondeterministic_seeded in func.tags,
@@ -88,6 +90,15 @@ def describe(func: Any) -> Operator:
         statistics=frozenset(positions),
         training=training,
     )
+
+
+def counts(name: str) -> bool:
+    """Whether calls of an overload are numbered.
+
+    Not those that depend on how the program is looked at: autograd detaches what it saves of an
+    op's outputs, but for hooks; fake tensors are asked for their device by a call.
+    """
+    return name != "aten.detach.default" and not name.startswith("prim.")
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
