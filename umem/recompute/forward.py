@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import StateError
-from .operators import Operator, counts, describe, tensors_in
+from .operators import Operator, Place, counts, describe, tensors_in
 from .values import (
     READ,
     SCRATCH,
@@ -222,28 +222,30 @@ class _Dropping(TorchDispatchMode):
         random = None
         if operator.random:
             random = RandomState(device, named.get("generator"))
-        node = Node(operator, func, None, None, random)
+        scratch = operator.statistics if operator.updates_statistics(args) else frozenset()
+        node = Node(operator, func, random, scratch)
         writing: list[tuple[torch.Tensor, Ref]] = []
-        scratch = operator.updates_statistics(args)
-
-        def refs(value: Any, place: int | str) -> Any:
-            if isinstance(value, torch.Tensor):
-                if scratch and place in operator.statistics:
-                    ref = refer(value, None, SCRATCH)
-                elif place in operator.writes:
-                    ref = refer(value, self._to_write(operator, value), WRITE)
-                    writing.append((value, ref))
-                else:
-                    ref = refer(value, self._input(value), READ)
-                node.refs.append(ref)
-                return ref
-            if isinstance(value, (list, tuple)):
-                return type(value)(refs(item, place) for item in value)
-            return value
-
-        node.args = tuple(refs(value, place) for place, value in enumerate(args))
-        node.named = {name: refs(value, name) for name, value in named.items()}
+        node.args = tuple(self._refs(node, writing, i, value) for i, value in enumerate(args))
+        node.named = {key: self._refs(node, writing, key, value) for key, value in named.items()}
         return node, writing
+
+    def _refs(
+        self, node: Node, writing: list[tuple[torch.Tensor, Ref]], place: Place, value: Any
+    ) -> Any:
+        """An argument with references in place of its tensors."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._refs(node, writing, place, item) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if place in node.scratch:
+            ref = refer(value, None, SCRATCH)
+        elif place in node.operator.writes:
+            ref = refer(value, self._to_write(node.operator, value), WRITE)
+            writing.append((value, ref))
+        else:
+            ref = refer(value, self._input(value), READ)
+        node.refs.append(ref)
+        return ref
 
     def _input(self, tensor: torch.Tensor) -> Value:
         """The value that the tensor shows; one that no node makes is held from now on."""

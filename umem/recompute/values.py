@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import StateError
-from .operators import Operator, tensors_in
+from .operators import Operator, Place, tensors_in
 
 READ, WRITE, SCRATCH = range(3)
 
@@ -103,9 +103,10 @@ class Node:
 
     operator: Operator
     func: Any
-    args: Any  # tensors replaced by their Refs
-    named: Any
     random: RandomState | None
+    scratch: frozenset[Place]  # arguments that it writes and whose content does not matter
+    args: tuple[Any, ...] = ()  # tensors replaced by their Refs
+    named: dict[str, Any] = field(default_factory=dict)
     refs: list[Ref] = field(default_factory=list)
     results: int = 0  # how many tensors it returned
     # By position among the results, and by the argument that was written.
