@@ -69,7 +69,8 @@ PY_FLOORS: dict[str, set[str]] = {
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG
-    | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"},
+    | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"}
+    | {"lazily:recompute"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE

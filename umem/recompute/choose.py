@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import PlanError
+from ..plan.recompute.plan import MODES, RecomputePlan
+from ..units import format_bytes
 
 if TYPE_CHECKING:
     from ..devices import DeviceProfile
-    from ..plan.recompute.candidates import Selection
-    from ..plan.recompute.graph import Graph
-    from ..plan.recompute.plan import RecomputePlan
+    from ..plan.recompute.modes import Planner
+    from ..plan.recompute.rewrite import Rewritten
     from ..plan.recording import Recording
     from ..trace.step import StepTrace
     from ..values import Budget
 
 _log = logging.getLogger("umem")
 
-MODES = ("umem", "speed", "memory", "per_block", "hybrid")
-BY_BUDGET = frozenset({"umem"})  # the others drop the same at any
+LIVE_MODES = tuple(mode for mode in MODES if mode != "swap")
+BY_BUDGET = frozenset({"umem", "recompute", "capuchin", "cost"})  # others drop the same at any
+_SMALLEST = ("per_block", "memory", "umem")  # one of them has the lowest peak
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Chosen:
     """A plan, and what it is expected to do. Sizes in bytes, times in µs."""
 
@@ -36,47 +37,46 @@ class Chosen:
 
 
 def choose(
-    recording: Recording, device: DeviceProfile, mode: str, budget: Budget | None, outside: int
+    recording: Recording,
+    device: DeviceProfile,
+    mode: str,
+    *,
+    budget: Budget | None,
+    outside: int,
+    swaps: bool,
 ) -> Chosen:
     """Choose for a step that was traced on fake tensors.
 
     Args:
-        mode: one of MODES.
+        mode: one of LIVE_MODES.
         budget: of the device; a percentage is of the step's own peak; None where the mode needs
             none.
         outside: bytes of the budget that are taken by what the trace has not.
+        swaps: whether something swaps what does not fit; if not, mode "umem" does without.
 
     Raises:
         ConfigError: nothing is known of the device's compute.
         PlanError: the ops of the step are not those of the recording.
     """
-    import numpy as np
-
     from ..plan import roofline
-    from ..plan.recompute.graph import Graph
-    from ..plan.recompute.plan import RecomputePlan
-    from ..plan.recompute.rewrite import rewrite
+    from ..plan.recompute import modes
     from ..trace.steps import StepBuilder
-    from ..values import PAGE_BYTES
 
     begin = time.perf_counter()
     builder = StepBuilder()
     for event in recording.events(roofline.clock(device)):
         builder.add(event)
     step = builder.step()
-    works = [work for work in recording.last_step() if recording.touches_memory(work)]
-    if tuple(work.name for work in works) != step.op_names:
-        raise PlanError("the ops of the step are not those that were recorded; report this")
-    graph = Graph(step, np.array([work.ordinal >= 0 for work in works], bool))
-    room = None if budget is None else _room(step, budget, outside)
-    keep = "memory" if mode == "memory" else "speed"
-    selection = _selection(graph, device, mode, room)
-    new = rewrite(graph, *selection, keep, labels=False)  # type: ignore[arg-type]
-    drop = tuple(sorted({works[op].ordinal for op in new.drop_ops}))
-    plan = RecomputePlan(recording.forward, drop, keep, PAGE_BYTES)  # type: ignore[arg-type]
+    graph, ordinals = modes.graph_of(step, recording)
+    room = step.peak_bytes if budget is None else _room(step, budget, outside)
+    planner = modes.Planner(graph, device, room)
+    new = planner.plan("recompute" if mode == "umem" and not swaps else mode)
+    if new is None:
+        new = _smallest(planner, room)
+    plan = modes.executable(new, recording, ordinals)
     _log.info(
         "recompute, mode %s: %d of %d ops of the forward pass are dropped, chosen in %.0f ms",
-        mode, len(drop), len(plan.names), (time.perf_counter() - begin) * 1e3,
+        mode, len(plan.drop), len(plan.names), (time.perf_counter() - begin) * 1e3,
     )  # fmt: skip
     return Chosen(plan, step.peak_bytes, new.step.peak_bytes, step.compute_us, new.recompute_us)
 
@@ -87,13 +87,13 @@ def _room(step: StepTrace, budget: Budget, outside: int) -> int:
     return max(asked - outside, int(step.working_set.max(initial=0)))
 
 
-def _selection(graph: Graph, device: DeviceProfile, mode: str, room: int | None) -> Selection:
-    from ..plan.recompute import candidates
-    from ..plan.recompute.search import Search
-
-    if mode == "per_block":
-        return candidates.per_block(graph)
-    if mode in ("speed", "memory", "hybrid"):
-        return candidates.hybrid(graph)
-    assert room is not None
-    return Search(graph, device, room).best().selection
+def _smallest(planner: Planner, room: int) -> Rewritten:
+    """Where recomputation alone does not fit: the lowest peak that there is."""
+    found = [new for mode in _SMALLEST if (new := planner.plan(mode)) is not None]
+    new = min(found, key=lambda new: new.step.peak_bytes)
+    _log.warning(
+        "recomputation alone does not fit the model's step into %s: %s is the least found; with "
+        "umem.enable() the rest is swapped",
+        format_bytes(room), format_bytes(new.step.peak_bytes),
+    )  # fmt: skip
+    return new

@@ -150,7 +150,14 @@ class Optimized:
         if self.mode in BY_BUDGET:
             case.outside = _outside(self.model, args, kwargs)
             budget = self._limit()
-        case.chosen = choose(case.recording, self._profile(), self.mode, budget, case.outside)
+        case.chosen = choose(
+            case.recording,
+            self._profile(),
+            self.mode,
+            budget=budget,
+            outside=case.outside,
+            swaps=_swaps(),
+        )
         case.prepared = Prepared(case.chosen.plan) if case.chosen.plan.drop else None
         self.report.plans += 1
         self.report.expected = case.chosen
@@ -197,8 +204,8 @@ class Optimized:
         report = self.report
         report.dropped, report.dropped_bytes = tally.dropped, tally.dropped_bytes
         report.expected, report.why_not = case.chosen, tally.mismatch
-        if not tally.mismatch:
-            return
+        if not tally.mismatch or case.calls == 1:
+            return  # the first call may make what later ones find, such as a table of positions
         case.mismatches += 1
         self._warn(
             f"a forward pass of {type(self.model).__name__} was not as planned ({tally.mismatch}); "
@@ -244,6 +251,12 @@ def _in_the_way() -> str:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return "a CUDA graph is captured"
     return ""
+
+
+def _swaps() -> bool:
+    from .. import runtime
+
+    return runtime.is_enabled()
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import devices, startup, values
 from ..errors import ConfigError, NotSupportedError, StateError
-from .choose import BY_BUDGET, MODES
+from .choose import LIVE_MODES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,13 +28,10 @@ def optimize(
     the device's kernels are deterministic. Works with umem on, which swaps what is kept, and off.
 
     Args:
-        mode: "umem" (what makes the step fastest at the budget, with swapping where umem is on),
-            "speed" and "memory" (drop what is cheap to rebuild; rebuilt once, or for each op that
-            wants it), "per_block" (keep only inputs of blocks), "hybrid" (as speed, and umem swaps
-            the rest).
+        mode: "umem" (what makes the step fastest at the budget, with swapping where umem is on) or
+            another of docs/recompute.md.
         budget: bytes of the device, as 8GiB, or a percentage of what the model's step takes without
-            a plan. Not given: umem's budget where it is on, else the GPU's free memory. Only mode
-            "umem" reads it.
+            a plan. Not given: umem's budget where it is on, else the GPU's free memory.
         device: the profile whose figures plans reckon with; not given: the present device's.
 
     Raises:
@@ -52,11 +49,10 @@ def optimize(
             f"umem.optimize({type(model).__name__}): allowed: a torch.nn.Module, whose forward "
             "pass is to keep less"
         )
-    if mode not in MODES:
-        hint = values.did_you_mean(str(mode), MODES)
-        raise ConfigError(
-            f"mode={mode!r}: there is no such mode{hint}; allowed: {', '.join(MODES)}"
-        )
+    if mode not in LIVE_MODES:
+        hint = values.did_you_mean(str(mode), LIVE_MODES)
+        allowed = ", ".join(LIVE_MODES)
+        raise ConfigError(f"mode={mode!r}: there is no such mode{hint}; allowed: {allowed}")
     if device is not None:
         devices.find(device)
     limit = _budget(budget)
@@ -87,11 +83,6 @@ def report(model: nn.Module) -> Report:
     if found is None:
         raise StateError("the model is not optimized; call umem.optimize(model) first")
     return found.report
-
-
-def needs_budget(mode: str) -> bool:
-    """Whether what a mode drops depends on the budget."""
-    return mode in BY_BUDGET
 
 
 def _budget(given: str | int | None) -> values.Budget:
