@@ -148,8 +148,9 @@ class Optimized:
             return
         budget = None
         if self.mode in BY_BUDGET:
-            case.outside = _outside(self.model, args, kwargs)
             budget = self._limit()
+            # A percentage is of this step alone, whatever else is on the device.
+            case.outside = 0 if budget.percent else _outside(self.model, args, kwargs)
         case.chosen = choose(
             case.recording,
             self._profile(),

@@ -24,12 +24,12 @@ def optimize(
     """Let a model's forward pass drop activations, which backward rebuilds. The same model returns.
 
     At its first call in training for inputs of new shapes the model runs on fake tensors, and what
-    to drop is planned from that; docs/recompute.md. Gradients are the same to the last bit where
+    to drop is planned from that; docs/optimize.md. Gradients are the same to the last bit where
     the device's kernels are deterministic. Works with umem on, which swaps what is kept, and off.
 
     Args:
         mode: "umem" (what makes the step fastest at the budget, with swapping where umem is on) or
-            another of docs/recompute.md.
+            another of docs/optimize.md.
         budget: bytes of the device, as 8GiB, or a percentage of what the model's step takes without
             a plan. Not given: umem's budget where it is on, else the GPU's free memory.
         device: the profile whose figures plans reckon with; not given: the present device's.
