@@ -33,10 +33,10 @@ class Config:
     """What is measured and how often."""
 
     rounds: int = 9
-    layers: int = 6
+    layers: int = 4
     width: int = 256
     length: int = 256
-    batch: int = 4
+    batch: int = 8
     channels: int = 32
     image: int = 48
     images: int = 16

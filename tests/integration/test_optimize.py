@@ -5,8 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,6 +290,55 @@ def test_under_functional_transforms_it_is_left_alone() -> None:
     jacobian = torch.func.vmap(torch.func.grad(lambda row: net(row).sum()))(x)
     assert torch.allclose(jacobian, net.weight.sum(0).expand(4, 8))
     assert report(net).plans == 0
+
+
+def test_the_plan_is_made_again_when_the_optimizers_state_is_there() -> None:
+    with umem.enable(budget="128MiB", device="soft"):
+        net, x = transformer(256, 2), torch.randn(16, 128, 256)
+        umem.optimize(net, mode="recompute")
+        optimizer = torch.optim.Adam(net.parameters())
+        dropped = []
+        for _ in range(3):
+            step(net, x)
+            optimizer.step()
+            dropped.append(report(net).dropped_bytes)
+        assert report(net).plans == 2
+        assert 0 < dropped[0] < dropped[1] == dropped[2]
+        del net, x, optimizer
+
+
+def test_a_compiled_part_runs_as_its_ops() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    net.blocks[0] = torch.compile(net.blocks[0], backend="eager")
+    umem.optimize(net, mode="speed")
+    agree(net, plain, x)
+    assert report(net).dropped > 0
+
+
+PROGRAM = """
+import torch
+from support.recompute_nets import transformer
+from umem.recompute.live import of
+net, x = transformer(128, 2), torch.randn(8, 128, 128)
+for _ in range(3):
+    net(x).sum().backward()
+print("dropped", of(net).report.dropped_bytes > 0)
+"""
+
+
+def test_umem_run_recompute(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, "-m", "umem", "run", "--budget", "256MiB", "--device", "soft",
+               "--recompute", "speed", str(script)]  # fmt: skip
+    tests = str(Path(__file__).parent.parent)
+    paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "dropped True\n", done.stderr
 
 
 def test_the_option_optimizes_models_that_are_trained() -> None:

@@ -136,14 +136,16 @@ class _Dropping(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> _Kept | _Dropped:
         """Autograd keeps what this returns in place of the tensor."""
+        if _is_plain(tensor) and self._is_at_home(tensor.device):
+            value = self._find(tensor)
+            if value is not None and value.made:
+                self.tally.dropped += 1
+                self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
+                return _Dropped(refer(tensor, value), self._keep)
+            with torch._C._DisableTorchDispatch():  # this mode, which would cost more than the rest
+                return _Kept(tensor)
         self._packing = True
         try:
-            if _is_plain(tensor) and self._is_at_home(tensor.device):
-                value = self._find(tensor)
-                if value is not None and value.made:
-                    self.tally.dropped += 1
-                    self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
-                    return _Dropped(refer(tensor, value), self._keep)
             return _Kept(tensor)
         finally:
             self._packing = False
