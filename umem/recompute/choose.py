@@ -22,7 +22,6 @@ _log = logging.getLogger("umem")
 
 LIVE_MODES = tuple(mode for mode in MODES if mode != "swap")
 BY_BUDGET = frozenset({"umem", "recompute", "capuchin", "cost"})  # others drop the same at any
-_SMALLEST = ("per_block", "memory", "umem")  # one of them has the lowest peak
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,9 @@ def choose(
     graph, ordinals = modes.graph_of(step, recording)
     room = step.peak_bytes if budget is None else _room(step, budget, outside)
     planner = modes.Planner(graph, device, room)
-    new = planner.plan("recompute" if mode == "umem" and not swaps else mode)
-    if new is None:
-        new = _smallest(planner, room)
+    alone = mode == "recompute" or (mode == "umem" and not swaps)
+    new = _alone(planner, room) if alone else planner.plan(mode)
+    assert new is not None  # but for recomputation alone, every mode has an answer
     plan = modes.executable(new, recording, ordinals)
     _log.info(
         "recompute, mode %s: %d of %d ops of the forward pass are dropped, chosen in %.0f ms",
@@ -87,9 +86,14 @@ def _room(step: StepTrace, budget: Budget, outside: int) -> int:
     return max(asked - outside, int(step.working_set.max(initial=0)))
 
 
-def _smallest(planner: Planner, room: int) -> Rewritten:
-    """Where recomputation alone does not fit: the lowest peak that there is."""
-    found = [new for mode in _SMALLEST if (new := planner.plan(mode)) is not None]
+def _alone(planner: Planner, room: int) -> Rewritten:
+    """The shortest step without swapping that fits; else the lowest peak, and a warning."""
+    searched = planner.plan("recompute")
+    rules = [planner.plan(mode) for mode in ("swap", "speed", "per_block", "memory", "umem")]
+    found = [new for new in (searched, *rules) if new is not None]
+    fitting = [new for new in found if new.step.peak_bytes <= room]
+    if fitting:
+        return min(fitting, key=lambda new: new.recompute_us)
     new = min(found, key=lambda new: new.step.peak_bytes)
     _log.warning(
         "recomputation alone does not fit the model's step into %s: %s is the least found; with "
