@@ -65,19 +65,22 @@ PY_FLOORS: dict[str, set[str]] = {
     "plan": _LOW | {"trace", "policies", "devices", "native", "torch_program"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
     "trial": {"native", "_core"},
+    "recompute": _CONFIG
+    | {"plan", "trace", "devices", "autoplan", "startup", "lazily:native", "lazily:runtime"},
     "autoplan": _CONFIG | {"trace", "trial", "policies", "devices", "native", "_core"},
     "integrations": _LOW
     | {"config", "native", "lazily:native", "_core", "torch_build", "torch_program"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG
-    | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"},
+    | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"}
+    | {"lazily:recompute"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
     | _CONFIG
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
-    "umem": {"errors", "runtime", "statistics"},
+    "umem": {"errors", "recompute", "runtime", "statistics"},
     "__main__": {"cli"},
 }
 # _autoload imports only os; torch_build stands alone for setup.py and reads the compiler, CXX.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TraceError,
         UmemError,
     )
+    from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
         advise,
@@ -54,10 +55,12 @@ __all__ = [
     "UmemError",
     "__version__",
     "advise",
+    "deoptimize",
     "disable",
     "enable",
     "evict",
     "is_enabled",
+    "optimize",
     "prefetch",
     "reset_peak_stats",
     "set_budget",
@@ -76,6 +79,8 @@ def __getattr__(name: str) -> object:
     home = "errors" if name.endswith("Error") else "runtime"
     if name == "Stats":
         home = "statistics"
+    elif name in ("optimize", "deoptimize"):
+        home = "recompute.optimize"
     value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

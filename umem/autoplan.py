@@ -246,7 +246,7 @@ def start(settings: Settings) -> Driver | None:
     planner = None
     if core.current_options().policy == "planned":
         policy = registry.make(settings.policy)
-        planner = Planner(policy, _device, _budget)
+        planner = Planner(policy, device, _budget)
         if (victims := getattr(policy, "victims", None)) is not None:
             from .policies.advisor import advisor
 
@@ -260,17 +260,19 @@ def _budget() -> int:
 
 
 @functools.cache
-def _device_of(gpu: str) -> DeviceProfile:
+def device_of(gpu: str) -> DeviceProfile:
+    """The figures that plans for this GPU reckon with."""
     profile = devices.find(_nearest_profile(gpu))
     _log.info("plans reckon with the figures of %s: %s", profile.name, profile.source)
     return profile
 
 
-def _device() -> DeviceProfile:
+def device() -> DeviceProfile:
+    """The figures of the device that umem is on for."""
     options = core.current_options()
     if options.device == "soft":
         return devices.find(options.profile)
-    return _device_of(_gpu_name())
+    return device_of(_gpu_name())
 
 
 def _nearest_profile(gpu: str) -> str:

@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Settings:
     guard: bool
     allocator: str
     observer: str
+    recompute: str
     torch_ext_cache: Path
     trace: Path | None  # None: off
     summary: bool = field(compare=False)
@@ -132,6 +133,18 @@ def _below_floor(count: int, threads: int) -> str:
         f"is {FLOOR_PAGES} pages of {format_bytes(PAGE_BYTES)} for each of {threads} torch "
         "thread(s): one instruction can need several pages at once, and with fewer no thread would "
         "make progress (OMP_NUM_THREADS sets the threads)"
+    )
+
+
+def difference(now: Settings, asked: Settings) -> str:
+    """What to say where umem is on with other options than asked for."""
+    names = [f.name for f in fields(Settings) if f.compare]
+    differing = [name for name in names if getattr(now, name) != getattr(asked, name)]
+    have = ", ".join(f"{name}={getattr(now, name)}" for name in differing)
+    want = ", ".join(f"{name}={getattr(asked, name)}" for name in differing)
+    return (
+        f"umem is on with {have} and was asked for {want}; call umem.disable() first, or "
+        "umem.set_budget() to change the budget"
     )
 
 

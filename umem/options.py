@@ -30,6 +30,8 @@ class Option:
 
 _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
+_RECOMPUTE = ("off", "umem", "recompute", "hybrid", "capuchin", "speed", "memory", "cost",
+              "per_block")  # fmt: skip
 _ALLOCATORS = ("auto", "subclass", "pluggable", "pool")
 
 OPTIONS = (
@@ -99,6 +101,13 @@ OPTIONS = (
         "How umem learns what the program does: `native` (in torch's dispatcher, fast), `python` "
         "(slower, for diagnosis), `off` (nothing is learnt: page faults only keep it correct). "
         "`auto` is `native`.",
+    ),
+    Option(
+        "recompute", "UMEM_RECOMPUTE", "choice", values.choice(*_RECOMPUTE), "off",
+        ", ".join(_RECOMPUTE),
+        "What models keep of their forward passes for backward: all (`off`), or what a mode of "
+        "`umem.optimize` chooses; the rest is computed again. Each outermost module that is called "
+        "in training is optimized, from its second call on.",
     ),
     Option(
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", values.parse_path, "~/.cache/umem",

@@ -84,6 +84,7 @@ class Session:
 
 _session: Session | None = None
 _driver: Driver | None = None  # what runs at the ends of steps
+_undo = contextlib.ExitStack()  # what else is taken back at the end
 
 
 def enable(
@@ -97,6 +98,7 @@ def enable(
     log: str | None = None,
     guard: bool | None = None,
     observer: str | None = None,
+    recompute: str | None = None,
     torch_ext_cache: str | Path | None = None,
     trace: str | Path | None = None,
     summary: bool | None = None,
@@ -122,6 +124,7 @@ def enable(
             "log": log,
             "guard": guard,
             "observer": observer,
+            "recompute": recompute,
             "torch_ext_cache": torch_ext_cache,
             "trace": trace,
             "summary": summary,
@@ -131,7 +134,7 @@ def enable(
     with _lock:
         if _session is not None:
             if _session.settings != settings:
-                raise StateError(_difference(_session.settings, settings))
+                raise StateError(config.difference(_session.settings, settings))
             return Session(settings, owner=False, attached=_session.attached)
         startup.set_up_log(settings.log)
         _session = Session(settings, owner=True, attached=_attach(settings))
@@ -356,6 +359,10 @@ def _start_steps(settings: Settings) -> None:
     global _driver
     try:
         _driver = autoplan.start(settings)
+        if settings.recompute != "off":
+            from .recompute.automatic import Automatic
+
+            _undo.callback(Automatic(settings.recompute).remove)
     except BaseException:
         disable()
         raise
@@ -365,6 +372,7 @@ def _start_steps(settings: Settings) -> None:
 
 def _stop_steps() -> None:
     global _driver
+    _undo.close()
     driver, _driver = _driver, None
     if driver is not None:
         driver.stop()
@@ -385,14 +393,3 @@ def _require_session(what: str) -> Session:
     if _session is None:
         raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
     return _session
-
-
-def _difference(now: Settings, asked: Settings) -> str:
-    names = [f.name for f in dataclasses.fields(Settings) if f.compare]
-    differing = [name for name in names if getattr(now, name) != getattr(asked, name)]
-    have = ", ".join(f"{name}={getattr(now, name)}" for name in differing)
-    want = ", ".join(f"{name}={getattr(asked, name)}" for name in differing)
-    return (
-        f"umem is on with {have} and was asked for {want}; call umem.disable() first, or "
-        "umem.set_budget() to change the budget"
-    )

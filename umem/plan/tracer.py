@@ -259,14 +259,22 @@ def trace(
 
 
 @contextlib.contextmanager
-def recording(recorder: Tracer | None = None) -> Iterator[Tracer]:
-    """A tracer that is on, under fake tensors, with torch as it is where there is a GPU."""
+def recording(
+    recorder: Tracer | None = None,
+    around: Callable[
+        [Scope], contextlib.AbstractContextManager[FakeTensorMode]
+    ] = surroundings.like_cuda,
+) -> Iterator[Tracer]:
+    """A tracer that is on, under fake tensors, with torch as it is where there is a GPU.
+
+    `around` makes the fake tensors' mode, and whatever else a program is to see of torch.
+    """
     enabled = gc.isenabled()
     gc.disable()  # else blocks in cycles would die whenever the collector happens to run
     gc.freeze()  # what is there already is not looked through at the end of each step
     tracer = Tracer() if recorder is None else recorder
     try:
-        with surroundings.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
+        with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
             yield tracer
     finally:
         tracer._live.clear()

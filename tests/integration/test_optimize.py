@@ -1,0 +1,366 @@
+"""umem.optimize: live models, with umem on and off, whose steps keep less and compute the same."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from support.recompute import gradients, same  # noqa: E402
+from support.recompute_nets import Convolutional, transformer  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import umem  # noqa: E402
+from umem.errors import ConfigError, NotSupportedError, StateError  # noqa: E402
+from umem.plan.recompute.plan import MODES  # noqa: E402
+from umem.recompute.choose import LIVE_MODES  # noqa: E402
+from umem.recompute.live import of  # noqa: E402
+from umem.recompute.optimize import report  # noqa: E402
+
+MIB = 1 << 20
+
+
+def cnn() -> tuple[nn.Module, Any]:
+    return Convolutional(16), torch.randn(8, 3, 64, 64)
+
+
+def attention() -> tuple[nn.Module, Any]:
+    return transformer(128, 2), torch.randn(8, 128, 128)
+
+
+def step(net: nn.Module, x: Any, seed: int = 0) -> list[Any]:
+    torch.manual_seed(seed)
+    net.zero_grad()
+    net(x).square().mean().backward()
+    return [*gradients(net), *(buffer.clone() for buffer in net.buffers()), torch.get_rng_state()]
+
+
+def agree(net: nn.Module, plain: nn.Module, x: Any, steps: int = 2) -> None:
+    for i in range(steps):
+        assert same(step(plain, x, i), step(net, x, i))
+
+
+@pytest.mark.parametrize("make", [cnn, attention])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "swap"])
+def test_gradients_are_the_same_in_every_mode(
+    make: Callable[[], tuple[nn.Module, Any]], mode: str
+) -> None:
+    net, x = make()
+    plain = copy.deepcopy(net)
+    assert umem.optimize(net, mode=mode, budget="50%") is net
+    agree(net, plain, x)
+    found = report(net)
+    assert found.plans == 1
+    if mode == "capuchin":  # the link hides the swaps of a net this small
+        assert found.why_not in ("", "nothing has to be dropped, or can be")
+    else:
+        assert found.why_not == ""
+        assert found.dropped_bytes > 0
+
+
+@pytest.mark.parametrize("mode", ["umem", "per_block", "memory"])
+def test_the_peak_falls_as_expected(mode: str) -> None:
+    net, x = transformer(256, 3), torch.randn(8, 128, 256)
+    with umem.enable(budget="512MiB", device="soft"):
+        net, x = copy.deepcopy(net), x.clone()
+        peaks = []
+        for optimized in (False, True):
+            if optimized:
+                umem.optimize(net, mode=mode, budget="50%")
+            for _ in range(2):
+                gc.collect()
+                umem.reset_peak_stats()
+                net.zero_grad()
+                net(x).square().mean().backward()
+            peaks.append(umem.stats().peak_live_bytes)
+        expected = report(net).expected
+        assert expected is not None
+        saved = expected.peak_bytes - expected.peak_with
+        assert saved > 10 * MIB
+        assert peaks[0] - peaks[1] == pytest.approx(saved, rel=0.15)
+        del net, x
+
+
+def test_deoptimize_and_what_may_not_be_optimized() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, budget="50%")
+    with pytest.raises(StateError, match="optimized already"):
+        umem.optimize(net)
+    assert umem.deoptimize(net) is net
+    assert of(net) is None
+    assert "forward" not in vars(net)
+    agree(net, plain, x)
+    umem.deoptimize(net)
+    with pytest.raises(StateError, match="not optimized"):
+        report(net)
+    with pytest.raises(ConfigError, match=r"did you mean speed\?"):
+        umem.optimize(net, mode="sped")
+    with pytest.raises(ConfigError, match="budget='7 pounds'"):
+        umem.optimize(net, budget="7 pounds")
+    with pytest.raises(ConfigError, match=r"allowed: a torch\.nn\.Module"):
+        umem.optimize(len)  # type: ignore[type-var]
+    with pytest.raises(NotSupportedError, match="DataParallel"):
+        umem.optimize(nn.DataParallel(net))
+    umem.optimize(net)
+    with pytest.raises(ConfigError, match="there is no budget; allowed: budget="):
+        net(x)
+
+
+def test_a_forward_of_the_models_own_is_put_back() -> None:
+    net = nn.Linear(4, 4)
+    net.forward = own = lambda x: x * 2
+    umem.optimize(net, budget="50%")
+    assert torch.equal(net(torch.ones(4)), torch.full((4,), 2.0))
+    umem.deoptimize(net)
+    assert net.forward is own
+
+
+def test_no_gradients_and_evaluation_are_left_alone() -> None:
+    net, x = cnn()
+    umem.optimize(net, mode="speed")
+    with torch.no_grad():
+        net(x)
+    net.eval()
+    net(x).sum().backward()
+    assert report(net).plans == 0
+
+
+def test_new_shapes_get_a_plan_and_known_ones_do_not() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    for batch in (8, 5, 8, 5):
+        agree(net, plain, x[:batch], steps=1)
+        assert report(net).dropped_bytes > 0
+    assert report(net).plans == 2
+
+
+def test_copies_and_pickles_plan_for_themselves() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    step(net, x)
+    twin = copy.deepcopy(net)
+    again = pickle.loads(pickle.dumps(net))
+    for other in (twin, again):
+        mine = of(other)
+        assert mine is not None
+        assert mine.model is other
+        plain.load_state_dict(net.state_dict())
+        agree(other, plain, x)
+        assert report(other).dropped > 0
+    assert list(net.state_dict()) == list(plain.state_dict())
+
+
+class Odd(nn.Module):
+    """A model with the branch, the cache and the counter that fake tensors could leave behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+        self.scale: Any = None
+        self.calls: list[int] = []
+        self.table: dict[str, Any] = {}
+
+    def forward(self, x: Any, *, twice: bool = False) -> dict[str, Any]:
+        self.calls.append(1)
+        if self.scale is None:
+            self.scale = torch.full((256,), 0.5)
+            self.table["mask"] = torch.ones(256)
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x) * self.scale * self.table["mask"])
+            x = nn.functional.gelu(x) if twice else x
+        if float(x.detach().sum()) > 1e9:
+            x = x.tanh()
+        return {"out": x, "none": None}
+
+
+def test_what_tracing_touched_is_as_it_was(caplog: Any) -> None:
+    net, x = Odd(), torch.randn(4096, 256)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    for i, twice in enumerate((False, False, True, False)):
+        results = []
+        for model in (plain, net):
+            model.zero_grad()
+            model(x, twice=twice)["out"].sum().backward()
+            results.append(gradients(model))
+        assert same(*results)
+        assert (report(net).dropped > 0) is (i > 0)  # the first call fills the cache
+    assert (len(net.calls), report(net).plans) == (4, 2)
+    assert type(net.scale) is torch.Tensor
+    assert not caplog.records
+
+
+class Branching(nn.Module):
+    """Another op in each second call, which its inputs' shapes do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = nn.functional.gelu(layer(x))
+            if i == 1 and self.calls % 2:
+                x = x.sin()
+        self.calls += 1
+        return x
+
+
+def test_another_branch_than_traced_is_kept_and_said_once(caplog: Any) -> None:
+    net, x = Branching(), torch.randn(4096, 256)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    with caplog.at_level(logging.WARNING, "umem"):
+        agree(net, plain, x, steps=8)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a forward pass of Branching was not as planned (op 6 is aten.t.default, planned was "
+        "aten.sin.default); all is kept from there on"
+    ]
+    assert report(net).why_not.startswith("given up after 3 forward passes")
+
+
+class Sized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, x: Any) -> Any:
+        x = self.layer(x)
+        return x[x > 0].exp()
+
+
+def test_a_model_that_cannot_be_traced_keeps_all_and_says_why(caplog: Any) -> None:
+    net, x = Sized(), torch.randn(4096, 256)
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+    with caplog.at_level(logging.WARNING, "umem"):
+        agree(net, plain, x)
+    assert len(caplog.records) == 1
+    assert "the model keeps all activations" in caplog.records[0].getMessage()
+    assert report(net).dropped == 0
+
+
+def test_inside_of_a_checkpoint_or_hooks_it_is_left_alone(caplog: Any) -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    umem.optimize(net, mode="speed")
+
+    def both(run: Callable[[nn.Module], Any]) -> None:
+        results = []
+        for model in (plain, net):
+            torch.manual_seed(1)
+            model.zero_grad()
+            run(model).sum().backward()
+            results.append(gradients(model))
+        assert same(*results)
+
+    def in_hooks(model: nn.Module) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return model(x)
+
+    with caplog.at_level(logging.WARNING, "umem"):
+        both(lambda model: checkpoint(model, x, use_reentrant=False))
+        both(lambda model: checkpoint(model, x.requires_grad_(), use_reentrant=True))
+        both(in_hooks)
+    assert len(caplog.records) == 1
+    assert "hooks of saved tensors around it" in caplog.records[0].getMessage()
+    assert report(net).plans == 0
+
+
+def test_under_functional_transforms_it_is_left_alone() -> None:
+    net = nn.Linear(8, 8)
+    umem.optimize(net, mode="speed")
+    x = torch.randn(4, 8)
+    jacobian = torch.func.vmap(torch.func.grad(lambda row: net(row).sum()))(x)
+    assert torch.allclose(jacobian, net.weight.sum(0).expand(4, 8))
+    assert report(net).plans == 0
+
+
+def test_the_plan_is_made_again_when_the_optimizers_state_is_there() -> None:
+    with umem.enable(budget="512MiB", device="soft"):
+        net, x = transformer(256, 2), torch.randn(16, 128, 256)
+        step(umem.optimize(net, mode="recompute", budget="100%"), x)
+        expected = report(net).expected
+        assert expected is not None
+        umem.deoptimize(net).zero_grad()
+        umem.optimize(net, mode="recompute", budget=expected.peak_bytes - 8 * MIB)
+        optimizer = torch.optim.Adam(net.parameters())
+        dropped = []
+        for _ in range(3):
+            step(net, x)
+            optimizer.step()
+            dropped.append(report(net).dropped_bytes)
+        assert report(net).plans == 2
+        assert 0 < dropped[0] < dropped[1] == dropped[2]
+        del net, x, optimizer
+
+
+@pytest.mark.filterwarnings("default")  # of torch's own, while it compiles
+def test_a_compiled_part_runs_as_its_ops() -> None:
+    net, x = cnn()
+    plain = copy.deepcopy(net)
+    net.blocks[0] = torch.compile(net.blocks[0], backend="eager")
+    umem.optimize(net, mode="speed")
+    agree(net, plain, x)
+    assert report(net).dropped > 0
+
+
+PROGRAM = """
+import torch
+from support.recompute_nets import transformer
+from umem.recompute.live import of
+net, x = transformer(128, 2), torch.randn(8, 128, 128)
+for _ in range(3):
+    net(x).sum().backward()
+print("dropped", of(net).report.dropped_bytes > 0)
+"""
+
+
+def test_umem_run_recompute(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    command = [sys.executable, "-m", "umem", "run", "--budget", "256MiB", "--device", "soft",
+               "--recompute", "speed", str(script)]  # fmt: skip
+    tests = str(Path(__file__).parent.parent)
+    paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "dropped True\n", done.stderr
+
+
+def test_the_option_optimizes_models_that_are_trained() -> None:
+    net, x = attention()
+    head = nn.Linear(128, 4)
+    plain = copy.deepcopy(net)
+    with umem.enable(budget="256MiB", device="soft", recompute="speed"):
+        for i in range(3):
+            assert same(step(plain, x, i)[:-1], step(net, x, i)[:-1])
+        head(x).sum().backward()
+        assert of(net) is not None
+        assert report(net).dropped > 0
+        assert all(of(part) is None for part in net.children())
+    assert of(net) is None
+
+
+def test_the_options_choices_are_the_modes() -> None:
+    from umem.options import BY_NAME
+
+    assert BY_NAME["recompute"].allowed == ", ".join(("off", *LIVE_MODES))

@@ -1,0 +1,57 @@
+"""Forward passes under plans made by hand: which ops there are, and which of them to drop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from umem.plan.recompute.plan import RecomputePlan
+
+# What has no output of its own to drop.
+_VIEWS = ("view", "t.", "transpose", "expand", "select", "slice", "unsqueeze", "permute", "detach",
+          "split", "alias", "squeeze", "empty", "_unsafe_view")  # fmt: skip
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if str(func) != "aten.detach.default":  # autograd's own, which hooks make needless
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def names_of(forward: Callable[[], object]) -> tuple[str, ...]:
+    with _Names() as mode:
+        forward()
+    return tuple(mode.names)
+
+
+def plan_for(
+    forward: Callable[[], object],
+    keep: tuple[str, ...] = (),
+    mode: Literal["speed", "memory"] = "speed",
+) -> RecomputePlan:
+    """Drop every output but those of the ops named in `keep`; runs `forward` to see its ops."""
+    names = names_of(forward)
+    drop = [
+        i
+        for i, name in enumerate(names)
+        if not name.startswith(tuple(f"aten.{bare}" for bare in (*_VIEWS, *keep)))
+    ]
+    return RecomputePlan(names, tuple(drop), mode)
+
+
+def gradients(net: torch.nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
