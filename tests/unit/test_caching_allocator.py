@@ -79,7 +79,7 @@ def test_at_the_limit_whole_free_segments_go_back_and_split_ones_stay() -> None:
     torch.free(torch.malloc(30 * MIB))
     torch.malloc(40 * MIB)  # the 30 MiB have to go first
     assert torch.reserved == 60 * MIB
-    with pytest.raises(OutOfMemoryError, match="no 10 MiB.*9 MiB reserved but unallocated"):
+    with pytest.raises(OutOfMemoryError, match=r"no 10 MiB.*9 MiB reserved but unallocated"):
         torch.malloc(10 * MIB)
     assert torch.allocated == 51 * MIB
 
