@@ -13,7 +13,7 @@ namespace {
 
 using Column = py::array_t<std::int64_t, py::array::c_style>;
 
-void install(const Column& sizes, const Column& offsets, std::size_t bytes) {
+void install(const Column& sizes, const Column& offsets, std::size_t total) {
   if (sizes.ndim() != 1 || offsets.ndim() != 1 || sizes.size() != offsets.size())
     throw py::value_error("install_layout: sizes and offsets are columns of one length");
   std::vector<arena::LayoutEntry> entries;
@@ -27,7 +27,7 @@ void install(const Column& sizes, const Column& offsets, std::size_t bytes) {
   Status status;
   {
     py::gil_scoped_release unlocked;
-    status = runtime::install_layout(entries, bytes);
+    status = runtime::install_layout(entries, total);
   }
   raise_if_error(status);
 }
@@ -50,7 +50,7 @@ py::dict status() {
 }  // namespace
 
 void bind_layout(py::module_& module) {
-  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("bytes"));
+  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("total"));
   module.def("clear_layout", [] {
     py::gil_scoped_release unlocked;
     runtime::clear_layout();
