@@ -63,7 +63,8 @@ PY_FLOORS: dict[str, set[str]] = {
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
     "plan": _LOW | {"trace", "policies", "devices", "native"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
-    "autoplan": _CONFIG | {"trace", "policies", "devices", "native", "_core"},
+    "autolayout": _LOW | {"native", "trace", "lazily:plan"},
+    "autoplan": _CONFIG | {"autolayout", "trace", "policies", "devices", "native", "_core"},
     "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG

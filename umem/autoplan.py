@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import config, devices
+from .autolayout import Layouts
 from .config import Settings
 from .errors import TraceError
 from .native import core
@@ -42,12 +43,18 @@ class Planner:
     Args:
         device, budget: asked before a plan; what device it is may not be known before its use.
         budget: in bytes.
+        layouts: gets the steps that were planned.
     """
 
     def __init__(
-        self, policy: Policy, device: Callable[[], DeviceProfile], budget: Callable[[], int]
+        self,
+        policy: Policy,
+        device: Callable[[], DeviceProfile],
+        budget: Callable[[], int],
+        layouts: Layouts,
     ) -> None:
         self._policy, self._device, self._budget = policy, device, budget
+        self._layouts = layouts
         self._builder: StepBuilder | None = None  # while steps are recorded
         self._addresses: dict[int, int] = {}
         self._steps = self._tries = self._settled = self._tried_at = 0
@@ -72,6 +79,7 @@ class Planner:
         self._off = True
         self._record(False)
         core.clear_plans()
+        self._layouts.stop()
 
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
@@ -81,7 +89,9 @@ class Planner:
     def _step(self) -> None:
         self._steps += 1
         recorded = self._take()
-        if core.plan_status()["complete"]:
+        complete = core.plan_status()["complete"]
+        self._layouts.step_ended(complete)
+        if complete:
             self._tries = 0
             self._settled += 1
             if self._settled >= _SETTLED:
@@ -173,6 +183,7 @@ class Planner:
             self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
             trace.n_ops, len(plan.evict) + len(plan.cold) + len(plan.fetch),
         )  # fmt: skip
+        self._layouts.planned(number, trace, self._budget())
 
 
 class Driver:
@@ -213,7 +224,7 @@ def start(settings: Settings) -> Driver | None:
     planner = None
     if core.current_options().policy == "planned":
         policy = registry.make(settings.policy)
-        planner = Planner(policy, _device, _budget)
+        planner = Planner(policy, _device, _budget, Layouts(settings.layout))
         if (victims := getattr(policy, "victims", None)) is not None:
             from .policies.advisor import advisor
 

@@ -36,6 +36,7 @@ class Settings:
     observer: str
     torch_ext_cache: Path
     trace: Path | None  # None: off
+    layout: str
     summary: bool = field(compare=False)
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..trace.step import Ints, Kind, StepTrace
 from . import packing
-from .packing import Block, Packer, best_fit
+from .packing import Block, Packer, lowest
 
 NO_PLACE = -1  # the offset of a tensor that is allocated as without a layout
 
@@ -28,7 +28,7 @@ class Layout:
     load: int  # the most bytes in it at once: no layout of the same tensors is smaller
 
 
-def layout(step: StepTrace, pack: Packer = best_fit) -> Layout:
+def layout(step: StepTrace, pack: Packer = lowest) -> Layout:
     """The layout of a step in steady state; sizes are whole pages, and so are offsets.
 
     A tensor that lives on into the next step has a place if it is freed there before it is made

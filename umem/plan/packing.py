@@ -115,7 +115,19 @@ def first_fit(blocks: Sequence[Block]) -> Packing:
     return _packed(blocks, low.tolist())
 
 
-def around(blocks: Sequence[Block], period: int, pack: Packer = best_fit) -> Packing:
+def lowest(blocks: Sequence[Block]) -> Packing:
+    """The lower of what both packers find: which one that is differs from step to step.
+
+    Raises:
+        PlanError: a block has no bytes or no life.
+    """
+    found = best_fit(blocks)
+    if found.height == load(blocks):
+        return found
+    return min(found, first_fit(blocks), key=lambda packing: packing.height)
+
+
+def around(blocks: Sequence[Block], period: int, pack: Packer = lowest) -> Packing:
     """Packs the blocks of a step that repeats every `period`: the same offsets in every repeat.
 
     A block begins within the step, in [0, period), and may end in the next one, before it begins
