@@ -157,6 +157,23 @@ def least_budget(step: StepTrace) -> int:
     return max(bounds.least_budget(step), FLOOR_PAGES * PAGE_BYTES)
 
 
+def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) -> _core.Replay:
+    """The native replay of a step, to be run step by step under a native policy, and closed.
+
+    Raises:
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    from .native import core
+
+    replay = core.Replay(_options(policy, device, budget, host_budget=0))
+    try:
+        replay.set_step(_columns(step))
+    except BaseException:
+        replay.close()
+        raise
+    return replay
+
+
 def _replay(
     step: StepTrace,
     text: tuple[Path, int] | None,

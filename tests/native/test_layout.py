@@ -21,6 +21,7 @@ MOVES = (
 @pytest.fixture
 def program() -> Iterator[Program]:
     _core.start(options(64 * MIB))
+    _core.driver.instrument()
     made = Program()
     yield made
     made.clear()
@@ -55,7 +56,9 @@ LAYOUT = ((4, 0), (6, 4), (10, 0))
 
 def test_blocks_lie_where_the_layout_says_in_every_step(program: Program) -> None:
     install(*LAYOUT, total=10)
+    made = calls()
     first = a_step(program)
+    assert calls() > made  # its pages are populated
     assert [place - first[0] for place in first] == [0, 4 * MIB, 0]
     before = calls()
     assert [a_step(program) for _ in range(3)] == [first] * 3
