@@ -13,7 +13,7 @@ SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -nam
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-cuda lint bench bench-policies options-doc install clean
+.PHONY: demo test test-cuda lint bench bench-policies bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -67,6 +67,9 @@ bench: $(INSTALLED)
 
 bench-policies: $(INSTALLED)
 	$(BIN)/python bench/policies/run.py $(BENCH_ARGS)
+
+bench-sharing: $(INSTALLED)
+	$(BIN)/python bench/sharing.py $(BENCH_ARGS)
 
 options-doc: $(INSTALLED)
 	$(BIN)/python tools/generate_options_doc.py

@@ -48,8 +48,8 @@ void Arena::book_layout(const LayoutStatus& layout, std::int64_t sign) {
 // One segment: its live blocks, and what is free between them.
 SegmentRow Arena::describe_layout() const {
   const LayoutStatus layout = layout_->status();
-  SegmentRow row{layout.base, layout.bytes, reinterpret_cast<std::uintptr_t>(layout.stream), true,
-                 {}};
+  SegmentRow row{
+      layout.base, layout.bytes, reinterpret_cast<std::uintptr_t>(layout.stream), true, {}};
   std::vector<BlockRow> live;
   for (RangeId view : layout_->views())
     if (const Slot& slot = slots_[view]; slot.live + slot.pending > 0)

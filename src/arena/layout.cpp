@@ -15,12 +15,12 @@ Status check(const std::vector<LayoutEntry>& entries, std::size_t bytes) {
   for (const LayoutEntry& entry : entries) {
     good = good && entry.bytes > 0 && whole(entry.bytes);
     if (entry.offset == kNoPlace) continue;
-    good = good && whole(entry.offset) && entry.offset <= bytes &&
-           entry.bytes <= bytes - entry.offset;
+    good =
+        good && whole(entry.offset) && entry.offset <= bytes && entry.bytes <= bytes - entry.offset;
   }
   if (good) return {};
-  return {Code::kInvalidArgument, "a layout is of whole pages of 2 MiB, within its " +
-                                      std::to_string(bytes) + " bytes"};
+  return {Code::kInvalidArgument,
+          "a layout is of whole pages of 2 MiB, within its " + std::to_string(bytes) + " bytes"};
 }
 
 }  // namespace

@@ -20,9 +20,9 @@ void install(const Column& sizes, const Column& offsets, std::size_t total) {
   for (py::ssize_t i = 0; i < sizes.size(); ++i) {
     if (sizes.at(i) <= 0)
       throw py::value_error("install_layout: an allocation has more than 0 bytes");
-    entries.push_back({static_cast<std::size_t>(sizes.at(i)),
-                       offsets.at(i) < 0 ? arena::kNoPlace
-                                         : static_cast<std::size_t>(offsets.at(i))});
+    entries.push_back(
+        {static_cast<std::size_t>(sizes.at(i)),
+         offsets.at(i) < 0 ? arena::kNoPlace : static_cast<std::size_t>(offsets.at(i))});
   }
   Status status;
   {

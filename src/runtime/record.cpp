@@ -23,9 +23,9 @@ std::vector<trace::LiveBlock> live_blocks(const State& s) {
         const RangeId id = s.ranges.find(reinterpret_cast<const void*>(block.address));
         const bool tagged = segment.large && ledger.has(id);
         found.push_back(
-              {tagged ? ledger.at(id).born : 0,
-               {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
-                tagged ? family_name(ledger.at(id).family) : ""}});
+            {tagged ? ledger.at(id).born : 0,
+             {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
+              tagged ? family_name(ledger.at(id).family) : ""}});
       }
     }
   });

@@ -10,7 +10,8 @@ import umem  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
 from umem.native import core  # noqa: E402
 
-LAYERS, WIDTH = 6, 1024  # 4 MiB a weight
+LAYERS, WIDTH = 3, 1024  # 4 MiB a weight; outputs of 512 rows have 2 MiB
+PLENTY, TIGHT = "96MiB", "36MiB"
 
 
 def losses(layout: str, budget: str, rows: list[int], clear_first: bool = True) -> list[float]:
@@ -39,9 +40,9 @@ def losses(layout: str, budget: str, rows: list[int], clear_first: bool = True) 
 
 @pytest.mark.parametrize("clear_first", [True, False])
 def test_a_step_that_fits_goes_by_its_layout(clear_first: bool) -> None:
-    rows = [1024] * 8
-    *planned, followed, hits = losses("auto", "256MiB", rows, clear_first)
-    *plain, never, none = losses("off", "256MiB", rows, clear_first)
+    rows = [512] * 6
+    *planned, followed, hits = losses("auto", PLENTY, rows, clear_first)
+    *plain, never, none = losses("off", PLENTY, rows, clear_first)
     assert planned == plain  # to the last bit
     assert (never, none) == (0, 0)
     assert followed == 1
@@ -49,12 +50,12 @@ def test_a_step_that_fits_goes_by_its_layout(clear_first: bool) -> None:
 
 
 def test_auto_leaves_a_step_alone_that_does_not_fit() -> None:
-    assert losses("auto", "56MiB", [1024] * 6)[-1] == 0
+    assert losses("auto", TIGHT, [512] * 5)[-1] == 0
 
 
-@pytest.mark.parametrize("budget", ["56MiB", "256MiB"])
+@pytest.mark.parametrize("budget", [TIGHT, PLENTY])
 def test_a_smaller_last_batch_keeps_the_layout_of_the_others(budget: str) -> None:
-    rows = [1024, 1024, 1024, 1024, 512, 1024, 1024, 512, 1024]
+    rows = [512, 512, 512, 512, 256, 512, 512, 256, 512]
     *planned, followed, hits = losses("on", budget, rows)
     *plain, _, _ = losses("off", budget, rows)
     assert planned == plain
@@ -62,9 +63,9 @@ def test_a_smaller_last_batch_keeps_the_layout_of_the_others(budget: str) -> Non
     assert hits >= 5 * 3 * LAYERS  # the third, fourth, sixth, seventh and last step
 
 
-@pytest.mark.parametrize("budget", ["56MiB", "256MiB"])
+@pytest.mark.parametrize("budget", [TIGHT, PLENTY])
 def test_another_shape_for_good_has_its_own_layout(budget: str) -> None:
-    rows = [1024, 1024, 1024, 1024, 512, 512, 512, 512, 512, 512]
+    rows = [512, 512, 512, 512, 768, 768, 768, 768, 768]
     *planned, followed, _ = losses("on", budget, rows)
     *plain, _, _ = losses("off", budget, rows)
     assert planned == plain
