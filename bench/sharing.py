@@ -249,7 +249,12 @@ def check_model(names: Sequence[str], work: Path) -> Report:
         rows.append(
             (name, _real(step, asked), _torch("", step, asked, expandable=expandable).bytes)
         )
-    page = Report("sharing-model", {"expandable_segments": expandable, "steps": STEPS})
+    config = {
+        "device": torch.cuda.get_device_name(),
+        "expandable_segments": expandable,
+        "steps": STEPS,
+    }
+    page = Report("sharing-model", config)
     page.sections += table(("workload", "torch reserved, bytes", "the model"), rows)
     page.details = {"rows": rows}
     worst = max(abs(model - real) / real for _, real, model in rows)

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.planned import MIB, PAGE, Program, options
 
 from umem import _core
 from umem.errors import StateError
+from umem.plan.packing import Block, around
 
 NO_PLACE = -1
 MOVES = (
@@ -233,3 +236,59 @@ def test_blocks_of_several_pieces_share_pages_with_others() -> None:
     assert _core.layout_status()["misses"] == 0
     assert _core.stats()["resident_bytes"] == 10 * MIB
     program.clear()
+
+
+@st.composite
+def repeated_steps(draw: st.DrawFn) -> tuple[list[Block], int, int]:
+    """Blocks of MiB with lives in a step of so many ops, some into the next one; budget in MiB."""
+    ops = draw(st.integers(2, 8))
+    blocks = []
+    for _ in range(draw(st.integers(1, 10))):
+        begin = draw(st.integers(0, ops - 1))
+        mib = 2 * draw(st.integers(1, 6))
+        blocks.append(Block(mib * MIB, begin, begin + draw(st.integers(1, ops))))
+    blocks.sort(key=lambda block: block.begin)  # as they are allocated
+    return blocks, ops, draw(st.sampled_from([14, 24, 200]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=repeated_steps(), evicts=st.lists(st.integers(0, 99), max_size=6))
+def test_any_step_keeps_its_bytes_in_its_layout(
+    step: tuple[list[Block], int, int], evicts: list[int]
+) -> None:
+    blocks, ops, budget = step
+    packing = around(blocks, ops)
+    _core.start(options(budget * MIB, piece_bytes=4 * MIB))
+    program = Program()
+    program.take("weight", 6)
+    _core.install_layout(
+        np.array([block.bytes for block in blocks], np.int64),
+        np.array(packing.offsets, np.int64),
+        packing.height,
+    )
+    ends: dict[str, int] = {}
+    for now in range(5 * ops):
+        for name in [name for name, end in ends.items() if end == now]:
+            program.drop(name)  # its bytes are what they were
+            del ends[name]
+        for i, block in enumerate(blocks):
+            if block.begin == now % ops:
+                program.take(f"{i}@{now}", block.bytes // MIB)
+                ends[f"{i}@{now}"] = now + block.end - block.begin
+        program.op(*list(ends)[:3], *(["weight"] if now % 3 == 0 else []))
+        if now % 7 in evicts and ends:
+            name = list(ends)[evicts[0] % len(ends)]
+            _core.evict(program.at[name], program.bytes[name])
+        assert _core.stats()["resident_bytes"] <= budget * MIB
+        if (now + 1) % ops == 0:
+            _core.step()
+            status = _core.layout_status()
+            assert (status["misses"], status["followed"]) == (0, True)
+    assert _core.layout_status()["hits"] == 5 * len(blocks)
+    for name in [*ends, "weight"]:
+        program.drop(name)
+    _core.trim()
+    stats = _core.stats()
+    left = ("resident_bytes", "host_bytes", "dropped_bytes", "cached_bytes", "live_bytes")
+    assert [stats[name] for name in left] == [0] * len(left)
+    _core.stop()
