@@ -14,8 +14,8 @@ LAYERS, WIDTH = 3, 1024  # 4 MiB a weight; outputs of 512 rows have 2 MiB
 PLENTY, TIGHT = "96MiB", "36MiB"
 
 
-def losses(layout: str, budget: str, rows: list[int], clear_first: bool = True) -> list[float]:
-    """Of a training loop; gradients are cleared at a step's begin or at its end."""
+def losses(layout: str, budget: str, rows: list[int], clear: str = "first") -> list[float]:
+    """Of a training loop; gradients are cleared first, after the forward pass, or last."""
     with umem.enable(budget=budget, device="soft", layout=layout):
         torch.manual_seed(0)
         net = torch.nn.Sequential(
@@ -24,12 +24,14 @@ def losses(layout: str, budget: str, rows: list[int], clear_first: bool = True) 
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
         result = []
         for count in rows:
-            if clear_first:
+            if clear == "first":
                 optimizer.zero_grad()
             loss = net(torch.randn(count, WIDTH)).relu().square().mean()
+            if clear == "between":
+                optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if not clear_first:
+            if clear == "last":
                 optimizer.zero_grad()
             result.append(float(loss.item()))
             del loss
@@ -38,11 +40,11 @@ def losses(layout: str, budget: str, rows: list[int], clear_first: bool = True) 
         return result
 
 
-@pytest.mark.parametrize("clear_first", [True, False])
-def test_a_step_that_fits_goes_by_its_layout(clear_first: bool) -> None:
-    rows = [512] * 6
-    *planned, followed, hits = losses("auto", PLENTY, rows, clear_first)
-    *plain, never, none = losses("off", PLENTY, rows, clear_first)
+@pytest.mark.parametrize("clear", ["first", "between", "last"])
+def test_a_step_that_fits_goes_by_its_layout(clear: str) -> None:
+    rows = [512] * 8
+    *planned, followed, hits = losses("auto", PLENTY, rows, clear)
+    *plain, never, none = losses("off", PLENTY, rows, clear)
     assert planned == plain  # to the last bit
     assert (never, none) == (0, 0)
     assert followed == 1

@@ -69,6 +69,10 @@ def test_what_lives_longer_than_a_step_has_no_place() -> None:
         Tensor(2, (0, 0), kind=Kind.CARRIED, twin=0),
         Tensor(2, (1, 1), kind=Kind.MADE),  # nobody knows its end
     ]
-    made = layout(step(tensors, [Op(writes=[0]), Op(writes=[2])]))
+    trace = step(tensors, [Op(writes=[0]), Op(writes=[2])])
+    made = layout(trace, guess=False)
     assert made.offsets.tolist() == [NO_PLACE, NO_PLACE]
     assert made.bytes == made.load == 0
+    guessed = layout(trace)  # the last one is freed before the next step's first op
+    assert guessed.offsets.tolist() == [NO_PLACE, 0]
+    assert guessed.bytes == guessed.load == 2 * PAGE

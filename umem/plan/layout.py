@@ -28,16 +28,18 @@ class Layout:
     load: int  # the most bytes in it at once: no layout of the same tensors is smaller
 
 
-def layout(step: StepTrace, pack: Packer = lowest) -> Layout:
+def layout(step: StepTrace, pack: Packer = lowest, *, guess: bool = True) -> Layout:
     """The layout of a step in steady state; sizes are whole pages, and so are offsets.
 
     A tensor that lives on into the next step has a place if it is freed there before it is made
-    anew; otherwise NO_PLACE, as one has whose end is not known.
+    anew; otherwise NO_PLACE. One whose end is not known (a single recorded step does not tell of
+    gradients that are cleared before the next one's first op) is taken to be freed at the step's
+    end, as in replay; without `guess` it has NO_PLACE.
     """
     tensor = step.allocations
     blocks, placed = [], []
     for at, t in enumerate(tensor.tolist()):
-        end = _end(step, t)
+        end = _end(step, t, guess)
         if end is not None:
             blocks.append(Block(int(step.bytes[t]), int(step.first[t]), end))
             placed.append(at)
@@ -47,13 +49,15 @@ def layout(step: StepTrace, pack: Packer = lowest) -> Layout:
     return Layout(tensor, step.bytes[tensor], offsets, packed.height, _load(blocks, step.n_ops))
 
 
-def _end(step: StepTrace, tensor: int) -> int | None:
+def _end(step: StepTrace, tensor: int, guess: bool) -> int | None:
     """The op before which it is freed, counted from the step's begin; None: it has no place."""
     if step.kind[tensor] == Kind.TRANSIENT:
         return int(step.last[tensor]) + 1
-    after = np.flatnonzero((step.twin == tensor) & (step.kind == Kind.CARRIED))
-    if step.kind[tensor] != Kind.MADE or not len(after):
+    if step.kind[tensor] != Kind.MADE:
         return None
+    after = np.flatnonzero((step.twin == tensor) & (step.kind == Kind.CARRIED))
+    if not len(after):
+        return step.n_ops if guess else None
     end = int(step.last[after[0]]) + 1
     return step.n_ops + end if end <= step.first[tensor] else None
 
