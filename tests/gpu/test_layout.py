@@ -19,6 +19,8 @@ def training(count=4, width=1024):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(count)]
     net = torch.nn.Sequential(*layers)
+    for i, weight in enumerate(net.parameters()):  # a fill: the software driver computes those
+        torch.nn.init.constant_(weight, (i + 1) / width)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, foreach=False)
     x = torch.ones(width, width, device="cuda")
     def step():
