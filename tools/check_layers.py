@@ -56,16 +56,20 @@ PY_FLOORS: dict[str, set[str]] = {
     "config": _LOW | {"options"},
     "native": {"umem", "errors", "_core"},
     "torch_build": {"lazily:errors", "lazily:umem", "lazily:native", "lazily:_core"},
+    "torch_program": set(),
     "report": _LOW,
     "devices": {"errors", "units", "values", "lazily:native"},
     "trace": _LOW | {"lazily:native", "lazily:_core"},
     "policies": _LOW | {"trace", "devices"},
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
-    "plan": _LOW | {"trace", "policies", "devices", "native"},
+    "plan": _LOW | {"trace", "policies", "devices", "native", "torch_program"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
+    "trial": {"native", "_core"},
     "autolayout": _LOW | {"native", "trace", "lazily:plan"},
-    "autoplan": _CONFIG | {"autolayout", "trace", "policies", "devices", "native", "_core"},
-    "integrations": _LOW | {"config", "native", "lazily:native", "_core", "torch_build"},
+    "autoplan": _CONFIG
+    | {"autolayout", "trace", "trial", "policies", "devices", "native", "_core"},
+    "integrations": _LOW
+    | {"config", "native", "lazily:native", "_core", "torch_build", "torch_program"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG
     | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"},

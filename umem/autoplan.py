@@ -19,9 +19,10 @@ from .errors import TraceError
 from .native import core
 from .options import BY_NAME
 from .policies import registry
+from .trial import Cost, Meter, Trials
 
 if TYPE_CHECKING:
-    from ._core import Recorded
+    from ._core import PlanStatus, Recorded
     from .devices import DeviceProfile
     from .policies.base import Policy
     from .trace.recording import TraceFile
@@ -33,12 +34,16 @@ _log = logging.getLogger("umem")
 _SETTLED = 4  # steps in a row that went by a plan, after which no more are recorded
 _TRIES = 16  # plans in a row that no step went by, after which only
 _EVERY = 100  # one step in so many is planned
+_FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
 _GPU_DEFAULT = "h200-pcie5"
 _NO_BLOCK = (1 << 62) - 1  # an id that no block has
 
 
 class Planner:
     """Plans steps with `policy` for `device` until one goes by a plan, and when one no longer does.
+
+    A policy with `on_trial` has each plan given up whose first steps move more and take longer than
+    the recorded one. Steps like that go on as by lru, and are not planned again.
 
     Args:
         device, budget: asked before a plan; what device it is may not be known before its use.
@@ -58,6 +63,8 @@ class Planner:
         self._builder: StepBuilder | None = None  # while steps are recorded
         self._addresses: dict[int, int] = {}
         self._steps = self._tries = self._settled = self._tried_at = 0
+        self._trials = Trials() if getattr(policy, "on_trial", False) else None
+        self._meter = Meter()
         self._off = False
 
     def step_ended(self) -> None:
@@ -66,6 +73,8 @@ class Planner:
             return
         try:
             self._step()
+            if self._builder is not None:
+                self._meter.start()
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             _log.warning(
                 "the policy %s failed and lru goes on: %s: %s",
@@ -84,14 +93,18 @@ class Planner:
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
         core.clear_plans()
+        if self._trials is not None:
+            self._trials.clear()
         self._tries = self._settled = 0
 
     def _step(self) -> None:
         self._steps += 1
         recorded = self._take()
-        complete = core.plan_status()["complete"]
-        self._layouts.step_ended(complete)
-        if complete:
+        cost = self._meter.read() if recorded else None  # taking it waited for the device
+        status = core.plan_status()
+        self._layouts.step_ended(status["complete"])
+        if status["complete"]:
+            self._judge(status["complete"], cost)
             self._tries = 0
             self._settled += 1
             if self._settled >= _SETTLED:
@@ -102,9 +115,21 @@ class Planner:
         if recorded and not resting:
             self._tries += 1
             self._tried_at = self._steps
-            self._plan()
+            number = self._plan()
+            if number and cost and self._trials is not None and _without_plan(status):
+                self._trials.begin(number, cost)
         # The first step makes what later ones only use: the second is the first to be recorded.
         self._record(self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1)
+
+    def _judge(self, number: int, cost: Cost | None) -> None:
+        """A step went by the plan; `cost` is known of recorded ones."""
+        if cost is None or self._trials is None:
+            return
+        why = self._trials.failed(number, cost)
+        if why is None:
+            return
+        core.retract_plan(number)
+        _log.info("plan %d is given up, and lru goes on in its steps: %s", number, why)
 
     def _record(self, on: bool) -> None:
         if on == (self._builder is not None):
@@ -148,7 +173,8 @@ class Planner:
         for event in (Step(), Alloc(_NO_BLOCK, 1), Free(_NO_BLOCK), Step()):
             self._builder.add(event)
 
-    def _plan(self) -> None:
+    def _plan(self) -> int:
+        """The number of the plan for the recorded step; 0: none."""
         from .policies import lowering
         from .trace.step import Kind
 
@@ -157,14 +183,14 @@ class Planner:
             trace = self._builder.step()
         except TraceError as error:
             _log.info("the step is not planned: %s", error)
-            return
+            return 0
         if not trace.large.any():
-            return  # nothing that could be moved alone
+            return 0  # nothing that could be moved alone
         begin = time.perf_counter()
         plan = self._policy.plan(trace, self._device(), self._budget())
         if plan is None:
             self.stop()
-            return
+            return 0
 
         def address(tensor: int) -> int:
             # What is carried into the next step is what this one made.
@@ -176,7 +202,7 @@ class Planner:
             columns = lowering.lower(plan, address)
         except ValueError as error:
             _log.info("the step is not planned: %s", error)
-            return
+            return 0
         number = core.install_plan(columns)
         _log.info(
             "step %d planned by %s in %.0f ms: plan %d of %d ops, %d moves",
@@ -184,6 +210,12 @@ class Planner:
             trace.n_ops, len(plan.evict) + len(plan.cold) + len(plan.fetch),
         )  # fmt: skip
         self._layouts.planned(number, trace, self._budget())
+        return number
+
+
+def _without_plan(status: PlanStatus) -> bool:
+    """Whether (nearly) all of the last step went as by lru."""
+    return status["hits"] <= _FEW * (status["hits"] + status["misses"])
 
 
 class Driver:

@@ -32,6 +32,7 @@ class Stats:
     stall_us: int
     plan_hits: int
     plan_misses: int
+    plans_retracted: int
     allocs: int
     frees: int
     ooms: int

@@ -26,7 +26,7 @@ struct Range {
   std::uintptr_t raw = 0;   // what the driver returned (differs when it was not aligned)
   int device = 0;
   RangeId head = kNoRange;   // the range that this is a piece of: itself, or an id before
-  std::uint32_t pieces = 0;  // of a head
+  std::uint32_t pieces = 0;  // of a head; of a further piece 0
 };
 
 // Not thread-safe but for `find`, which may race with creation of other ranges.
@@ -59,9 +59,15 @@ class RangeTable {
 
   // The piece that holds the address.
   RangeId find(const void* ptr) const { return map_.find(reinterpret_cast<std::uintptr_t>(ptr)); }
+  // Whether its range is one piece.
+  bool whole(RangeId id) const { return ranges_[id].pieces == 1; }
   // Calls `act` with the id of each piece of the range that `id` belongs to, in order.
   template <class Act>
   void each_piece(RangeId id, Act act) const {
+    if (whole(id)) {  // nearly always
+      act(id);
+      return;
+    }
     const RangeId head = ranges_[id].head;
     const std::uint32_t pieces = ranges_[head].pieces;
     for (std::uint32_t i = 0; i < pieces; ++i) act(head + i);

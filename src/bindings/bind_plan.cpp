@@ -34,6 +34,9 @@ constexpr Column kColumns[] = {
     {"fetch_after", &policy::Plan::fetch_after},
     {"fetch_by", &policy::Plan::fetch_by},
     {"fetch_tensor", &policy::Plan::fetch_tensor},
+    {"copy_after", &policy::Plan::copy_after},
+    {"copy_until", &policy::Plan::copy_until},
+    {"copy_tensor", &policy::Plan::copy_tensor},
     {"keep", &policy::Plan::keep},
     {"waits", &policy::Plan::waits},
     {"read_mostly", &policy::Plan::read_mostly},
@@ -129,11 +132,21 @@ void clear() {
   raise_if_error(status);
 }
 
+void retract(std::uint64_t number) {
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = runtime::retract_plan(number);
+  }
+  raise_if_error(status);
+}
+
 }  // namespace
 
 void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
   module.def("clear_plans", &clear);
+  module.def("retract_plan", &retract, py::arg("number"));
   module.def("plan_status", &status);
 }
 

@@ -10,6 +10,7 @@ struct Place {
   int device = 0;
   CUcontext context = nullptr;                 // null on the software device, which needs none
   const std::atomic<int>* captures = nullptr;  // how many graph captures may be under way
+  bool timed = true;  // what is said to be under way ends with time: not where no time passes
 };
 
 // For the time of some driver calls: makes the place's context the calling thread's, and while a

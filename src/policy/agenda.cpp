@@ -5,21 +5,38 @@
 
 namespace umem::policy {
 
-// A stable counting sort: what comes after one op stays in the plan's order.
+// A stable counting sort: what comes after one op stays in the plan's order. After the last op's
+// point there is none.
 Agenda::Schedule::Schedule(const Ints& after, std::size_t n_ops)
     : start(n_ops + 2, 0), item(after.size()) {
-  for (std::int64_t op : after) ++start[static_cast<std::size_t>(op + 2)];
+  const auto n = static_cast<std::int64_t>(n_ops);
+  for (std::int64_t op : after)
+    if (op < n) ++start[static_cast<std::size_t>(op + 2)];
   for (std::size_t i = 1; i < start.size(); ++i) start[i] += start[i - 1];
   std::vector<std::size_t> fill(start);
   for (std::size_t i = 0; i < after.size(); ++i)
-    item[fill[static_cast<std::size_t>(after[i] + 1)]++] = i;
+    if (after[i] < n) item[fill[static_cast<std::size_t>(after[i] + 1)]++] = i;
 }
+
+namespace {
+
+// What comes before an op comes after the one before it, and an op of the next step is one of any.
+// 2 * n_ops: never.
+Ints before(const Ints& ops, std::int64_t n_ops) {
+  Ints after;
+  for (std::int64_t op : ops) after.push_back(op == 2 * n_ops ? n_ops : op % n_ops - 1);
+  return after;
+}
+
+}  // namespace
 
 Agenda::Agenda(const Follower& follower)
     : follower_(follower),
       evictions_(follower.plan().evict_after, follower.n_ops()),
       colds_(follower.plan().cold_after, follower.n_ops()),
       fetches_(follower.plan().fetch_after, follower.n_ops()),
+      copies_(follower.plan().copy_after, follower.n_ops()),
+      rewrites_(before(follower.plan().copy_until, follower.plan().n_ops), follower.n_ops()),
       waits_after_(follower.n_ops() + 1, false),
       evict_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
       cold_{{}, std::vector<bool>(follower.plan().bytes.size(), false)},
@@ -40,6 +57,7 @@ void Agenda::step_began(bool continues) {
   }
   if (!continues) {
     ahead_.clear();
+    copy_.clear();
     std::fill(evict_mark_.begin(), evict_mark_.end(), 0);
     std::fill(cold_mark_.begin(), cold_mark_.end(), 0);
   }
@@ -91,7 +109,21 @@ void Agenda::now_due(std::size_t point) {
     const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
     ask_for({tensor, follower_.life(tensor), plan.fetch_by[i], ++turn_});
   });
+  each(copies_, [&](std::size_t i) { copy_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
+  each(rewrites_,
+       [&](std::size_t i) { rewrite_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
   waits_ = waits_after_[point];
+}
+
+void Agenda::copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) {
+  const auto units = [&](std::vector<Tensor>& tensors, std::vector<RangeId>& out) {
+    for (Tensor tensor : tensors)
+      if (const RangeId id = follower_.unit_of(tensor); id != kNoRange && view.live(id))
+        out.push_back(id);
+    tensors.clear();
+  };
+  units(copy_, begin);
+  units(rewrite_, end);
 }
 
 void Agenda::evictions(const View& view, std::vector<RangeId>& out) {

@@ -22,10 +22,15 @@ class Agenda {
   void op_ended();
   void step_began(bool continues);
 
-  bool empty() const { return evict_.tensors.empty() && fetch_.empty() && in_turn_.empty(); }
+  bool empty() const {
+    return evict_.tensors.empty() && fetch_.empty() && in_turn_.empty() && copy_.empty() &&
+           rewrite_.empty();
+  }
   std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
   // Appends what is to leave. What is in use stays due.
   void evictions(const View& view, std::vector<RangeId>& out);
+  // Moves what is to be copied, and whose copies end, to these.
+  void copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end);
   // The unit was sent out for want of room. What the plan thinks is here comes back for its next
   // use, as soon as it fits: fetched on demand it would queue behind all that has been asked for
   // until then.
@@ -96,13 +101,14 @@ class Agenda {
   void started(const Fetch& fetch);
 
   const Follower& follower_;
-  const Schedule evictions_, colds_, fetches_;
+  const Schedule evictions_, colds_, fetches_, copies_, rewrites_;
   std::vector<bool> waits_after_;  // [n_ops + 1]
   Queue evict_, cold_;             // those that are still marked
   Marks evict_mark_, cold_mark_, fetch_mark_;
   std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step
+  std::vector<Tensor> copy_, rewrite_;
   Occupancy occupancy_;
   std::uint64_t turn_ = 0;
   bool waits_ = false;

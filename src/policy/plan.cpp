@@ -78,6 +78,17 @@ Status check_accesses(const Plan& p) {
   return distinct("access_tensor", p.access_tensor, p.access_start, p.n_tensors());
 }
 
+// The op of each item at which something has to be, or ends, that starts after another one.
+Status check_later(const char* column, const Ints& later, const Ints& after, std::int64_t most) {
+  UMEM_RETURN_IF_ERROR(has_length(column, later, static_cast<std::int64_t>(after.size())));
+  UMEM_RETURN_IF_ERROR(in_range(column, later, 0, most));
+  for (std::size_t i = 0; i < later.size(); ++i)
+    if (later[i] <= after[i])
+      return bad(column, std::to_string(later[i]) + " at " + std::to_string(i) +
+                             " is not after the op that it starts at");
+  return {};
+}
+
 Status check_moves(const Plan& p) {
   const std::int64_t m = p.n_tensors(), n = p.n_ops;
   struct Column {
@@ -88,19 +99,15 @@ Status check_moves(const Plan& p) {
   };
   for (const Column& c : {Column{"evict_after", p.evict_after, "evict_tensor", p.evict_tensor},
                           Column{"cold_after", p.cold_after, "cold_tensor", p.cold_tensor},
-                          Column{"fetch_after", p.fetch_after, "fetch_tensor", p.fetch_tensor}}) {
+                          Column{"fetch_after", p.fetch_after, "fetch_tensor", p.fetch_tensor},
+                          Column{"copy_after", p.copy_after, "copy_tensor", p.copy_tensor}}) {
     UMEM_RETURN_IF_ERROR(in_range(c.after_name, c.after, -1, n - 1));
     UMEM_RETURN_IF_ERROR(
         has_length(c.tensor_name, c.tensor, static_cast<std::int64_t>(c.after.size())));
     UMEM_RETURN_IF_ERROR(in_range(c.tensor_name, c.tensor, 0, m - 1));
   }
-  UMEM_RETURN_IF_ERROR(
-      has_length("fetch_by", p.fetch_by, static_cast<std::int64_t>(p.fetch_after.size())));
-  UMEM_RETURN_IF_ERROR(in_range("fetch_by", p.fetch_by, 0, 2 * n - 1));
-  for (std::size_t i = 0; i < p.fetch_by.size(); ++i)
-    if (p.fetch_by[i] <= p.fetch_after[i])
-      return bad("fetch_by", std::to_string(p.fetch_by[i]) + " at " + std::to_string(i) +
-                                 " is not after the op that the fetch starts at");
+  UMEM_RETURN_IF_ERROR(check_later("fetch_by", p.fetch_by, p.fetch_after, 2 * n - 1));
+  UMEM_RETURN_IF_ERROR(check_later("copy_until", p.copy_until, p.copy_after, 2 * n));
   UMEM_RETURN_IF_ERROR(in_range("keep", p.keep, 0, m - 1));
   UMEM_RETURN_IF_ERROR(in_range("read_mostly", p.read_mostly, 0, m - 1));
   for (std::int64_t tensor : p.read_mostly)
@@ -129,6 +136,20 @@ Status check(const Plan& plan) {
   UMEM_RETURN_IF_ERROR(check_accesses(plan));
   UMEM_RETURN_IF_ERROR(check_moves(plan));
   return check_numbers(plan);
+}
+
+// Named one by one what stays, so that a new column of moves goes too.
+Plan without_moves(const Plan& plan) {
+  Plan made;
+  made.n_ops = plan.n_ops;
+  made.bytes = plan.bytes;
+  made.kind = plan.kind;
+  made.twin = plan.twin;
+  made.address = plan.address;
+  made.allocations = plan.allocations;
+  made.access_start = plan.access_start;
+  made.access_tensor = plan.access_tensor;
+  return made;
 }
 
 }  // namespace umem::policy

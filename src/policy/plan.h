@@ -25,6 +25,7 @@ struct Plan {
   Ints evict_after, evict_tensor;
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;
+  Ints copy_after, copy_until, copy_tensor;
   Ints keep, waits;
   Ints read_mostly;  // persistent, and the step does not write them
   Ints occupancy;    // [n_ops] where gated
@@ -33,6 +34,9 @@ struct Plan {
 
   std::int64_t n_tensors() const { return static_cast<std::int64_t>(bytes.size()); }
 };
+
+// For the same steps, without anything to do.
+Plan without_moves(const Plan& plan);
 
 // kInvalidArgument with the column, what it holds and what is allowed. What passes may be nonsense,
 // and then costs time; it is safe to follow.

@@ -25,7 +25,27 @@ void Planned::clear() {
   entries_.clear();
   active_ = nullptr;
   complete_ = 0;
+  hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans no step's end comes here
   believe(nullptr);
+}
+
+bool Planned::retract(std::uint64_t number) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](auto& entry) { return entry->number == number; });
+  if (found == entries_.end()) return false;
+  const Entry& old = **found;
+  std::vector<RangeId> units(old.follower.plan().bytes.size());
+  for (std::size_t t = 0; t < units.size(); ++t)
+    units[t] = old.follower.unit_of(static_cast<Tensor>(t));
+  auto idle = std::make_unique<Entry>(without_moves(old.follower.plan()), units);
+  idle->number = old.number;
+  idle->used = old.used;
+  const bool acted = active_ == &old;
+  *found = std::move(idle);
+  if (!acted) return true;
+  active_ = found->get();
+  believe(active_);
+  return true;
 }
 
 PlanStatus Planned::status() const {
@@ -75,6 +95,8 @@ void Planned::retired(RangeId id) {
   for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.retired(id);
   const auto found = std::find(read_mostly_.begin(), read_mostly_.end(), id);
   if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
+  const auto copied = std::lower_bound(copied_.begin(), copied_.end(), id);
+  if (copied != copied_.end() && *copied == id) copied_.erase(copied);
 }
 
 void Planned::evicted(RangeId id) {
@@ -114,7 +136,7 @@ void Planned::step_ended(const View&) {
 }
 
 bool Planned::wishes() const {
-  return read_mostly_changed_ ||
+  return read_mostly_changed_ || (copier_ != active_ && !copied_.empty()) ||
          (active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0));
 }
 
@@ -124,6 +146,23 @@ void Planned::evictions(const View& view, std::vector<RangeId>& out) {
 
 std::size_t Planned::headroom() const {
   return active_ ? static_cast<std::size_t>(active_->follower.plan().headroom) : 0;
+}
+
+// What a plan that acts no more has copied may be written now.
+void Planned::copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) {
+  if (copier_ != active_) end = std::exchange(copied_, {});
+  copier_ = active_;
+  if (!active_) return;
+  const std::size_t others = end.size();
+  active_->agenda.copies(view, begin, end);
+  for (RangeId id : begin) {
+    const auto place = std::lower_bound(copied_.begin(), copied_.end(), id);
+    if (place == copied_.end() || *place != id) copied_.insert(place, id);
+  }
+  for (std::size_t i = others; i < end.size(); ++i) {
+    const auto place = std::lower_bound(copied_.begin(), copied_.end(), end[i]);
+    if (place != copied_.end() && *place == end[i]) copied_.erase(place);
+  }
 }
 
 RangeId Planned::next_fetch(const View& view) {

@@ -30,6 +30,9 @@ class Planned final : public residency::Policy {
   // plans the one goes whose last complete step is the longest ago.
   std::uint64_t install(Plan plan, const std::vector<RangeId>& units);
   void clear();
+  // A step begins here. Steps that go by the plan still do, and units leave in them as in `lru`:
+  // what is known of a step outlives a plan that was no good. False: there is no such plan.
+  bool retract(std::uint64_t number);
   PlanStatus status() const;
 
   const char* name() const override { return "planned"; }
@@ -46,6 +49,7 @@ class Planned final : public residency::Policy {
   RangeId next_fetch(const View& view) override;
   bool take_wait() override;
   bool take_read_mostly(std::vector<RangeId>& out) override;
+  void copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) override;
 
  private:
   struct Entry {
@@ -72,6 +76,9 @@ class Planned final : public residency::Policy {
   // What nothing writes by the plan that is believed in: of the last step, or that acts now.
   std::vector<RangeId> read_mostly_;
   bool read_mostly_changed_ = false;
+  // What is copied for a while, sorted, and by whose plan.
+  std::vector<RangeId> copied_;
+  const Entry* copier_ = nullptr;
   std::uint64_t numbers_ = 0, clock_ = 0, complete_ = 0;
   std::uint64_t hits_ = 0, misses_ = 0, last_hits_ = 0, last_misses_ = 0;
 };

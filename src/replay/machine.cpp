@@ -20,7 +20,9 @@ Status Machine::open(const Options& options) {
   if (options.device != "soft")
     return {Code::kInvalidArgument, "a replay runs on the software device; device is '" +
                                         options.device + "', allowed: soft"};
-  UMEM_RETURN_IF_ERROR(runtime::start(options));
+  Options timed = options;
+  timed.timed = true;
+  UMEM_RETURN_IF_ERROR(runtime::start(timed));
   start_step(runtime::stats());
   return {};
 }

@@ -37,4 +37,26 @@ void Engine::keep_copies(std::vector<RangeId> wanted) {
   copied_ = std::move(wanted);
 }
 
+// Nothing writes the unit for a while. What is on the device is copied to the host and stays; what
+// is on its way there, or has gone, is copied by its way back.
+Status Engine::begin_copy(RangeId id) {
+  const Unit& unit = ledger_.at(id);
+  const bool here = unit.state == State::kDevice;
+  if (!managed_ || unit.read_mostly || unit.pins > 0 || (!here && unit.state != State::kHost))
+    return {};
+  if (here && !host_has_room(id)) return {};
+  one_.assign(1, id);
+  UMEM_RETURN_IF_ERROR(submit_out(Verb::kCopy, one_));
+  ledger_.set_read_mostly(id, true, true);
+  if (!here) return {};
+  ledger_.hold_host(id);
+  ledger_.set_clean(id);
+  counters_.bytes_out += unit.bytes;
+  return {};
+}
+
+void Engine::end_copy(RangeId id) {
+  if (ledger_.has(id) && ledger_.at(id).by_policy) note(advise_copies(id, false, true));
+}
+
 }  // namespace umem::residency

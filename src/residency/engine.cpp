@@ -99,6 +99,11 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
                      cu::CUstream stream) {
   if (!managed_) return admit_unmanaged(id, bytes, segment, tag, family);
   UMEM_RETURN_IF_ERROR(check_host(bytes));
+  if (ranges_.whole(id)) {  // nearly always
+    UMEM_RETURN_IF_ERROR(admit_piece(id, bytes, segment, tag, family, stream));
+    if (policy_->follows()) policy_->admitted(view(), id);
+    return {};
+  }
   admitted_.clear();
   Status status;
   ranges_.each_piece(id, [&](RangeId piece) {
@@ -221,7 +226,7 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
     if (away(ids[i]) && unit.pins == 1) wanted_.push_back(ids[i]);
   }
   if (!active()) return;
-  const bool late = newest > streams_.awaited(stream) || populated > streams_.awaited_local(stream);
+  const bool late = streams_.behind(stream, newest, populated);
   if ((!wanted_.empty() || late) && !quiet(stream)) {
     const CallScope scope(table_, place_);
     if (late) note(await(newest, populated, stream));  // for another stream, or by a hint
@@ -310,7 +315,8 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(std::unique_ptr<Policy> policy) {
   const bool was_active = active();
-  keep_copies({});
+  copied_.clear();
+  for (RangeId id = 1; id < ledger_.capacity(); ++id) end_copy(id);
   policy_ = std::move(policy);
   if (was_active == active()) return;
   const CallScope scope(table_, place_);

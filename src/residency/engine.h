@@ -147,6 +147,8 @@ class Engine {
   void bring(RangeId id);
   Status advise_copies(RangeId id, bool on, bool by_policy);
   void keep_copies(std::vector<RangeId> wanted);
+  Status begin_copy(RangeId id);
+  void end_copy(RangeId id);
   Status discard(const std::vector<RangeId>& ids);
   Status populate(RangeId id);
   Status send_out(const std::vector<RangeId>& victims);
@@ -180,7 +182,7 @@ class Engine {
   std::vector<RangeId> copied_;  // read-mostly by the policy's wish; some may have died
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_, admitted_;
-  std::vector<RangeId> group_;
+  std::vector<RangeId> group_, rewritten_;
   std::vector<backing::Span> spans_;
   std::vector<cu::CUevent> events_;
 };

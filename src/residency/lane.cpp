@@ -10,8 +10,10 @@ using driver::Entry;
 
 namespace {
 
-std::size_t sum(const std::vector<backing::Span>& spans) {
+// Bytes that make room when they are gone.
+std::size_t leaving(Verb verb, const std::vector<backing::Span>& spans) {
   std::size_t bytes = 0;
+  if (verb == Verb::kCopy) return bytes;
   for (const backing::Span& span : spans) bytes += span.bytes;
   return bytes;
 }
@@ -57,14 +59,14 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<backing::Span>& spans,
     {
       const std::lock_guard guard(mutex_);
       waiting_.push_back({ticket, verb, spans, after});
-      waiting_bytes_ += sum(spans);
+      waiting_bytes_ += leaving(verb, spans);
     }
     changed_.notify_all();
     return ticket;
   }
   Status status = issue(verb, spans, after);
   const std::lock_guard guard(mutex_);
-  const Status finished = finish(ticket, sum(spans));
+  const Status finished = finish(ticket, leaving(verb, spans));
   if (status.ok() && !finished.ok()) failures_++;
   if (!status.ok()) return status;
   return ticket;
@@ -90,19 +92,30 @@ Status Lane::run(Verb verb, const std::vector<backing::Span>& spans) {
       return mover_.prefetch(spans, backing::Where::kHost, stream_);
     case Verb::kDrop:
       return drop(spans);
+    case Verb::kCopy:
+      return copy(spans);
   }
   return {};
+}
+
+// Advice has effect when it is called: after what the stream waits for, and holds.
+Status Lane::catch_up() {
+  if (!threaded_) return {};
+  return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
+}
+
+Status Lane::copy(const std::vector<backing::Span>& spans) {
+  UMEM_RETURN_IF_ERROR(catch_up());
+  FirstError error;
+  for (const backing::Span& span : spans) error.keep(backing::advise_read_mostly(table_, span));
+  error.keep(mover_.prefetch(spans, backing::Where::kHost, stream_));
+  return error.take();
 }
 
 // A prefetch to the host would leave read-mostly bytes on the device as well. So the advice is
 // taken back while they leave: where the host has a valid copy that one stays, and what has been
 // written since it was made is moved by the prefetch.
 Status Lane::drop(const std::vector<backing::Span>& spans) {
-  // Advice has effect when it is called: after the uses that the stream waits for.
-  const auto catch_up = [&]() -> Status {
-    if (!threaded_) return {};
-    return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
-  };
   UMEM_RETURN_IF_ERROR(catch_up());
   FirstError error;
   for (const backing::Span& span : spans)
@@ -168,6 +181,7 @@ void Lane::poll() {
   while (!under_way_.empty()) {
     if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
     complete_ = under_way_.front().ticket;
+    complete_bytes_ = under_way_.front().through;
     spare_events_.push_back(under_way_.front().event);
     under_way_.pop_front();
   }
@@ -178,18 +192,32 @@ void Lane::issue_until(Ticket ticket) {
   changed_.wait(guard, [&] { return issued_ >= ticket; });
 }
 
+std::size_t Lane::under_way() {
+  const std::lock_guard guard(mutex_);
+  if (!place_.timed) return 0;
+  poll();
+  return bytes_under_way();
+}
+
+// With the lock held.
+std::size_t Lane::bytes_under_way() const {
+  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
+  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  return bytes;
+}
+
 Ticket Lane::until(std::size_t allowed) {
   const std::lock_guard guard(mutex_);
   if (!threaded_) {
     if (issued_bytes_ <= allowed) return 0;
     const std::uint64_t needed = issued_bytes_ - allowed;
+    if (needed <= complete_bytes_) return 0;
     const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                             [&](const Issued& i) { return i.through < needed; });
     return found == under_way_.end() ? last_ : found->ticket;
   }
   poll();
-  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
-  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  std::size_t bytes = bytes_under_way();
   Ticket needed = 0;
   for (const Issued& issued : under_way_) {
     if (bytes <= allowed) return needed;
@@ -198,7 +226,7 @@ Ticket Lane::until(std::size_t allowed) {
   }
   for (const Job& job : waiting_) {
     if (bytes <= allowed) return needed;
-    bytes -= sum(job.spans);
+    bytes -= leaving(job.verb, job.spans);
     needed = job.ticket;
   }
   return bytes <= allowed ? needed : last_;
@@ -224,7 +252,7 @@ void Lane::work() {
     guard.unlock();
     const Status status = issue(job.verb, job.spans, job.after);
     guard.lock();
-    const std::size_t bytes = sum(job.spans);
+    const std::size_t bytes = leaving(job.verb, job.spans);
     waiting_bytes_ -= bytes;
     const Status finished = finish(job.ticket, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);

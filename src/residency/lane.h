@@ -25,6 +25,7 @@ enum class Verb : unsigned char {
   kDiscard,   // drop dead bytes
   kSendOut,   // device -> host
   kDrop,      // the same of read-mostly spans, without a copy where the host's is valid
+  kCopy,      // device -> host, and stays: the spans are read-mostly from here on
 };
 
 class Lane {
@@ -53,6 +54,8 @@ class Lane {
   // Without a thread nobody is asked what is complete: all bytes count as under way that were
   // submitted later.
   Ticket until(std::size_t allowed);
+  // Bytes that are under way now; 0 where no time passes.
+  std::size_t under_way();
   Ticket last() const { return last_; }
 
   bool can_discard() const { return mover_.can_discard(); }
@@ -75,10 +78,13 @@ class Lane {
   Status issue(Verb verb, const std::vector<backing::Span>& spans,
                const std::vector<cu::CUevent>& after);
   Status run(Verb verb, const std::vector<backing::Span>& spans);
+  Status catch_up();
+  Status copy(const std::vector<backing::Span>& spans);
   Status drop(const std::vector<backing::Span>& spans);
   Status finish(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();
   void poll();
+  std::size_t bytes_under_way() const;
   void work();
 
   const driver::Table& table_;
@@ -95,7 +101,7 @@ class Lane {
   Ticket issued_ = 0;
   Ticket missed_ = 0;    // the last one issued, while it has no event
   Ticket complete_ = 0;  // known to be
-  std::uint64_t issued_bytes_ = 0;
+  std::uint64_t issued_bytes_ = 0, complete_bytes_ = 0;
   std::deque<Issued> under_way_;  // by ticket
   std::vector<cu::CUevent> spare_events_;
   std::uint64_t failures_ = 0;

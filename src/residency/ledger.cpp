@@ -87,11 +87,15 @@ void Ledger::set_state(RangeId id, State state) {
   unit.state = state;
   account(unit, true);
   if (List* list = list_of(state)) link(*list, id);
-  if (state == State::kHost && unit.host_bytes < unit.bytes) {
-    host_ += unit.bytes - unit.host_bytes;
-    unit.host_bytes = unit.bytes;
-    peak_host_ = std::max(peak_host_, host_);
-  }
+  if (state == State::kHost) hold_host(id);
+}
+
+void Ledger::hold_host(RangeId id) {
+  Unit& unit = units_[id];
+  if (unit.host_bytes >= unit.bytes) return;
+  host_ += unit.bytes - unit.host_bytes;
+  unit.host_bytes = unit.bytes;
+  peak_host_ = std::max(peak_host_, host_);
 }
 
 void Ledger::set_tag(RangeId id, Tag tag, Family family) {

@@ -40,7 +40,7 @@ struct Unit {
   bool dropped = false;            // discarded: the driver takes the frames when it needs them
   bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
   bool by_policy = false;          // and the policy did it
-  bool clean = false;              // came from the host so: for all we know the copy is valid
+  bool clean = false;              // and for all we know the host's copy is valid
   std::uint32_t used_on = 0;       // streams of ops that used it, as bits of Streams
   cu::CUstream stream = nullptr;   // that its blocks are allocated on
   std::uint64_t arrival = 0;       // what the lane in brings it with; 0: nothing is under way
@@ -107,6 +107,8 @@ class Ledger {
     units_[id].by_policy = on && by_policy;
     units_[id].clean = false;
   }
+  // The driver holds host memory for the unit from here on.
+  void hold_host(RangeId id);
   void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }

@@ -29,6 +29,9 @@ Status Engine::wait_for_room(Lane& lane) {
 }
 
 Status Engine::populate(RangeId id) {
+  // The room of dead bytes is there at once, and what leaves need not be waited for. Not so for a
+  // prefetch: a discard comes after the op that runs now.
+  if (ledger_.dead_bytes() > 0 && local_.can_discard()) discard_dead(out_.under_way());
   UMEM_RETURN_IF_ERROR(wait_for_room(local_));
   const Unit& unit = ledger_.at(id);
   // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
@@ -172,6 +175,7 @@ void Engine::evict_ahead() {
 
 // The stream works from here on on what came and was populated so.
 Status Engine::await(Ticket arrival, Ticket populated, cu::CUstream stream) {
+  if (!streams_.behind(stream, arrival, populated)) return {};
   const CallScope scope(table_, place_);
   if (arrival > streams_.awaited(stream)) {
     UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));

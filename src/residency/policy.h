@@ -62,6 +62,10 @@ class Policy {
   // Appends the units that nothing writes from here on, so that their copies on the host stay
   // valid; false: they are the same as at the last call.
   virtual bool take_read_mostly(std::vector<RangeId>&) { return false; }
+  // Appends what is to be copied to the host now and stay, since nothing writes it until it leaves;
+  // and whose copies end, since it will be written. Said once.
+  virtual void copies(const View&, std::vector<RangeId>& /*begin*/, std::vector<RangeId>& /*end*/) {
+  }
   // Compute waits for all moves; said once.
   virtual bool take_wait() { return false; }
 };

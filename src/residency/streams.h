@@ -35,6 +35,11 @@ class Streams {
   std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
   void set_awaited(cu::CUstream stream, std::uint64_t ticket) { find(stream).awaited = ticket; }
   std::uint64_t awaited_local(cu::CUstream stream) { return find(stream).awaited_local; }
+  // Whether it still has to wait for them.
+  bool behind(cu::CUstream stream, std::uint64_t arrival, std::uint64_t populated) {
+    const Stream& known = find(stream);
+    return arrival > known.awaited || populated > known.awaited_local;
+  }
   void set_awaited_local(cu::CUstream stream, std::uint64_t ticket) {
     find(stream).awaited_local = ticket;
   }

@@ -46,6 +46,11 @@ void Engine::carry_out(cu::CUstream stream) {
     one_.assign(1, id);
     note(send_out(one_));
   }
+  leaving_.clear();
+  rewritten_.clear();
+  policy_->copies(view(), leaving_, rewritten_);
+  for (RangeId id : leaving_) note(begin_copy(id));
+  for (RangeId id : rewritten_) end_copy(id);
   make_room(std::min(policy_->headroom(), share()));
   while (true) {
     const RangeId id = policy_->next_fetch(view());

@@ -85,6 +85,7 @@ Status limit_ranges(State& s, const driver::Place& place) {
 
 Result<driver::Place> find_place(State& s, int ordinal) {
   driver::Place place{ordinal, nullptr, &s.captures};
+  place.timed = s.driver.kind != driver::Kind::kSoft || s.options.timed;
   if (s.driver.kind == driver::Kind::kSoft) return place;
   const driver::Table& table = s.driver.table;
   cu::CUdevice handle = 0;

@@ -27,8 +27,10 @@ bool any_owned(const State& s, const void* const* pointers, std::size_t count) {
 // on its own device; what it uses of another is ordered by the stream that it was made on.
 template <class Act>
 void by_device(State& s, const Op& op, const RangeId* ids, std::size_t count, Act act) {
+  const bool one = s.devices.size() == 1;
   for (std::size_t first = 0, next = 0; first < count; first = next) {
     Device& device = s.owner(ids[first]);
+    if (one) next = count;
     while (next < count && &s.owner(ids[next]) == &device) ++next;
     const cu::CUstream stream = device.place.device == op.device
                                     ? reinterpret_cast<cu::CUstream>(op.stream)
@@ -94,8 +96,10 @@ static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
   std::unique_lock guard(s.mutex);
   if (!s.open()) return;
   const bool advised = s.advisor != nullptr;
-  if (advised) advise_on_inputs(s, inputs, count, guard);
-  if (!s.open()) return;
+  if (advised) {
+    advise_on_inputs(s, inputs, count, guard);
+    if (!s.open()) return;  // it gave up the lock
+  }
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
     if (id == backing::kNoRange) continue;
@@ -112,16 +116,21 @@ static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
 }
 
 void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
-  op->trace = {};
   const bool recorded = trace::recording();
-  if (recorded) op->trace.enter();
-  op->parent = t_op;
+  op->trace.entered_ns = 0;  // without which nothing reads the rest, but for `open`
+  op->trace.open = nullptr;
+  if (recorded) {
+    op->trace = {};
+    op->trace.enter();
+  }
+  Op* const parent = t_op;
+  op->parent = parent;
   op->n_inputs = op->n_pinned = 0;
   op->pinned = op->inline_pinned;
   op->pinned_capacity = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
-  if (t_op) {
-    if (op->family == residency::Family::kNone) op->family = t_op->family;
-    if (op->phase == Phase::kNone) op->phase = t_op->phase;
+  if (parent) {
+    if (op->family == residency::Family::kNone) op->family = parent->family;
+    if (op->phase == Phase::kNone) op->phase = parent->phase;
   }
   t_op = op;
   bring_in(op, inputs, count);
@@ -171,7 +180,8 @@ void op_end(Op* op, residency::Tag tag) noexcept {
 void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* error) noexcept {
   if (error) *error = {};
   if (bytes == 0) return nullptr;
-  const trace::Pause pause(t_op ? &t_op->trace : nullptr);
+  Op* const op = t_op;
+  const trace::Pause pause(op ? &op->trace : nullptr);
   State& s = state();
   std::unique_lock guard(s.mutex);
   const bool advised = s.accepting && s.advisor != nullptr;
@@ -183,7 +193,7 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
     return nullptr;
   }
   Result<void*> result =
-      allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), t_op);
+      allocate_locked(s, bytes, device, reinterpret_cast<cu::CUstream>(stream), op);
   if (advised) forget_advice(s);
   if (result.ok()) return result.value();
   ++s.counts.ooms;

@@ -1,5 +1,6 @@
 #include "runtime/plans.h"
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,20 @@ Status clear_plans() {
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
+  s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
+  return {};
+}
+
+Status retract_plan(std::uint64_t number) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  Result<policy::Planned*> planned = planned_policy(s);
+  if (!planned.ok()) return planned.take_status();
+  if (!planned.value()->retract(number))
+    return {Code::kInvalidArgument, "there is no plan " + std::to_string(number) +
+                                        " (any more); umem keeps the " +
+                                        std::to_string(policy::Planned::kMostPlans) + " used last"};
+  ++s.counts.plans_retracted;
   s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
   return {};
 }

@@ -12,6 +12,9 @@ namespace umem::runtime {
 UMEM_API Result<std::uint64_t> install_plan(policy::Plan plan);
 // Before a device is open, as a GPU is not until its first allocation, there are no plans.
 UMEM_API Status clear_plans();
+// A step begins here. The plan moves nothing from now on. kInvalidArgument: there is none of this
+// number.
+UMEM_API Status retract_plan(std::uint64_t number);
 UMEM_API Result<policy::PlanStatus> plan_status();
 
 }  // namespace umem::runtime

@@ -67,7 +67,8 @@ struct State {
   }
   // Of a range of umem's.
   Device& owner(backing::RangeId id) const {
-    return *devices[static_cast<std::size_t>(ranges[id].device)];
+    return *(devices.size() == 1 ? devices.front()
+                                 : devices[static_cast<std::size_t>(ranges[id].device)]);
   }
   // Calls `act` with every device that was opened.
   template <class Act>

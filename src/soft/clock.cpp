@@ -6,6 +6,7 @@ namespace umem::soft {
 namespace {
 
 constexpr double kQueryUs = 1.0;
+constexpr int kPatience = 100;
 constexpr std::uintptr_t kLastNamedStream = 2;  // NULL, legacy, per-thread: one time line
 
 std::uintptr_t key(const void* handle) {
@@ -109,16 +110,22 @@ bool Clock::synchronize(cu::CUevent event) {
   return true;
 }
 
+bool Clock::reached(double us) {
+  if (us <= host_us_) return true;
+  asked_ = asked_us_ == host_us_ ? asked_ + 1 : 0;
+  if (asked_ >= kPatience) host_us_ += kQueryUs;
+  asked_us_ = host_us_;
+  return us <= host_us_;
+}
+
 bool Clock::done(cu::CUstream stream) {
-  host_us_ += kQueryUs;
-  return tail(stream) <= host_us_;
+  return reached(tail(stream));
 }
 
 Clock::EventState Clock::query(cu::CUevent event) {
   const Event* e = find(event);
   if (!e) return EventState::kUnknown;
-  host_us_ += kQueryUs;
-  return e->us <= host_us_ ? EventState::kDone : EventState::kPending;
+  return reached(e->us) ? EventState::kDone : EventState::kPending;
 }
 
 Clock::Elapsed Clock::elapsed(cu::CUevent start, cu::CUevent end, float& milliseconds) {

@@ -34,7 +34,7 @@ class Clock {
   void synchronize(cu::CUstream stream);
   void synchronize_all();
   bool synchronize(cu::CUevent event);
-  // Asking takes time too: 1 us, so that a polling loop ends.
+  // Asking again and again takes time, 1 us each, so that a polling loop ends.
   bool done(cu::CUstream stream);
   enum class EventState { kUnknown, kPending, kDone };
   EventState query(cu::CUevent event);
@@ -51,6 +51,7 @@ class Clock {
     bool recorded = false;
   };
   double& tail(cu::CUstream stream);
+  bool reached(double us);
   double enqueue(double ready, std::size_t bytes, double rate, double& lane_free);
   Event* find(cu::CUevent event);
 
@@ -59,6 +60,8 @@ class Clock {
   std::unordered_map<std::uintptr_t, Event> events_;
   std::uintptr_t next_handle_ = 0x1000;
   double default_tail_ = 0, host_us_ = 0, stall_us_ = 0;
+  double asked_us_ = -1;  // when somebody was last told to wait, and how often then
+  int asked_ = 0;
   double in_free_ = 0, out_free_ = 0;
 };
 

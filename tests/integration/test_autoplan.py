@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.policies import Step, known, linear  # noqa: E402
+
 import umem  # noqa: E402
 from umem import autoplan  # noqa: E402
 from umem.devices import DeviceProfile  # noqa: E402
 from umem.native import core  # noqa: E402
-from umem.policies import registry  # noqa: E402
 from umem.policies.base import Fetch, Move, Plan  # noqa: E402
 from umem.trace.step import Kind, StepTrace  # noqa: E402
 
@@ -43,30 +44,13 @@ class Tiny:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
-    policy, names, make = Tiny(), registry.names, registry.make
-    monkeypatch.setattr(registry, "names", lambda: (*names(), "tiny"))
-    monkeypatch.setattr(registry, "make", lambda name: policy if name == "tiny" else make(name))
-    yield policy
-    umem.disable()
+    policy = Tiny()
+    for _ in known(policy, monkeypatch):
+        yield policy
 
 
-Step = Callable[[int], float]
-
-
-def training(width: int = WIDTH) -> tuple[torch.nn.Module, Step]:
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
-    net = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-
-    def step(rows: int) -> float:
-        optimizer.zero_grad()
-        loss = net(torch.randn(rows, width)).square().mean()
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
-
-    return net, step
+def training() -> tuple[torch.nn.Module, Step]:
+    return linear(LAYERS, WIDTH)
 
 
 def losses(policy: str, work: Callable[[torch.nn.Module, Step], list[float]]) -> list[float]:

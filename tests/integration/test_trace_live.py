@@ -13,8 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.errors import TraceError  # noqa: E402
 from umem.native import core  # noqa: E402
 from umem.trace import live  # noqa: E402
+from umem.trace.convert import convert  # noqa: E402
 from umem.trace.reader import read  # noqa: E402
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator  # noqa: E402
 from umem.trace.step import Kind  # noqa: E402
@@ -218,3 +220,24 @@ def test_a_path_that_cannot_be_written_is_an_error(value: str, said: str, tmp_pa
     assert str(error.value).startswith("trace=: ")
     assert said in str(error.value)
     assert not umem.is_enabled()
+
+
+def test_the_steps_of_a_killed_program_can_be_saved(tmp_path: Path) -> None:
+    path, saved = tmp_path / "killed.jsonl.gz", tmp_path / "saved.jsonl"
+    ended = run(
+        """
+        import os, signal, time
+        for _ in range(3): step()
+        size = 0
+        while size == 0 or size != os.path.getsize(sys.argv[1]):  # a thread writes it
+            size = os.path.getsize(sys.argv[1])
+            time.sleep(2)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        path,
+    )
+    assert ended.returncode == -9, ended.stderr
+    with pytest.raises(TraceError, match="cut off"):
+        list(read(path)[1])
+    convert(path, saved, partial=True)
+    assert sum(type(event) is Step for event in read(saved)[1]) == 3

@@ -1,4 +1,4 @@
-"""The drivers that the contract suite runs over."""
+"""The drivers that the contract suite runs over, and the program that plans are for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.driver import FRAMES, PAGE, SUCCESS, Driver
+from support.planned import Program, options, running
 
 from umem import _core
 
@@ -32,3 +33,10 @@ def driver() -> Iterator[Driver]:
         for ptr in live:
             calls.cuMemFree(ptr)
         calls.close()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    """With 16 MiB, under the policy `planned`."""
+    with running(options()) as made:
+        yield made

@@ -133,6 +133,9 @@ class Program {
       plan.fetch_after.push_back(static_cast<int>(random() % 5) - 1);
       plan.fetch_by.push_back(4 + random() % 4);
       plan.fetch_tensor.push_back(random() % m);
+      plan.copy_after.push_back(static_cast<int>(random() % 5) - 1);
+      plan.copy_until.push_back(4 + random() % 5);
+      plan.copy_tensor.push_back(random() % m);
     }
     for (unsigned i = 0; i < m; ++i)  // written all the same, now and then
       if (random() % 2) plan.read_mostly.push_back(i);

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 import pytest
-from support.planned import MIB, Program, options
+from support.planned import MIB, Program, options, running
 
 from umem import _core
 from umem.policies.advisor import Victims, advisor
@@ -19,11 +19,9 @@ from umem.policies.base import View
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    _core.start(options(policy="lru"))
-    made = Program()
-    yield made
-    _core.set_advisor(None)
-    made.clear()
+    with running(options(policy="lru")) as made:
+        yield made
+        _core.set_advisor(None)
 
 
 def ask(victims: Victims) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,14 +10,6 @@ from support.planned import MIB, PAGE, Program, Tensor, columns, options, weight
 
 from umem import _core
 from umem.errors import ConfigError
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    _core.start(options())
-    made = Program()
-    yield made
-    made.clear()
 
 
 @pytest.mark.parametrize(
@@ -47,6 +37,10 @@ def program() -> Iterator[Program]:
         ({"fetch": [[1, 1, 0]]}, "fetch_by.*not after"),
         ({"fetch": [[0, 1, -1]]}, "fetch_tensor.*-1"),
         ({"fetch_by": [1]}, "fetch_by.*1 values"),
+        ({"copy": [[2, 3, 0]]}, "copy_after.*2 at 0"),
+        ({"copy": [[0, 5, 0]]}, "copy_until.*5"),
+        ({"copy": [[1, 1, 0]]}, "copy_until.*not after"),
+        ({"copy": [[0, 1, 2]]}, "copy_tensor.*2 at 0"),
         ({"keep": [2]}, "keep"),
         ({"waits": [2]}, "waits"),
         ({"read_mostly": [2]}, "read_mostly.*2 at 0"),
@@ -111,6 +105,7 @@ def nonsense(draw: st.DrawFn) -> dict[str, object]:
         "evict": draw(moves),
         "cold": draw(moves),
         "fetch": draw(st.lists(by, max_size=12)),
+        "copy": draw(st.lists(by, max_size=8)),
         "gated": gated,
         "occupancy": [draw(st.integers(0, 20)) * MIB for _ in ops] if gated else [],
         "capacity": draw(st.integers(0, 20)) * MIB,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planned import MIB, PAGE, Program, Tensor, columns, options
+from support.planned import MIB, PAGE, Program, Tensor, columns, options, running
 
 from umem import _core
 
@@ -17,10 +17,8 @@ ROTATION = {"evict": [[0, 0], [1, 1], [2, 2]], "fetch": [[1, 3, 0], [2, 4, 1], [
 
 @pytest.fixture
 def program() -> Iterator[Program]:
-    _core.start(options(12 * MIB))
-    made = Program()
-    yield made
-    made.clear()
+    with running(options(12 * MIB)) as made:
+        yield made
 
 
 def weights(program: Program, names: str) -> list[Tensor]:
@@ -142,6 +140,83 @@ def test_a_new_owner_of_the_range_is_not_read_mostly(program: Program) -> None:
     step(program, "b")
 
 
+# "a" is written in op 0 and read in op 1; it leaves after that and returns for op 0.
+COPIED = {"evict": [[1, 0]], "fetch": [[2, 4, 0]]}
+
+
+def test_a_copy_made_early_spares_the_way_out(program: Program) -> None:
+    tensors = weights(program, "ab")
+    ops = [[0], [0], [1], [1]]
+    _core.install_plan(columns(tensors, ops, **COPIED, copy=[[0, 4, 0]]))
+    for _ in range(3):
+        before = _core.stats()
+        use(program, "a", written=True)
+        assert pages(program, "a") == ["duplicate"] * 2
+        assert advised(program, "a")
+        assert moved_out() == before["bytes_out"] + 4 * MIB
+        use(program, "a")
+        assert pages(program, "a") == ["host"] * 2
+        assert moved_out() == before["bytes_out"] + 4 * MIB  # not again
+        assert _core.stats()["evictions"] == before["evictions"] + 1
+        use(program, "b")
+        use(program, "b")  # and it has come back, for a write
+        _core.step()
+        assert pages(program, "a") == ["device"] * 2
+        assert not advised(program, "a")
+        assert _core.stats()["faults"] == before["faults"]
+
+
+def test_what_leaves_twice_between_two_writes_is_transferred_once(program: Program) -> None:
+    tensors = weights(program, "ab")
+    ops = [[0], [1], [1], [0], [1], [1]]
+    leaves = {"evict": [[0, 0], [3, 0]], "fetch": [[1, 3, 0], [4, 6, 0]]}
+    for copy, transfers in (([], 2), ([[0, 6, 0]], 1)):
+        _core.clear_plans()
+        _core.install_plan(columns(tensors, ops, **leaves, copy=copy))
+        for _ in range(2):
+            before = moved_out()
+            use(program, "a", written=True)
+            for name in "bbabb":
+                use(program, name)
+            _core.step()
+            assert moved_out() == before + transfers * 4 * MIB
+
+
+@pytest.mark.parametrize("ends", ["diverged", "cleared", "freed"])
+def test_a_copy_ends_with_its_plan(program: Program, ends: str) -> None:
+    tensors = weights(program, "ab")
+    _core.install_plan(columns(tensors, [[0], [0], [1], [1]], copy=[[0, 8, 0]]))
+    use(program, "a", written=True)
+    assert advised(program, "a")
+    if ends == "diverged":
+        use(program, "b")
+    elif ends == "cleared":
+        _core.clear_plans()
+    else:
+        program.drop("a")
+        program.take("a")
+    assert not advised(program, "a")
+    faults = _core.stats()["faults"]
+    program.fill("a")
+    assert _core.stats()["faults"] == faults
+
+
+def test_a_copy_counts_towards_the_host_budget() -> None:
+    _core.start(options(12 * MIB, host_budget_bytes=4 * MIB))
+    program = Program()
+    try:
+        tensors = weights(program, "ab")
+        ops = [[0], [1], [1], [1]]
+        _core.install_plan(columns(tensors, ops, copy=[[0, 8, 0], [1, 8, 1]]))
+        program.op("a")
+        assert _core.stats()["host_bytes"] == 4 * MIB
+        program.op("b")
+        assert _core.stats()["host_bytes"] == 4 * MIB  # no room for a second one
+        assert (advised(program, "a"), advised(program, "b")) == (True, False)
+    finally:
+        program.clear()
+
+
 NAMES = "abcd"
 
 
@@ -149,6 +224,12 @@ NAMES = "abcd"
 @given(
     read_mostly=st.lists(st.integers(0, 3), unique=True),
     evict=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 3)), max_size=8),
+    copy=st.lists(
+        st.tuples(st.integers(-1, 3), st.integers(0, 8), st.integers(0, 3)).filter(
+            lambda row: row[1] > row[0]
+        ),
+        max_size=6,
+    ),
     steps=st.lists(
         st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=4, max_size=4), max_size=5
     ),
@@ -157,6 +238,7 @@ NAMES = "abcd"
 def test_whatever_is_written_no_byte_is_lost(
     read_mostly: list[int],
     evict: list[tuple[int, int]],
+    copy: list[tuple[int, int, int]],
     steps: list[list[tuple[int, bool]]],
     right: bool,
 ) -> None:
@@ -165,9 +247,8 @@ def test_whatever_is_written_no_byte_is_lost(
     program = Program()
     try:
         tensors = weights(program, NAMES)
-        _core.install_plan(
-            columns(tensors, [[0], [1], [2], [3]], evict=evict, read_mostly=read_mostly)
-        )
+        moves = {"evict": evict, "copy": copy, "read_mostly": read_mostly}
+        _core.install_plan(columns(tensors, [[0], [1], [2], [3]], **moves))
         for ops in steps:
             for at, (which, written) in enumerate(ops):
                 name = NAMES[at if right else which]

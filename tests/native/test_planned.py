@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from support.planned import MIB, ORDERS, Program, Tensor, columns, options, weights
+from support.planned import MIB, ORDERS, Program, Tensor, columns, weights
 
 from umem import _core
-from umem.errors import StateError
-
-
-@pytest.fixture
-def program() -> Iterator[Program]:
-    _core.start(options())
-    made = Program()
-    yield made
-    made.clear()
+from umem.errors import ConfigError, StateError
 
 
 def counted() -> tuple[int, int]:
@@ -475,3 +465,89 @@ def test_no_plans_where_no_device_is_open() -> None:
     _core.clear_plans()
     with pytest.raises(StateError, match="plans are for the first device, which is not open"):
         _core.install_plan(columns([Tensor()], [[0]]))
+
+
+def moved() -> int:
+    stats = _core.stats()
+    return stats["bytes_in"] + stats["bytes_out"]
+
+
+def test_a_retracted_plan_is_followed_and_moves_nothing(program: Program) -> None:
+    tensors = weights(program, "abc")  # all of them fit
+    shuttle = columns(
+        tensors, [[0], [1], [2], [0]], evict=[[0, 0]], fetch=[[1, 3, 0]], read_mostly=[0]
+    )
+    number = _core.install_plan(shuttle)
+
+    def step() -> int:
+        before = moved()
+        for op in "abca":
+            program.op(op)
+        _core.step()
+        return moved() - before
+
+    assert step() > 0
+    _core.retract_plan(number)
+    assert [step() for _ in range(3)] == [0, 0, 0]
+    status = _core.plan_status()
+    assert status == {"plans": 1, "active": number, "complete": number, "hits": 4, "misses": 0}
+    assert _core.stats()["plans_retracted"] == 1
+
+
+def test_only_the_plan_named_is_retracted(program: Program) -> None:
+    tensors = weights(program, "ab")
+    first = _core.install_plan(columns(tensors, [[0], [1]], evict=[[1, 0]]))
+    second = _core.install_plan(columns(tensors, [[1], [0]], evict=[[1, 1]]))
+    _core.retract_plan(second)
+    away = []
+    for ops in ("ab", "ba", "ab"):
+        for op in ops:
+            program.op(op)
+        away.append((program.away(), _core.plan_status()["active"]))
+        _core.step()
+    assert away == [({"a"}, first), (set(), second), ({"a"}, first)]
+
+
+def test_a_retracted_plan_still_knows_what_is_carried(program: Program) -> None:
+    tensors = [
+        Tensor(address=program.take("w")),
+        Tensor(kind="carried", twin=2, address=program.take("old")),
+        Tensor(kind="made"),
+    ]
+    number = _core.install_plan(columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2]]))
+    complete = []
+    for i in range(4):
+        program.op("w", "old")
+        program.drop("old")
+        program.take("new")
+        program.op("w", "new")
+        program.op("w")
+        program.rename("new", "old")
+        _core.step()
+        complete.append(_core.plan_status()["complete"])
+        if i == 1:
+            _core.retract_plan(number)
+    assert complete == [number] * 4
+    assert program.away() == set()
+
+
+def test_a_plan_that_is_not_there_cannot_be_retracted(program: Program) -> None:
+    number = _core.install_plan(columns(weights(program, "a"), [[0]]))
+    with pytest.raises(ConfigError, match=f"no plan {number + 1}.*keeps the 8"):
+        _core.retract_plan(number + 1)
+    assert _core.stats()["plans_retracted"] == 0
+    _core.set_policy("lru")
+    with pytest.raises(StateError, match="followed by 'planned' only"):
+        _core.retract_plan(number)
+
+
+def test_without_plans_the_last_step_went_by_none(program: Program) -> None:
+    _core.install_plan(columns(weights(program, "a"), [[0]]))
+    program.op("a")
+    _core.step()
+    _core.clear_plans()
+    none = {"plans": 0, "active": 0, "complete": 0, "hits": 0, "misses": 0}
+    assert _core.plan_status() == none
+    program.op("a")
+    _core.step()
+    assert _core.plan_status() == none

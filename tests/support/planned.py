@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,13 +45,14 @@ def weights(program: Program, names: str) -> list[Tensor]:
 def columns(
     tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
 ) -> dict[str, object]:
-    """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch."""
+    """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch, copy."""
     made = [t for t, tensor in enumerate(tensors) if tensor.kind in ("transient", "made")]
     moves: dict[str, object] = {}
     for name, fields in (
         ("evict", ("after", "tensor")),
         ("cold", ("after", "tensor")),
         ("fetch", ("after", "by", "tensor")),
+        ("copy", ("after", "until", "tensor")),
     ):
         rows = np.array(changes.pop(name, []), np.int64).reshape(-1, len(fields))
         moves |= {f"{name}_{field}": rows[:, i] for i, field in enumerate(fields)}
@@ -134,3 +136,12 @@ class Program:
     def away(self) -> set[str]:
         """The names of what is not on the device."""
         return {name for name in self.at if self.state(name) != "device"}
+
+
+@contextlib.contextmanager
+def running(wanted: _core.Options) -> Iterator[Program]:
+    """A program on the device meanwhile; its blocks are checked and freed at the end."""
+    _core.start(wanted)
+    made = Program()
+    yield made
+    made.clear()

@@ -26,6 +26,13 @@ def problems(plan: Plan, *, deadlines: bool = True) -> list[str]:
             found.append(f"{one}: not large, or not alive")
         elif deadlines and one.by != next_use(trace, one.tensor, one.after):
             found.append(f"{one}: the next use is at {next_use(trace, one.tensor, one.after)}")
+    for copy in plan.copy:
+        if not -1 <= copy.after < n or not copy.after < copy.until <= 2 * n:
+            found.append(f"{copy}: no op between")
+        elif not _may_move(trace, copy.tensor, copy.after):
+            found.append(f"{copy}: not large, or not alive")
+        elif written := _written(trace, copy.tensor, copy.after, copy.until):
+            found.append(f"{copy}: written in {written}")
     for tensor in (*plan.keep, *plan.read_mostly):
         if not 0 <= tensor < trace.n_tensors or not trace.large[tensor]:
             found.append(f"keep or read_mostly: {tensor}")
@@ -34,6 +41,13 @@ def problems(plan: Plan, *, deadlines: bool = True) -> list[str]:
     if any(not 0 <= op < n for op in plan.waits) or len(set(plan.waits)) != len(plan.waits):
         found.append(f"waits: {plan.waits}")
     return found
+
+
+def _written(trace: StepTrace, tensor: int, after: int, until: int) -> list[int]:
+    """The ops between two that write the tensor."""
+    wrote = trace.access_op[trace.access_write & (trace.access_tensor == tensor)]
+    laps = (0, trace.n_ops) if trace.kind[tensor] == Kind.PERSISTENT else (0,)
+    return [int(op) + lap for lap in laps for op in wrote if after < op + lap < until]
 
 
 def next_use(trace: StepTrace, tensor: int, after: int) -> int | None:

@@ -330,3 +330,37 @@ def test_a_failure_is_one_line_and_leaves_nothing(
     assert printed.err.count("\n") == 1
     assert printed.err.startswith(f"umem trace: {reason}") or reason in printed.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.jsonl", "empty.jsonl"]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
+def test_what_is_whole_of_a_trace_cut_off_is_kept(
+    tmp_path: Path, ending: str, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = list(training(4, 4 * MIB, MIB, 6))
+    data = write(tmp_path / f"whole{ending}", events).read_bytes()
+    cut, out = tmp_path / f"cut{ending}", tmp_path / "out.jsonl"
+    cut.write_bytes(data[: int(len(data) * share)].rstrip(b"\n"))
+    with pytest.raises(TraceError, match=r"cut off.*convert --partial"):
+        convert(cut, out)
+    assert not out.exists()
+    assert main(["trace", "convert", "--partial", str(cut), str(out)]) == 0
+    _, left = read(out)
+    kept = list(left)
+    assert kept == events[: len(kept)]
+    assert 0 < len(kept) < len(events)
+    if ending == ".jsonl":
+        assert len(kept) == cut.read_bytes().count(b"\n") - 1
+    assert f"cut off: {len(kept) + 1} whole lines are left" in caplog.text
+
+
+def test_partial_keeps_all_of_a_whole_trace_and_refuses_a_damaged_one(tmp_path: Path) -> None:
+    events = list(training(4, 4 * MIB, MIB, 2))
+    whole = write(tmp_path / "whole.jsonl", events)
+    convert(whole, tmp_path / "out.jsonl", partial=True)
+    assert (tmp_path / "out.jsonl").read_bytes() == whole.read_bytes()
+    lines = whole.read_bytes().splitlines(keepends=True)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b"".join([*lines[:3], lines[3][:-5] + b"\n", *lines[4:]]))
+    with pytest.raises(TraceError, match=r"bad\.jsonl:4: not JSON"):
+        convert(bad, tmp_path / "no.jsonl", partial=True)

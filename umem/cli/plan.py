@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import devices
-from ..errors import ConfigError, NotSupportedError
+from ..errors import ConfigError
 from ..units import BYTES_ALLOWED
 from ..values import parse_budget
-from . import plan_text
+from . import plan_text, program
 
 if TYPE_CHECKING:
     from ..devices import DeviceProfile
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POLICIES = ("umem", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
 BUDGET_ALLOWED = f"a percentage of the step's peak as 50%, or {BYTES_ALLOWED}"
-EXAMPLE = "examples.gpt:make_step"
 
 
 class Outcome(NamedTuple):
@@ -58,12 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
-    text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
-    parser.add_argument(
-        "program", nargs="?", help=f"{text}or (model, optimizer, batch, loss_fn(model, batch))"
-    )
-    text = "run a script for three steps of its optimizer; what follows are its arguments"
-    parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
+    program.add_arguments(parser, "three")
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
     text = f"a device profile (default: {devices.DEFAULT})"
@@ -198,23 +192,13 @@ def _check_out(path: Path | None) -> None:
 
 
 def _check_program(args: argparse.Namespace) -> None:
-    if (args.program is None) == (not args.script):
-        taken = [name for name in args.policy if ":" in name]
-        hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
-        raise ConfigError(
-            f"give either pkg.mod:function, such as {EXAMPLE},{hint} or --script train.py; umem "
-            "plan --help says what the function returns"
-        )
+    taken = [name for name in args.policy if ":" in name]
+    hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
+    program.check(args, "plan", hint)
 
 
 def _record(args: argparse.Namespace) -> tuple[str, Recording]:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise NotSupportedError(
-            f"planning runs the program with torch, which cannot be imported ({error}); install "
-            "torch, also a build for CPUs will do"
-        ) from None
+    program.need_torch()
     from ..plan import entry, tracer
 
     if args.script:

@@ -22,6 +22,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--step", choices=("last",), help="only the last complete step, as a trace of its own"
     )
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="of a trace that is cut off, as a killed program leaves it, the whole lines",
+    )
     parser.add_argument("--gpu", type=int, metavar="N", help="which device of a snapshot")
 
 
@@ -33,5 +38,11 @@ def main(args: argparse.Namespace) -> int:
     """
     from ..trace.convert import convert
 
-    convert(args.source, args.target, last_step=args.step == "last", gpu=args.gpu)
+    convert(
+        args.source,
+        args.target,
+        last_step=args.step == "last",
+        gpu=args.gpu,
+        partial=args.partial,
+    )
     return 0

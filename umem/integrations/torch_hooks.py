@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import torch_program
 from ..native import core
 
 # Steps in which everything is tagged; after them 1 in `_TAG_EVERY`, since addresses seldom change.
@@ -74,7 +75,7 @@ class Tagger:
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         _stepping.discard(id(optimizer))
         if self._is_due(optimizer):
-            for tensor in _tensors(optimizer.state.values()):
+            for tensor in torch_program.tensors(optimizer.state.values()):
                 _tag(tensor, "optimizer")
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         if self._step_boundaries and not _stepping:
@@ -107,9 +108,9 @@ class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the op between the two notices."""
         del types
-        inputs = list(_tensors([*args, *(kwargs or {}).values()]))
-        phase = _phase()
-        changed = list(_tensors(_written(func, args, kwargs or {})))
+        inputs = list(torch_program.tensors([*args, *(kwargs or {}).values()]))
+        phase = torch_program.phase(bool(_stepping))
+        changed = list(torch_program.tensors(_written(func, args, kwargs or {})))
         written = _addresses(changed)
         token = core.op_begin(
             [*written, *_addresses(inputs)], self._family(func), phase, str(func), 0, len(written)
@@ -117,7 +118,7 @@ class PythonObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            core.op_end(token, _result_tag(phase, inputs))
+            core.op_end(token, torch_program.result_tag(phase, inputs))
 
     def _family(self, func: Any) -> str:
         family = self._families.get(func)
@@ -135,31 +136,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ite
             yield kwargs[argument.name]
         elif i < len(args):
             yield args[i]
-
-
-def _phase() -> str:
-    if torch._C._current_graph_task_id() != -1:
-        return "backward"
-    # With gradients on it is the closure of the optimizer's step, or a step raised.
-    return "optimizer" if _stepping and not torch.is_grad_enabled() else "forward"
-
-
-def _result_tag(phase: str, inputs: Iterable[torch.Tensor]) -> str:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        return "activation"
-    if phase == "optimizer":
-        return "optimizer"
-    return "input" if phase == "forward" and not inputs else "temp"
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, Mapping):
-            yield from _tensors(value.values())
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:

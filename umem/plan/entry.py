@@ -50,18 +50,27 @@ def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
         PlanError: it raises, or returns something else.
     """
     with explained("setting the program up"):
-        made = make()
-        match made:
-            case (nn.Module() as model, optimizer, batch, loss_fn) if callable(loss_fn):
-                scope.adopt(model)
-                return _training(model, optimizer, batch, loss_fn)
-            case (nn.Module() as model, step) if callable(step):
-                scope.adopt(model)
-                return step
-            case nn.Module():
-                pass  # callable, yet not without arguments
-            case _ if callable(made):
-                return made
+        model, step = parts(make())
+        if model is not None:
+            scope.adopt(model)
+        return step
+
+
+def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
+    """The model, where it is known, and the step of a program: FORMS.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    match made:
+        case (nn.Module() as model, optimizer, batch, loss_fn) if callable(loss_fn):
+            return model, _training(model, optimizer, batch, loss_fn)
+        case (nn.Module() as model, step) if callable(step):
+            return model, step
+        case nn.Module():
+            pass  # callable, yet not without arguments
+        case _ if callable(made):
+            return None, made
     raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
 
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import torch_program
 from .recording import Block
 
 if TYPE_CHECKING:
@@ -51,19 +52,13 @@ class Scope(contextlib.ExitStack):
 
     def phase(self) -> str:
         """Of an op that runs now: forward, backward or optimizer."""
-        if torch._C._current_graph_task_id() != -1:
-            return "backward"
-        # With gradients on it is the closure of the optimizer's step: a forward pass.
-        return "optimizer" if self._stepping and not torch.is_grad_enabled() else "forward"
+        return torch_program.phase(bool(self._stepping))
 
     def result_tag(self, phase: str, inputs: Iterable[torch.Tensor]) -> str:
         """What an op leaves behind; gradients and states are known once they are in place."""
         inputs = list(inputs)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            return "activation"
-        if phase == "optimizer":
-            return "temp" if inputs else "optimizer"
-        return "input" if phase == "forward" and not inputs else "temp"
+        tag = torch_program.result_tag(phase, inputs)
+        return "temp" if tag == "optimizer" and inputs else tag
 
     def is_stepping(self) -> bool:
         """Whether an optimizer is inside its step."""
@@ -72,6 +67,14 @@ class Scope(contextlib.ExitStack):
     def running(self) -> str:
         """The path of the module that runs now; empty where none does."""
         return self._running[-1] if self._running else ""
+
+    def name_of(self, module: nn.Module) -> str:
+        """The path of a module in its model; its type where it is in none that is known."""
+        return self._names.get(module) or type(module).__name__
+
+    def modules(self) -> list[nn.Module]:
+        """All modules that are alive and known, the root of a model before its parts."""
+        return list(self._names)
 
     def module(self, phase: str, blocks: Mapping[int, Block], reads: Iterable[torch.Tensor]) -> str:
         """The module of an op; in the backward pass, the one whose tensors it reads.
@@ -124,7 +127,7 @@ class Scope(contextlib.ExitStack):
     def _enter(self, module: nn.Module, _args: object) -> None:
         if not self._running:
             self.adopt(module)
-        self._running.append(self._names.get(module) or type(module).__name__)
+        self._running.append(self.name_of(module))
 
     def _leave(self, _module: nn.Module, _args: object, _out: object) -> None:
         if self._running:
@@ -140,19 +143,9 @@ class Scope(contextlib.ExitStack):
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         while self._stepping and self._stepping.pop() != id(optimizer):
             pass  # the steps inside it that raised
-        for tensor in _tensors(optimizer.state.values()):
+        for tensor in torch_program.tensors(optimizer.state.values()):
             self.tracer.tag(tensor, "optimizer")
 
     def _tag_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             self.tracer.tag(parameter.grad, "grad")
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, Mapping):
-            yield from _tensors(value.values())

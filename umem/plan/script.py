@@ -36,8 +36,15 @@ class _Enough(BaseException):
     """The script has done its steps."""
 
 
-def trace(path: Path, arguments: list[str], steps: int = STEPS) -> Recording:
+def trace(
+    path: Path, arguments: list[str], steps: int = STEPS, recorder: Tracer | None = None
+) -> Recording:
     """Run a script on fake tensors until an optimizer has stepped `steps` times.
+
+    Args:
+        path, arguments: the script and what it sees as its command line.
+        steps: of an optimizer, after which the script is stopped.
+        recorder: in place of a plain Tracer; for what looks at more than memory.
 
     Raises:
         ConfigError: there is no such script.
@@ -45,7 +52,7 @@ def trace(path: Path, arguments: list[str], steps: int = STEPS) -> Recording:
     """
     if not path.is_file():
         raise ConfigError(f"there is no script {str(path)!r}; check the path")
-    with recording() as tracer, contextlib.ExitStack() as stack:
+    with recording(recorder) as tracer, contextlib.ExitStack() as stack:
         tracer.constants = True
         stack.enter_context(_arguments(path, arguments))
         for owner, name, value in _loaders(tracer.mode):

@@ -70,7 +70,8 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute with another value meanwhile."""
-    before = getattr(owner, name)
+    # From the class itself: a class method as such, and not bound to one class.
+    before = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield

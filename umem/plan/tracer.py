@@ -226,19 +226,22 @@ class Tracer(TorchDispatchMode):
             self.recording.notes.append(Died(number))
 
 
-def trace(make: Callable[[], object], steps: int = STEPS) -> Recording:
+def trace(
+    make: Callable[[], object], steps: int = STEPS, recorder: Tracer | None = None
+) -> Recording:
     """Set up and run a program on fake tensors.
 
     Args:
         make: returns the program, see `entry.program`. It is called under fake tensors: what it
             makes takes no memory.
         steps: how many steps are recorded; the last stands for all that follow.
+        recorder: in place of a plain Tracer; for what looks at more than memory.
 
     Raises:
         PlanError: the program reads data, which fake tensors have not, or does not work on them;
             says where.
     """
-    with recording() as tracer:
+    with recording(recorder) as tracer:
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):
@@ -248,12 +251,12 @@ def trace(make: Callable[[], object], steps: int = STEPS) -> Recording:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[Tracer]:
+def recording(recorder: Tracer | None = None) -> Iterator[Tracer]:
     """A tracer that is on, under fake tensors, with torch as it is where there is a GPU."""
     enabled = gc.isenabled()
     gc.disable()  # else blocks in cycles would die whenever the collector happens to run
     gc.freeze()  # what is there already is not looked through at the end of each step
-    tracer = Tracer()
+    tracer = Tracer() if recorder is None else recorder
     try:
         with surroundings.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
             yield tracer

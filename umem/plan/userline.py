@@ -6,6 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -29,6 +30,14 @@ def here() -> str:
     while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_direct(frame: FrameType | None, func: Any) -> bool:
+    """Whether a frame, above torch's entry points and `func` itself, is the user's."""
+    own = getattr(func, "__code__", None)
+    while frame is not None and (frame.f_code is own or _is_passage(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return frame is not None and _is_users(frame.f_code.co_filename)
 
 
 def of(error: BaseException) -> str:

@@ -29,6 +29,18 @@ class Fetch(NamedTuple):
     tensor: int
 
 
+class Copy(NamedTuple):
+    """A tensor to copy to the host once op `after` has ended; op `until` is the next to write it.
+
+    It stays, and leaves without a transfer. `until` may be an op of the next step, up to twice the
+    number of ops: never. A tensor that is away after `after` gets its copy when it returns.
+    """
+
+    after: int
+    until: int
+    tensor: int
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What to do in each step that is like `trace`, by its indices of ops and tensors.
@@ -42,6 +54,7 @@ class Plan:
     evict: tuple[Move, ...] = ()  # leave after the op, with a copy out where one is needed
     cold: tuple[Move, ...] = ()  # the first to leave under pressure from here to their next use
     fetch: tuple[Fetch, ...] = ()  # in the order given (`gated`: by `by`), as far as they fit
+    copy: tuple[Copy, ...] = ()  # early write-back: what then leaves does so at once
     keep: tuple[int, ...] = ()  # tensors that are not evicted while anything else can be
     read_mostly: tuple[int, ...] = ()  # tensors whose copy on the host stays valid while here
     # With `gated` a fetch starts only where `occupancy` leaves room for it until op `by`; bytes of
@@ -81,7 +94,8 @@ class Policy(Protocol):
 
     Third parties register theirs under the entry-point group `umem.policies`: a callable without
     arguments that returns one. A policy may also have `victims(view, need)`, which is asked under
-    pressure for the ids of the blocks to evict, first to go first.
+    pressure for the ids of the blocks to evict, first to go first; and `on_trial = True`: in a
+    program, plans whose first steps are worse than lru's are given up.
     """
 
     name: str

@@ -6,6 +6,9 @@ import numpy as np
 
 from ..trace.step import Floats, Gaps, Ints, StepTrace
 
+NOTHING = -(1 << 62)
+most = np.maximum.reduce  # `max` without its Python wrapper
+
 
 def choose(trace: StepTrace, gaps: Gaps, excess: Ints, priority: Floats) -> Ints:
     """The gaps to be away in: after them no op is over, as far as gaps can help.
@@ -50,22 +53,29 @@ class _Spans:
 
     def leave(self, gap: int, *, whole: bool = False) -> bool:
         """Be away in this gap if an op inside is over the capacity (`whole`: by all its bytes)."""
-        inside = self._over[self._begin[gap] : self._end[gap]]
-        around = self._over[: self._wrap[gap]]
-        least = self._amount[gap] if whole else 1
-        if inside.max(initial=0) < least and around.max(initial=0) < least:
+        amount = self._amount[gap]
+        if self._most(gap) < (amount if whole else 1):
             return False
-        inside -= self._amount[gap]
-        around -= self._amount[gap]
+        self._add(gap, -amount)
         return True
 
     def keep(self, gap: int) -> bool:
         """Stay in this gap, once left, if all ops inside have room for it."""
-        room = -self._amount[gap]
-        inside = self._over[self._begin[gap] : self._end[gap]]
-        around = self._over[: self._wrap[gap]]
-        if inside.max(initial=room) > room or around.max(initial=room) > room:
+        amount = self._amount[gap]
+        if self._most(gap) > -amount:
             return False
-        inside -= room
-        around -= room
+        self._add(gap, amount)
         return True
+
+    # Most gaps have one part only, and there are thousands: an empty part costs no call of numpy.
+    def _most(self, gap: int) -> int:
+        begin, end, wrap = self._begin[gap], self._end[gap], self._wrap[gap]
+        inside = int(most(self._over[begin:end])) if begin < end else NOTHING
+        return max(inside, int(most(self._over[:wrap]))) if wrap > 0 else inside
+
+    def _add(self, gap: int, amount: int) -> None:
+        begin, end, wrap = self._begin[gap], self._end[gap], self._wrap[gap]
+        if begin < end:
+            self._over[begin:end] += amount
+        if wrap > 0:
+            self._over[:wrap] += amount

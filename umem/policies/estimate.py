@@ -10,6 +10,7 @@ import numpy as np
 
 from ..devices import DeviceProfile
 from ..trace.step import Gaps, Ints, StepTrace
+from .writeback import Copies, Quiet, quiet_times
 
 
 class Choice(NamedTuple):
@@ -20,12 +21,23 @@ class Choice(NamedTuple):
     occupancy: Ints  # [n_ops] bytes of large tensors that are not away
 
 
-def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) -> float:
-    """The second of two equal steps in µs, with each direction of the link as a fluid.
+class Estimate(NamedTuple):
+    """The second of two equal steps."""
+
+    us: float
+    quiet: Quiet
+    # [quiet times] The op at whose begin the write-back starts, by the step in which the quiet time
+    # ends; NEVER: the link out is not idle in time.
+    copied: Ints
+
+
+def estimate(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) -> Estimate:
+    """How long the second of two equal steps takes, with each direction of the link as a fluid.
 
     A return starts at the first op from which on the occupancy leaves room for it, out of `room`
     bytes, until its use. An op starts when its tensors are there and what is still leaving takes no
-    more than the room that is left.
+    more than the room that is left. While the link out is idle, what has been written for the last
+    time before it leaves is written back, what leaves first to begin with.
     """
     away, returns, _ = choice
     n = trace.n_ops
@@ -40,19 +52,31 @@ def step_us(trace: StepTrace, device: DeviceProfile, choice: Choice, room: int) 
     slack = (np.maximum(room - taken, 0) / device.bytes_per_us_out).tolist()
     duration = trace.op_us.tolist()
     departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
-    now = out_free = in_free = begin = 0.0
-    for _ in range(2):
-        begin = now
-        for op in range(n):
-            for gap in leaves[op]:
-                out_free = departure[gap] = max(out_free, now) + out_us[gap]
-            empty = max(now, out_free - slack[op])  # what is leaving by then has left enough room
-            for gap in starts[op]:
-                in_free = arrival[gap] = max(in_free, departure[gap], empty) + in_us[gap]
-            for gap in needs[op]:
-                now = max(now, arrival[gap])
-            now = max(now, out_free - slack[op]) + duration[op]
-    return now - begin
+    quiet = quiet_times(trace, away)
+    copy_us = trace.bytes[quiet.tensor] / device.bytes_per_us_out
+    copies = Copies(quiet, copy_us.tolist(), n)
+    of_gap = quiet.of_gap.tolist()
+    now = out_free = in_free = begin = left = 0.0
+    for point in range(2 * n):
+        op = point % n
+        if op == 0:
+            begin = now
+        for gap in leaves[op]:
+            copied = copies.ready(of_gap[gap], point - 1)
+            if copied is not None:
+                departure[gap] = max(now, copied)
+                continue
+            left = out_free = departure[gap] = max(out_free, now) + out_us[gap]
+            copies.moved(of_gap[gap], point - 1, left)
+        empty = max(now, left - slack[op])  # what is leaving by then has left enough room
+        for gap in starts[op]:
+            in_free = arrival[gap] = max(in_free, departure[gap], empty) + in_us[gap]
+        for gap in needs[op]:
+            now = max(now, arrival[gap])
+        now = max(now, left - slack[op])
+        out_free = copies.fill(point, max(out_free, now), now + duration[op])
+        now += duration[op]
+    return Estimate(now - begin, quiet, copies.started())
 
 
 def earliest(choice: Choice, amount: Ints, room: int) -> tuple[Ints, Ints]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..trace.step import Bools, Ints, Kind, StepTrace
-from .base import Fetch, Move, Plan
+from .base import Copy, Fetch, Move, Plan
 
 ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
 Columns = dict[str, Ints | int]
@@ -51,7 +51,8 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
         **_moves("cold", plan.cold, ops, tensor),
-        **_fetches(plan, ops, tensor),
+        **_spans("fetch", "by", plan.fetch, ops, tensor),
+        **_spans("copy", "until", plan.copy, ops, tensor),
         "keep": _of_large(np.array(plan.keep, np.int64), tensor),
         "read_mostly": _of_large(_clean(plan), tensor),
         "waits": ops.after(np.array(plan.waits, np.int64)),
@@ -81,6 +82,7 @@ def _in_pieces(plan: Plan) -> Plan:
         evict=tuple(Move(m.after, p) for m in plan.evict for p in cut(m.tensor)),
         cold=tuple(Move(m.after, p) for m in plan.cold for p in cut(m.tensor)),
         fetch=tuple(Fetch(f.after, f.by, p) for f in plan.fetch for p in cut(f.tensor)),
+        copy=tuple(Copy(c.after, c.until, p) for c in plan.copy for p in cut(c.tensor)),
         keep=tuple(p for t in plan.keep for p in cut(t)),
         read_mostly=tuple(p for t in plan.read_mostly for p in cut(t)),
     )
@@ -154,13 +156,16 @@ def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Colum
     return {f"{name}_after": ops.after(rows[:, 0]), f"{name}_tensor": tensor[rows[:, 1]]}
 
 
-def _fetches(plan: Plan, ops: _Ops, tensor: Ints) -> Columns:
-    rows = np.array(plan.fetch, np.int64).reshape(-1, 3)
+def _spans(
+    name: str, end: str, items: tuple[Fetch, ...] | tuple[Copy, ...], ops: _Ops, tensor: Ints
+) -> Columns:
+    """Items from the end of one op to the begin of another one."""
+    rows = np.array(items, np.int64).reshape(-1, 3)
     rows = rows[tensor[rows[:, 2]] >= 0]
-    after, by = ops.after(rows[:, 0]), ops.by(rows[:, 1])
-    ahead = by > after  # else the op that needs it is the one that it would come after
+    after, until = ops.after(rows[:, 0]), ops.by(rows[:, 1])
+    ahead = until > after  # else there is nothing between the two
     return {
-        "fetch_after": after[ahead],
-        "fetch_by": by[ahead],
-        "fetch_tensor": tensor[rows[ahead, 2]],
+        f"{name}_after": after[ahead],
+        f"{name}_{end}": until[ahead],
+        f"{name}_tensor": tensor[rows[ahead, 2]],
     }

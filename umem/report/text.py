@@ -30,9 +30,10 @@ def closing(stats: Stats) -> str:
     """What umem did, in one line for a program's end."""
     total = stats.plan_hits + stats.plan_misses
     share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
+    given_up = f", {stats.plans_retracted} plans given up" if stats.plans_retracted else ""
     return (
-        f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops), "
-        f"{_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
+        f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
+        f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}"
     )
 
@@ -53,6 +54,8 @@ def _unused(stats: Stats) -> str:
 def _plan(stats: Stats) -> str:
     total = stats.plan_hits + stats.plan_misses
     notes = [f"{stats.plan_hits} of {total} ops as planned"] if total else []
+    if stats.plans_retracted:
+        notes.append(f"plans given up as worse than lru: {stats.plans_retracted}")
     if stats.advice_ignored:
         notes.append(f"{stats.advice_ignored} blocks that a policy named could not leave")
     if stats.capture_skips:

@@ -22,6 +22,7 @@ def convert(
     *,
     last_step: bool = False,
     gpu: int | None = None,
+    partial: bool = False,
 ) -> None:
     """Write `source`, a trace or a memory snapshot of torch, as what `target`'s name ends in.
 
@@ -30,6 +31,7 @@ def convert(
         target: .jsonl, .jsonl.gz, or .json for Chrome trace JSON. Replaced when all is written.
         last_step: only the last complete step, with the blocks that are live when it begins.
         gpu: which device of a snapshot that has several.
+        partial: of a trace that is cut off what stands in whole lines.
 
     Raises:
         TraceError: the source is malformed, or the target cannot be written.
@@ -37,7 +39,7 @@ def convert(
     source, target = Path(source), Path(target)
     if not target.name.endswith(FORMS):
         raise TraceError(f"{target}: the name must end in {', '.join(FORMS)}")
-    header, events = _open(source, gpu)
+    header, events = _open(source, gpu, partial)
     if last_step:
         events = _last_step(source, events)
     # Beside the target, and in its place only when it is whole. The form is in the name's end.
@@ -53,7 +55,7 @@ def convert(
         part.unlink(missing_ok=True)
 
 
-def _open(source: Path, gpu: int | None) -> tuple[Header, Iterator[Event]]:
+def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
     try:
         with source.open("rb") as file:
             pickled = file.read(1) == snapshot.PICKLE
@@ -63,7 +65,7 @@ def _open(source: Path, gpu: int | None) -> tuple[Header, Iterator[Event]]:
         return snapshot.read(source, gpu)
     if gpu is not None:
         raise TraceError(f"{source}: only a memory snapshot has several devices; drop --gpu")
-    return read(source)
+    return read(source, partial=partial)
 
 
 def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:

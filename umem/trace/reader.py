@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import TraceError
 from ..values import did_you_mean
@@ -27,7 +28,10 @@ from .schema import (
     check_header,
 )
 
+_log = logging.getLogger("umem")
+
 MAX_LINE = 1 << 20
+_SALVAGE = " (`umem trace convert --partial` keeps its whole lines)"
 _GZIP = b"\x1f\x8b"
 
 # A line's object; what a parser takes is popped, what stays is the event's `extra`.
@@ -35,15 +39,19 @@ _Line = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Header, Iterator[Event]]:
+def read(path: str | os.PathLike[str], *, partial: bool = False) -> tuple[Header, Iterator[Event]]:
     """The header, and the events as they are read; the file closes with the iterator.
 
     A file that starts as gzip does is unpacked, whatever its name.
 
+    Args:
+        partial: of a file that is cut off, as a killed program leaves it, what stands in whole
+            lines, with a warning. Anything else that is wrong is an error still.
+
     Raises:
         TraceError: `FILE:LINE: reason`, from here for the header, from the iterator for an event.
     """
-    lines = _lines(Path(path))
+    lines = _lines(Path(path), partial)
     first = next(lines, None)  # started, `lines` closes its file when it is dropped
     if first is None:
         raise TraceError(f"{path}:1: the file is empty; a trace starts with a header line")
@@ -62,18 +70,24 @@ def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Ev
         yield event
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """The lines with their ends, none above the limit."""
+def _lines(path: Path, partial: bool) -> Iterator[bytes]:
+    """The lines with their ends, none above the limit; `partial`: the whole ones."""
     number = 1
     try:
-        with path.open("rb") as file, _unpacked(file) as stream:
+        with path.open("rb") as file, _unpacked(file, partial) as stream:
             while line := stream.readline(MAX_LINE + 1):
                 if len(line) > MAX_LINE:
                     raise TraceError(f"{path}:{number}: the line is longer than {MAX_LINE} bytes")
+                if partial and not line.endswith(b"\n"):
+                    raise EOFError
                 yield line
                 number += 1
     except EOFError:
-        raise TraceError(f"{path}:{number}: cut off: the gzip data has no end") from None
+        if not partial:
+            raise TraceError(
+                f"{path}:{number}: cut off: the gzip data has no end{_SALVAGE}"
+            ) from None
+        _log.warning("%s is cut off: %d whole lines are left of it", path, number - 1)
     except (zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}:{number}: the gzip data is damaged: {error}") from None
     except OSError as error:
@@ -82,10 +96,12 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise TraceError(f"{path!s}: {error}") from None
 
 
-def _unpacked(file: io.BufferedReader) -> BinaryIO:
+def _unpacked(file: io.BufferedReader, partial: bool) -> io.BufferedIOBase:
     if file.peek(2)[:2] != _GZIP:
         return file
-    return io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 16)
+    packed = gzip.GzipFile(fileobj=file)
+    # Faster, and what comes just before the place where the data is cut off would be lost in it.
+    return packed if partial else io.BufferedReader(packed, 1 << 16)
 
 
 def _at(
@@ -100,7 +116,8 @@ def _at(
     except UnicodeDecodeError as error:
         reason = f"byte {error.start + 1} of the line is not UTF-8"
     except json.JSONDecodeError as error:
-        cut = "" if line.endswith(b"\n") else "; the file ends in this line: is it cut off?"
+        ends = f"; the file ends in this line: is it cut off?{_SALVAGE}"
+        cut = "" if line.endswith(b"\n") else ends
         reason = f"not JSON: {error.msg} at column {error.colno}{cut}"
     except KeyError as error:
         reason = f"the key {error} is missing"

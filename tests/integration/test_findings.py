@@ -1,0 +1,271 @@
+"""What a step keeps without need, each planted once; and what looks like it and is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from umem.errors import ConfigError, PlanError  # noqa: E402
+from umem.plan import applying, findings  # noqa: E402
+from umem.plan.findings import Finding  # noqa: E402
+
+WIDTH = 64
+SQUARE = WIDTH * WIDTH * 4
+
+
+class Masked(nn.Module):
+    """Holds a mask that is the same in each, and one that `draw` gives."""
+
+    def __init__(self, draw: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.register_buffer("mask", torch.ones(WIDTH, WIDTH).tril())
+        self.register_buffer("drawn", draw())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.layer(x)) @ (self.mask * self.drawn)
+        return out
+
+
+def _make(
+    draw: Callable[[], torch.Tensor] = lambda: torch.randn(WIDTH, WIDTH),
+    loss: Callable[[Any, Any], Any] = lambda model, batch: model(batch[0]).sum(),
+    edit: Callable[[Any], object] = lambda net: None,
+) -> Callable[[], Any]:
+    def make() -> Any:
+        net = nn.Sequential(*(Masked(draw) for _ in range(3)))
+        edit(net)
+        batch = (torch.randn(32, WIDTH), torch.randn(48, WIDTH))
+        return net, torch.optim.AdamW(net.parameters()), batch, loss
+
+    return make
+
+
+def _of(kind: str, report: findings.Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.kind == kind]
+
+
+def test_masks_made_the_same_way_are_known_to_be_equal() -> None:
+    report = findings.advise(_make())
+    (finding,) = _of("duplicate", report)
+    assert finding.modules == ("0.mask", "1.mask", "2.mask")
+    assert finding.bytes == 2 * SQUARE
+    assert finding.line == f"{__file__}:{Masked.__init__.__code__.co_firstlineno + 4}"
+    # The drawn ones have a shape in common, with the masks too; no more is known of them.
+    assert ["4 buffers" in remark for remark in report.remarks] == [True]
+
+
+def test_real_values_tell_more_and_sharing_them_changes_nothing() -> None:
+    equal = _make(draw=lambda: torch.randn(WIDTH, WIDTH) * 0 + 2)
+    report = applying.with_values(equal, findings.advise(equal))
+    names = [finding.modules for finding in _of("duplicate", report)]
+    assert names == [("0.mask", "1.mask", "2.mask"), ("0.drawn", "1.drawn", "2.drawn")]
+    assert not any("--values" in remark for remark in report.remarks)
+    checked = applying.check(equal, report.findings)
+    assert checked.differing == []
+    assert checked.peak_before - checked.peak_after == 4 * SQUARE
+    different = _make()
+    report = applying.with_values(different, findings.advise(different))
+    assert [finding.modules for finding in _of("duplicate", report)] == names[:1]
+
+
+def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
+    # Equal at first: running_mean is 0 and running_var is 1 in all of them.
+    report = applying.with_values(_make(), findings.advise(_make()))
+    assert not any("norm" in name for f in _of("duplicate", report) for name in f.modules)
+    assert not any("norm" in name for name in report.constants)
+
+
+def test_equal_tensors_within_a_step() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        total = 0.0
+        for _ in range(3):
+            bias = torch.arange(32.0).outer(torch.arange(float(WIDTH)))
+            total = total + (model(batch[0]) * bias).sum()  # each is saved for the backward pass
+        return total
+
+    line = f"{__file__}:{loss.__code__.co_firstlineno + 3}"
+    found = _of("duplicate", findings.advise(_make(loss=loss)))
+    finding = max((f for f in found if f.line == line), key=lambda f: f.bytes)
+    assert finding.bytes == 2 * 32 * WIDTH * 4
+    assert "3 tensors of equal values" in finding.what
+
+
+def test_a_list_of_losses_grows() -> None:
+    losses: list[Any] = []
+
+    def keeping(model: Any, batch: Any) -> Any:
+        loss = model(batch[0]).sum()
+        losses.append(loss)
+        return loss
+
+    (finding,) = _of("held", findings.advise(_make(loss=keeping)))
+    assert finding.line == f"{__file__}:{keeping.__code__.co_firstlineno + 1}"
+    assert finding.bytes == 4
+    losses.clear()
+
+
+def test_a_graph_that_is_held_is_counted_whole() -> None:
+    metrics: list[Any] = []
+
+    def measuring(model: Any, batch: Any) -> Any:
+        metrics.append(model(batch[0]).square().mean())  # no backward pass frees what it saves
+        return model(batch[0]).sum()
+
+    held = _of("held", findings.advise(_make(loss=measuring)))
+    assert sum(finding.bytes for finding in held) > 3 * 2 * 32 * WIDTH * 4
+    metrics.clear()
+
+
+def test_what_a_step_replaces_or_the_first_one_makes_is_not_held() -> None:
+    state: dict[str, Any] = {}
+
+    def averaging(model: Any, batch: Any) -> Any:
+        loss = model(batch[0]).sum()
+        state.setdefault("scratch", torch.zeros(1024))
+        state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * loss.detach()
+        state["last"] = model(batch[0])
+        return loss + state["scratch"].sum()
+
+    assert _of("held", findings.advise(_make(loss=averaging))) == []
+
+
+def test_an_input_that_nothing_reads() -> None:
+    (finding,) = _of("unused", findings.advise(_make()))
+    assert finding.bytes == 48 * WIDTH * 4
+    assert finding.line.startswith(f"{__file__}:")
+    both = _make(loss=lambda model, batch: model(batch[0]).sum() + batch[1].sum())
+    assert _of("unused", findings.advise(both)) == []
+
+
+def test_a_buffer_that_nothing_reads() -> None:
+    def edit(net: Any) -> None:
+        net[1].register_buffer("table", torch.randn(100, 100))
+
+    found, *_ = _of("unused", findings.advise(_make(edit=edit)))
+    assert (found.what, found.bytes) == ("buffer 1.table is never read", 40_000)
+
+
+def test_parameters_without_a_gradient() -> None:
+    def edit(net: Any) -> None:
+        net[0].extra = nn.Linear(WIDTH, WIDTH)  # never called
+        net[1].fixed = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def loss(model: Any, batch: Any) -> Any:
+        with torch.no_grad():
+            shift = batch[1] @ model[2].aside
+        return model(batch[0]).sum() + shift.sum()
+
+    def both(net: Any) -> None:
+        edit(net)
+        net[2].aside = nn.Parameter(torch.ones(WIDTH, 4))
+
+    found = _of("no_gradient", findings.advise(_make(edit=both, loss=loss)))
+    assert [(f.what, f.bytes) for f in found] == [
+        ("parameters 0.extra.weight, 0.extra.bias are never read", SQUARE + WIDTH * 4),
+        ("parameter 2.aside is read, yet never gets a gradient", WIDTH * 4 * 4),
+    ]
+
+
+def test_gradients_by_autograd_grad_say_nothing_of_parameters() -> None:
+    def make() -> Any:
+        net = nn.Linear(WIDTH, WIDTH)
+
+        def step() -> None:
+            found = torch.autograd.grad(net(torch.randn(4, WIDTH)).sum(), [*net.parameters()])
+            with torch.no_grad():
+                for parameter, gradient in zip(net.parameters(), found, strict=True):
+                    parameter -= 0.1 * gradient
+
+        return net, step
+
+    report = findings.advise(make)
+    assert _of("no_gradient", report) == []
+    assert any("unused parameters were not looked for" in remark for remark in report.remarks)
+
+
+def test_a_clean_program_has_no_findings() -> None:
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.AdamW(net.parameters())
+        return net, optimizer, torch.randn(32, WIDTH), lambda model, batch: model(batch).sum()
+
+    report = findings.advise(make)
+    assert report.findings == []
+    assert report.peak_in_place == report.peak_bytes
+
+
+def test_torch_is_as_before_afterwards() -> None:
+    before = vars(torch.autograd.Function)["apply"], nn.Module.__init__
+    findings.advise(_make())
+    with pytest.raises(PlanError, match=rf"{__file__}:\d+: a step raised ZeroDivisionError"):
+        findings.advise(_make(loss=lambda model, batch: 1 / 0))
+    assert before == (vars(torch.autograd.Function)["apply"], nn.Module.__init__)
+    saved = nn.Linear(2, 2)(torch.ones(1, 2)).relu()
+    assert saved.grad_fn._saved_result is not None  # no hooks are left
+
+
+def test_torch_func() -> None:
+    weight = torch.randn(WIDTH, WIDTH)
+
+    def mapped() -> Any:
+        w = torch.randn(WIDTH, WIDTH, requires_grad=True)
+
+        def step() -> None:
+            torch.func.vmap(lambda row: torch.relu(row @ w + 1))(torch.randn(5, WIDTH)).sum()
+
+        return step
+
+    assert _of("in_place", findings.advise(mapped)) == []
+    with pytest.raises(PlanError, match=r"use torch\.autograd in the step"):
+        findings.advise(lambda: lambda: torch.func.grad(lambda w: w.sum())(weight * 1))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_under_hooks_of_ours(reentrant: bool) -> None:
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        batch = torch.randn(32, WIDTH, requires_grad=True)
+        return (
+            net,
+            optimizer,
+            batch,
+            lambda model, x: checkpoint(model, x, use_reentrant=reentrant).sum(),
+        )
+
+    report = findings.advise(make)
+    # What runs inside a custom function, as reentrant checkpoints do, is left alone.
+    assert bool(_of("in_place", report)) != reentrant
+    checked = applying.check(make, report.findings)
+    assert checked.differing == []
+    assert len(checked.done) == (not reentrant)
+
+
+def test_what_cannot_be_applied_says_so() -> None:
+    finding = Finding("in_place", 1, 1, "here", "", "", ("nowhere",), True)
+    with pytest.raises(ConfigError, match="no module 'nowhere'"):
+        applying.apply(nn.ReLU(), [finding])
+    finding = Finding("duplicate", 1, 1, "here", "", "", ("ReLU.nothing", "ReLU.more"), True)
+    with pytest.raises(ConfigError, match=r"no buffer 'ReLU\.nothing'"):
+        applying.apply(nn.ReLU(), [finding])
+    with pytest.raises(PlanError, match=r"\(model, step\)"):
+        applying.check(lambda: lambda: None, [])
+    counter = iter(range(100))
+    unlike = _make(loss=lambda model, batch: model(batch[0]).sum() * next(counter))
+    with pytest.raises(PlanError, match="differ with equal seeds, first in the loss"):
+        applying.check(unlike, [])
+
+
+def test_random_numbers_of_the_caller_are_left() -> None:
+    before = torch.get_rng_state()
+    applying.check(_make(), findings.advise(_make()).findings)
+    assert torch.equal(before, torch.get_rng_state())

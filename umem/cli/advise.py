@@ -1,0 +1,148 @@
+"""``umem advise``: what a training step keeps or makes without need; without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..units import format_bytes
+from . import program
+
+if TYPE_CHECKING:
+    from ..plan.applying import Checked
+    from ..plan.findings import Finding, Report
+    from .base import Subparsers
+
+_MOST = 10  # shown of a kind
+_TITLES = {
+    "in_place": "in place",
+    "duplicate": "duplicate",
+    "held": "held",
+    "unused": "unused",
+    "no_gradient": "no gradient",
+}
+_WIDTH = 12
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``advise`` to the command line."""
+    parser = subparsers.add_parser(
+        "advise",
+        help="list what a training step keeps or makes without need",
+        description="Run training steps on tensors without data and list ops that may be in place, "
+        "tensors of equal values, tensors held across steps, and unused inputs and parameters; "
+        "each with its bytes and the line of the program. No file is changed.",
+        usage="umem advise pkg.mod:function [options]\n"
+        "       umem advise [options] --script train.py [args ...]",
+        allow_abbrev=False,
+    )
+    program.add_arguments(parser, "four")
+    text = "compare the values of buffers too: sets the program up with real tensors"
+    parser.add_argument("--values", action="store_true", help=text)
+    text = "do what is safe, and show by runs with real tensors that all bits stay the same"
+    parser.add_argument("--apply", action="store_true", help=text)
+    parser.add_argument("--all", action="store_true", help=f"more than {_MOST} of a kind")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Advise and print; 1 where what was applied changed a bit.
+
+    Raises:
+        ConfigError: a bad option, or no such function.
+        PlanError: the program cannot be run; says where.
+        NotSupportedError: torch is missing.
+    """
+    program.check(args, "advise")
+    if args.script and (args.apply or args.values):
+        option = "--apply" if args.apply else "--values"
+        raise ConfigError(
+            f"{option} with --script: it needs the model; allowed: pkg.mod:function that returns "
+            "(model, step) or (model, optimizer, batch, loss_fn)"
+        )
+    program.need_torch()
+    report, checked = _advise(args)
+    if args.json:
+        answer = {**dataclasses.asdict(report), "program": args.program or args.script[0]}
+        del answer["unsure"]
+        answer["applied"] = None if checked is None else dataclasses.asdict(checked)
+        print(json.dumps(answer, indent=1))
+    else:
+        print("\n".join(_text(report, checked, args.all)))
+    return 1 if checked is not None and checked.differing else 0
+
+
+def _advise(args: argparse.Namespace) -> tuple[Report, Checked | None]:
+    from ..plan import applying, entry, findings
+
+    if args.script:
+        return findings.advise_script(Path(args.script[0]), args.script[1:]), None
+    make = entry.find(args.program, Path.cwd())
+    report = findings.advise(make)
+    if args.values or args.apply:
+        report = applying.with_values(make, report)
+    return report, applying.check(make, report.findings) if args.apply else None
+
+
+def _text(report: Report, checked: Checked | None, everything: bool) -> Iterator[str]:
+    yield _row("peak", f"{format_bytes(report.peak_bytes)} a step")
+    for kind, title in _TITLES.items():
+        found = [finding for finding in report.findings if finding.kind == kind]
+        shown = found if everything else found[:_MOST]
+        for finding in shown:
+            yield from _of(title, finding)
+        if len(shown) < len(found):
+            rest = sum(finding.bytes for finding in found[len(shown) :])
+            text = f"{len(found) - len(shown)} more of {format_bytes(rest)} (--all)"
+            yield _row("", text)
+    if not report.findings:
+        yield _row("", "nothing found")
+    for refused in report.refused:
+        text = f"{_short(refused.line)}: {refused.op} {refused.module} must not be in place: "
+        yield _row("stays", text + refused.why)
+    for remark in report.remarks:
+        yield _row("note", remark)
+    if report.peak_in_place < report.peak_bytes:
+        text = f"{format_bytes(report.peak_in_place)} a step, with all that may be in place"
+        yield _row("peak", text)
+    if checked is not None:
+        yield from _applied(checked)
+
+
+def _of(title: str, finding: Finding) -> Iterator[str]:
+    size = format_bytes(finding.bytes)
+    if finding.peak_bytes is not None:
+        gain = format_bytes(finding.peak_bytes)
+        size += f" less to allocate, {gain} less at the peak" if finding.peak_bytes else (
+            " less to allocate, none of it at the peak")  # fmt: skip
+    yield _row(title, f"{_short(finding.line)}: {finding.what}; {size}")
+    safe = "  [--apply]" if finding.safe else ""
+    yield _row("", f"  {_short(finding.fix)}{safe}")
+
+
+def _applied(checked: Checked) -> Iterator[str]:
+    for done in checked.done:
+        yield _row("applied", _short(done))
+    if checked.differing:
+        names = ", ".join(checked.differing[:3])
+        yield _row("differs", f"{len(checked.differing)} of {checked.compared} tensors: {names}")
+        return
+    same = f"{checked.compared} losses, gradients and tensors of the model are the same bits"
+    yield _row("checked", f"{same}, with and without")
+    before, after = format_bytes(checked.peak_before), format_bytes(checked.peak_after)
+    yield _row("peak", f"{before} a step before, {after} after")
+
+
+def _short(text: str) -> str:
+    """Files below the working directory by their relative path."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def _row(name: str, text: str) -> str:
+    return f"{name:<{_WIDTH}} {text}".rstrip()

@@ -1,0 +1,344 @@
+"""What a training step keeps or makes without need, with bytes and the line of the program."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import PlanError
+from . import inplace, script, tracer
+from .inplace import Refused, Site, last_step
+from .recording import Born, Died, Recording, StepEnd, Work
+from .watch import Watched, Watcher
+
+STEPS = 4  # what the second and the third leave behind at the end of the next one grows
+KINDS = ("in_place", "duplicate", "held", "unused", "no_gradient")
+_LEAST = 512  # bytes; torch's allocators give no less
+_STATES = ("optimizer", "grad")
+_LASTING = ("param", *_STATES)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that could be done.
+
+    `bytes` are those of a step that are not allocated, or not kept, if it is done. `peak_bytes`
+    is by how much the step's peak sinks if it alone is done; None where that was not worked out.
+    """
+
+    kind: str  # of KINDS
+    bytes: int
+    peak_bytes: int | None
+    line: str  # file:line
+    what: str
+    fix: str
+    modules: tuple[str, ...] = ()  # what `apply` changes: modules, or buffers that become one
+    safe: bool = False  # `apply` does it
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything found. Sizes in bytes as asked for."""
+
+    findings: list[Finding]
+    refused: list[Refused]  # modules with `inplace` that must stay as they are
+    peak_bytes: int  # of a step
+    peak_in_place: int  # with all ops in place that may be
+    constants: dict[str, str]  # buffers and fixed parameters that no step writes, and their lines
+    remarks: list[str]
+    unsure: str  # the one of the remarks that real values make needless
+
+
+def advise(make: Callable[[], object]) -> Report:
+    """Run steps of a program on fake tensors and look at what could be saved.
+
+    Args:
+        make: returns the program, see `entry.program`; nothing of it takes memory.
+
+    Raises:
+        PlanError: the program cannot be run without data; says where.
+    """
+    watcher = Watcher()
+    with _followed():
+        tracer.trace(make, STEPS, watcher)
+    return report(watcher.watched)
+
+
+def advise_script(path: Path, arguments: list[str]) -> Report:
+    """The same of a script, see `script.trace`.
+
+    Raises:
+        ConfigError: there is no such script.
+        PlanError: it ends before `STEPS` steps of its optimizer, or fails; says where.
+    """
+    watcher = Watcher()
+    with _followed():
+        script.trace(path, arguments, STEPS, watcher)
+    return report(watcher.watched)
+
+
+@contextmanager
+def _followed() -> Iterator[None]:
+    """Say why a program that has a plan may not be advised on."""
+    try:
+        yield
+    except PlanError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        raise PlanError(
+            f"{error} (advising follows what autograd saves by such hooks; use torch.autograd in "
+            "the step that is advised on)"
+        ) from error
+
+
+def report(watched: Watched) -> Report:
+    """The findings by kind, of each kind those that gain most first."""
+    recording = watched.recording
+    found = inplace.find(watched)
+    peak = inplace.peak(recording)
+    findings = [
+        *(_of_site(site, found.refused, recording, peak) for site in found.sites),
+        *_duplicates(watched),
+        *_held(watched),
+        *_unused(watched),
+        *_without_gradient(watched),
+    ]
+    remarks = list(recording.remarks)
+    if not watched.gradients and any(held.trainable for held in watched.held.values()):
+        remarks.append("no parameter's .grad was written: unused parameters were not looked for")
+    constants = _constants(watched)
+    unsure = _unsure(watched, constants)
+    remarks += [unsure] if unsure else []
+    together = inplace.peak(recording, [pair for site in found.sites for pair in site.pairs])
+    return Report(
+        findings=ordered(findings),
+        refused=found.refused,
+        peak_bytes=peak,
+        peak_in_place=together,
+        constants=constants,
+        remarks=remarks,
+        unsure=unsure,
+    )
+
+
+def ordered(findings: list[Finding]) -> list[Finding]:
+    """By kind; of each kind those that gain most first."""
+
+    def place(finding: Finding) -> tuple[int, int, int, str]:
+        gain = finding.bytes if finding.peak_bytes is None else finding.peak_bytes
+        return (KINDS.index(finding.kind), -gain, -finding.bytes, finding.line)
+
+    return sorted(findings, key=place)
+
+
+def _constants(watched: Watched) -> dict[str, str]:
+    recording = watched.recording
+    written = _blocks(recording, 0, last_step(recording)[1], writes=True)
+    return {
+        path: watched.lines[held.block]
+        for path, held in watched.held.items()
+        if not held.trainable and held.block not in written and held.bytes >= _LEAST
+    }
+
+
+def _unsure(watched: Watched, constants: Iterable[str]) -> str:
+    """Whether constants might be equal to another one, without that being known."""
+    values: dict[str, set[int]] = defaultdict(set)
+    for path in constants:
+        values[watched.held[path].kind].add(watched.values.of(watched.held[path].block))
+    alike = sum(len(numbers) for numbers in values.values() if len(numbers) > 1)
+    if not alike:
+        return ""
+    return (
+        f"{alike} buffers or fixed parameters have the shape of another one; whether their values "
+        "are equal cannot be told without data (--values compares them)"
+    )
+
+
+def _of_site(site: Site, refused: list[Refused], recording: Recording, peak: int) -> Finding:
+    size = sum(recording.blocks[source].bytes for source, _ in site.pairs)
+    what = f"{site.op} may write over its input"
+    if site.switch:
+        fix = f"inplace=True in {site.module_type} {site.module}"
+        if site.built:
+            fix += f", made at {site.built}"
+        others = [stays.module for stays in refused if stays.built == site.built != ""]
+        if others:
+            fix += f" (not in {', '.join(others)}, made there too)"
+    elif site.module:
+        fix = f"torch.{site.op}_(x) in place of {site.module_type} {site.module}"
+    else:
+        fix = site.write or f"{site.op}_()"
+        if site.position == 1:
+            fix += " of the second operand with the first one"
+    return Finding(
+        kind="in_place",
+        bytes=size,
+        peak_bytes=peak - inplace.peak(recording, site.pairs),
+        line=site.line,
+        what=what,
+        fix=fix,
+        modules=(site.module,) if site.switch else (),
+        safe=site.switch,
+    )
+
+
+def _duplicates(watched: Watched) -> Iterator[Finding]:
+    recording = watched.recording
+    begin, end = last_step(recording)
+    life = _lives(recording)
+    written = _blocks(recording, begin, end, writes=True)
+    paths: dict[int, list[str]] = defaultdict(list)
+    for path, held in watched.held.items():
+        paths[held.block].append(path)
+    trainable = {held.block for held in watched.held.values() if held.trainable}
+    groups: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for block, (born, died) in life.items():
+        known = recording.blocks[block]
+        lasts = born < begin
+        if died <= begin or known.bytes < _LEAST or known.on_host or block in watched.of_backward:
+            continue
+        if known.tag in _STATES or block in trainable or (lasts and block in written):
+            continue
+        since = max(watched.values.since.get(block, born), born)
+        groups[watched.values.of(block)].append((max(since, begin), min(died, end), block))
+    for group in groups.values():
+        blocks = _most_at_once(group)
+        if len(blocks) > 1:
+            yield _duplicate(watched, blocks, [p for b in blocks for p in paths.get(b, ())])
+
+
+def _duplicate(watched: Watched, blocks: list[int], paths: list[str]) -> Finding:
+    recording = watched.recording
+    sizes = [recording.blocks[block].bytes for block in blocks]
+    buffers = [path for path in paths if watched.held[path].buffer]
+    lines = list(dict.fromkeys(watched.lines[block] for block in blocks))
+    what = f"{len(blocks)} tensors of equal values"
+    if paths:
+        what += f": {_some(paths)}"
+    elif len(lines) > 1:
+        what += f", also made at {_some(lines[1:])}"
+    of_buffers = len({watched.held[path].block for path in buffers}) == len(blocks)
+    return Finding(
+        kind="duplicate",
+        bytes=sum(sizes) - max(sizes),
+        peak_bytes=None,
+        line=lines[0],
+        what=what,
+        fix="make it once and let all of them use it",
+        modules=tuple(buffers) if of_buffers else (),
+        safe=of_buffers,
+    )
+
+
+def _most_at_once(group: list[tuple[int, int, int]]) -> list[int]:
+    """The blocks of the moment when most bytes of them are alive; all have the same value."""
+    best: list[int] = []
+    for moment, _, _ in group:
+        alive = [block for begin, end, block in group if begin <= moment < end]
+        best = max(best, alive, key=len)
+    return best
+
+
+def _held(watched: Watched) -> Iterator[Finding]:
+    recording = watched.recording
+    ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
+    life = _lives(recording)
+    lasting = {held.block for held in watched.held.values()}
+    growth: list[dict[str, list[int]]] = []
+    for step in (1, 2):  # the first may make what all others use
+        by_line: dict[str, list[int]] = defaultdict(list)
+        for block, (born, died) in life.items():
+            known = recording.blocks[block]
+            grows = ends[step - 1] < born < ends[step] and died > ends[step + 1]
+            if grows and known.tag not in _LASTING and block not in lasting:
+                by_line[watched.lines[block]].append(known.bytes)
+        growth.append(by_line)
+    for line in growth[0].keys() & growth[1].keys():
+        sizes = growth[1][line]
+        count = f"{len(sizes)} tensors" if len(sizes) > 1 else "a tensor"
+        yield Finding(
+            kind="held",
+            bytes=sum(sizes),
+            peak_bytes=None,
+            line=line,
+            what=f"{count} of each step, made here, still alive at the end of the next step",
+            fix="keep .item() or .detach().cpu() of it, or let go of it before the step ends",
+        )
+
+
+def _unused(watched: Watched) -> Iterator[Finding]:
+    recording = watched.recording
+    end = last_step(recording)[1]
+    read = _blocks(recording, 0, end, writes=False) | watched.asked
+    paths = {held.block: path for path, held in watched.held.items()}
+    begin = last_step(recording)[0]
+    for block, (born, died) in _lives(recording).items():
+        known = recording.blocks[block]
+        if block in read or died <= begin or not known.bytes or block in watched.of_backward:
+            continue
+        path = paths.get(block)
+        if path is not None and watched.held[path].buffer:
+            what = f"buffer {path} is never read"
+        elif path is None and known.tag == "input" and born < end:
+            what = "an input of the step that no op reads"
+        else:
+            continue
+        yield Finding(
+            kind="unused",
+            bytes=known.bytes,
+            peak_bytes=None,
+            line=watched.lines[block],
+            what=what,
+            fix="do not make it, or do not bring it to the device",
+        )
+
+
+def _without_gradient(watched: Watched) -> Iterator[Finding]:
+    if not watched.gradients:
+        return
+    recording = watched.recording
+    read = _blocks(recording, 0, last_step(recording)[1], writes=False)
+    reached = {watched.held[path].block for path in watched.gradients if path in watched.held}
+    seen = set(reached)
+    by_module: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    for path, held in watched.held.items():
+        if held.trainable and held.block not in seen:
+            seen.add(held.block)
+            by_module[path.rpartition(".")[0], held.block in read].append(path)
+    for (_, used), names in by_module.items():
+        one = len(names) == 1
+        verb = ("is" if one else "are"), ("gets" if one else "get")
+        yield Finding(
+            kind="no_gradient",
+            bytes=sum(watched.held[name].bytes for name in names),
+            peak_bytes=None,
+            line=watched.lines[watched.held[names[0]].block],
+            what=f"{'parameter' if one else 'parameters'} {_some(names)} {verb[0]} "
+            + (f"read, yet never {verb[1]} a gradient" if used else "never read"),
+            fix="requires_grad_(False) if it is meant to be fixed, else leave it out",
+        )
+
+
+def _lives(recording: Recording) -> dict[int, tuple[int, int]]:
+    """From which note up to which each block is alive."""
+    lives: dict[int, tuple[int, int]] = {}
+    for index, note in enumerate(recording.notes):
+        if isinstance(note, Born):
+            lives[note.block] = (index, len(recording.notes))
+        elif isinstance(note, Died) and note.block in lives:
+            lives[note.block] = (lives[note.block][0], index)
+    return lives
+
+
+def _blocks(recording: Recording, begin: int, end: int, writes: bool) -> set[int]:
+    works = (note for note in recording.notes[begin:end] if isinstance(note, Work))
+    return {block for work in works for block in (work.writes if writes else work.reads)}
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
