@@ -13,7 +13,8 @@ SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -nam
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-cuda lint bench bench-policies bench-recompute options-doc install clean
+.PHONY: demo test test-cuda lint bench bench-policies bench-recompute bench-sharing options-doc \
+	install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -70,6 +71,9 @@ bench-policies: $(INSTALLED)
 
 bench-recompute: $(INSTALLED)
 	$(BIN)/python bench/recompute.py $(BENCH_ARGS)
+
+bench-sharing: $(INSTALLED)
+	$(BIN)/python bench/sharing.py $(BENCH_ARGS)
 
 options-doc: $(INSTALLED)
 	$(BIN)/python tools/generate_options_doc.py

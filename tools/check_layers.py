@@ -67,7 +67,9 @@ PY_FLOORS: dict[str, set[str]] = {
     "trial": {"native", "_core"},
     "recompute": _CONFIG
     | {"plan", "trace", "devices", "autoplan", "startup", "lazily:native", "lazily:runtime"},
-    "autoplan": _CONFIG | {"trace", "trial", "policies", "devices", "native", "_core"},
+    "autolayout": _LOW | {"native", "trace", "lazily:plan"},
+    "autoplan": _CONFIG
+    | {"autolayout", "trace", "trial", "policies", "devices", "native", "_core"},
     "integrations": _LOW
     | {"config", "native", "lazily:native", "_core", "torch_build", "torch_program"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import config, devices
+from .autolayout import Layouts
 from .config import Settings
 from .errors import TraceError
 from .native import core
@@ -47,12 +48,18 @@ class Planner:
     Args:
         device, budget: asked before a plan; what device it is may not be known before its use.
         budget: in bytes.
+        layouts: gets the steps that were planned.
     """
 
     def __init__(
-        self, policy: Policy, device: Callable[[], DeviceProfile], budget: Callable[[], int]
+        self,
+        policy: Policy,
+        device: Callable[[], DeviceProfile],
+        budget: Callable[[], int],
+        layouts: Layouts,
     ) -> None:
         self._policy, self._device, self._budget = policy, device, budget
+        self._layouts = layouts
         self._builder: StepBuilder | None = None  # while steps are recorded
         self._addresses: dict[int, int] = {}
         self._steps = self._tries = self._settled = self._tried_at = 0
@@ -81,6 +88,7 @@ class Planner:
         self._off = True
         self._record(False)
         core.clear_plans()
+        self._layouts.stop()
 
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
@@ -94,6 +102,7 @@ class Planner:
         recorded = self._take()
         cost = self._meter.read() if recorded else None  # taking it waited for the device
         status = core.plan_status()
+        self._layouts.step_ended(status["complete"])
         if status["complete"]:
             self._judge(status["complete"], cost)
             self._tries = 0
@@ -200,6 +209,7 @@ class Planner:
             self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
             trace.n_ops, len(plan.evict) + len(plan.cold) + len(plan.fetch),
         )  # fmt: skip
+        self._layouts.planned(number, trace, self._budget())
         return number
 
 
@@ -246,7 +256,7 @@ def start(settings: Settings) -> Driver | None:
     planner = None
     if core.current_options().policy == "planned":
         policy = registry.make(settings.policy)
-        planner = Planner(policy, device, _budget)
+        planner = Planner(policy, device, _budget, Layouts(settings.layout))
         if (victims := getattr(policy, "victims", None)) is not None:
             from .policies.advisor import advisor
 

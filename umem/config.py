@@ -37,6 +37,7 @@ class Settings:
     recompute: str
     torch_ext_cache: Path
     trace: Path | None  # None: off
+    layout: str
     summary: bool = field(compare=False)
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)

@@ -32,6 +32,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
 _RECOMPUTE = ("off", "umem", "recompute", "hybrid", "capuchin", "speed", "memory", "cost",
               "per_block")  # fmt: skip
+_LAYOUTS = ("auto", "on", "off")
 _ALLOCATORS = ("auto", "subclass", "pluggable", "pool")
 
 OPTIONS = (
@@ -120,6 +121,12 @@ OPTIONS = (
         "off, FILE.jsonl or FILE.jsonl.gz",
         "Where to write the trace of the whole program: what it allocates, reads, writes and "
         "frees, and how long its ops take (docs/trace_format.md).",
+    ),
+    Option(
+        "layout", "UMEM_LAYOUT", "choice", values.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),
+        "Whether large blocks whose lives do not overlap share addresses, as planned from a "
+        "recorded step (docs/sharing.md): `auto` where the step fits the budget. For policies that "
+        "plan, on the first device.",
     ),
     Option(
         "summary", "UMEM_SUMMARY", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,

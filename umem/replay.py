@@ -197,25 +197,38 @@ def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
     """
     if step.peak_bytes > _ADDRESSED:
         return -(-step.peak_bytes // PAGE_BYTES) * PAGE_BYTES + step.small_bytes
-    columns = _columns(step)
     low, high = step.peak_bytes // PAGE_BYTES - 1, 2 * (step.peak_bytes // PAGE_BYTES + FLOOR_PAGES)
     low = max(low, FLOOR_PAGES - 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _moves(columns, device, middle) else (low, middle)
+        low, high = (middle, high) if _moves(step, device, middle) else (low, middle)
     return high * PAGE_BYTES
 
 
-def _moves(columns: dict[str, Any], device: DeviceProfile, pages: int) -> bool:
-    from .native import core
-
-    replay = core.Replay(_options("lru", device, pages * PAGE_BYTES, 0))
+def _moves(step: StepTrace, device: DeviceProfile, pages: int) -> bool:
+    replay = open_step(step, "lru", device, pages * PAGE_BYTES)
     try:
-        replay.set_step(columns)
         figures = _until_steady(replay, REPEATS)
     finally:
         replay.close()
     return bool(figures["bytes_in"] or figures["bytes_out"])
+
+
+def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) -> _core.Replay:
+    """The native replay of a step, to be run step by step under a native policy, and closed.
+
+    Raises:
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    from .native import core
+
+    replay = core.Replay(_options(policy, device, budget, host_budget=0))
+    try:
+        replay.set_step(_columns(step))
+    except BaseException:
+        replay.close()
+        raise
+    return replay
 
 
 def _replay(

@@ -102,6 +102,7 @@ def enable(
     torch_ext_cache: str | Path | None = None,
     trace: str | Path | None = None,
     summary: bool | None = None,
+    layout: str | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
@@ -128,6 +129,7 @@ def enable(
             "torch_ext_cache": torch_ext_cache,
             "trace": trace,
             "summary": summary,
+            "layout": layout,
         }
     )
     global _session

@@ -6,13 +6,16 @@ import functools
 import hashlib
 from pathlib import Path
 
+import numpy as np
+
 from policies.workloads import WORKLOADS
 from umem import devices
 from umem.devices import DeviceProfile
 from umem.plan import roofline, tracer
 from umem.plan.recording import Recording
-from umem.trace.schema import Header
-from umem.trace.step import StepTrace
+from umem.trace.reader import read
+from umem.trace.schema import Alloc, Header
+from umem.trace.step import Ints, StepTrace
 from umem.trace.steps import read_step
 from umem.trace.writer import Writer
 
@@ -36,11 +39,19 @@ class Traces:
 
     def on(self, device: str) -> tuple[DeviceProfile, StepTrace]:
         """The step with the durations that the roofline of this device gives."""
-        profile = devices.find(device)
+        return devices.find(device), read_step(self._path(device))
+
+    def asked(self, device: str) -> Ints:
+        """The bytes that each tensor of the step asked for, before they are rounded up."""
+        path = self._path(device)
+        asked = {event.id: event.bytes for event in read(path)[1] if isinstance(event, Alloc)}
+        return np.array([asked[source] for source in read_step(path).source.tolist()], np.int64)
+
+    def _path(self, device: str) -> Path:
         path = self.folder / f"{self.workload}_{device}_{_version()}.jsonl.gz"
         if not path.is_file():
-            self._write(profile, path)
-        return profile, read_step(path)
+            self._write(devices.find(device), path)
+        return path
 
     def _write(self, profile: DeviceProfile, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

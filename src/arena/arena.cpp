@@ -119,18 +119,26 @@ void Arena::tell(EventKind kind, std::uintptr_t address, std::size_t bytes,
              reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
 }
 
+Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
+  RangeId& top = pools_[pool]->large[bytes];
+  const RangeId id = top;
+  if (id == kNoRange) return new_range(bytes, Slot::Kind::kLarge, pool);
+  top = slots_[id].next_cached;
+  slots_[id].next_cached = kNoRange;
+  return id;
+}
+
 Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) {
-  const std::size_t wanted = range_bytes(bytes);
-  RangeId& top = pools_[pool]->large[wanted];
-  RangeId id = top;
-  if (id != kNoRange) {
-    top = slots_[id].next_cached;
-    slots_[id].next_cached = kNoRange;
-  } else {
-    Result<RangeId> made = new_range(wanted, Slot::Kind::kLarge, pool);
-    if (!made.ok()) return made.take_status();
-    id = made.value();
+  RangeId id = kNoRange;
+  // What a graph's capture allocates stays for its replays.
+  if (layout_ && !(place_.captures && *place_.captures > 0))
+    id = layout_->take(align_up(bytes, kPageBytes), pools_[pool]->stream);
+  if (id == kNoRange) {
+    Result<RangeId> ordinary = cached_or_new(range_bytes(bytes), pool);
+    if (!ordinary.ok()) return ordinary.take_status();
+    id = ordinary.value();
   }
+  slots_[id].pool = pool;
   slots_[id].bytes = align_up(bytes, kPageBytes);
   slots_[id].requested = bytes;
   return Allocation{reinterpret_cast<void*>(ranges_[id].base), id, slots_[id].bytes, true, false};
@@ -160,7 +168,8 @@ std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
   if (range == kNoRange || range >= slots_.size()) return 0;
   const Slot& slot = slots_[range];
   const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base;
-  if (slot.kind == Slot::Kind::kLarge) return offset == 0 && slot.live > 0 ? slot.bytes : 0;
+  if (slot.kind == Slot::Kind::kLarge || slot.kind == Slot::Kind::kView)
+    return offset == 0 && slot.live > 0 ? slot.bytes : 0;
   if (slot.kind != Slot::Kind::kSegment || offset % kUnit != 0) return 0;
   if (!pending_.empty() && pending_.count(const_cast<void*>(ptr))) return 0;
   return pools_[slot.pool]->small.units_at(range, unit_of(ptr, range)) * kUnit;
@@ -173,7 +182,7 @@ Result<Freed> Arena::free(void* ptr) {
     return Status(Code::kInvalidArgument, "the pointer is not the start of a live block");
   Slot& slot = slots_[range];
   --slot.live;
-  const bool large = slot.kind == Slot::Kind::kLarge;
+  const bool large = slot.kind != Slot::Kind::kSegment;
   const std::size_t requested =
       large ? slot.requested : pools_[slot.pool]->small.requested_at(range, unit_of(ptr, range));
   book(tallies_.allocations, share_of(large), -1);
@@ -200,7 +209,7 @@ Result<Freed> Arena::free(void* ptr) {
 void Arena::reclaim(void* ptr, RangeId range) {
   Slot& slot = slots_[range];
   Pool& pool = *pools_[slot.pool];
-  const bool large = slot.kind == Slot::Kind::kLarge;
+  const bool large = slot.kind != Slot::Kind::kSegment;
   const std::uint32_t offset = unit_of(ptr, range);
   const std::size_t bytes = large ? slot.bytes : pool.small.units_at(range, offset) * kUnit;
   const bool emptied = slot.live == 0 && slot.pending == 0;
@@ -208,6 +217,11 @@ void Arena::reclaim(void* ptr, RangeId range) {
   book(tallies_.active, share_of(large), -1);
   book(tallies_.active_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
   tell(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  if (slot.kind == Slot::Kind::kView) {
+    cached_bytes_ += bytes;
+    layout_->give_back(range);
+    return;
+  }
   if (large) {
     RangeId& top = pool.large[ranges_[range].bytes];
     slot.next_cached = top;
@@ -324,7 +338,8 @@ Status Arena::destroy(RangeId range) {
 Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving) {
   std::vector<RangeId> empty;
   for (RangeId id = 1; id < slots_.size(); ++id)
-    if (slots_[id].kind != Slot::Kind::kNone && slots_[id].live == 0 && slots_[id].pending == 0)
+    if ((slots_[id].kind == Slot::Kind::kLarge || slots_[id].kind == Slot::Kind::kSegment) &&
+        slots_[id].live == 0 && slots_[id].pending == 0)
       empty.push_back(id);
   std::sort(empty.begin(), empty.end(),
             [&](RangeId a, RangeId b) { return slots_[a].emptied < slots_[b].emptied; });
@@ -348,37 +363,6 @@ Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& l
     }
   }
   return {};
-}
-
-std::vector<SegmentRow> Arena::describe() const {
-  std::vector<SegmentRow> rows;
-  for (RangeId id = 1; id < slots_.size(); ++id) {
-    const Slot& slot = slots_[id];
-    if (slot.kind == Slot::Kind::kNone) continue;
-    const bool large = slot.kind == Slot::Kind::kLarge;
-    const backing::Range& range = ranges_[id];
-    SegmentRow row{range.base,
-                   range.bytes,
-                   reinterpret_cast<std::uintptr_t>(pools_[slot.pool]->stream),
-                   large,
-                   {}};
-    if (!large) {
-      pools_[slot.pool]->small.describe(id, range.base, row.blocks);
-    } else {
-      const bool active = slot.live + slot.pending > 0;
-      const std::size_t used = active ? slot.bytes : 0;
-      if (active) row.blocks.push_back({range.base, used, slot.requested, true, true});
-      if (used < range.bytes)
-        row.blocks.push_back({range.base + used, range.bytes - used, 0, false, false});
-    }
-    for (BlockRow& block : row.blocks)
-      if (block.active && pending_.count(reinterpret_cast<void*>(block.address)))
-        block.allocated = false;
-    rows.push_back(std::move(row));
-  }
-  std::sort(rows.begin(), rows.end(),
-            [](const SegmentRow& a, const SegmentRow& b) { return a.base < b.base; });
-  return rows;
 }
 
 }  // namespace umem::arena

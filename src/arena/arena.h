@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "arena/layout.h"
 #include "arena/segment_pool.h"
 #include "arena/tallies.h"
 #include "backing/range_table.h"
@@ -71,6 +72,20 @@ class Arena {
   Status wait_for_pending();
   bool any_pending() const { return !pending_.empty(); }
 
+  // From now on large blocks lie where the layout says, as long as the program's steps go by it.
+  // kBadState while blocks of an earlier layout are alive: it serves no more, so that a later try
+  // finds it idle.
+  Status install_layout(const std::vector<LayoutEntry>& entries, std::size_t bytes);
+  // Gives an idle layout's range back to the driver.
+  Status remove_layout();
+  const Layout* layout() const { return layout_.get(); }  // null: there is none
+  void retire_layout() {
+    if (layout_) layout_->retire();
+  }
+  void step_ended() {
+    if (layout_) layout_->step_ended();
+  }
+
   Footprint footprint() const {
     return {static_cast<std::size_t>(tallies_.allocated_bytes[kAll].current), cached_bytes_,
             static_cast<std::size_t>(tallies_.allocations[kAll].current)};
@@ -83,7 +98,8 @@ class Arena {
 
  private:
   struct Slot {  // what the arena knows of a range
-    enum class Kind : unsigned char { kNone, kLarge, kSegment } kind = Kind::kNone;
+    // A view is of the layout's range.
+    enum class Kind : unsigned char { kNone, kLarge, kSegment, kView } kind = Kind::kNone;
     std::uint32_t pool = 0;
     std::uint32_t live = 0, pending = 0;   // blocks
     std::size_t bytes = 0, requested = 0;  // of the live or pending large block
@@ -107,6 +123,7 @@ class Arena {
   void book_inactive(const Allocation& block, bool taken);
   void tell(EventKind kind, std::uintptr_t address, std::size_t bytes, std::uint32_t pool) const;
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
+  Result<RangeId> cached_or_new(std::size_t bytes, std::uint32_t pool);
   Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool);
   std::uint32_t unit_of(const void* ptr, RangeId range) const;    // of the segment
   std::size_t block_bytes(const void* ptr, RangeId range) const;  // 0: no live block starts there
@@ -115,6 +132,8 @@ class Arena {
   Status finished(Pending& pending, bool& done);
   Status destroy(RangeId range);
   void unlink_cached(RangeId range);
+  SegmentRow describe_layout() const;
+  void book_layout(const LayoutStatus& layout, std::int64_t sign);
 
   const driver::Table& table_;
   backing::RangeTable& ranges_;
@@ -124,6 +143,7 @@ class Arena {
   std::unordered_map<void*, std::vector<cu::CUstream>> recorded_;
   std::unordered_map<void*, Pending> pending_;  // freed, and still in use on other streams
   std::vector<cu::CUevent> spare_events_;
+  std::unique_ptr<Layout> layout_;
   Tallies tallies_;
   std::size_t cached_bytes_ = 0;
   std::uint32_t empty_segments_ = 0;

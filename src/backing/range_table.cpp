@@ -33,7 +33,46 @@ std::size_t RangeTable::piece_bytes(RangeId id, std::size_t bytes) const {
   return last ? bytes - offset : std::min(bytes, ranges_[id + 1].base - head.base) - offset;
 }
 
-Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place) {
+// Ids for the bytes, cut into pieces; the head's are those of all.
+RangeId RangeTable::name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece,
+                                int device) {
+  const auto pieces = static_cast<std::uint32_t>((bytes + piece - 1) / piece);
+  const RangeId head = take_ids(pieces);
+  for (std::uint32_t i = 0; i < pieces; ++i) {
+    const std::size_t offset = i * piece;
+    ranges_[head + i] = {base + offset, std::min(piece, bytes - offset), 0, device, head, 0};
+  }
+  ranges_[head].bytes = bytes;
+  ranges_[head].pieces = pieces;
+  return head;
+}
+
+RangeId RangeTable::add_view(RangeId range, std::size_t offset, std::size_t bytes) {
+  return name_pieces(ranges_[range].base + offset, bytes, piece_, ranges_[range].device);
+}
+
+void RangeTable::remove_view(RangeId view) {
+  const std::uint32_t pieces = ranges_[view].pieces;
+  for (std::uint32_t i = 0; i < pieces; ++i) ranges_[view + i] = {};
+  free_ids_[pieces].push_back(view);
+}
+
+void RangeTable::show_view(RangeId view) {
+  const std::size_t bytes = ranges_[view].bytes;
+  each_piece(view, [&](RangeId piece) {
+    map_.set(ranges_[piece].base, piece_bytes(piece, bytes), piece);
+  });
+}
+
+bool RangeTable::unseen(RangeId view, RangeId range) const {
+  const Range& at = ranges_[view];
+  for (std::size_t offset = 0; offset < at.bytes; offset += kPageBytes)
+    if (map_.find(at.base + offset) != range) return false;
+  return true;
+}
+
+Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place,
+                                   std::size_t piece) {
   if (bytes == 0) return Status(Code::kInvalidArgument, "a range of 0 bytes was asked for");
   if (!map_.ok()) return Status(Code::kOutOfHostMemory, "no address space for the page map");
   bytes = align_up(bytes, kPageBytes);
@@ -54,17 +93,10 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
     UMEM_RETURN_IF_ERROR(check(table_.cuMemFree(raw), Entry::cuMemFree));
     return Status(Code::kNotSupported, "the driver returned an address beyond 47 bits");
   }
-  const std::size_t piece = managed_ ? piece_ : bytes;
-  const auto pieces = static_cast<std::uint32_t>((bytes + piece - 1) / piece);
-  const RangeId head = take_ids(pieces);
-  for (std::uint32_t i = 0; i < pieces; ++i) {
-    const std::size_t offset = i * piece, size = std::min(piece, bytes - offset);
-    ranges_[head + i] = {base + offset, size, 0, place.device, head, 0};
-    map_.set(base + offset, size, head + i);
-  }
-  ranges_[head].bytes = bytes;
+  if (piece == 0) piece = piece_;
+  const RangeId head = name_pieces(base, bytes, managed_ ? piece : bytes, place.device);
   ranges_[head].raw = static_cast<std::uintptr_t>(raw);
-  ranges_[head].pieces = pieces;
+  show_view(head);
   total_bytes_ += bytes;
   return head;
 }

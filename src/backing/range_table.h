@@ -42,8 +42,20 @@ class RangeTable {
   // Managed ranges made from now on are cut into pieces of so many bytes, a multiple of 2 MiB.
   void set_piece(std::size_t bytes) { piece_ = bytes; }
   // `bytes` is rounded up to 2 MiB. kOutOfDeviceMemory beyond the limit; else the driver's reason.
-  Result<RangeId> create(std::size_t bytes, const driver::Place& place);
+  // `piece`: as set_piece, for this one; 0: what was set.
+  Result<RangeId> create(std::size_t bytes, const driver::Place& place, std::size_t piece = 0);
   Status destroy(RangeId id, const driver::Place& place);
+
+  // A view: further ids, a head and its pieces, for a part of the range, in whole pages. Addresses
+  // lead to the range but where a view is shown; shown ones do not overlap.
+  RangeId add_view(RangeId range, std::size_t offset, std::size_t bytes);
+  void remove_view(RangeId view);  // that is not shown
+  void show_view(RangeId view);
+  void hide_view(RangeId view, RangeId range) {
+    map_.set(ranges_[view].base, ranges_[view].bytes, range);
+  }
+  // No view is shown anywhere in its pages.
+  bool unseen(RangeId view, RangeId range) const;
 
   // The piece that holds the address.
   RangeId find(const void* ptr) const { return map_.find(reinterpret_cast<std::uintptr_t>(ptr)); }
@@ -68,6 +80,7 @@ class RangeTable {
  private:
   Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
   RangeId take_ids(std::uint32_t count);
+  RangeId name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece, int device);
 
   const driver::Table& table_;
   PageMap map_;

@@ -14,6 +14,7 @@ void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_advisor(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
+void bind_layout(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 

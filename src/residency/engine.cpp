@@ -126,6 +126,7 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
 
 Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                            cu::CUstream stream) {
+  if (shared_.holds(ranges_[id].base)) return admit_shared(id, bytes, tag, family, stream);
   const bool dead = ledger_.has(id) && ledger_.at(id).state == State::kDead;
   if (dead && ledger_.at(id).bytes == bytes) {
     // Waited for already, but where the wait had failed: a discard may still be under way.
@@ -142,9 +143,17 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
   }
   ledger_.add(id, bytes, segment, tag, family);
   ledger_.set_stream(id, stream);
-  if (captured) return {};
-  if (!active() || bytes > limits_.budget_bytes || !make_room(bytes))
-    return local_.make_wait(stream, last_discard_);  // faults will bring what fits
+  return captured ? Status() : settle(id, false, stream);
+}
+
+// Room for a new block's unit, and its pages on the device.
+Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
+  const std::size_t bytes = ledger_.at(id).bytes;
+  if (!active() || bytes > limits_.budget_bytes || !make_room(bytes)) {
+    one_.assign(1, id);  // faults will bring what fits, beside what is accounted for
+    if (had_frames) UMEM_RETURN_IF_ERROR(discard(one_));
+    return local_.make_wait(stream, last_discard_);
+  }
   ledger_.set_state(id, State::kDevice);
   if (Status status = populate(id); !status.ok()) {
     ledger_.set_state(id, State::kVoid);
@@ -176,6 +185,7 @@ void Engine::retire_piece(RangeId id) {
   if (state == State::kDead || state == State::kGone) return;
   policy_->retired(id);
   if (ledger_.at(id).read_mostly) note(read_mostly(id, false));  // the next owner may write
+  if (shared_.holds(ranges_[id].base)) return retire_shared(id);
   if (state == State::kDevice) {
     ledger_.set_state(id, State::kDead);
     return;
@@ -316,7 +326,7 @@ void Engine::set_policy(std::unique_ptr<Policy> policy) {
       ledger_.set_state(ledger_.oldest_resident(), State::kVoid);
     while (ledger_.oldest_dead() != kNoRange)
       ledger_.set_state(ledger_.oldest_dead(), State::kGone);
-    return;
+    return lose_track_of_shared(false);
   }
   // And the other way round: what the driver left anywhere is brought to known places.
   dropped_.clear();
@@ -328,6 +338,7 @@ void Engine::set_policy(std::unique_ptr<Policy> policy) {
     moved_.push_back(id);
   }
   if (!dropped_.empty()) note(discard(dropped_));
+  lose_track_of_shared(true);
   if (!moved_.empty()) note(send_back(moved_));
 }
 

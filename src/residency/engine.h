@@ -21,6 +21,7 @@
 #include "residency/lane.h"
 #include "residency/ledger.h"
 #include "residency/policy.h"
+#include "residency/shared_pages.h"
 #include "residency/streams.h"
 
 namespace umem::residency {
@@ -65,6 +66,10 @@ class Engine {
   void retire(RangeId id);
   // The range goes back to the driver.
   void forget(RangeId id);
+  // Blocks of the range take its pages in turn from here on: what a retired one had on the device
+  // is there for the next. Before the range goes, with no block in it: close.
+  void open_shared(std::uintptr_t base, std::size_t bytes);
+  void close_shared();
   // An op is using some of the range.
   bool in_use(RangeId id) const;
 
@@ -129,6 +134,12 @@ class Engine {
   void retire_piece(RangeId id);
   Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                      cu::CUstream stream);
+  Status settle(RangeId id, bool had_frames, cu::CUstream stream);
+  Status admit_shared(RangeId id, std::size_t bytes, Tag tag, Family family, cu::CUstream stream);
+  void retire_shared(RangeId id);
+  void drop_shared(std::size_t bytes);
+  Status discard_spans(const std::vector<backing::Span>& spans);
+  void lose_track_of_shared(bool drop);
   bool make_room(std::size_t bytes);
   void discard_dead(std::size_t bytes);
   void evict_ahead();
@@ -164,6 +175,7 @@ class Engine {
   Limits limits_;
   std::unique_ptr<Policy> policy_;
   Ledger ledger_;
+  SharedPages shared_;
   Counters counters_;
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;

@@ -82,6 +82,25 @@ class Ledger {
     Unit& unit = units_[id];
     if (unit.pins > 0 && --unit.pins == 0) pinned_ -= unit.bytes;
   }
+  // Shared pages between two lives count as dead or dropped units do, and hold host memory.
+  void add_idle_dead(std::size_t bytes) {
+    resident_ += bytes;
+    dead_ += bytes;
+  }
+  void drop_idle(std::size_t bytes) {
+    resident_ -= bytes;
+    dead_ -= bytes;
+    dropped_ += bytes;
+  }
+  void forget_idle(std::size_t dead, std::size_t dropped, std::size_t host) {
+    resident_ -= dead;
+    dead_ -= dead;
+    dropped_ -= dropped;
+    host_ -= host;
+  }
+  // Host memory that stays counted while it belongs to no unit.
+  void give_host(RangeId id) { units_[id].host_bytes = 0; }
+  void take_host(RangeId id, std::size_t bytes) { units_[id].host_bytes = bytes; }
   void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
   void set_read_mostly(RangeId id, bool on, bool by_policy) {
     units_[id].read_mostly = on;

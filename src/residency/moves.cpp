@@ -82,6 +82,7 @@ void Engine::discard_dead(std::size_t bytes) {
     note(status);
   }
   for (RangeId id : dropped_) counters_.bytes_discarded += ledger_.at(id).bytes;
+  drop_shared(bytes);
   if (!local_.can_discard()) release_cached_();  // the driver has just said so
 }
 

@@ -97,12 +97,13 @@ void retire_reclaimed(Device& device) {
 Status trim_locked(Device& device, std::size_t keep_bytes) {
   // A free is no call for a time in which some stream captures a graph.
   if (device.place.captures && *device.place.captures > 0) return {};
-  return device.arena.trim(keep_bytes, [&](RangeId id) {
+  UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
     // Freed inside the op that uses it still.
     if (device.engine.in_use(id)) return false;
     device.engine.forget(id);
     return true;
-  });
+  }));
+  return keep_bytes == 0 ? drop_idle_layout(device) : Status();
 }
 
 Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUstream stream,

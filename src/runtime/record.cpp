@@ -18,14 +18,15 @@ std::vector<trace::LiveBlock> live_blocks(const State& s) {
   s.each([&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (const arena::SegmentRow& segment : device.arena.describe()) {
-      const RangeId id = s.ranges.find(reinterpret_cast<const void*>(segment.base));
-      const bool tagged = segment.large && ledger.has(id);
-      for (const arena::BlockRow& block : segment.blocks)
-        if (block.allocated)
-          found.push_back(
-              {tagged ? ledger.at(id).born : 0,
-               {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
-                tagged ? family_name(ledger.at(id).family) : ""}});
+      for (const arena::BlockRow& block : segment.blocks) {
+        if (!block.allocated) continue;
+        const RangeId id = s.ranges.find(reinterpret_cast<const void*>(block.address));
+        const bool tagged = segment.large && ledger.has(id);
+        found.push_back(
+            {tagged ? ledger.at(id).born : 0,
+             {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
+              tagged ? family_name(ledger.at(id).family) : ""}});
+      }
     }
   });
   std::stable_sort(found.begin(), found.end(),

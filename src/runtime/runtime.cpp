@@ -344,7 +344,10 @@ void step() noexcept {
   {
     std::lock_guard guard(s.mutex);
     ++s.counts.steps;
-    s.each([](Device& device) { device.engine.step_ended(); });
+    s.each([](Device& device) {
+      device.engine.step_ended();
+      device.arena.step_ended();
+    });
     if (trace::recording()) trace::recorder().step();
     soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
   }

@@ -150,6 +150,19 @@ void expect_consistent(Arena& arena) {
   EXPECT(current(tallies.inactive_split_bytes) == split);
 }
 
+// Installs a random layout, whatever lies where, or gives an idle one back.
+void change_layout(Arena& arena, std::mt19937& random) {
+  if (arena.layout() && arena.layout()->idle()) EXPECT(arena.remove_layout().ok());
+  std::vector<arena::LayoutEntry> entries;
+  for (int i = 0; i < 12; ++i) {
+    const std::size_t offset = random() % 6 ? random() % 40 * kPageBytes : arena::kNoPlace;
+    entries.push_back({(1 + random() % 21) * kPageBytes, offset});
+  }
+  const bool had = arena.layout() != nullptr;
+  EXPECT(arena.install_layout(entries, 64 * kPageBytes).ok() == !had);
+  EXPECT(!arena.install_layout({{kPageBytes, 64 * kPageBytes}}, 64 * kPageBytes).ok());
+}
+
 void random_sequence(unsigned seed, int steps) {
   const driver::Table table = make_table();
   backing::RangeTable ranges(table);
@@ -161,6 +174,8 @@ void random_sequence(unsigned seed, int steps) {
     std::map<void*, RangeId> pending;
     Taken taken;
     for (int step = 0; step < steps; ++step) {
+      if (random() % 5 == 0) arena.step_ended();
+      if (random() % 40 == 0) change_layout(arena, random);
       const unsigned action = random() % 10;
       if (action < 5 || live.empty()) {
         const std::size_t bytes = random_bytes(random);
@@ -217,6 +232,7 @@ void random_sequence(unsigned seed, int steps) {
     g_waiting.clear();
     EXPECT(arena.poll(nullptr).ok());
     // Free neighbours were joined: every segment is one chunk again, and so can go.
+    if (arena.layout()) EXPECT(arena.remove_layout().ok());
     EXPECT(arena.trim(0, nullptr).ok());
     EXPECT(arena.footprint().cached_bytes == 0 && arena.footprint().live_bytes == 0);
   }

@@ -1,6 +1,7 @@
 // Threads that allocate, use and free blocks against one runtime, while another changes budget and
-// policy under them. Built with each sanitizer by tests/native/test_sanitizers.py. Every block
-// carries a pattern that is checked before each use and before its release.
+// policy under them, and where large blocks should lie. Built with each sanitizer by
+// tests/native/test_sanitizers.py. Every block carries a pattern that is checked before each use
+// and before its release.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "runtime/layouts.h"
 #include "runtime/runtime.h"
 
 namespace {
@@ -60,6 +62,7 @@ void work(unsigned seed, int rounds) {
     }
     for (const Block& block : live) check(block);
     runtime::op_end(&op, residency::Tag::kActivation);
+    if (random() % 4 == 0) runtime::step();  // a layout serves again
     if (live.size() > 10) {
       std::swap(live[random() % live.size()], live.back());
       check(live.back());
@@ -71,6 +74,20 @@ void work(unsigned seed, int rounds) {
     check(block);
     if (!runtime::release(block.ptr)) ++g_wrong;
   }
+}
+
+// Any layout will do: what is in the way of a block makes it go elsewhere.
+std::uint64_t change_layout(std::mt19937& random) {
+  const std::uint64_t hits = runtime::layout_status().hits;
+  if (random() % 8 == 0) runtime::clear_layout();
+  std::vector<arena::LayoutEntry> entries;
+  for (unsigned i = 0; i < 16; ++i) {
+    const std::size_t pages = 2 + random() % 3;  // as most blocks have
+    const std::size_t offset = random() % 8 ? random() % 9 * kPageBytes : arena::kNoPlace;
+    entries.push_back({pages * kPageBytes, offset});
+  }
+  const Status installed = runtime::install_layout(entries, 12 * kPageBytes);
+  return installed.ok() ? hits : 0;  // a refusal is fine: blocks of the last one are alive
 }
 
 }  // namespace
@@ -86,12 +103,15 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::atomic<bool> done{false};
+  std::uint64_t layout_hits = 0;
   std::thread changer([&] {
     const char* policies[] = {"lru", "conv_lru", "lru", "none"};
+    std::mt19937 random(7);
     for (unsigned i = 0; !done; ++i) {
       // A refusal is fine here: what runs may hold more than the new budget.
       Status changed = runtime::set_budget((32 + i % 5 * 8) * MiB, 0);
       changed = runtime::set_policy(policies[i / 4 % 4]);
+      if (i % 4 == 0) layout_hits += change_layout(random);
       if (runtime::stats().resident_bytes > 64 * MiB) ++g_wrong;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -101,11 +121,14 @@ int main(int argc, char** argv) {
   for (std::thread& worker : workers) worker.join();
   done = true;
   changer.join();
+  layout_hits += runtime::layout_status().hits;
+  if (layout_hits == 0) ++g_wrong;
   const runtime::Stats stats = runtime::stats();
   if (stats.live_bytes != 0 || stats.allocs != stats.frees) ++g_wrong;
   if (Status status = runtime::stop(); !status.ok()) ++g_wrong;
-  std::printf("%s: %d wrong, %llu evictions, %llu faults\n", g_wrong ? "FAILED" : "ok",
-              g_wrong.load(), static_cast<unsigned long long>(stats.evictions),
-              static_cast<unsigned long long>(stats.faults));
+  std::printf(
+      "%s: %d wrong, %llu evictions, %llu faults, %llu blocks placed\n", g_wrong ? "FAILED" : "ok",
+      g_wrong.load(), static_cast<unsigned long long>(stats.evictions),
+      static_cast<unsigned long long>(stats.faults), static_cast<unsigned long long>(layout_hits));
   return g_wrong ? 1 : 0;
 }

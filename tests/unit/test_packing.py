@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import pytest
@@ -12,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umem.errors import PlanError
-from umem.plan.packing import Block, Packing, best_fit, first_fit, load
+from umem.plan.packing import Block, Packer, Packing, around, best_fit, first_fit, load, lowest
 
-Packer = Callable[[Sequence[Block]], Packing]
-packers = pytest.mark.parametrize("pack", [best_fit, first_fit])
+packers = pytest.mark.parametrize("pack", [best_fit, first_fit, lowest])
 
 
 @pytest.mark.parametrize(
@@ -108,3 +106,53 @@ def test_height_is_close_to_the_load(pack: Packer, mean: float, worst: float) ->
 def test_a_block_without_bytes_or_life_is_refused(pack: Packer, block: Block) -> None:
     with pytest.raises(PlanError, match=r"block 1 .* cannot be placed"):
         pack([Block(1, 0, 1), block])
+
+
+def _shares_at(block: Block, time: int, period: int) -> bool:
+    return block.begin <= time < block.end or block.begin <= time + period < block.end
+
+
+@st.composite
+def repeating(draw: st.DrawFn) -> tuple[list[Block], int]:
+    period = draw(st.integers(1, 12))
+    blocks = []
+    for _ in range(draw(st.integers(0, 12))):
+        begin = draw(st.integers(0, period - 1))
+        blocks.append(Block(draw(st.integers(1, 64)), begin, begin + draw(st.integers(1, period))))
+    return blocks, period
+
+
+@packers
+@settings(max_examples=150, deadline=None)
+@given(step=repeating())
+def test_around_the_steps_end_no_two_blocks_share_bytes(
+    pack: Packer, step: tuple[list[Block], int]
+) -> None:
+    blocks, period = step
+    offsets, height = around(blocks, period, pack)
+    placed = list(zip(blocks, offsets, strict=True))
+    for (a, low), (b, other) in combinations(placed, 2):
+        together = any(_shares_at(a, t, period) and _shares_at(b, t, period) for t in range(period))
+        assert not together or low + a.bytes <= other or other + b.bytes <= low
+    assert height == max((offset + block.bytes for block, offset in placed), default=0)
+
+
+@packers
+def test_a_step_that_leaves_nothing_behind_is_packed_as_it_is(pack: Packer) -> None:
+    blocks = _training_like(random.Random(1))
+    assert around(blocks, 100, pack).height == pack(blocks).height
+
+
+def test_gradients_that_are_cleared_at_the_next_begin_cost_nothing_more() -> None:
+    """Activations and gradients take turns, whichever side of the step's end the gradients die."""
+    layers, period = 8, 20
+    activations = [Block(10, i, 2 * layers - i) for i in range(layers)]
+    gradients = [Block(10, 2 * layers - i - 1, period + 1) for i in range(layers)]
+    blocks = activations + gradients
+    assert around(blocks, period).height <= 10 * (layers + 2)
+
+
+@pytest.mark.parametrize("block", [Block(1, 5, 6), Block(1, -1, 1), Block(1, 2, 8)])
+def test_around_refuses_what_outlives_the_step(block: Block) -> None:
+    with pytest.raises(PlanError, match="has no place in a step of 5"):
+        around([block], 5)

@@ -6,7 +6,7 @@ into a strip of least height. The load, the most bytes alive at once, is a lower
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,9 @@ class Packing(NamedTuple):
 
     offsets: tuple[int, ...]
     height: int
+
+
+Packer = Callable[[Sequence[Block]], Packing]
 
 
 class _Segment(NamedTuple):
@@ -110,6 +113,61 @@ def first_fit(blocks: Sequence[Block]) -> Packing:
         high[i] = low[i] + blocks[i].bytes
         placed[i] = True
     return _packed(blocks, low.tolist())
+
+
+def lowest(blocks: Sequence[Block]) -> Packing:
+    """The lower of what both packers find: which one that is differs from step to step.
+
+    Raises:
+        PlanError: a block has no bytes or no life.
+    """
+    found = best_fit(blocks)
+    if found.height == load(blocks):
+        return found
+    return min(found, first_fit(blocks), key=lambda packing: packing.height)
+
+
+def around(blocks: Sequence[Block], period: int, pack: Packer = lowest) -> Packing:
+    """Packs the blocks of a step that repeats every `period`: the same offsets in every repeat.
+
+    A block begins within the step, in [0, period), and may end in the next one, before it begins
+    anew there. The step is cut where the blocks that are alive have the fewest bytes. Those lie at
+    the bottom, below everything else; `pack` places the others.
+
+    Raises:
+        PlanError: a block has no bytes or no life, begins outside the step, or outlives it.
+    """
+    _check(blocks)
+    for i, block in enumerate(blocks):
+        if not 0 <= block.begin < period or block.end - block.begin > period:
+            raise PlanError(
+                f"block {i} {tuple(block)} has no place in a step of {period}: it needs a begin in "
+                f"the step and a life of up to {period}"
+            )
+    cut = _thinnest(blocks, period)
+    turned = [b._replace(begin=t, end=t + b.end - b.begin)
+              for b in blocks for t in ((b.begin - cut) % period,)]  # fmt: skip
+    below = [i for i, block in enumerate(turned) if block.end > period]
+    above = [i for i, block in enumerate(turned) if block.end <= period]
+    offsets = [0] * len(blocks)
+    top = 0
+    for i in below:
+        offsets[i] = top
+        top += blocks[i].bytes
+    packing = pack([turned[i] for i in above])
+    for i, offset in zip(above, packing.offsets, strict=True):
+        offsets[i] = top + offset
+    return Packing(tuple(offsets), top + packing.height)
+
+
+def _thinnest(blocks: Sequence[Block], period: int) -> int:
+    """The time, of [0, period), across which the fewest bytes are alive: the first of them."""
+    change = np.zeros(2 * period + 1, np.int64)
+    for block in blocks:  # across t, if it began before and ends after
+        change[block.begin + 1] += block.bytes
+        change[block.end] -= block.bytes
+    across = np.cumsum(change)
+    return int(np.argmin(across[:period] + across[period : 2 * period]))
 
 
 def _lowest_hole(low: Ints, high: Ints, size: int) -> int:

@@ -47,7 +47,7 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         "kind": trace.kind[large],
         "twin": tensor[trace.twin[large]],
         "address": _addresses(trace, large, known, address),
-        "allocations": tensor[_allocations(trace)],
+        "allocations": tensor[trace.allocations],
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
         **_moves("cold", plan.cold, ops, tensor),
@@ -148,18 +148,6 @@ def _of_large(tensors: Ints, tensor: Ints) -> Ints:
 def _clean(plan: Plan) -> Ints:
     tensors = np.array(plan.read_mostly, np.int64)
     return tensors[plan.trace.clean[tensors]]
-
-
-def _allocations(trace: StepTrace) -> Ints:
-    """Large tensors in the order in which the step allocates them.
-
-    A carried one that no step makes is allocated where the step begins, as in replay.
-    """
-    carried = trace.kind == Kind.CARRIED
-    before = (trace.kind == Kind.PERSISTENT) | (carried & (trace.twin >= 0))
-    inside = np.flatnonzero(trace.large & ~before)
-    first = np.where(carried, -1, trace.first)[inside]
-    return inside[np.argsort(first, kind="stable")]
 
 
 def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Columns:

@@ -162,6 +162,18 @@ class StepTrace:
         )
 
     @cached_property
+    def allocations(self) -> Ints:
+        """Large tensors in the order in which the step allocates them.
+
+        A carried one that no step makes is allocated where the step begins, as in replay.
+        """
+        carried = self.kind == Kind.CARRIED
+        before = (self.kind == Kind.PERSISTENT) | (carried & (self.twin >= 0))
+        inside = np.flatnonzero(self.large & ~before)
+        first = np.where(carried, -1, self.first)[inside]
+        return inside[np.argsort(first, kind="stable")]
+
+    @cached_property
     def working_set(self) -> Ints:
         """[n] Bytes of all tensors that each op accesses."""
         return self.sum_of_accesses(self.bytes)

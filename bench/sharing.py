@@ -1,0 +1,287 @@
+"""What a step's memory takes by each allocator: ``python bench/sharing.py [--smoke]``.
+
+Writes sharing_<hardware>_<date>.{json,md} to bench/results. No figure depends on the machine: steps
+are recorded on fake tensors, umem's arena is replayed by the engine, torch's allocator is a model.
+With ``--check-model`` that model is compared with torch's own allocator, on a GPU; this one writes
+sharing-model_*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from harness import Report, Result, Spread, table
+from policies.traces import Traces
+from policies.workloads import WORKLOADS
+
+from umem import _core, devices, replay
+from umem.devices import DeviceProfile
+from umem.errors import NotSupportedError
+from umem.plan import packing
+from umem.plan.caching_allocator import CachingAllocator
+from umem.plan.layout import NO_PLACE, Layout, layout
+from umem.trace.step import Ints, Kind, StepTrace
+from umem.units import GIB
+from umem.values import PAGE_BYTES
+
+HERE = Path(__file__).resolve().parent
+WORK = HERE.parent / "build" / "bench-policies"  # the traces are those of that bench
+DEVICE = "a100-pcie4"  # durations do not matter here
+TARGET = 1.02  # of the load, by umem's layout
+STEPS = 3  # the last one is looked at: in steady state
+# What moves, makes or drops memory; kernels and events are no matter of the allocator.
+MOVES = (
+    "cuMemAllocManaged", "cuMemFree", "cuMemPrefetchAsync", "cuMemPrefetchBatchAsync",
+    "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """The most device bytes that an allocator held, and its driver calls in a steady step."""
+
+    allocator: str
+    bytes: int
+    load: int  # the most bytes alive at once, in the units that it hands out
+    calls: int
+    dropped: int = 0  # bytes a step that the engine gave up and populated anew
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload."""
+
+    workload: str
+    asked: int  # the load, as tensors ask for bytes
+    pages: int  # and as umem takes them: large ones in whole pages
+    layout_ms: float
+    held: tuple[Held, ...]
+
+
+def row(name: str, step: StepTrace, asked: Ints) -> Row:
+    """All allocators on one step; `asked` are the bytes that each tensor asked for."""
+    begin = time.perf_counter()
+    chosen = layout(step)
+    took = (time.perf_counter() - begin) * 1e3
+    device = devices.find(DEVICE)
+    plenty = 4 * step.peak_bytes
+    tight = max(int(TARGET * step.peak_bytes), replay.least_budget(step))
+    held = [
+        _arena("umem, no layout", step, None, device, plenty),
+        _arena("umem, no layout, tight", step, None, device, tight),
+        _arena("umem, layout", step, chosen, device, plenty),
+        _arena("umem, layout, tight", step, chosen, device, tight),
+        _packed("best fit alone", step, layout(step, packing.best_fit)),
+        _packed("SmartPool alone", step, layout(step, packing.first_fit)),
+        _torch("torch", step, asked, expandable=False),
+        _torch("torch, expandable", step, asked, expandable=True),
+    ]
+    return Row(name, _load(step, asked), step.peak_bytes, took, tuple(held))
+
+
+def _arena(
+    name: str, step: StepTrace, chosen: Layout | None, device: DeviceProfile, budget: int
+) -> Held:
+    """The engine in virtual time; it holds what is resident."""
+    play = replay.open_step(step, "lru", device, budget // PAGE_BYTES * PAGE_BYTES)
+    try:
+        if chosen is not None and (chosen.offsets != NO_PLACE).any():
+            _core.install_layout(chosen.sizes, chosen.offsets, chosen.bytes)
+        _core.driver.instrument()
+        most = 0
+        for _ in range(STEPS):
+            before = _calls()
+            play.run_step(1)
+            most = max(most, play.figures()["peak_resident_bytes"])
+        last = play.figures()
+        return Held(name, most, step.peak_bytes, _calls() - before, last["bytes_discarded"])
+    finally:
+        play.close()
+
+
+def _calls() -> int:
+    return sum(_core.driver.calls(name) for name in MOVES)
+
+
+def _packed(name: str, step: StepTrace, chosen: Layout) -> Held:
+    """A packer's range, beside the weights and the peak of the small tensors."""
+    large = step.large & (step.kind == Kind.PERSISTENT)
+    beside = int(step.bytes[large].sum()) + step.small_bytes
+    return Held(name, chosen.bytes + beside, step.peak_bytes, 0)
+
+
+def _torch(name: str, step: StepTrace, asked: Ints, *, expandable: bool) -> Held:
+    """The model; it holds what is reserved."""
+    model = CachingAllocator(expandable=expandable)
+    places: dict[int, int] = {}
+    for tensor in np.flatnonzero(step.kind == Kind.PERSISTENT).tolist():
+        places[tensor] = model.malloc(int(asked[tensor]))
+    calls = 0
+    for _ in range(STEPS):
+        calls = model.driver_calls
+        for allocate, tensor in requests(step):
+            if allocate:
+                places[tensor] = model.malloc(int(asked[tensor]))
+            else:
+                model.free(places.pop(tensor))
+    return Held(name, model.peak_reserved, model.peak_allocated, model.driver_calls - calls)
+
+
+def requests(step: StepTrace) -> Iterator[tuple[bool, int]]:
+    """(allocate or free, tensor) of a step in program order, without what persists.
+
+    What a step leaves behind is freed at its end.
+    """
+    begins: list[list[int]] = [[] for _ in range(step.n_ops + 1)]
+    ends: list[list[int]] = [[] for _ in range(step.n_ops + 1)]
+    for tensor in np.flatnonzero(step.kind != Kind.PERSISTENT).tolist():
+        begins[step.first[tensor]].append(tensor)
+        ends[step.last[tensor] + 1].append(tensor)
+    for made, gone in zip(begins, ends, strict=True):
+        yield from ((False, tensor) for tensor in gone)
+        yield from ((True, tensor) for tensor in made)
+
+
+def _load(step: StepTrace, amount: Ints) -> int:
+    change = np.zeros(step.n_ops + 1, np.int64)
+    np.add.at(change, step.first, amount)
+    np.add.at(change, step.last + 1, -amount)
+    return int(np.cumsum(change).max(initial=0))
+
+
+def report(rows: Sequence[Row]) -> Report:
+    """The fragmentation tables."""
+    page = Report("sharing", {"workloads": ", ".join(r.workload for r in rows), "steps": STEPS})
+    page.details = {"rows": [asdict(r) for r in rows]}
+    names = [held.allocator for held in rows[0].held]
+    page.sections += ["## Held bytes over the load as asked for", ""]
+    page.sections += table(
+        ("workload", "load, GiB", "in whole pages", *names),
+        ([r.workload, f"{r.asked / GIB:.3f}", f"{r.pages / r.asked:.4f}",
+          *(f"{h.bytes / r.asked:.4f}" for h in r.held)] for r in rows),
+    )  # fmt: skip
+    page.sections += ["## Fragmentation: 1 - load / held, in the allocator's own units", ""]
+    page.sections += table(
+        ("workload", *names),
+        ([r.workload, *(f"{1 - h.load / h.bytes:.2%}" for h in r.held)] for r in rows),
+    )
+    page.sections += ["## In a steady step: driver calls, and GiB dropped and populated anew", ""]
+    page.sections += table(
+        ("workload", *names),
+        ([r.workload, *(_steady(h) for h in r.held)] for r in rows),
+    )
+    page.sections += [
+        "`tight`: with a budget of 1.02 times the peak in whole pages. `alone`: that packer's "
+        "range with the weights and the peak of the small tensors beside it. torch's rows are a "
+        "model; sharing-model_* has what torch's own allocator reserved. On a GPU: not measured.",
+        "",
+    ]
+    for i, name in enumerate(names):
+        target = TARGET if name.startswith("umem, layout") else None
+        in_units = max(r.held[i].bytes / r.held[i].load for r in rows)
+        as_asked = max(r.held[i].bytes / r.asked for r in rows)
+        for what, worst in (("in its units", in_units), ("as asked for", as_asked)):
+            spread = Spread.of([worst])
+            page.results.append(Result(f"{name}: held / load {what}, worst", spread, "x", target))
+    return page
+
+
+def _steady(held: Held) -> str:
+    return f"{held.calls}" + (f" ({held.dropped / GIB:.1f})" if held.dropped else "")
+
+
+def _row_of(name: str, work: Path) -> Row:
+    print(f"bench: {name}", file=sys.stderr, flush=True)
+    traces = Traces(name, work)
+    return row(name, traces.on(DEVICE)[1], traces.asked(DEVICE))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench/sharing.py", description=__doc__)
+    names = list(WORKLOADS)
+    parser.add_argument(
+        "--workload", nargs="+", choices=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument("--smoke", action="store_true", help="small networks, no files")
+    parser.add_argument(
+        "--check-model", action="store_true", help="the model against a GPU's torch"
+    )
+    parser.add_argument("--work", type=Path, default=WORK, help="traces (build/bench-policies)")
+    parser.add_argument("--out", type=Path, help="folder of the results (bench/results)")
+    args = parser.parse_args(argv)
+    chosen = args.workload or [w.name for w in WORKLOADS.values() if w.smoke == args.smoke]
+    if args.check_model:
+        try:
+            page = check_model(chosen, args.work)
+        except NotSupportedError as error:
+            parser.error(f"--check-model: {error}")
+    else:
+        page = report([_row_of(name, args.work) for name in chosen])
+    print(page.markdown())
+    folder = args.out or (None if args.smoke else HERE / "results")
+    if folder is not None:
+        print("\n".join(map(str, page.write(folder))))
+    return 0
+
+
+def check_model(names: Sequence[str], work: Path) -> Report:
+    """Plays each step on torch's own allocator, in a process without umem on.
+
+    Raises:
+        NotSupportedError: torch sees no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotSupportedError("torch sees no GPU: its allocator cannot be asked what it reserves")
+    settings = torch.cuda.memory._snapshot()["allocator_settings"]
+    expandable = bool(settings["expandable_segments"])
+    rows = []
+    for name in names:
+        traces = Traces(name, work)
+        step, asked = traces.on(DEVICE)[1], traces.asked(DEVICE)
+        rows.append(
+            (name, _real(step, asked), _torch("", step, asked, expandable=expandable).bytes)
+        )
+    config = {
+        "device": torch.cuda.get_device_name(),
+        "expandable_segments": expandable,
+        "steps": STEPS,
+    }
+    page = Report("sharing-model", config)
+    page.sections += table(("workload", "torch reserved, bytes", "the model"), rows)
+    page.details = {"rows": rows}
+    worst = max(abs(model - real) / real for _, real, model in rows)
+    page.results.append(Result("difference, worst", Spread.of([worst * 100]), "%", 0.0))
+    return page
+
+
+def _real(step: StepTrace, asked: Ints) -> int:
+    """The most bytes that torch's allocator reserved."""
+    import torch
+
+    allocate = torch.cuda.caching_allocator_alloc
+    free = torch.cuda.caching_allocator_delete
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    fixed = np.flatnonzero(step.kind == Kind.PERSISTENT).tolist()
+    places = {tensor: allocate(int(asked[tensor])) for tensor in fixed}
+    for _ in range(STEPS):
+        for made, tensor in requests(step):
+            if made:
+                places[tensor] = allocate(int(asked[tensor]))
+            else:
+                free(places.pop(tensor))
+    for place in places.values():
+        free(place)
+    return int(torch.cuda.max_memory_reserved())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+// The arena's map: its ranges with their blocks, and the one range that a layout has.
+#include <algorithm>
+#include <utility>
+
+#include "arena/arena.h"
+
+namespace umem::arena {
+
+Status Arena::install_layout(const std::vector<LayoutEntry>& entries, std::size_t bytes) {
+  if (layout_) {
+    layout_->retire();
+    return {Code::kBadState, "blocks of an earlier layout are alive; try again after a step"};
+  }
+  Result<std::unique_ptr<Layout>> made = Layout::make(ranges_, place_, entries, bytes);
+  if (!made.ok()) return made.take_status();
+  layout_ = std::move(made.value());
+  for (RangeId view : layout_->views()) {
+    if (slots_.size() <= view) slots_.resize(view + 1);
+    slots_[view] = {};
+    slots_[view].kind = Slot::Kind::kView;
+  }
+  book_layout(layout_->status(), 1);
+  return {};
+}
+
+Status Arena::remove_layout() {
+  const LayoutStatus before = layout_->status();
+  UMEM_RETURN_IF_ERROR(layout_->destroy(place_));
+  book_layout(before, -1);
+  for (RangeId view : layout_->views()) slots_[view] = {};
+  layout_.reset();
+  return {};
+}
+
+// Its range came from the driver, or went back.
+void Arena::book_layout(const LayoutStatus& layout, std::int64_t sign) {
+  const auto bytes = static_cast<std::int64_t>(layout.bytes);
+  cached_bytes_ = static_cast<std::size_t>(static_cast<std::int64_t>(cached_bytes_) + sign * bytes);
+  for (Share share : {kAll, kLarge}) {
+    tallies_.segments[share].add(sign);
+    tallies_.reserved_bytes[share].add(sign * bytes);
+  }
+  ++(sign > 0 ? tallies_.driver_allocs : tallies_.driver_frees);
+  tell(sign > 0 ? EventKind::kSegmentAlloc : EventKind::kSegmentFree, layout.base, layout.bytes,
+       pool_of(layout.stream));
+}
+
+// One segment: its live blocks, and what is free between them.
+SegmentRow Arena::describe_layout() const {
+  const LayoutStatus layout = layout_->status();
+  SegmentRow row{
+      layout.base, layout.bytes, reinterpret_cast<std::uintptr_t>(layout.stream), true, {}};
+  std::vector<BlockRow> live;
+  for (RangeId view : layout_->views())
+    if (const Slot& slot = slots_[view]; slot.live + slot.pending > 0)
+      live.push_back({ranges_[view].base, slot.bytes, slot.requested, true, true});
+  std::sort(live.begin(), live.end(),
+            [](const BlockRow& a, const BlockRow& b) { return a.address < b.address; });
+  std::uintptr_t at = layout.base;
+  const auto free_until = [&](std::uintptr_t end) {
+    if (at < end) row.blocks.push_back({at, end - at, 0, false, false});
+  };
+  for (const BlockRow& block : live) {
+    free_until(block.address);
+    row.blocks.push_back(block);
+    at = block.address + block.bytes;
+  }
+  free_until(layout.base + layout.bytes);
+  return row;
+}
+
+std::vector<SegmentRow> Arena::describe() const {
+  std::vector<SegmentRow> rows;
+  if (layout_) rows.push_back(describe_layout());
+  for (RangeId id = 1; id < slots_.size(); ++id) {
+    const Slot& slot = slots_[id];
+    if (slot.kind == Slot::Kind::kNone || slot.kind == Slot::Kind::kView) continue;
+    const bool large = slot.kind == Slot::Kind::kLarge;
+    const backing::Range& range = ranges_[id];
+    rows.push_back({range.base,
+                    range.bytes,
+                    reinterpret_cast<std::uintptr_t>(pools_[slot.pool]->stream),
+                    large,
+                    {}});
+    std::vector<BlockRow>& blocks = rows.back().blocks;
+    if (!large) {
+      pools_[slot.pool]->small.describe(id, range.base, blocks);
+      continue;
+    }
+    const std::size_t used = slot.live + slot.pending > 0 ? slot.bytes : 0;
+    if (used > 0) blocks.push_back({range.base, used, slot.requested, true, true});
+    if (used < range.bytes)
+      blocks.push_back({range.base + used, range.bytes - used, 0, false, false});
+  }
+  for (SegmentRow& row : rows)
+    for (BlockRow& block : row.blocks)
+      if (block.active && pending_.count(reinterpret_cast<void*>(block.address)))
+        block.allocated = false;
+  std::sort(rows.begin(), rows.end(),
+            [](const SegmentRow& a, const SegmentRow& b) { return a.base < b.base; });
+  return rows;
+}
+
+}  // namespace umem::arena

@@ -1,0 +1,61 @@
+// Static layouts: an offset for each large allocation of a step, in numpy arrays of int64.
+#include <pybind11/numpy.h>
+
+#include <vector>
+
+#include "bindings/bind.h"
+#include "runtime/layouts.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+namespace {
+
+using Column = py::array_t<std::int64_t, py::array::c_style>;
+
+void install(const Column& sizes, const Column& offsets, std::size_t total) {
+  if (sizes.ndim() != 1 || offsets.ndim() != 1 || sizes.size() != offsets.size())
+    throw py::value_error("install_layout: sizes and offsets are columns of one length");
+  std::vector<arena::LayoutEntry> entries;
+  for (py::ssize_t i = 0; i < sizes.size(); ++i) {
+    if (sizes.at(i) <= 0)
+      throw py::value_error("install_layout: an allocation has more than 0 bytes");
+    entries.push_back(
+        {static_cast<std::size_t>(sizes.at(i)),
+         offsets.at(i) < 0 ? arena::kNoPlace : static_cast<std::size_t>(offsets.at(i))});
+  }
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = runtime::install_layout(entries, total);
+  }
+  raise_if_error(status);
+}
+
+py::dict status() {
+  arena::LayoutStatus now;
+  {
+    py::gil_scoped_release unlocked;
+    now = runtime::layout_status();
+  }
+  py::dict result;
+  result["entries"] = now.entries;
+  result["bytes"] = now.bytes;
+  result["hits"] = now.hits;
+  result["misses"] = now.misses;
+  result["followed"] = now.followed;
+  return result;
+}
+
+}  // namespace
+
+void bind_layout(py::module_& module) {
+  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("total"));
+  module.def("clear_layout", [] {
+    py::gil_scoped_release unlocked;
+    runtime::clear_layout();
+  });
+  module.def("layout_status", &status);
+}
+
+}  // namespace umem::bindings

@@ -1,0 +1,59 @@
+#include "runtime/layouts.h"
+
+#include "runtime/state.h"
+
+namespace umem::runtime {
+
+using backing::RangeId;
+
+Status drop_idle_layout(Device& device) {
+  const arena::Layout* layout = device.arena.layout();
+  if (!layout || !layout->idle()) return {};
+  for (RangeId view : layout->views())
+    if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
+  const arena::LayoutStatus at = layout->status();
+  device.engine.close_shared();
+  Status status = device.arena.remove_layout();
+  if (!status.ok()) device.engine.open_shared(at.base, at.bytes);
+  return status;
+}
+
+Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  Device* device = s.open() ? s.device(0) : nullptr;
+  if (!device)
+    return {Code::kBadState,
+            "layouts are for the first device, which is not open: call umem.enable() first (a GPU "
+            "is opened by its first allocation)"};
+  if (!device->engine.managed())
+    return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
+  if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
+  retire_reclaimed(*device);
+  // What is cached holds the bytes that the layout's blocks took so far.
+  UMEM_RETURN_IF_ERROR(trim_locked(*device, 0));
+  UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
+  const arena::LayoutStatus at = device->arena.layout()->status();
+  device->engine.open_shared(at.base, at.bytes);
+  return {};
+}
+
+void clear_layout() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  Device* device = s.open() ? s.device(0) : nullptr;
+  if (!device) return;
+  device->arena.retire_layout();
+  const Status status = drop_idle_layout(*device);
+  (void)status;  // it serves nobody, and the stop gives it back
+}
+
+arena::LayoutStatus layout_status() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const Device* device = s.open() ? s.device(0) : nullptr;
+  const arena::Layout* layout = device ? device->arena.layout() : nullptr;
+  return layout ? layout->status() : arena::LayoutStatus();
+}
+
+}  // namespace umem::runtime

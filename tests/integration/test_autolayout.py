@@ -1,0 +1,79 @@
+"""A training loop gets a static layout from its recorded step, and computes the same."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.errors import ConfigError  # noqa: E402
+from umem.native import core  # noqa: E402
+
+LAYERS, WIDTH = 3, 1024  # 4 MiB a weight; outputs of 512 rows have 2 MiB
+PLENTY, TIGHT = "96MiB", "36MiB"
+
+
+def losses(layout: str, budget: str, rows: list[int], clear: str = "first") -> list[float]:
+    """Of a training loop; gradients are cleared first, after the forward pass, or last."""
+    with umem.enable(budget=budget, device="soft", layout=layout):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(
+            *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+        )
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+        result = []
+        for count in rows:
+            if clear == "first":
+                optimizer.zero_grad()
+            loss = net(torch.randn(count, WIDTH)).relu().square().mean()
+            if clear == "between":
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if clear == "last":
+                optimizer.zero_grad()
+            result.append(float(loss.item()))
+            del loss
+        result.append(float(core.layout_status()["followed"]))
+        result.append(float(core.layout_status()["hits"]))
+        return result
+
+
+@pytest.mark.parametrize("clear", ["first", "between", "last"])
+def test_a_step_that_fits_goes_by_its_layout(clear: str) -> None:
+    rows = [512] * 8
+    *planned, followed, hits = losses("auto", PLENTY, rows, clear)
+    *plain, never, none = losses("off", PLENTY, rows, clear)
+    assert planned == plain  # to the last bit
+    assert (never, none) == (0, 0)
+    assert followed == 1
+    assert hits >= 3 * LAYERS
+
+
+def test_auto_leaves_a_step_alone_that_does_not_fit() -> None:
+    assert losses("auto", TIGHT, [512] * 5)[-1] == 0
+
+
+@pytest.mark.parametrize("budget", [TIGHT, PLENTY])
+def test_a_smaller_last_batch_keeps_the_layout_of_the_others(budget: str) -> None:
+    rows = [512, 512, 512, 512, 256, 512, 512, 256, 512]
+    *planned, followed, hits = losses("on", budget, rows)
+    *plain, _, _ = losses("off", budget, rows)
+    assert planned == plain
+    assert followed == 1
+    assert hits >= 5 * 3 * LAYERS  # the third, fourth, sixth, seventh and last step
+
+
+@pytest.mark.parametrize("budget", [TIGHT, PLENTY])
+def test_another_shape_for_good_has_its_own_layout(budget: str) -> None:
+    rows = [512, 512, 512, 512, 768, 768, 768, 768, 768]
+    *planned, followed, _ = losses("on", budget, rows)
+    *plain, _, _ = losses("off", budget, rows)
+    assert planned == plain
+    assert followed == 1
+
+
+def test_a_word_that_is_no_mode_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'maybe'.*allowed: auto, on, off"):
+        umem.enable(layout="maybe", device="soft", budget="64MiB")
