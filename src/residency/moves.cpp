@@ -22,20 +22,15 @@ Status Engine::after_home(RangeId id) {
   return streams_.after_all(home, ledger_.now(), events_);
 }
 
-// The lane waits until what is on its way out leaves room for what is resident. Dead bytes are
-// dropped rather than waited with: they would fill the budget, so that nothing could come before
-// all had left.
+// The lane waits until what is on its way out leaves room for what is resident. The room of dead
+// bytes is there at once: they go before anything is waited for.
 Status Engine::wait_for_room(Lane& lane) {
-  const auto room = [&] { return limits_.budget_bytes - std::min(taken(), limits_.budget_bytes); };
-  if (ledger_.dead_bytes() > 0 && local_.can_discard() && out_.until(room()) != 0)
-    discard_dead(room() + ledger_.dead_bytes());
-  return out_.make_wait(lane, out_.until(room()));
+  if (ledger_.dead_bytes() > 0 && local_.can_discard()) discard_dead(out_.under_way());
+  const std::size_t full = std::min(taken(), limits_.budget_bytes);
+  return out_.make_wait(lane, out_.until(limits_.budget_bytes - full));
 }
 
 Status Engine::populate(RangeId id) {
-  // The room of dead bytes is there at once, and what leaves need not be waited for. Not so for a
-  // prefetch: a discard comes after the op that runs now.
-  if (ledger_.dead_bytes() > 0 && local_.can_discard()) discard_dead(out_.under_way());
   UMEM_RETURN_IF_ERROR(wait_for_room(local_));
   const Unit& unit = ledger_.at(id);
   // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
