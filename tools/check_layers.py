@@ -66,7 +66,8 @@ PY_FLOORS: dict[str, set[str]] = {
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},
     "trial": {"native", "_core"},
     "recompute": _CONFIG
-    | {"plan", "trace", "devices", "autoplan", "startup", "lazily:native", "lazily:runtime"},
+    | {"plan", "trace", "devices", "autoplan", "startup", "torch_program"}
+    | {"lazily:native", "lazily:runtime"},
     "autolayout": _LOW | {"native", "trace", "lazily:plan"},
     "autoplan": _CONFIG
     | {"autolayout", "trace", "trial", "policies", "devices", "native", "_core"},

@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 
+# Ops that write all of the tensor that they change, without reading it.
+OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_",
+              "exponential_", "log_normal_", "cauchy_", "geometric_", "_foreach_zero_",
+              "_foreach_copy_"}  # fmt: skip
+
 
 def phase(stepping: bool) -> str:
     """Of an op that runs now on this thread: forward, backward or optimizer.

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import torch_program
 from ..native import core
 from . import flops, surroundings, userline
 from .entry import explained, program
@@ -36,10 +37,6 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
 # They read the shape of their input and not its data.
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                "new_zeros", "new_ones", "new_full"}  # fmt: skip
-# They write all of the tensor that they change, without reading it.
-_OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_",
-               "exponential_", "log_normal_", "cauchy_", "geometric_", "_foreach_zero_",
-               "_foreach_copy_"}  # fmt: skip
 _SCALAR = "_local_scalar_dense"
 # How people write what ends in these ops.
 _WAYS = {"aten._local_scalar_dense.default": "tensor.item(), or a branch on a tensor,"}
@@ -169,7 +166,7 @@ class Tracer(TorchDispatchMode):
         if operator.bare in _EMPTY or not (made or changed or (inputs and not outputs)):
             return  # memory without data, or a view
         writes = [*made, *changed]
-        whole = operator.bare in _OVERWRITES or "out" in named
+        whole = operator.bare in torch_program.OVERWRITES or "out" in named
         unread = {id(t) for t in changed if whole and _is_whole(t)}
         reads = [t for t in inputs if id(t) not in unread]
         if operator.bare in _SHAPE_ONLY:

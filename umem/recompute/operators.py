@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 
+from .. import torch_program
+
 # Batch norm writes its running statistics in training, and most of its schemas do not say so:
 # their positions, and that of the flag `training` (None: it always writes).
 _HIDDEN: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -20,9 +22,6 @@ _HIDDEN: dict[str, tuple[tuple[int, ...], int | None]] = {
 }
 # Of those that do say so: written for the next step, and not read for this one's output.
 _STATISTICS = {"_native_batch_norm_legit": ((3, 4), 5), "_batch_norm_with_update": ((3, 4), None)}
-# They write all of the tensor that they change, without reading it.
-_OVERWRITES = {"copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_",
-               "exponential_", "log_normal_", "cauchy_", "geometric_"}  # fmt: skip
 # They keep a state of their own, change what a storage is, or have no data to give.
 _NEVER = {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "set_", "resize_", "resize_as_",
           "record_stream", "_local_scalar_dense", "empty", "empty_like", "empty_strided",
@@ -85,7 +84,7 @@ def describe(func: Any) -> Operator:
         # Foreign operators may have effects that no schema tells.
         repeatable=namespace == "aten" and bare not in _NEVER,
         random=torch.Tag.nondeterministic_seeded in func.tags,
-        overwrites=bare in _OVERWRITES,
+        overwrites=bare in torch_program.OVERWRITES,
         writes=frozenset(writes) - frozenset(positions),
         statistics=frozenset(positions),
         training=training,
