@@ -96,7 +96,9 @@ def _worst(mine: Sequence[Row]) -> list[Target]:
         times = [(row["plan_ms"], row) for row in mine if row["tensors"] <= size]
         if times:
             ms, row = max(times, key=lambda pair: pair[0])
-            found.append(Target(f"ms to plan up to {size} tensors, highest", ms, most, _place(row)))
+            found.append(
+                Target(f"CPU ms to plan up to {size} tensors, highest", ms, most, _place(row))
+            )
     return found
 
 
