@@ -15,6 +15,8 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from . import cuda_core as cuda_core
+    from . import cupy as cupy
     from .errors import (
         ConfigError,
         DriverError,
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
         TraceError,
         UmemError,
     )
+    from .integrations.buffer import Buffer
+    from .integrations.dlpack import export
     from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from .statistics import Stats
 
 __all__ = [
+    "Buffer",
     "ConfigError",
     "DriverError",
     "NotSupportedError",
@@ -59,6 +64,7 @@ __all__ = [
     "disable",
     "enable",
     "evict",
+    "export",
     "is_enabled",
     "optimize",
     "prefetch",
@@ -70,21 +76,30 @@ __all__ = [
 ]
 
 
+# Modules of frameworks, some of which cannot be imported without theirs.
+_FRAMEWORKS = ("cuda_core", "cupy")
+_HOMES = {
+    "Buffer": "integrations.buffer",
+    "Stats": "statistics",
+    "deoptimize": "recompute.optimize",
+    "export": "integrations.dlpack",
+    "optimize": "recompute.optimize",
+}
+
+
 def __getattr__(name: str) -> object:
     """Public names load their module at first use, so that autoload costs nothing when off."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    home = "errors" if name.endswith("Error") else "runtime"
-    if name == "Stats":
-        home = "statistics"
-    elif name in ("optimize", "deoptimize"):
-        home = "recompute.optimize"
+    if name in _FRAMEWORKS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "errors" if name.endswith("Error") else "runtime")
     value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_FRAMEWORKS})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -295,10 +296,12 @@ def _nearest_profile(gpu: str) -> str:
 
 
 def _gpu_name() -> str:
-    import torch
-
+    torch = sys.modules.get("torch")
+    if torch is None:  # a program of CuPy or cuda.core
+        found = core.probe_cuda()["devices"]
+        return found[0]["name"] if found else "cuda"
     # Before the program uses the GPU, the question would start CUDA, and no child could be forked.
-    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    used: bool = torch.cuda.is_initialized()
     return str(torch.cuda.get_device_name()) if used else "cuda"
 
 
@@ -314,10 +317,10 @@ def _open(settings: Settings, path: Path) -> TraceFile:
 
 
 def _header() -> Header:
-    import torch
-
     from .trace.schema import Header
 
     options = core.current_options()
     device = options.profile if options.device == "soft" else _gpu_name()
-    return Header(device=device, source=f"torch {torch.__version__}")
+    torch = sys.modules.get("torch")
+    source = "a program without torch" if torch is None else f"torch {torch.__version__}"
+    return Header(device=device, source=source)

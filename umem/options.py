@@ -33,7 +33,7 @@ _OBSERVERS = ("auto", "native", "python", "off")
 _RECOMPUTE = ("off", "umem", "recompute", "hybrid", "capuchin", "speed", "memory", "cost",
               "per_block")  # fmt: skip
 _LAYOUTS = ("auto", "on", "off")
-_ALLOCATORS = ("auto", "subclass", "pluggable", "pool")
+_ALLOCATORS = ("auto", "subclass", "pluggable", "pool", "none")
 
 OPTIONS = (
     Option(
@@ -84,8 +84,9 @@ OPTIONS = (
         "The way into torch on a GPU. `subclass`: torch keeps its statistics, snapshots, graphs "
         "and errors; needs the torch extension. `pluggable`: needs no extension, and torch has no "
         "statistics. `pool`: a `torch.cuda.MemPool` for a part of the program; the only one that "
-        "can start after CUDA was initialised. `auto` is `subclass` where the extension builds, "
-        "else `pluggable`.",
+        "can start after CUDA was initialised. `none`: torch keeps its own; CuPy, "
+        "cuda.core and `umem.Buffer` get umem's memory, with or without torch. `auto` is "
+        "`subclass` where the extension builds, else `pluggable`.",
     ),
     Option(
         "log", "UMEM_LOG", "level", values.choice(*_LEVELS), "warning", ", ".join(_LEVELS),

@@ -9,9 +9,10 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import config, startup
 from .config import Settings
@@ -26,19 +27,6 @@ _log = logging.getLogger("umem")
 _lock = threading.RLock()
 
 native_options = startup.native_options  # for commands that check before they start anything
-
-
-class Storage(Protocol):
-    """What a hint needs of a tensor's storage."""
-
-    def data_ptr(self) -> int: ...
-    def nbytes(self) -> int: ...
-
-
-class Tensor(Protocol):
-    """A torch.Tensor."""
-
-    def untyped_storage(self) -> Storage: ...
 
 
 class Session:
@@ -168,10 +156,12 @@ def disable() -> None:
     with _lock:
         if _session is None:
             return
+        from .integrations import blocks
         from .native import core
 
+        blocks.GUESTS.remove()
         try:
-            _border(_session.attached.device).detach()
+            _border(_session.attached.device, _session.settings.allocator).detach()
         except RuntimeError as error:
             if _session.settings.observer != "python":
                 raise
@@ -181,6 +171,7 @@ def disable() -> None:
             ) from error
         _stop_steps()
         core.stop()
+        blocks.umem_went_off()
         _session = None
 
 
@@ -209,6 +200,7 @@ def reset_peak_stats() -> None:
 
 def summary() -> str:
     """The figures of `stats` for people, in some lines of text."""
+    from .integrations import blocks
     from .report import text
 
     device, policy, allocator = "off", "-", ""
@@ -219,7 +211,9 @@ def summary() -> str:
         device = options.device if options.device == "cuda" else f"soft:{options.profile}"
         policy = _session.settings.policy
         allocator = f"{_session.attached.kind}: {_session.attached.why}"
-    return text.summary(stats(), device=device, policy=policy, allocator=allocator)
+    return text.summary(
+        stats(), device=device, policy=policy, allocator=allocator, holders=blocks.holders()
+    )
 
 
 def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
@@ -246,7 +240,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
                     "device's memory and auto are for umem.enable()"
                 )
         else:
-            frames = count = startup.budget_bytes(changed, startup.torch_threads())
+            frames = count = startup.budget_bytes(changed, _threads(changed))
         if host_budget is None:
             host_count = core.stats()["host_budget_bytes"]
         else:
@@ -269,79 +263,83 @@ def step() -> None:
     core.step()
 
 
-def prefetch(tensor: Tensor) -> bool:
-    """Bring the tensor's storage to the device; False when umem does not hold it.
+def prefetch(tensor: object) -> bool:
+    """Bring a tensor's storage to the device; False when umem does not hold it.
+
+    Also what a `umem.Buffer`, a buffer of cuda.core or an array with `__cuda_array_interface__`
+    spans.
 
     Raises:
         StateError: umem is off.
+        TypeError: none of these.
     """
-    _require_session("prefetch")
-    from .native import core
-
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
-    if held:
-        core.prefetch(storage.data_ptr(), storage.nbytes())
-    return held
+    return _on_extent("prefetch", tensor, lambda core, ptr, n: core.prefetch(ptr, n))
 
 
-def evict(tensor: Tensor) -> bool:
-    """Send the tensor's storage to the host; False when umem does not hold it.
-
-    Raises:
-        StateError: umem is off.
-    """
-    _require_session("evict")
-    from .native import core
-
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
-    if held:
-        core.evict(storage.data_ptr(), storage.nbytes())
-    return held
+def evict(tensor: object) -> bool:
+    """Send a tensor's storage to the host; of what, and what it raises: as `prefetch`."""
+    return _on_extent("evict", tensor, lambda core, ptr, n: core.evict(ptr, n))
 
 
-def advise(tensor: Tensor, advice: str) -> bool:
-    """Say how the tensor's storage is used; False when umem does not hold it.
+def advise(tensor: object, advice: str) -> bool:
+    """Say how a tensor's storage is used; False when umem does not hold it.
 
     Args:
+        tensor: as for `prefetch`.
         advice: "read_mostly": keep what is read on both sides, so that evicting it again costs no
             transfer; a write ends that until it is read again. "none": no longer.
 
     Raises:
         ConfigError: unknown advice.
-        StateError: umem is off.
+        StateError, TypeError: as `prefetch`.
     """
     _require_session("advise")
     if advice not in ("read_mostly", "none"):
         raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
+    on = advice == "read_mostly"
+    return _on_extent("advise", tensor, lambda core, ptr, n: core.read_mostly(ptr, n, on))
+
+
+def _on_extent(what: str, tensor: object, act: Callable[[Any, int, int], None]) -> bool:
+    _require_session(what)
+    from .integrations import blocks
     from .native import core
 
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
+    ptr, nbytes = blocks.extent(tensor)
+    held = core.owns(ptr)
     if held:
-        core.read_mostly(storage.data_ptr(), storage.nbytes(), advice == "read_mostly")
+        act(core, ptr, nbytes)
     return held
 
 
-def _border(device: str) -> ModuleType:
+def _border(device: str, allocator: str) -> ModuleType:
     """The integration through which torch gets memory of `device`."""
+    if allocator == "none":
+        from .integrations import alone
+
+        return alone
     from .integrations import torch_cpu, torch_cuda
 
     return torch_cuda if device == "cuda" else torch_cpu
 
 
+def _threads(settings: Settings) -> int:
+    """Threads that compute on memory of the software device at once."""
+    return 1 if settings.allocator == "none" else startup.torch_threads()
+
+
 def _attach(settings: Settings) -> Attached:
     from .native import core
 
-    startup.require_torch()
-    options = startup.native_options(settings, startup.torch_threads())
+    if settings.allocator != "none":
+        startup.require_torch()
+    options = startup.native_options(settings, _threads(settings))
     if settings.device.kind == "auto" and options.device == "soft":
         _log.warning(
             "no GPU that umem can use (%s): the software device it is; UMEM_DEVICE=soft says so",
             startup.why_no_gpu(),
         )
-    border = _border(options.device)
+    border = _border(options.device, settings.allocator)
     border.check(settings.allocator)
     core.start(options)
     try:
@@ -351,7 +349,7 @@ def _attach(settings: Settings) -> Attached:
     except BaseException:
         core.stop()
         raise
-    _log.info("torch gets its memory from umem (%s: %s)", attached.kind, attached.why)
+    _log.info("on, allocator %s: %s", attached.kind, attached.why)
     return attached
 
 

@@ -140,6 +140,18 @@ void bind_memory(py::module_& module) {
     py::gil_scoped_release unlocked;
     return runtime::record_stream(pointer(address), stream);
   });
+  module.def("stream_captures", [](int device, std::uintptr_t stream) {
+    py::gil_scoped_release unlocked;
+    return runtime::stream_captures(device, stream);
+  });
+  module.def("wait_stream", [](int device, std::uintptr_t waiter, std::uintptr_t on) {
+    Status status;
+    {
+      py::gil_scoped_release unlocked;
+      status = runtime::wait_stream(device, waiter, on);
+    }
+    raise_if_error(status);
+  });
   module.def("owns", [](std::uintptr_t address) { return runtime::owns(pointer(address)); });
   module.def("tag", [](std::uintptr_t address, const std::string& name) {
     const Tag tag = residency::find_tag(name);

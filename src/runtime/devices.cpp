@@ -7,6 +7,7 @@
 #include "driver/capabilities.h"
 #include "driver/loader.h"
 #include "policy/registry.h"
+#include "runtime/runtime.h"
 #include "runtime/state.h"
 #include "soft/device.h"
 
@@ -167,6 +168,43 @@ Status close_devices(State& s) {
   s.devices.clear();
   s.managed.reset();
   return s.driver.kind == driver::Kind::kSoft ? soft::close() : Status();
+}
+
+// Streams of others than torch: what umem does for them asks the driver each time.
+bool stream_captures(int device, std::uintptr_t stream) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.accepting || s.forked) return false;
+  const Result<Device*> opened = open_device(s, device);
+  if (!opened.ok()) return false;  // the allocation says why
+  const driver::CallScope scope(s.driver.table, opened.value()->place);
+  return driver::capturing(s.driver.table, opened.value()->place,
+                           reinterpret_cast<cu::CUstream>(stream));
+}
+
+Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const Device* opened = s.open() ? s.device(device) : nullptr;
+  if (!opened) return {Code::kBadState, "umem holds no memory on device " + std::to_string(device)};
+  if (s.driver.kind == driver::Kind::kSoft || waiter == on) return {};
+  const driver::Table& table = s.driver.table;
+  const driver::Place& place = opened->place;
+  const driver::CallScope scope(table, place);
+  for (std::uintptr_t stream : {waiter, on})
+    if (driver::capturing(table, place, reinterpret_cast<cu::CUstream>(stream)))
+      return {Code::kBadState,
+              "a CUDA graph is captured on one of the two streams; hand the memory over before"};
+  cu::CUevent event = nullptr;
+  UMEM_RETURN_IF_ERROR(
+      check(table.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
+  FirstError error;
+  error.keep(
+      check(table.cuEventRecord(event, reinterpret_cast<cu::CUstream>(on)), Entry::cuEventRecord));
+  error.keep(check(table.cuStreamWaitEvent(reinterpret_cast<cu::CUstream>(waiter), event, 0),
+                   Entry::cuStreamWaitEvent));
+  error.keep(check(table.cuEventDestroy(event), Entry::cuEventDestroy));
+  return error.take();
 }
 
 }  // namespace umem::runtime

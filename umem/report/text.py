@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..statistics import Stats
 from ..units import format_bytes
 
 
-def summary(stats: Stats, *, device: str, policy: str, allocator: str = "") -> str:
-    """Some lines that say what the figures mean together."""
+def summary(
+    stats: Stats,
+    *,
+    device: str,
+    policy: str,
+    allocator: str = "",
+    holders: Mapping[str, tuple[int, int]] | None = None,
+) -> str:
+    """Some lines that say what the figures mean together.
+
+    Args:
+        holders: of the live bytes: blocks and bytes of each framework beside torch.
+    """
     rows = [
         ("budget", _of(stats.budget_bytes), f"device {device}, policy {policy}"),
         *([("allocator", "", allocator)] if allocator else []),
         ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
         ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
+        *((f"  {name}", _of(count), f"{n} blocks") for name, (n, count) in (holders or {}).items()),
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
         ("dropped", _of(stats.dropped_bytes), "discarded, the driver's to take"),
         ("on the host", _of(stats.host_bytes), _host(stats)),

@@ -291,3 +291,15 @@ ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, C
       return CUDA_ERROR_INVALID_VALUE;
   }
 }
+
+// What is asked of an unknown pointer, and what this driver does not know, is answered with zeros.
+ENTRY(cuPointerGetAttributes, 7000,
+      (unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr)) {
+  SOFTCUDA_ENTER();
+  if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+  RETURN_IF_FAILED(check_initialized());
+  for (unsigned i = 0; i < count; ++i)
+    if (cuPointerGetAttribute(data[i], attributes[i], ptr) != CUDA_SUCCESS)
+      *static_cast<unsigned*>(data[i]) = 0;
+  return CUDA_SUCCESS;
+}

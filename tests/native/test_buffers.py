@@ -1,0 +1,285 @@
+"""umem.Buffer on the software device, with numpy as the other library, and without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import umem
+from umem.integrations import blocks
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def on() -> Iterator[None]:
+    umem.enable(budget="16MiB", host_budget="64MiB", device="soft", policy="lru", allocator="none")
+    yield
+    gc.collect()
+    left = umem.stats().live_bytes
+    umem.disable()
+    assert left == 0, f"the test left {left} bytes alive"
+
+
+def filled(value: int, mib: int = 4) -> umem.Buffer:
+    buffer = umem.Buffer(mib * MIB)
+    np.from_dlpack(buffer).fill(value)
+    return buffer
+
+
+def test_more_than_the_budget_keeps_its_bytes(on: None) -> None:
+    buffers = [filled(i) for i in range(10)]  # 40 MiB in 16
+    stats = umem.stats()
+    assert stats.live_bytes == 40 * MIB
+    assert stats.peak_resident_bytes <= stats.budget_bytes == 16 * MIB
+    assert stats.evictions > 0
+    for i, buffer in enumerate(buffers):
+        assert (np.asarray(buffer) == i).all()
+
+
+def test_shape_and_type_reach_the_consumer_without_a_copy(on: None) -> None:
+    buffer = umem.Buffer((3, 5), "float32")
+    array = np.from_dlpack(buffer)
+    assert (array.shape, array.dtype, buffer.nbytes) == ((3, 5), np.dtype("f4"), 60)
+    assert array.ctypes.data == np.asarray(buffer).ctypes.data == buffer.ptr
+    assert not hasattr(buffer, "__cuda_array_interface__")
+    assert buffer.__dlpack_device__() == (1, 0)
+    assert umem.Buffer(0).ptr == 0
+    assert np.from_dlpack(umem.Buffer((0, 4))).shape == (0, 4)
+
+
+def test_the_memory_goes_with_the_last_who_holds_it(on: None) -> None:
+    buffer = filled(7)
+    view = np.from_dlpack(buffer)[::2]
+    buffer.free()
+    assert "freed" in repr(buffer)
+    with pytest.raises(umem.StateError, match="was freed"):
+        _ = buffer.ptr
+    with pytest.raises(umem.StateError, match="was freed"):
+        np.from_dlpack(buffer)
+    buffer.free()
+    others = [filled(i) for i in range(8)]
+    assert (view == 7).all()
+    assert umem.stats().live_bytes == 36 * MIB
+    del view
+    assert umem.stats().live_bytes == 32 * MIB
+    del others
+
+
+def test_an_unused_capsule_frees_too(on: None) -> None:
+    capsule = umem.Buffer(4 * MIB).__dlpack__()
+    assert umem.stats().live_bytes == 4 * MIB
+    del capsule
+    assert umem.stats().live_bytes == 0
+
+
+def test_hints_move_it(on: None) -> None:
+    buffer = filled(3)
+    before = umem.stats()
+    assert umem.evict(buffer)
+    assert umem.stats().host_bytes == before.host_bytes + 4 * MIB
+    assert umem.prefetch(buffer)
+    assert umem.stats().prefetches > before.prefetches
+    assert umem.advise(np.asarray(buffer), "read_mostly")  # any array that spans it
+    assert not umem.evict(np.zeros(4))
+    for hint in (umem.prefetch, umem.evict):
+        with pytest.raises(TypeError, match="a list is no memory"):
+            hint([1])
+    assert (np.asarray(buffer) == 3).all()
+
+
+def test_the_summary_names_it(on: None) -> None:
+    kept = [umem.Buffer(4 * MIB), umem.Buffer(2 * MIB)]
+    assert blocks.holders() == {"Buffer": (2, 6 * MIB)}
+    assert re.search(r"^  Buffer +6 MiB  2 blocks$", umem.summary(), re.MULTILINE)
+    del kept
+    assert blocks.holders() == {}
+    assert "Buffer" not in umem.summary()
+
+
+def test_without_room_the_error_says_so(on: None) -> None:
+    with pytest.raises(umem.OutOfMemoryError, match=r"asked for 1024\.00 GiB"):
+        umem.Buffer(1 << 40)
+    assert blocks.holders() == {}
+
+
+def test_it_outlives_umem(on: None) -> None:
+    buffer = filled(9)
+    view = np.from_dlpack(buffer)
+    umem.disable()
+    with pytest.raises(umem.StateError, match=r"call umem\.enable"):
+        umem.Buffer(1)
+    assert (view == 9).all()
+    del buffer, view
+    assert umem.stats().live_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        ((-1,), {}, "sizes from 0"),
+        (("4",), {}, "sizes from 0"),
+        (((2, 1.5),), {}, "sizes from 0"),
+        ((True,), {}, "sizes from 0"),
+        ((4, "object"), {}, "types of numbers"),
+        ((4, "float33"), {}, "types of numbers"),
+        ((4, [("a", "i4")]), {}, "types of numbers"),
+        ((4,), {"device": 1}, "is device 0"),
+        ((4,), {"device": -1}, "is device 0"),
+        ((4,), {"stream": 4096}, "no streams"),
+    ],
+)
+def test_bad_requests(on: None, arguments: Any, named: Any, words: str) -> None:
+    with pytest.raises(umem.ConfigError, match=words):
+        umem.Buffer(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"copy": True}, {"dl_device": (2, 0)}], ids=["copy", "other device"]
+)
+def test_what_dlpack_cannot_do_is_a_buffer_error(on: None, asked: Any) -> None:
+    with pytest.raises(BufferError):
+        umem.Buffer(4).__dlpack__(**asked)
+
+
+def test_cuda_libraries_are_refused_on_the_software_device(on: None) -> None:
+    with pytest.raises(umem.NotSupportedError, match="UMEM_DEVICE=cuda"):
+        umem.cupy.malloc(4)
+    with pytest.raises(umem.StateError, match="asked for"):
+        umem.cupy.enable(budget="16MiB")
+    with pytest.raises(umem.NotSupportedError, match="software device"):
+        umem.cupy.enable()
+
+
+class Protocol:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (None, 0),
+        (1, 0),
+        (4096, 4096),
+        (Protocol(), 4096),
+        (types.SimpleNamespace(cuda_stream=4096), 4096),
+        (types.SimpleNamespace(ptr=4096), 4096),
+        (types.SimpleNamespace(handle=ctypes.c_void_p(4096)), 4096),
+        (types.SimpleNamespace(handle=ctypes.c_void_p(0)), 0),
+        (types.SimpleNamespace(stream=Protocol()), 4096),
+    ],
+)
+def test_streams_of_all_frameworks(stream: object, handle: int) -> None:
+    assert blocks.stream_handle(stream) == handle
+
+
+@pytest.mark.parametrize("stream", ["4096", 1.5, True, -1, object()])
+def test_what_is_no_stream(stream: object) -> None:
+    with pytest.raises(TypeError, match="is no CUDA stream"):
+        blocks.stream_handle(stream)
+
+
+def test_the_per_thread_default_stream_is_refused() -> None:
+    with pytest.raises(umem.NotSupportedError, match="per-thread"):
+        blocks.stream_handle(2)
+
+
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    slices=st.lists(st.sampled_from([1, -1, 2, -2]), min_size=3, max_size=3),
+    dtype=st.sampled_from(["u1", "f4", "c16"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_extents_are_those_of_numpy(shape: list[int], slices: list[int], dtype: str) -> None:
+    array = np.zeros(shape, dtype)[tuple(slice(None, None, s) for s in slices[: len(shape)])]
+    first, last = np.lib.array_utils.byte_bounds(array)
+    ptr, nbytes = blocks.extent(array)
+    assert nbytes == last - first if array.size else nbytes == 0
+    assert ptr == first or not array.size
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", "import umem, sys\nimport numpy as np\n" + code],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+ON = "umem.enable(budget='16MiB', device='soft', allocator='none', policy='{}')\n"
+
+
+def test_torch_is_not_needed() -> None:
+    out = run(
+        "sys.modules['torch'] = None\n"
+        + ON.format("umem")
+        + """
+for step in range(5):
+    kept = [umem.Buffer(4 << 20) for _ in range(6)]
+    for i, buffer in enumerate(kept):
+        np.from_dlpack(buffer).fill(i)
+    assert all((np.from_dlpack(b) == i).all() for i, b in enumerate(kept))
+    umem.step()
+umem.set_budget("20MiB")
+print(umem.stats().steps, umem.stats().evictions > 0, umem.summary().count("torch keeps"))
+"""
+    )
+    assert out.split() == ["5", "True", "1"]
+
+
+@pytest.mark.parametrize("off_first", [False, True])
+def test_a_consumer_outlives_the_interpreter(off_first: bool) -> None:
+    out = run(
+        ON.format("lru")
+        + """
+import ctypes
+class Late:
+    def __init__(self, buffer): self.view = np.from_dlpack(buffer)
+    def __del__(self, total=np.add.reduce): total(self.view[:4])
+late = Late(umem.Buffer(4 << 20))
+circle = [umem.Buffer(1 << 20)]; circle.append(circle)
+# Never freed: the capsule's reference is the process's.
+capsule = umem.Buffer(4 << 20).__dlpack__()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
+"""
+        + ("umem.disable()\n" if off_first else "")
+        + "print('end')"
+    )
+    assert out == "end\n"
+
+
+def test_threads_share_one_budget(on: None) -> None:
+    import threading
+
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            rng = np.random.default_rng(seed)
+            for _ in range(40):
+                value = int(rng.integers(256))
+                kept = filled(value, int(rng.integers(1, 4)))
+                assert (np.asarray(kept) == value).all()
+        except Exception as error:  # noqa: BLE001 - shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert blocks.holders() == {}

@@ -1,0 +1,207 @@
+"""Memory of umem's for others than torch: who holds it, and on which stream it is in order.
+
+A block is freed with its last reference, whoever has that: an array, a view of it, or a consumer of
+its DLPack capsule. All comes from the one native allocator, so one budget and one ledger hold for
+all frameworks.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ConfigError, NotSupportedError, StateError
+from ..native import core
+from .attached import Parts
+
+GUESTS = Parts()  # what umem put into frameworks other than torch; out again when it goes off
+
+# address -> (holder, bytes). Single dict operations only, because the garbage collector may free a
+# block between any two lines.
+_held: dict[int, tuple[str, int]] = {}
+# The engine asks streams for events as long as it knows of blocks on them, and a framework destroys
+# a stream with its last reference.
+_streams: dict[tuple[int, int], object] = {}
+
+_LEGACY, _PER_THREAD = 1, 2  # CUDA's two handles that are no pointers
+
+
+def stream_handle(stream: object) -> int:
+    """The handle of any framework's stream; 0 for None and for the legacy default stream.
+
+    Raises:
+        NotSupportedError: the per-thread default stream, which is another stream on each thread,
+            and so cannot be waited for by others.
+        TypeError: no stream.
+    """
+    handle = _handle(stream)
+    if handle == _PER_THREAD:
+        raise NotSupportedError(
+            "umem cannot follow the per-thread default stream, which is another one on each "
+            "thread; use a stream of your own, or the legacy default stream (unset "
+            "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM)"
+        )
+    return 0 if handle == _LEGACY else handle
+
+
+def _handle(stream: object) -> int:
+    if stream is None:
+        return 0
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for name in ("cuda_stream", "ptr"):  # torch, CuPy
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if hasattr(stream, "stream"):  # cuda.core's GraphBuilder
+        return _handle(stream.stream)
+    handle: Any = getattr(stream, "handle", stream)  # Numba's is a ctypes pointer
+    handle = getattr(handle, "value", handle)
+    if handle is None:
+        return 0
+    if hasattr(handle, "__int__") and not isinstance(handle, (bool, float)) and int(handle) >= 0:
+        return int(handle)
+    raise TypeError(
+        f"{stream!r} is no CUDA stream; allowed: None, a handle, an object with __cuda_stream__, "
+        "a stream of torch, CuPy, cuda.core or Numba"
+    )
+
+
+class Block:
+    """One allocation.
+
+    Args:
+        nbytes: 0 takes no memory, and its address is 0.
+        holder: what `umem.summary()` calls it.
+        device: the device's number.
+        stream: that uses it first, and after which it is used again. Kept alive.
+
+    Raises:
+        ConfigError: there is no such device, or the software device was given a stream.
+        StateError: umem is off, or a CUDA graph is being captured on the stream.
+        OutOfMemoryError: budget and host budget cannot hold it.
+    """
+
+    __slots__ = ("__weakref__", "device", "nbytes", "ptr", "stream")
+
+    def __init__(self, nbytes: int, holder: str, device: int = 0, stream: object = None) -> None:
+        self.ptr = 0  # first, for __del__
+        handle = stream_handle(stream)
+        _check_place(device, handle)
+        self.nbytes, self.device, self.stream = nbytes, device, handle
+        if nbytes == 0:
+            return
+        if core.stream_captures(device, handle):
+            raise StateError(
+                "a CUDA graph is being captured on the stream, and umem's memory cannot be a part "
+                "of it; allocate before the capture begins"
+            )
+        self.ptr = core.allocate(nbytes, device, handle)
+        _held[self.ptr] = (holder, nbytes)
+        if handle:
+            _streams.setdefault((device, handle), stream)
+
+    def also_on(self, handle: int) -> None:
+        """From now on the stream may use it too: after what its own stream holds; it is used again
+        after both.
+        """
+        if handle != self.stream and self.ptr:
+            core.wait_stream(self.device, handle, self.stream)
+            core.record_stream(self.ptr, handle)
+
+    # The defaults are there when the modules' names are gone, at the interpreter's end.
+    def __del__(
+        self,
+        forget: Callable[[int, None], object] = _held.pop,
+        release: Callable[[int], bool] = core.release,
+    ) -> None:
+        if self.ptr:
+            forget(self.ptr, None)  # first: once released, the address may be another block's
+            release(self.ptr)
+
+
+def holders() -> dict[str, tuple[int, int]]:
+    """Live blocks of each holder and their bytes, most bytes first."""
+    found: dict[str, tuple[int, int]] = {}
+    for holder, nbytes in list(_held.values()):
+        count, total = found.get(holder, (0, 0))
+        found[holder] = (count + 1, total + nbytes)
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def umem_went_off() -> None:
+    """Let go of the streams of programs, unless blocks that live on may need them."""
+    if core.stats()["live_bytes"] == 0:
+        _streams.clear()
+
+
+def require_cuda(what: str) -> None:
+    """Raise unless umem is on, on GPUs.
+
+    Raises:
+        StateError: it is off.
+        NotSupportedError: it is on with the software device, whose memory no GPU can read.
+    """
+    if not core.running():
+        raise StateError(f"{what} needs umem to be on; call umem.enable() first")
+    if core.current_options().device != "cuda":
+        raise NotSupportedError(
+            f"{what} needs a GPU, and umem is on with the software device; use UMEM_DEVICE=cuda"
+        )
+
+
+def on_gpu() -> bool:
+    """Whether umem's memory is a GPU's. On the software device it is the CPU's."""
+    return core.current_options().device == "cuda"
+
+
+def extent(array: Any) -> tuple[int, int]:
+    """The address and the bytes that a tensor, array or buffer spans, whole storage of tensors.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if hasattr(array, "untyped_storage"):
+        storage = array.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        if (interface := getattr(array, name, None)) is not None:
+            return _extent_of(interface)
+    if hasattr(array, "handle") and hasattr(array, "size"):  # cuda.core's Buffer
+        return int(array.handle), int(array.size)
+    raise TypeError(
+        f"a {type(array).__name__} is no memory of umem's; allowed: torch tensors, umem.Buffer, "
+        "CuPy arrays and others with __cuda_array_interface__, buffers of cuda.core"
+    )
+
+
+def _extent_of(interface: dict[str, Any]) -> tuple[int, int]:
+    item = int("".join(filter(str.isdigit, interface["typestr"])))
+    shape, strides = interface["shape"], interface.get("strides")
+    first = interface["data"][0]
+    if 0 in shape:
+        return first, 0
+    if strides is None:
+        return first, item * functools.reduce(operator.mul, shape, 1)
+    steps = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
+    before = sum(step for step in steps if step < 0)
+    return first + before, sum(abs(step) for step in steps) + item
+
+
+def _check_place(device: int, handle: int) -> None:
+    if device == 0 and handle == 0:
+        return
+    if not on_gpu():
+        if handle:
+            raise ConfigError("the software device has no streams for programs: leave stream= out")
+        if device != 0:
+            raise ConfigError(f"device={device!r}: the software device is device 0")
+    elif device not in range(_device_count()):
+        raise ConfigError(f"device={device!r}: allowed: 0 to {_device_count() - 1}")
+
+
+@functools.cache
+def _device_count() -> int:
+    return len(core.probe_cuda()["devices"])

@@ -1,0 +1,178 @@
+"""Memory of umem's for programs without a framework for it: Numba, ctypes, kernels of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, StateError
+from . import dlpack
+from .blocks import Block, on_gpu, stream_handle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Buffer:
+    """An array of umem's managed memory, without operators of its own.
+
+    Others take it without a copy: by `__cuda_array_interface__` (Numba, CuPy, torch, cuda.core) and
+    by DLPack, which says plain CUDA memory. On the software device it is CPU memory, with
+    `__array_interface__` (numpy) and DLPack. The memory goes with the last who holds it. Its bytes
+    are what they were: nothing is filled.
+
+    Args:
+        shape: elements, or of each dimension; contiguous, the last dimension fastest.
+        dtype: any of numpy's that holds no objects.
+        device: the device's number.
+        stream: a stream of any framework, or its handle, that uses it first. Memory that is free
+            again is handed out in this stream's order. None: the legacy default stream.
+
+    Raises:
+        ConfigError: a bad shape, type or device.
+        StateError: umem is off, or a CUDA graph is being captured on the stream.
+        OutOfMemoryError: budget and host budget cannot hold it.
+    """
+
+    def __init__(
+        self,
+        shape: int | tuple[int, ...],
+        dtype: object = "uint8",
+        *,
+        device: int = 0,
+        stream: object = None,
+    ) -> None:
+        self._block: Block | None = None
+        self.shape, self.dtype = _shape(shape), _dtype(dtype)
+        nbytes = self.dtype.itemsize
+        for n in self.shape:
+            nbytes *= n
+        self.nbytes = nbytes
+        self._block = Block(nbytes, "Buffer", device, stream)
+        self.device = device
+        self._on_gpu = on_gpu()
+
+    def __repr__(self) -> str:
+        place = "freed" if self._block is None else f"device {self.device}"
+        return f"<umem.Buffer {self.shape} {self.dtype} ({self.nbytes} bytes), {place}>"
+
+    @property
+    def ptr(self) -> int:
+        """The address; 0 where there are no bytes.
+
+        Raises:
+            StateError: it was freed.
+        """
+        return self._live().ptr
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that it is in order with."""
+        return self._live().stream
+
+    def free(self) -> None:
+        """Let go of the memory. Who got it from here, by DLPack or as an array, keeps it."""
+        self._block = None
+
+    def record_stream(self, stream: object) -> None:
+        """Another stream uses it too, from now on, and in order.
+
+        That is: after what its own stream holds now. The memory is handed out again when both are
+        done with it.
+        """
+        self._live().also_on(stream_handle(stream))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3; AttributeError on the software device."""
+        if not self._on_gpu:
+            raise AttributeError("on the software device a Buffer is CPU memory")
+        return {**self._interface(), "stream": self._live().stream or 1}  # 1: legacy default
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Version 3; AttributeError on a GPU."""
+        if self._on_gpu:
+            raise AttributeError("a Buffer on a GPU is for __cuda_array_interface__")
+        return self._interface()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Plain CUDA memory, or the CPU's on the software device."""
+        return (dlpack.CUDA, self.device) if self._on_gpu else (dlpack.CPU, 0)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule, by the array API's protocol; it holds the memory, and not this object.
+
+        Raises:
+            BufferError: another device, a copy, or a stream that cannot be waited on.
+        """
+        dlpack.check_request(self.__dlpack_device__(), dl_device, copy)
+        if self._on_gpu and stream != -1:  # -1: the consumer waits itself
+            self._live().also_on(_consumer(stream))
+        return dlpack.place_on(_capsule(self, max_version), *self.__dlpack_device__())
+
+    def _live(self) -> Block:
+        if self._block is None:
+            raise StateError("this umem.Buffer was freed")
+        return self._block
+
+    def _interface(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self._live().ptr, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+class _Held:
+    """What a numpy array stands on, so that the array holds the block."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.block, self.__array_interface__ = buffer._live(), buffer._interface()
+
+
+def _capsule(buffer: Buffer, max_version: tuple[int, int] | None) -> object:
+    """numpy's capsule over the address, which it does not read."""
+    import numpy as np
+
+    array = np.asarray(_Held(buffer))
+    try:
+        return array.__dlpack__(max_version=max_version)
+    except TypeError:  # numpy before 2.1
+        return array.__dlpack__()
+
+
+def _consumer(stream: int | None) -> int:
+    if stream == 0 and stream is not None:
+        raise BufferError("stream=0 is ambiguous in DLPack: 1 is the legacy default stream")
+    try:
+        return stream_handle(stream)
+    except (TypeError, RuntimeError) as error:
+        raise BufferError(str(error)) from error
+
+
+def _shape(shape: object) -> tuple[int, ...]:
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
+        raise ConfigError(f"umem.Buffer({shape!r}): allowed: sizes from 0, one or a tuple of them")
+    return tuple(sizes)
+
+
+def _dtype(dtype: object) -> np.dtype[Any]:
+    import numpy as np
+
+    try:
+        found = np.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "biufc":
+        raise ConfigError(f"umem.Buffer(..., dtype={dtype!r}): allowed: numpy's types of numbers")
+    return found  # type: ignore[no-any-return]
