@@ -181,6 +181,8 @@ def require_torch() -> None:
         if error.name != "torch":
             raise
     problem = torch_problem(version)
+    if version is None:
+        problem = f'{problem}; CuPy, cuda.core and umem.Buffer do without: allocator="none"'
     if problem is not None:
         raise NotSupportedError(problem)
 

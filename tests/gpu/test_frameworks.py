@@ -147,6 +147,32 @@ def test_memory_follows_streams(program: Program, seed: int) -> None:
     )
 
 
+def test_streams_of_memory_stay_until_umem_goes_off(program: Program) -> None:
+    program(
+        TOOLS
+        + """
+    import weakref
+    enable()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    class Owned:  # a stream that is destroyed with its last reference
+        def __init__(self, stream): self.stream = stream
+        def __cuda_stream__(self): return (0, self.stream.cuda_stream)
+    owned = [Owned(stream) for stream in streams]
+    first, second = map(weakref.ref, owned)
+    buffer = umem.Buffer(4 * MIB, stream=owned[0])
+    buffer.record_stream(owned[1])
+    del owned
+    gc.collect()
+    assert first() and second()
+    buffer.free()
+    gc.collect()
+    assert first() and second(), "the cache has blocks of theirs"
+    umem.disable()
+    assert not first() and not second()
+    """
+    )
+
+
 def test_what_a_buffer_refuses(program: Program) -> None:
     program(
         TOOLS

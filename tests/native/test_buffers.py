@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -210,9 +211,9 @@ def test_extents_are_those_of_numpy(shape: list[int], slices: list[int], dtype: 
     assert ptr == first or not array.size
 
 
-def run(code: str) -> str:
+def run(code: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", "import umem, sys\nimport numpy as np\n" + code],
+        [sys.executable, "-c", "import json, sys\nimport numpy as np, umem\n" + code, *arguments],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -222,11 +223,11 @@ def run(code: str) -> str:
 ON = "umem.enable(budget='16MiB', device='soft', allocator='none', policy='{}')\n"
 
 
-def test_torch_is_not_needed() -> None:
+def test_torch_is_not_needed(tmp_path: Path) -> None:
     out = run(
-        "sys.modules['torch'] = None\n"
-        + ON.format("umem")
-        + """
+        """
+sys.modules["torch"] = None
+umem.enable(budget="16MiB", device="soft", allocator="none", trace=sys.argv[1])
 for step in range(5):
     kept = [umem.Buffer(4 << 20) for _ in range(6)]
     for i, buffer in enumerate(kept):
@@ -235,9 +236,12 @@ for step in range(5):
     umem.step()
 umem.set_budget("20MiB")
 print(umem.stats().steps, umem.stats().evictions > 0, umem.summary().count("torch keeps"))
-"""
+umem.disable()
+print(json.loads(open(sys.argv[1]).readline())["source"])
+""",
+        str(tmp_path / "trace.jsonl"),
     )
-    assert out.split() == ["5", "True", "1"]
+    assert out.splitlines() == ["5 True 1", "a program without torch"]
 
 
 @pytest.mark.parametrize("off_first", [False, True])
@@ -259,6 +263,12 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))
         + "print('end')"
     )
     assert out == "end\n"
+
+
+def test_the_pages_example_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(import numpy.*?)```", page, re.DOTALL)
+    assert run(code) == ""
 
 
 def test_threads_share_one_budget(on: None) -> None:

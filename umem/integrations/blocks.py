@@ -100,16 +100,17 @@ class Block:
             )
         self.ptr = core.allocate(nbytes, device, handle)
         _held[self.ptr] = (holder, nbytes)
-        if handle:
-            _streams.setdefault((device, handle), stream)
+        _keep(device, handle, stream)
 
-    def also_on(self, handle: int) -> None:
+    def also_on(self, stream: object) -> None:
         """From now on the stream may use it too: after what its own stream holds; it is used again
         after both.
         """
+        handle = stream_handle(stream)
         if handle != self.stream and self.ptr:
             core.wait_stream(self.device, handle, self.stream)
             core.record_stream(self.ptr, handle)
+            _keep(self.device, handle, stream)
 
     # The defaults are there when the modules' names are gone, at the interpreter's end.
     def __del__(
@@ -188,6 +189,11 @@ def _extent_of(interface: dict[str, Any]) -> tuple[int, int]:
     steps = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
     before = sum(step for step in steps if step < 0)
     return first + before, sum(abs(step) for step in steps) + item
+
+
+def _keep(device: int, handle: int, stream: object) -> None:
+    if handle:
+        _streams.setdefault((device, handle), stream)
 
 
 def _check_place(device: int, handle: int) -> None:

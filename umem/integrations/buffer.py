@@ -79,7 +79,7 @@ class Buffer:
         That is: after what its own stream holds now. The memory is handed out again when both are
         done with it.
         """
-        self._live().also_on(stream_handle(stream))
+        self._live().also_on(stream)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

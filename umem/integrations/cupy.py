@@ -1,4 +1,7 @@
-"""CuPy: arrays in umem's memory, in the order of CuPy's current stream."""
+"""CuPy: arrays in umem's memory, in the order of CuPy's current stream.
+
+Not by CuPy's `CFunctionAllocator`, because C functions are not told the stream.
+"""
 
 from __future__ import annotations
 
