@@ -67,6 +67,9 @@ def native_options(settings: Settings, threads: int) -> _core.Options:
     from .policies import registry
 
     _check_name(settings, "policy", settings.policy, list(registry.names()))
+    if settings.allocator == "none" and settings.recompute != "off":
+        reason = f"{settings.recompute!r} is for torch's modules, and allocator=none leaves them"
+        raise config.refusal(BY_NAME["recompute"], settings.origins["recompute"], reason, "off")
     options = core.Options()
     options.device = device_kind(settings)
     if options.device == "soft":

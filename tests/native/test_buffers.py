@@ -163,6 +163,12 @@ def test_cuda_libraries_are_refused_on_the_software_device(on: None) -> None:
         umem.cupy.enable()
 
 
+def test_recomputing_is_not_for_programs_without_torch() -> None:
+    with pytest.raises(umem.ConfigError, match=r"recompute=.*allowed: off"):
+        umem.enable(budget="16MiB", device="soft", allocator="none", recompute="umem")
+    assert not umem.is_enabled()
+
+
 class Protocol:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, 4096)
