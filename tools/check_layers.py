@@ -77,13 +77,16 @@ PY_FLOORS: dict[str, set[str]] = {
     "runtime": _CONFIG
     | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"}
     | {"lazily:recompute"},
+    "targets": {"errors"},
+    "whereabouts": {"errors", "targets"} | {"lazily:native", "lazily:_core", "lazily:report"},
+    "hints": {"errors", "units", "runtime", "targets"} | {"lazily:native", "lazily:whereabouts"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
     | _CONFIG
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
-    "umem": {"errors", "recompute", "runtime", "statistics"},
+    "umem": {"errors", "recompute", "runtime", "statistics", "hints", "whereabouts"},
     "__main__": {"cli"},
 }
 # _autoload imports only os; torch_build stands alone for setup.py and reads the compiler, CXX.

@@ -25,15 +25,13 @@ if TYPE_CHECKING:
         TraceError,
         UmemError,
     )
+    from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, unpin
     from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
-        advise,
         disable,
         enable,
-        evict,
         is_enabled,
-        prefetch,
         reset_peak_stats,
         set_budget,
         stats,
@@ -41,10 +39,12 @@ if TYPE_CHECKING:
         summary,
     )
     from .statistics import Stats
+    from .whereabouts import Where, scope, tensors, where
 
 __all__ = [
     "ConfigError",
     "DriverError",
+    "Hold",
     "NotSupportedError",
     "OutOfMemoryError",
     "PlanError",
@@ -53,21 +53,41 @@ __all__ = [
     "Stats",
     "TraceError",
     "UmemError",
+    "Where",
     "__version__",
     "advise",
     "deoptimize",
     "disable",
+    "discard",
     "enable",
     "evict",
+    "exclude",
     "is_enabled",
+    "keep",
     "optimize",
+    "pin",
     "prefetch",
     "reset_peak_stats",
+    "scope",
     "set_budget",
     "stats",
     "step",
     "summary",
+    "tensors",
+    "unpin",
+    "where",
 ]
+
+
+_HOMES = {
+    "Stats": "statistics",
+    **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
+    **dict.fromkeys(
+        ("Hold", "advise", "discard", "evict", "exclude", "keep", "pin", "prefetch", "unpin"),
+        "hints",
+    ),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -76,11 +96,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    home = "errors" if name.endswith("Error") else "runtime"
-    if name == "Stats":
-        home = "statistics"
-    elif name in ("optimize", "deoptimize"):
-        home = "recompute.optimize"
+    home = "errors" if name.endswith("Error") else _HOMES.get(name, "runtime")
     value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

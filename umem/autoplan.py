@@ -241,8 +241,8 @@ class Driver:
         if self.file is not None:
             self.file.close()
 
-    def budget_changed(self) -> None:
-        """Plans were for another budget."""
+    def restart(self) -> None:
+        """Plans were for another budget, or for other tensors to stay."""
         if self.planner is not None:
             self.planner.restart()
 

@@ -1,4 +1,4 @@
-"""The façade: turning umem on and off, its figures, and hints."""
+"""The façade: turning umem on and off, and its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import config, startup
 from .config import Settings
@@ -26,19 +26,6 @@ _log = logging.getLogger("umem")
 _lock = threading.RLock()
 
 native_options = startup.native_options  # for commands that check before they start anything
-
-
-class Storage(Protocol):
-    """What a hint needs of a tensor's storage."""
-
-    def data_ptr(self) -> int: ...
-    def nbytes(self) -> int: ...
-
-
-class Tensor(Protocol):
-    """A torch.Tensor."""
-
-    def untyped_storage(self) -> Storage: ...
 
 
 class Session:
@@ -230,7 +217,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         StateError: umem is off.
     """
     with _lock:
-        session = _require_session("set_budget")
+        session = require_session("set_budget")
         asked = config.load({"budget": budget, "host_budget": host_budget})
         host = session.settings.host_budget if host_budget is None else asked.host_budget
         changed = dataclasses.replace(
@@ -254,7 +241,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         core.set_budget(count, host_count)
         session.settings = changed
         if _driver is not None:
-            _driver.budget_changed()
+            _driver.restart()
 
 
 def step() -> None:
@@ -263,65 +250,27 @@ def step() -> None:
     Raises:
         StateError: umem is off.
     """
-    _require_session("step")
+    require_session("step")
     from .native import core
 
     core.step()
 
 
-def prefetch(tensor: Tensor) -> bool:
-    """Bring the tensor's storage to the device; False when umem does not hold it.
+def replan() -> None:
+    """Plans were made for other tensors to stay: they are made anew."""
+    if _driver is not None:
+        _driver.restart()
+
+
+def require_session(what: str) -> Session:
+    """The session for `umem.what()`.
 
     Raises:
         StateError: umem is off.
     """
-    _require_session("prefetch")
-    from .native import core
-
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
-    if held:
-        core.prefetch(storage.data_ptr(), storage.nbytes())
-    return held
-
-
-def evict(tensor: Tensor) -> bool:
-    """Send the tensor's storage to the host; False when umem does not hold it.
-
-    Raises:
-        StateError: umem is off.
-    """
-    _require_session("evict")
-    from .native import core
-
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
-    if held:
-        core.evict(storage.data_ptr(), storage.nbytes())
-    return held
-
-
-def advise(tensor: Tensor, advice: str) -> bool:
-    """Say how the tensor's storage is used; False when umem does not hold it.
-
-    Args:
-        advice: "read_mostly": keep what is read on both sides, so that evicting it again costs no
-            transfer; a write ends that until it is read again. "none": no longer.
-
-    Raises:
-        ConfigError: unknown advice.
-        StateError: umem is off.
-    """
-    _require_session("advise")
-    if advice not in ("read_mostly", "none"):
-        raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
-    from .native import core
-
-    storage = tensor.untyped_storage()
-    held = core.owns(storage.data_ptr())
-    if held:
-        core.read_mostly(storage.data_ptr(), storage.nbytes(), advice == "read_mostly")
-    return held
+    if _session is None:
+        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
+    return _session
 
 
 def _border(device: str) -> ModuleType:
@@ -391,7 +340,3 @@ def _at_exit(process: int, summary: bool) -> None:
         sys.stderr.write(text.closing(stats()) + "\n")
 
 
-def _require_session(what: str) -> Session:
-    if _session is None:
-        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
-    return _session

@@ -214,6 +214,8 @@ bool release(void* ptr) noexcept {
   if (trace::recording()) trace::recorder().free(reinterpret_cast<std::uintptr_t>(ptr));
   ++s.counts.frees;
   const arena::Freed& block = freed.value();
+  if (!s.holds.empty()) end_holds(s, ptr, block.bytes);
+  s.scopes.forget(ptr);
   if (block.last_in_range) device.engine.retire(block.range);
   // Programs of changing shapes leave ranges behind that no request fits: give the oldest back.
   const arena::Footprint footprint = device.arena.footprint();

@@ -38,21 +38,6 @@ UMEM_API void reset_peak_stats();
 // Returns cached memory to the driver.
 UMEM_API Status trim();
 
-// Hints on [ptr, ptr + bytes); units are moved whole.
-UMEM_API Status prefetch(const void* ptr, std::size_t bytes);
-UMEM_API Status evict(const void* ptr, std::size_t bytes);
-UMEM_API Status read_mostly(const void* ptr, std::size_t bytes, bool on);
-
-struct BlockReport {
-  std::uintptr_t base;
-  std::size_t bytes;
-  const char* tag;
-  const char* family;
-  const char* state;
-  std::uint32_t pins;
-};
-UMEM_API std::vector<BlockReport> blocks();
-
 // The driver in use; null before the first start. For `umem doctor` and tests.
 UMEM_API driver::Driver* current_driver();
 
