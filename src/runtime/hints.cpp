@@ -65,7 +65,7 @@ Whereabouts look(const State& s, Span span) {
 }  // namespace
 
 Status check_spans(const State& s, const Spans& spans) {
-  if (!s.open()) return not_running();
+  if (!s.open()) return spans.empty() ? Status() : not_running();
   for (const Span& span : spans) {
     std::size_t found = 0;
     each_unit(s, span, [&](Device&, RangeId, Span part) { found += part.bytes; });

@@ -64,6 +64,27 @@ def test_a_discard_is_ordered_on_the_current_stream(soft: Softcuda | None, seed:
 
 
 @SEEDS
+def test_a_write_that_umem_brings_nothing_in_for_waits_too(
+    soft: Softcuda | None, seed: int
+) -> None:
+    defer(soft, seed)
+    tensors = [full(1.0, mib=8) for _ in range(6)]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):  # whose replays no observer sees
+        tensors[0].fill_(7.0)
+    for value in range(4):
+        umem.discard(tensors[0])
+        graph.replay()
+        for i, t in enumerate(tensors[1:]):
+            umem.discard(t[MIB:])  # a part: the rest is still there
+            t.fill_(float(value + i))
+        assert holds(tensors[0], 7.0)
+        assert [holds(t, float(value + i)) for i, t in enumerate(tensors[1:])] == [True] * 5
+    graph.reset()
+
+
+@SEEDS
 def test_a_discard_of_evicted_bytes(soft: Softcuda | None, seed: int) -> None:
     defer(soft, seed)
     t, neighbour = full(1.0, mib=8), full(3.0, mib=8)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.planned import Program, options, running
+from support.planned import Program, columns, running, weights
 
 from umem import _core
 from umem.errors import ConfigError, OutOfMemoryError, StateError
@@ -201,26 +201,20 @@ def test_a_restart_forgets_holds_and_rules(memory: Memory) -> None:
 
 
 def test_a_plan_does_not_send_out_what_is_pinned(program: Program) -> None:
-    a, b = program.alloc(4 * MIB), program.alloc(4 * MIB)
-    del b
-    plan_everything_out(program)
-    number = _core.hold([(a, 4 * MIB)], "pin", ["a"])
-    before = _core.stats()["evictions"]
-    run_steps(program, 3)
-    assert state(a) == "resident"
-    assert _core.stats()["evictions"] > before
-    assert _core.plan_status()["complete"]
+    tensors = weights(program, "ab")
+    plan = columns(tensors, [[0], [1], [1]], evict=[[0, 0], [1, 1]], fetch=[[1, 2, 1]])
+    number = _core.hold([(program.at["a"], 1)], "pin", ["a"])
+    _core.install_plan(plan)
+    for _ in range(3):
+        for name in "abb":
+            program.op(name)
+            assert "a" not in program.away()
+        _core.step()
+    stats = _core.stats()
+    assert (stats["plan_hits"], stats["plan_misses"], stats["evictions"]) == (9, 0, 3)
     _core.unhold(number)
-    run_steps(program, 2)
-    assert state(a) == "evicted"
-
-
-def plan_everything_out(program: Program) -> None:
-    raise NotImplementedError
-
-
-def run_steps(program: Program, count: int) -> None:
-    raise NotImplementedError
+    program.op("a")
+    assert program.away() == {"a"}
 
 
 def test_discard_takes_whole_pages_only(memory: Memory) -> None:
