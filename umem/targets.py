@@ -93,13 +93,19 @@ def _part(name: str, tensor: Any, what: str) -> Part:
         ) from error
     if first == 0 or 0 in shape:
         return nothing
-    elements = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    own = 1
-    for n, stride in zip(shape, strides, strict=True):
-        own *= n if stride else 1  # expanded: the same bytes again
+    elements, dense = _extent(shape, strides)
     # A storage that was freed or shrunk under its tensor has fewer bytes than those ask for.
     begin = min(offset * size, limit)
     nbytes = min(begin + elements * size, limit) - begin
     if nbytes == 0:
         return nothing
-    return Part(name, tensor, first + begin, nbytes, own >= elements)
+    return Part(name, tensor, first + begin, nbytes, dense)
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
+    """Elements from the first to the last, and whether each of those in between is one."""
+    extent, dense = 1, True
+    for stride, n in sorted(zip(strides, shape, strict=True)):
+        dense = dense and (stride <= extent or n == 1)
+        extent += (n - 1) * stride
+    return extent, dense

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -325,6 +331,15 @@ def test_scopes_name_blocks_on_their_own_thread() -> None:
 
 
 @pytest.mark.usefixtures("on")
+def test_a_wrapper_is_what_it_holds() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = full(4), full(4, 2.0)
+    assert umem.evict(TwoTensor(a, b))
+    assert [umem.where(t).evicted_bytes for t in (a, b)] == [4 * MIB] * 2
+
+
+@pytest.mark.usefixtures("on")
 def test_the_report_adds_up() -> None:
     net, held = Net(), [full(4) for _ in range(6)]
     rows = umem.tensors()
@@ -414,3 +429,16 @@ def test_under_none_hints_lose_nothing() -> None:
         press(48)
         assert t.sum().item() == 5.0 * MIB
         assert umem.where(t).discarded_bytes == 0
+
+
+def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
+    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
+    assert match is not None
+    done = subprocess.run(
+        [sys.executable, "-c", match[1]],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == match[2]
