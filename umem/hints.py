@@ -234,14 +234,9 @@ def exclude(
     from .native import core
 
     if target is None and predicate is None:
-        made = Hold("exclude", [core.exempt_all(tag or "", least, most)])
-    else:
-        chosen = _chosen(target, tag, least, most, predicate)
-        number = [core.hold(chosen, "exempt", [])] if chosen else []
-        made = Hold("exclude", number)
-    if made:
-        runtime.replan()
-    return made
+        return Hold("exclude", [core.exempt_all(tag or "", least, most)])
+    chosen = _chosen(target, tag, least, most, predicate)
+    return Hold("exclude", [core.hold(chosen, "exempt", [])] if chosen else [])
 
 
 def _chosen(

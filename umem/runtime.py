@@ -258,8 +258,9 @@ def step() -> None:
 
 def replan() -> None:
     """Plans were made for other tensors to stay: they are made anew."""
-    if _driver is not None:
-        _driver.restart()
+    with _lock:
+        if _driver is not None:
+            _driver.restart()
 
 
 def require_session(what: str) -> Session:
