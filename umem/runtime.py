@@ -339,5 +339,3 @@ def _at_exit(process: int, summary: bool) -> None:
         from .report import text
 
         sys.stderr.write(text.closing(stats()) + "\n")
-
-

@@ -57,7 +57,8 @@ struct Whereabouts {
   std::string scope;
 };
 UMEM_API Result<Whereabouts> where(backing::Span span);
-// Of each span whether policies leave all of its live units where they are; false where it has none.
+// Of each span whether policies leave all of its live units where they are; false where it has
+// none.
 UMEM_API std::vector<bool> staying(const Spans& spans);
 
 struct PlacedBlock {

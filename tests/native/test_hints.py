@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -215,6 +216,34 @@ def test_a_plan_does_not_send_out_what_is_pinned(program: Program) -> None:
     _core.unhold(number)
     program.op("a")
     assert program.away() == {"a"}
+
+
+def test_blocks_of_a_layout_are_held_and_discarded_as_others() -> None:
+    with running(made_options(64 * MIB, policy="planned")) as program:
+        sizes, places = np.array([6 * MIB, 4 * MIB]), np.array([0, 0])
+        _core.install_layout(sizes, places, 6 * MIB)
+        at = set()
+        for _ in range(3):
+            first = program.take("a", 5)
+            _core.hold([(first, 5 * MIB)], "pin", ["a"])
+            _core.hold([(first, 1)], "exempt", ["a"])
+            assert _core.where(first, 5 * MIB)["pins"] == 1
+            with pytest.raises(StateError, match="pinned"):
+                _core.evict(first, 1)
+            program.drop("a")
+            second = program.take("b", 4)  # on the same pages
+            row = _core.where(second, 4 * MIB)
+            assert (row["pins"], row["exempt"], row["bytes"]) == (0, False, 4 * MIB)
+            assert _core.own_pages(second, 4 * MIB) == _core.discard(second, 4 * MIB) == 4 * MIB
+            assert state(second, 4 * MIB) == "discarded"
+            program.fill("b")
+            program.op("b")
+            _core.evict(second, 1)
+            program.drop("b")
+            _core.step()
+            at |= {first, second}
+        assert len(at) == 1
+        assert _core.layout_status()["hits"] == 6
 
 
 def test_discard_takes_whole_pages_only(memory: Memory) -> None:
