@@ -79,14 +79,17 @@ PY_FLOORS: dict[str, set[str]] = {
     | {"lazily:recompute"},
     "cupy": {"integrations", "lazily:integrations", "lazily:runtime"},
     "cuda_core": {"integrations"},
+    "targets": {"errors"},
+    "whereabouts": {"errors", "targets"} | {"lazily:native", "lazily:_core", "lazily:report"},
+    "hints": {"errors", "units", "runtime", "targets"} | {"lazily:native", "lazily:whereabouts"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
     | _CONFIG
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
-    "umem": {"errors", "recompute", "runtime", "statistics", "lazily:integrations"}
-    | {"lazily:cupy", "lazily:cuda_core"},
+    "umem": {"errors", "recompute", "runtime", "statistics", "hints", "whereabouts"}
+    | {"lazily:integrations", "lazily:cupy", "lazily:cuda_core"},
     "__main__": {"cli"},
 }
 # _autoload imports only os; torch_build stands alone for setup.py and reads the compiler, CXX.

@@ -27,17 +27,15 @@ if TYPE_CHECKING:
         TraceError,
         UmemError,
     )
+    from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, unpin
     from .integrations.buffer import Buffer
     from .integrations.dlpack import export
     from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
-        advise,
         disable,
         enable,
-        evict,
         is_enabled,
-        prefetch,
         reset_peak_stats,
         set_budget,
         stats,
@@ -45,11 +43,13 @@ if TYPE_CHECKING:
         summary,
     )
     from .statistics import Stats
+    from .whereabouts import Where, scope, tensors, where
 
 __all__ = [
     "Buffer",
     "ConfigError",
     "DriverError",
+    "Hold",
     "NotSupportedError",
     "OutOfMemoryError",
     "PlanError",
@@ -58,21 +58,30 @@ __all__ = [
     "Stats",
     "TraceError",
     "UmemError",
+    "Where",
     "__version__",
     "advise",
     "deoptimize",
     "disable",
+    "discard",
     "enable",
     "evict",
+    "exclude",
     "export",
     "is_enabled",
+    "keep",
     "optimize",
+    "pin",
     "prefetch",
     "reset_peak_stats",
+    "scope",
     "set_budget",
     "stats",
     "step",
     "summary",
+    "tensors",
+    "unpin",
+    "where",
 ]
 
 
@@ -81,9 +90,13 @@ _FRAMEWORKS = ("cuda_core", "cupy")
 _HOMES = {
     "Buffer": "integrations.buffer",
     "Stats": "statistics",
-    "deoptimize": "recompute.optimize",
     "export": "integrations.dlpack",
-    "optimize": "recompute.optimize",
+    **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
+    **dict.fromkeys(
+        ("Hold", "advise", "discard", "evict", "exclude", "keep", "pin", "prefetch", "unpin"),
+        "hints",
+    ),
 }
 
 
@@ -95,7 +108,7 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES.get(name, "errors" if name.endswith("Error") else "runtime")
+    home = "errors" if name.endswith("Error") else _HOMES.get(name, "runtime")
     value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

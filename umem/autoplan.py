@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .policies.base import Policy
     from .trace.recording import TraceFile
     from .trace.schema import Header
+    from .trace.step import Bools, StepTrace
     from .trace.steps import StepBuilder
 
 _log = logging.getLogger("umem")
@@ -188,16 +190,18 @@ class Planner:
         if not trace.large.any():
             return 0  # nothing that could be moved alone
         begin = time.perf_counter()
-        plan = self._policy.plan(trace, self._device(), self._budget())
-        if plan is None:
-            self.stop()
-            return 0
 
         def address(tensor: int) -> int:
             # What is carried into the next step is what this one made.
             if trace.kind[tensor] == Kind.CARRIED:
                 tensor = int(trace.twin[tensor])
             return 0 if tensor < 0 else self._addresses.get(int(trace.source[tensor]), 0)
+
+        trace = replace(trace, stays=_staying(trace, address))
+        plan = self._policy.plan(trace, self._device(), self._budget())
+        if plan is None:
+            self.stop()
+            return 0
 
         try:
             columns = lowering.lower(plan, address)
@@ -212,6 +216,18 @@ class Planner:
         )  # fmt: skip
         self._layouts.planned(number, trace, self._budget())
         return number
+
+
+def _staying(trace: StepTrace, address: Callable[[int], int]) -> Bools | None:
+    """What of the step the program has pinned or excluded, as far as it is alive where it ends."""
+    import numpy as np
+
+    spans = [
+        (address(tensor), int(size)) if large else (0, 0)
+        for tensor, (size, large) in enumerate(zip(trace.bytes, trace.large, strict=True))
+    ]
+    staying = np.array(core.staying(spans), bool)
+    return staying if staying.any() else None
 
 
 def _without_plan(status: PlanStatus) -> bool:
@@ -242,8 +258,8 @@ class Driver:
         if self.file is not None:
             self.file.close()
 
-    def budget_changed(self) -> None:
-        """Plans were for another budget."""
+    def restart(self) -> None:
+        """Plans were for another budget, or for other tensors to stay."""
         if self.planner is not None:
             self.planner.restart()
 

@@ -1,4 +1,4 @@
-"""The façade: turning umem on and off, its figures, and hints."""
+"""The façade: turning umem on and off, and its figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -224,7 +223,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         StateError: umem is off.
     """
     with _lock:
-        session = _require_session("set_budget")
+        session = require_session("set_budget")
         asked = config.load({"budget": budget, "host_budget": host_budget})
         host = session.settings.host_budget if host_budget is None else asked.host_budget
         changed = dataclasses.replace(
@@ -248,7 +247,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         core.set_budget(count, host_count)
         session.settings = changed
         if _driver is not None:
-            _driver.budget_changed()
+            _driver.restart()
 
 
 def step() -> None:
@@ -257,59 +256,28 @@ def step() -> None:
     Raises:
         StateError: umem is off.
     """
-    _require_session("step")
+    require_session("step")
     from .native import core
 
     core.step()
 
 
-def prefetch(tensor: object) -> bool:
-    """Bring a tensor's storage to the device; False when umem does not hold it.
+def replan() -> None:
+    """Plans were made for other tensors to stay: they are made anew."""
+    with _lock:
+        if _driver is not None:
+            _driver.restart()
 
-    Also what a `umem.Buffer`, a buffer of cuda.core or an array with `__cuda_array_interface__`
-    spans.
+
+def require_session(what: str) -> Session:
+    """The session for `umem.what()`.
 
     Raises:
         StateError: umem is off.
-        TypeError: none of these.
     """
-    return _on_extent("prefetch", tensor, lambda core, ptr, n: core.prefetch(ptr, n))
-
-
-def evict(tensor: object) -> bool:
-    """Send a tensor's storage to the host; of what, and what it raises: as `prefetch`."""
-    return _on_extent("evict", tensor, lambda core, ptr, n: core.evict(ptr, n))
-
-
-def advise(tensor: object, advice: str) -> bool:
-    """Say how a tensor's storage is used; False when umem does not hold it.
-
-    Args:
-        tensor: as for `prefetch`.
-        advice: "read_mostly": keep what is read on both sides, so that evicting it again costs no
-            transfer; a write ends that until it is read again. "none": no longer.
-
-    Raises:
-        ConfigError: unknown advice.
-        StateError, TypeError: as `prefetch`.
-    """
-    _require_session("advise")
-    if advice not in ("read_mostly", "none"):
-        raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
-    on = advice == "read_mostly"
-    return _on_extent("advise", tensor, lambda core, ptr, n: core.read_mostly(ptr, n, on))
-
-
-def _on_extent(what: str, tensor: object, act: Callable[[Any, int, int], None]) -> bool:
-    _require_session(what)
-    from .integrations import blocks
-    from .native import core
-
-    ptr, nbytes = blocks.extent(tensor)
-    held = core.owns(ptr)
-    if held:
-        act(core, ptr, nbytes)
-    return held
+    if _session is None:
+        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
+    return _session
 
 
 def _border(device: str, allocator: str) -> ModuleType:
@@ -387,9 +355,3 @@ def _at_exit(process: int, summary: bool) -> None:
         from .report import text
 
         sys.stderr.write(text.closing(stats()) + "\n")
-
-
-def _require_session(what: str) -> Session:
-    if _session is None:
-        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
-    return _session

@@ -175,16 +175,22 @@ std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
   return pools_[slot.pool]->small.units_at(range, unit_of(ptr, range)) * kUnit;
 }
 
-Result<Freed> Arena::free(void* ptr) {
+Block Arena::block_at(const void* ptr) const {
   const RangeId range = ranges_.find(ptr);
   const std::size_t bytes = block_bytes(ptr, range);
+  if (bytes == 0) return {};
+  const Slot& slot = slots_[range];
+  if (slot.kind != Slot::Kind::kSegment) return {bytes, slot.requested, true};
+  return {bytes, pools_[slot.pool]->small.requested_at(range, unit_of(ptr, range)), false};
+}
+
+Result<Freed> Arena::free(void* ptr) {
+  const RangeId range = ranges_.find(ptr);
+  const auto [bytes, requested, large] = block_at(ptr);
   if (bytes == 0)
     return Status(Code::kInvalidArgument, "the pointer is not the start of a live block");
   Slot& slot = slots_[range];
   --slot.live;
-  const bool large = slot.kind != Slot::Kind::kSegment;
-  const std::size_t requested =
-      large ? slot.requested : pools_[slot.pool]->small.requested_at(range, unit_of(ptr, range));
   book(tallies_.allocations, share_of(large), -1);
   book(tallies_.allocated_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
   book(tallies_.requested_bytes, share_of(large), -static_cast<std::int64_t>(requested));

@@ -38,6 +38,11 @@ struct Freed {
   bool last_in_range = false;
 };
 
+struct Block {                           // one that is handed out
+  std::size_t bytes = 0, requested = 0;  // 0: there is none
+  bool large = false;
+};
+
 struct Footprint {
   std::size_t live_bytes = 0;    // in blocks handed out
   std::size_t cached_bytes = 0;  // in freed blocks and unused parts of segments
@@ -91,6 +96,8 @@ class Arena {
             static_cast<std::size_t>(tallies_.allocations[kAll].current)};
   }
   Tallies& tallies() { return tallies_; }
+  // The live block that starts at `ptr`.
+  Block block_at(const void* ptr) const;
   // All ranges with their blocks, by address.
   std::vector<SegmentRow> describe() const;
   // What is told of every allocation, release and range; null: nobody.

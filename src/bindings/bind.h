@@ -9,6 +9,7 @@ namespace umem::bindings {
 void bind_options(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
+void bind_hints(pybind11::module_& module);
 void bind_driver(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);

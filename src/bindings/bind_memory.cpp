@@ -86,16 +86,6 @@ void end(std::uint64_t token, const std::string& tag) {
   runtime::op_end(op.get(), tag_or_none(tag));
 }
 
-template <class Act>
-void move(Act act, std::uintptr_t address, std::size_t bytes) {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = act(pointer(address), bytes);
-  }
-  raise_if_error(status);
-}
-
 std::uintptr_t allocate(std::size_t bytes, int device, std::uintptr_t stream) {
   runtime::Failure failure;
   void* ptr = nullptr;
@@ -105,26 +95,6 @@ std::uintptr_t allocate(std::size_t bytes, int device, std::uintptr_t stream) {
   }
   if (failure.code != 0) raise_if_error(Status(static_cast<Code>(failure.code), failure.message));
   return reinterpret_cast<std::uintptr_t>(ptr);
-}
-
-py::list blocks() {
-  std::vector<runtime::BlockReport> reports;
-  {
-    py::gil_scoped_release unlocked;
-    reports = runtime::blocks();
-  }
-  py::list result;
-  for (const runtime::BlockReport& report : reports) {
-    py::dict row;
-    row["base"] = report.base;
-    row["bytes"] = report.bytes;
-    row["tag"] = report.tag;
-    row["family"] = report.family;
-    row["state"] = report.state;
-    row["pins"] = report.pins;
-    result.append(row);
-  }
-  return result;
 }
 
 }  // namespace
@@ -160,17 +130,6 @@ void bind_memory(py::module_& module) {
     py::gil_scoped_release unlocked;
     return runtime::tag(pointer(address), tag);
   });
-  module.def("prefetch", [](std::uintptr_t address, std::size_t bytes) {
-    move(&runtime::prefetch, address, bytes);
-  });
-  module.def("evict", [](std::uintptr_t address, std::size_t bytes) {
-    move(&runtime::evict, address, bytes);
-  });
-  module.def("read_mostly", [](std::uintptr_t address, std::size_t bytes, bool on) {
-    move([on](const void* ptr, std::size_t n) { return runtime::read_mostly(ptr, n, on); }, address,
-         bytes);
-  });
-  module.def("blocks", &blocks);
   module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),
              py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0);
   module.def("op_end", &end);

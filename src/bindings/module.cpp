@@ -42,6 +42,7 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_options(module);
   umem::bindings::bind_runtime(module);
   umem::bindings::bind_memory(module);
+  umem::bindings::bind_hints(module);
   umem::bindings::bind_driver(module);
   umem::bindings::bind_bench(module);
   umem::bindings::bind_trace(module);

@@ -130,7 +130,8 @@ void Agenda::evictions(const View& view, std::vector<RangeId>& out) {
   evict_.drop_if([&](Tensor tensor) {
     if (!marked(evict_mark_, tensor)) return true;
     const RangeId id = follower_.unit_of(tensor);
-    if (id != kNoRange && !view.away(id) && !view.evictable(id)) return false;  // in use
+    const bool here = id != kNoRange && !view.away(id);
+    if (here && !view.evictable(id) && !view.stays(id)) return false;  // in use
     evict_mark_[index(tensor)] = 0;
     if (id != kNoRange && view.evictable(id)) out.push_back(id);
     return true;

@@ -265,36 +265,10 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
   if (!moved_.empty()) note(send_back(moved_));
 }
 
-Status Engine::prefetch(RangeId id) {
-  if (!managed_ || !away(id)) return {};
-  const CallScope scope(table_, place_);
-  one_.assign(1, id);
-  if (!active()) {
-    events_.clear();
-    return in_.submit(Verb::kBringIn, spans_of(one_), events_).take_status();
-  }
-  UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
-  if (away(id)) return {Code::kOutOfDeviceMemory, "the block does not fit beside what is in use"};
-  ledger_.set_prefetched(id);
-  return {};
-}
-
-Status Engine::evict(RangeId id) {
-  if (!managed_)
-    return {Code::kNotSupported, "managed memory cannot be used here, so nothing can be evicted"};
-  if (ledger_.at(id).pins > 0) return {Code::kBadState, "the block is in use by a running op"};
-  const CallScope scope(table_, place_);
-  one_.assign(1, id);
-  if (!active()) return send_back(one_);
-  if (ledger_.at(id).state != State::kDevice) return {};
-  UMEM_RETURN_IF_ERROR(send_out(one_));
-  if (ledger_.at(id).state == State::kDevice)
-    return {Code::kOutOfHostMemory, "the host budget has no room for the block"};
-  return {};
-}
-
 Status Engine::set_limits(Limits limits) {
   const CallScope scope(table_, place_);
+  if (const Status room = check_holds(0, limits.budget_bytes); !room.ok())
+    return {room.code(), "the budget cannot be that low: " + room.message()};
   const Limits previous = std::exchange(limits_, limits);
   if (!managed_) return {};
   if (active()) make_room(0);

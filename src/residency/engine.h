@@ -31,6 +31,7 @@ struct Limits {
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
   std::size_t outside_bytes = 0;  // of the budget, in use beside umem
+  std::size_t reserve_bytes = 0;  // of the budget, never taken by holds: for what ops need at once
 };
 
 struct Counters {
@@ -90,9 +91,18 @@ class Engine {
   // Has the policy's wishes done; `stream` is where compute may have to wait.
   void carry_out(cu::CUstream stream);
 
-  // Hints. kBadState when an op is using the unit.
+  // Hints. kBadState when an op is using the unit, or the program holds it.
   Status prefetch(RangeId id);
   Status evict(RangeId id);
+  Status check_evictable(RangeId id) const;
+  // kOutOfDeviceMemory where `more` held bytes would leave less than the reserve of `budget`.
+  Status check_holds(std::size_t more, std::size_t budget) const;
+  // The bytes of the unit in the span, whole pages, become indeterminate, as by work on `stream`.
+  // How many did: 0 where memory does not move, or the driver cannot.
+  Result<std::size_t> discard_live(RangeId id, backing::Span part, cu::CUstream stream);
+  // On its way in, and out.
+  bool arriving(RangeId id);
+  bool leaving(RangeId id);
   // Advises the driver to keep a copy on both sides of what is read, so that eviction costs no
   // transfer; a write drops the host's copy, and the next eviction moves the bytes.
   Status read_mostly(RangeId id, bool on) { return advise_copies(id, on, false); }

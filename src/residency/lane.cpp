@@ -199,6 +199,13 @@ std::size_t Lane::under_way() {
   return bytes_under_way();
 }
 
+bool Lane::under_way(Ticket ticket) {
+  const std::lock_guard guard(mutex_);
+  if (!place_.timed || ticket == 0) return false;
+  poll();
+  return ticket > issued_ || (ticket > complete_ && !under_way_.empty());
+}
+
 // With the lock held.
 std::size_t Lane::bytes_under_way() const {
   std::size_t bytes = waiting_bytes_;  // with the one that the thread is at

@@ -56,6 +56,8 @@ class Lane {
   Ticket until(std::size_t allowed);
   // Bytes that are under way now; 0 where no time passes.
   std::size_t under_way();
+  // Whether it is; never where no time passes.
+  bool under_way(Ticket ticket);
   Ticket last() const { return last_; }
 
   bool can_discard() const { return mover_.can_discard(); }

@@ -46,6 +46,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   set_state(id, State::kNone);
   Unit& unit = units_[id];
   if (unit.pins > 0) pinned_ += bytes - unit.bytes;
+  if (unit.holds > 0) held_ += bytes - unit.bytes;
   unit.bytes = bytes;
   unit.segment = segment;
   unit.prefetched_unused = false;
@@ -72,6 +73,7 @@ void Ledger::remove(RangeId id) {
   set_state(id, State::kNone);
   Unit& unit = units_[id];
   if (unit.pins > 0) pinned_ -= unit.bytes;
+  if (unit.holds > 0) held_ -= unit.bytes;
   host_ -= unit.host_bytes;
   unit = Unit{};
 }
@@ -80,7 +82,7 @@ void Ledger::set_state(RangeId id, State state) {
   Unit& unit = units_[id];
   if (unit.state == state) return;
   if (unit.dropped) dropped_ -= unit.bytes;
-  unit.dropped = false;
+  unit.dropped = unit.discarded = false;
   if (state == State::kDevice) unit.first_use = 0;
   account(unit, false);
   if (List* list = list_of(unit.state)) unlink(*list, id);
@@ -88,6 +90,18 @@ void Ledger::set_state(RangeId id, State state) {
   account(unit, true);
   if (List* list = list_of(state)) link(*list, id);
   if (state == State::kHost) hold_host(id);
+}
+
+bool Ledger::exempted(const Unit& unit) const {
+  return std::any_of(exemptions_.begin(), exemptions_.end(), [&](const Exemption& rule) {
+    if (rule.tag != Tag::kCount && rule.tag != unit.tag) return false;
+    if (unit.segment) return rule.min_bytes < kPageBytes;
+    return rule.min_bytes <= unit.asked_bytes && unit.asked_bytes <= rule.max_bytes;
+  });
+}
+
+void Ledger::remove_exemption(std::uint64_t number) {
+  std::erase_if(exemptions_, [&](const Exemption& rule) { return rule.number == number; });
 }
 
 void Ledger::hold_host(RangeId id) {
@@ -107,7 +121,7 @@ void Ledger::touch(RangeId id) {
   Unit& unit = units_[id];
   unit.last_use = ++clock_;
   if (unit.first_use == 0) unit.first_use = unit.last_use;
-  unit.prefetched_unused = false;
+  unit.prefetched_unused = unit.discarded = false;
   List* list = list_of(unit.state);
   if (!list || list->newest == id) return;
   unlink(*list, id);

@@ -24,20 +24,32 @@ enum class State : unsigned char {
 };
 const char* name(State state);
 
+// What the program wants left alone by policies: blocks of these sizes, as they were asked for. A
+// segment of small blocks belongs to it where some block in it might.
+struct Exemption {
+  std::uint64_t number = 0;
+  Tag tag = Tag::kCount;  // kCount: any
+  std::size_t min_bytes = 0, max_bytes = 0;
+};
+
 struct Unit {
-  std::size_t bytes = 0;       // device bytes that it takes when resident: whole pages
-  std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
+  std::size_t bytes = 0;        // device bytes that it takes when resident: whole pages
+  std::size_t asked_bytes = 0;  // of the large block that it is of, all pieces together
+  std::size_t host_bytes = 0;   // host memory that the driver holds for it, until the range goes
   std::uint64_t last_use = 0;
   std::uint64_t born = 0;       // orders blocks by their allocation; of a segment its first one
   std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
-  std::uint32_t pins = 0;
+  std::uint32_t pins = 0;                      // of running ops
+  std::uint32_t holds = 0;                     // of the program, for longer: it stays on the device
+  std::uint32_t exempt = 0;                    // also of the program: policies leave it where it is
   State state = State::kNone;
   Tag tag = Tag::kTemp;
   Family family = Family::kNone;
   bool segment = false;            // holds small blocks
   bool prefetched_unused = false;  // fetched, and no op has used it since
   bool dropped = false;            // discarded: the driver takes the frames when it needs them
+  bool discarded = false;          // live, and its bytes mean nothing until something is written
   bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
   bool by_policy = false;          // and the policy did it
   bool clean = false;              // and for all we know the host's copy is valid
@@ -63,6 +75,12 @@ class Ledger {
     return has(id) && (away(id) || units_[id].state == State::kDevice);
   }
   std::size_t capacity() const { return units_.size(); }
+  // The program wants it left where it is.
+  bool stays(RangeId id) const {
+    const Unit& unit = units_[id];
+    return unit.holds > 0 || unit.exempt > 0 || (!exemptions_.empty() && exempted(unit));
+  }
+  bool exempted(const Unit& unit) const;
 
   // A live unit in state kVoid. Of a cached unit of the same range, pins and host memory stay.
   void add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
@@ -101,6 +119,20 @@ class Ledger {
   // Host memory that stays counted while it belongs to no unit.
   void give_host(RangeId id) { units_[id].host_bytes = 0; }
   void take_host(RangeId id, std::size_t bytes) { units_[id].host_bytes = bytes; }
+  void hold(RangeId id) {
+    Unit& unit = units_[id];
+    if (unit.holds++ == 0) held_ += unit.bytes;
+  }
+  void unhold(RangeId id) {
+    Unit& unit = units_[id];
+    if (unit.holds > 0 && --unit.holds == 0) held_ -= unit.bytes;
+  }
+  void exempt(RangeId id) { ++units_[id].exempt; }
+  void unexempt(RangeId id) { units_[id].exempt -= units_[id].exempt > 0 ? 1 : 0; }
+  void add_exemption(const Exemption& rule) { exemptions_.push_back(rule); }
+  void remove_exemption(std::uint64_t number);
+  void set_asked_bytes(RangeId id, std::size_t bytes) { units_[id].asked_bytes = bytes; }
+  void set_discarded(RangeId id) { units_[id].discarded = true; }
   void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
   void set_read_mostly(RangeId id, bool on, bool by_policy) {
     units_[id].read_mostly = on;
@@ -129,6 +161,7 @@ class Ledger {
   std::size_t dropped_bytes() const { return dropped_; }
   std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
   std::size_t pinned_bytes() const { return pinned_; }
+  std::size_t held_bytes() const { return held_; }
   // The most since the last reset.
   std::size_t peak_resident_bytes() const { return peak_resident_; }
   std::size_t peak_host_bytes() const { return peak_host_; }
@@ -148,8 +181,9 @@ class Ledger {
   void account(const Unit& unit, bool entering);
 
   std::vector<Unit> units_;
+  std::vector<Exemption> exemptions_;
   List resident_list_, dead_list_;
-  std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, pinned_ = 0, live_ = 0;
+  std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, pinned_ = 0, held_ = 0, live_ = 0;
   std::size_t peak_resident_ = 0, peak_host_ = 0;
   std::uint64_t clock_ = 0, births_ = 0;
 };

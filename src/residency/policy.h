@@ -16,11 +16,13 @@ struct View {
   std::size_t min_swap_bytes;
   std::size_t room_bytes = 0;  // could be brought in now without evicting anything that lives
 
-  // May leave now: resident, live, not in use by a running op.
+  // May leave now: resident, live, not in use by a running op, and the program does not keep it.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
-    return unit.state == State::kDevice && unit.pins == 0;
+    return unit.state == State::kDevice && unit.pins == 0 && !ledger.stays(id);
   }
+  // The program wants it left where it is.
+  bool stays(RangeId id) const { return ledger.stays(id); }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {

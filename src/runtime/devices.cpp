@@ -141,6 +141,7 @@ Result<Device*> open_device(State& s, int ordinal) {
       return status;
     }
     made->arena.set_listener(s.listener);
+    for (const residency::Exemption& rule : s.exemptions) made->engine.ledger().add_exemption(rule);
     s.ranges.set_managed(*s.managed);
     s.ranges.set_piece(options.piece_bytes);
     const auto index = static_cast<std::size_t>(ordinal);

@@ -209,11 +209,14 @@ bool release(void* ptr) noexcept {
   if (id == backing::kNoRange) return false;
   if (!s.open()) return s.forked;
   Device& device = s.owner(id);
+  // Before: the addresses may lead nowhere afterwards.
+  if (!s.holds.empty()) end_holds(s, ptr, device.arena.block_at(ptr).bytes);
   Result<arena::Freed> freed = device.arena.free(ptr);
   if (!freed.ok()) return false;
   if (trace::recording()) trace::recorder().free(reinterpret_cast<std::uintptr_t>(ptr));
   ++s.counts.frees;
   const arena::Freed& block = freed.value();
+  s.scopes.forget(ptr);
   if (block.last_in_range) device.engine.retire(block.range);
   // Programs of changing shapes leave ranges behind that no request fits: give the oldest back.
   const arena::Footprint footprint = device.arena.footprint();

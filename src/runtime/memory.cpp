@@ -80,6 +80,16 @@ void record_alloc(const arena::Allocation& block, std::size_t bytes, Op* op) {
                           op && !op->bracket ? &op->trace : nullptr);
 }
 
+// For rules and reports: what was asked for, and in which scope.
+void name_block(State& s, Device& device, const arena::Allocation& block, std::size_t bytes) {
+  if (const std::uint32_t scope = current_scope()) s.scopes.put(block.ptr, scope);
+  if (!block.large) return;
+  residency::Ledger& ledger = device.engine.ledger();
+  s.ranges.each_piece(block.range, [&](RangeId id) {
+    if (ledger.has(id)) ledger.set_asked_bytes(id, bytes);
+  });
+}
+
 bool is_out_of_memory(const Result<arena::Allocation>& result) {
   return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
 }
@@ -127,6 +137,7 @@ Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUst
                   reinterpret_cast<std::uintptr_t>(stream)});
     return out_of_memory(device, status.code(), bytes, status.message());
   }
+  name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(taken.value(), bytes, op);
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->bracket) pin(*op, taken.value().range);
@@ -150,7 +161,7 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   std::size_t evictable = 0;
   for (RangeId id = 1; id < ledger.capacity(); ++id) {
     const residency::Unit& unit = ledger.at(id);
-    if (unit.state == residency::State::kDevice && unit.pins == 0) evictable += unit.bytes;
+    if (engine.view().evictable(id)) evictable += unit.bytes;
     if (ledger.live(id)) holders.push_back({unit.bytes, id});
   }
   const std::size_t shown = std::min<std::size_t>(3, holders.size());

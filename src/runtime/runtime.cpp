@@ -16,9 +16,6 @@
 namespace umem::runtime {
 namespace {
 
-using backing::RangeId;
-using residency::Engine;
-
 Status check_options(const Options& options) {
   if (options.device == "soft" || options.budget_bytes > 0)
     UMEM_RETURN_IF_ERROR(check_limits(options));
@@ -171,25 +168,6 @@ Status settle(State& s, Device& device) {
   return trim_locked(device, 0);
 }
 
-template <class Act>
-Status with_units(const void* ptr, std::size_t bytes, Act act) {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
-  const auto first = reinterpret_cast<std::uintptr_t>(ptr);
-  RangeId previous = backing::kNoRange;
-  for (std::uintptr_t at = first; at < first + bytes;
-       at = align_down(at, kPageBytes) + kPageBytes) {
-    const RangeId id = s.ranges.find(reinterpret_cast<const void*>(at));
-    if (id == backing::kNoRange || !s.owner(id).engine.ledger().has(id))
-      return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
-    if (id == previous) continue;
-    previous = id;
-    UMEM_RETURN_IF_ERROR(act(s.owner(id).engine, id));
-  }
-  return {};
-}
-
 }  // namespace
 
 Status check_limits(const Options& options) {
@@ -205,7 +183,8 @@ residency::Limits limits_of(State& s, const Options& options, int ordinal) {
   std::size_t budget = asked.budget_bytes > 0 ? asked.budget_bytes : options.budget_bytes;
   if (const Device* device = s.device(ordinal); device && budget == 0)
     budget = device->engine.limits().budget_bytes;
-  return {budget, options.host_budget_bytes, options.min_swap_bytes, asked.outside_bytes};
+  return {budget, options.host_budget_bytes, options.min_swap_bytes, asked.outside_bytes,
+          options.floor_bytes};
 }
 
 constinit State* g_state = nullptr;
@@ -252,6 +231,7 @@ Status stop() {
   State& s = state();
   std::lock_guard guard(s.mutex);
   s.accepting = false;
+  end_holds(s);
   for (const trace::Sink sink : {trace::kPlan, trace::kFile}) trace::recorder().stop(sink);
   if (!s.open()) return {};
   FirstError error;
@@ -325,19 +305,6 @@ Status trim() {
   return error.take();
 }
 
-Status prefetch(const void* ptr, std::size_t bytes) {
-  return with_units(ptr, bytes, [](Engine& engine, RangeId id) { return engine.prefetch(id); });
-}
-
-Status evict(const void* ptr, std::size_t bytes) {
-  return with_units(ptr, bytes, [](Engine& engine, RangeId id) { return engine.evict(id); });
-}
-
-Status read_mostly(const void* ptr, std::size_t bytes, bool on) {
-  return with_units(ptr, bytes,
-                    [on](Engine& engine, RangeId id) { return engine.read_mostly(id, on); });
-}
-
 void step() noexcept {
   State& s = state();
   bool soft_device = false;
@@ -361,23 +328,6 @@ void step() noexcept {
 
 void set_step_listener(void (*listener)()) noexcept {
   state().step_listener = listener;
-}
-
-std::vector<BlockReport> blocks() {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
-  std::vector<BlockReport> result;
-  if (!s.open()) return result;
-  s.each([&](const Device& device) {
-    const residency::Ledger& ledger = device.engine.ledger();
-    for (RangeId id = 1; id < ledger.capacity(); ++id) {
-      if (!ledger.has(id)) continue;
-      const residency::Unit& unit = ledger.at(id);
-      result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
-                        residency::name(unit.family), residency::name(unit.state), unit.pins});
-    }
-  });
-  return result;
 }
 
 driver::Driver* current_driver() {

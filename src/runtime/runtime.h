@@ -38,26 +38,11 @@ UMEM_API void reset_peak_stats();
 // Returns cached memory to the driver.
 UMEM_API Status trim();
 
-// Hints on [ptr, ptr + bytes); units are moved whole.
-UMEM_API Status prefetch(const void* ptr, std::size_t bytes);
-UMEM_API Status evict(const void* ptr, std::size_t bytes);
-UMEM_API Status read_mostly(const void* ptr, std::size_t bytes, bool on);
-
 // Work that `waiter` gets from now on comes after all that `on` holds, both streams of the device;
 // on the software device everything is in program order already. kBadState while either captures.
 UMEM_API Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on);
 // Whether a CUDA graph is captured on the stream; what the driver refuses to tell is no capture.
 UMEM_API bool stream_captures(int device, std::uintptr_t stream);
-
-struct BlockReport {
-  std::uintptr_t base;
-  std::size_t bytes;
-  const char* tag;
-  const char* family;
-  const char* state;
-  std::uint32_t pins;
-};
-UMEM_API std::vector<BlockReport> blocks();
 
 // The driver in use; null before the first start. For `umem doctor` and tests.
 UMEM_API driver::Driver* current_driver();

@@ -14,6 +14,7 @@
 #include "residency/engine.h"
 #include "runtime/accounts.h"
 #include "runtime/advisor.h"
+#include "runtime/holds.h"
 #include "runtime/hooks.h"
 #include "runtime/runtime.h"
 
@@ -50,6 +51,10 @@ struct State {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<Asked> asked;  // by ordinal
   Stats counts;              // allocs, frees, ooms, steps; the rest is read when asked
+  Holds holds;
+  std::uint64_t held = 0;                        // numbers given to holds
+  std::vector<residency::Exemption> exemptions;  // of every device, opened or not
+  Scopes scopes;
   Listener listener = nullptr;
   std::atomic<void (*)()> step_listener{nullptr};
   std::atomic<Advisor> advisor{nullptr};
@@ -110,6 +115,10 @@ void advise_on_inputs(State& s, const void* const* inputs, std::size_t count,
                       std::unique_lock<std::mutex>& guard);
 void advise_on_block(State& s, std::size_t bytes, int device, std::unique_lock<std::mutex>& guard);
 void forget_advice(State& s);
+
+// holds.cpp, with the lock held: all holds end; those inside a block that is released.
+void end_holds(State& s);
+void end_holds(State& s, const void* block, std::size_t bytes);
 
 // devices.cpp, with the lock held: opens the driver for the options; the device, at its first use;
 // gives all back.

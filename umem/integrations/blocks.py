@@ -8,7 +8,6 @@ all frameworks.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -156,39 +155,6 @@ def require_cuda(what: str) -> None:
 def on_gpu() -> bool:
     """Whether umem's memory is a GPU's. On the software device it is the CPU's."""
     return core.current_options().device == "cuda"
-
-
-def extent(array: Any) -> tuple[int, int]:
-    """The address and the bytes that a tensor, array or buffer spans, whole storage of tensors.
-
-    Raises:
-        TypeError: it is none.
-    """
-    if hasattr(array, "untyped_storage"):
-        storage = array.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
-    for name in ("__cuda_array_interface__", "__array_interface__"):
-        if (interface := getattr(array, name, None)) is not None:
-            return _extent_of(interface)
-    if hasattr(array, "handle") and hasattr(array, "size"):  # cuda.core's Buffer
-        return int(array.handle), int(array.size)
-    raise TypeError(
-        f"a {type(array).__name__} is no memory of umem's; allowed: torch tensors, umem.Buffer, "
-        "CuPy arrays and others with __cuda_array_interface__, buffers of cuda.core"
-    )
-
-
-def _extent_of(interface: dict[str, Any]) -> tuple[int, int]:
-    item = int("".join(filter(str.isdigit, interface["typestr"])))
-    shape, strides = interface["shape"], interface.get("strides")
-    first = interface["data"][0]
-    if 0 in shape:
-        return first, 0
-    if strides is None:
-        return first, item * functools.reduce(operator.mul, shape, 1)
-    steps = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
-    before = sum(step for step in steps if step < 0)
-    return first + before, sum(abs(step) for step in steps) + item
 
 
 def _keep(device: int, handle: int, stream: object) -> None:

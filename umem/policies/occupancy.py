@@ -38,14 +38,14 @@ def capacity(trace: StepTrace, budget: int) -> int:
 
 
 def movable_gaps(trace: StepTrace) -> Gaps:
-    """The gaps of large tensors, and of those that no op of the step uses.
+    """The gaps of large tensors that may be moved, and of those that no op of the step uses.
 
     Such an idle one has `start` -1 and `end` n_ops, and an idle time of one step.
     """
     gaps = trace.gaps
-    keep = trace.large[gaps.tensor]
+    keep = trace.movable[gaps.tensor]
     unused = np.diff(trace.use_start) == 0
-    idle = np.flatnonzero(trace.large & unused & (trace.kind == Kind.PERSISTENT))
+    idle = np.flatnonzero(trace.movable & unused & (trace.kind == Kind.PERSISTENT))
     return Gaps(
         np.concatenate((gaps.tensor[keep], idle)),
         np.concatenate((gaps.start[keep], np.full(len(idle), -1))),
@@ -62,10 +62,10 @@ def all_gaps(trace: StepTrace) -> Gaps:
     its end: `start` is -1.
     """
     gaps = movable_gaps(trace)
-    used = np.flatnonzero(trace.large & (np.diff(trace.use_start) > 0))
+    used = np.flatnonzero(trace.movable & (np.diff(trace.use_start) > 0))
     tails = used[np.isin(trace.kind[used], (Kind.TRANSIENT, Kind.MADE))]
     left = trace.access_op[trace.use_order[trace.use_start[tails + 1] - 1]]
-    heads = np.flatnonzero(trace.large & (trace.kind == Kind.CARRIED))
+    heads = np.flatnonzero(trace.movable & (trace.kind == Kind.CARRIED))
     due = trace.last[heads] + 1
     waits = np.diff(trace.use_start)[heads] > 0
     due[waits] = trace.access_op[trace.use_order[trace.use_start[heads[waits]]]]

@@ -67,6 +67,7 @@ class StepTrace:
     # where in it, in bytes. None: the tensors are whole.
     whole: Ints | None = None  # [m]
     offset: Ints | None = None  # [m]
+    stays: Bools | None = None  # [m] the program wants it left where it is; None: nothing of it
 
     @property
     def n_ops(self) -> int:
@@ -77,6 +78,11 @@ class StepTrace:
     def n_tensors(self) -> int:
         """How many tensors."""
         return len(self.bytes)
+
+    @property
+    def movable(self) -> Bools:
+        """[m] Whether a plan can move it: it is large, and not wanted where it is."""
+        return self.large if self.stays is None else self.large & ~self.stays
 
     @cached_property
     def access_op(self) -> Ints:
@@ -159,6 +165,7 @@ class StepTrace:
             access_write=self.access_write[access],
             whole=whole,
             offset=offset,
+            stays=None if self.stays is None else self.stays[whole],
         )
 
     @cached_property

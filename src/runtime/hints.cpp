@@ -1,0 +1,213 @@
+#include "runtime/hints.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/spans.h"
+#include "runtime/state.h"
+
+namespace umem::runtime {
+namespace {
+
+using backing::RangeId;
+using backing::Span;
+using residency::Engine;
+
+std::uintptr_t end_of(const Span& span) {
+  return span.base + span.bytes;
+}
+
+// The same with the bytes behind a large block that nobody asked for: they are nobody else's.
+Span with_padding(const State& s, Span span) {
+  const RangeId id = s.ranges.find(reinterpret_cast<const void*>(end_of(span) - 1));
+  const RangeId head = s.ranges[id].pieces > 0 ? id : s.ranges[id].head;
+  const std::uintptr_t base = s.ranges[head].base;
+  const arena::Block block = s.owner(head).arena.block_at(reinterpret_cast<const void*>(base));
+  if (block.large && end_of(span) >= base + block.requested)
+    span.bytes = base + block.bytes - span.base;
+  return span;
+}
+
+Span whole_pages(Span span) {
+  const std::uintptr_t first = align_up(span.base, kPageBytes);
+  const std::uintptr_t last = align_down(end_of(span), kPageBytes);
+  return {first, last > first ? last - first : 0};
+}
+
+void add(Whereabouts& sum, Engine& engine, RangeId id, std::size_t bytes) {
+  const residency::Unit& unit = engine.ledger().at(id);
+  sum.bytes += bytes;
+  if (unit.state == residency::State::kDevice) {
+    sum.resident += bytes;
+    if (engine.arriving(id)) sum.arriving += bytes;
+  } else if (unit.state == residency::State::kHost) {
+    sum.evicted += bytes;
+    if (engine.leaving(id)) sum.leaving += bytes;
+  } else {
+    (unit.discarded ? sum.discarded : sum.unknown) += bytes;
+  }
+  sum.pins = std::max(sum.pins, unit.holds);
+  sum.exempt = sum.exempt || unit.exempt > 0 || engine.ledger().exempted(unit);
+  sum.in_use = sum.in_use || unit.pins > 0;
+  sum.tag = residency::name(unit.tag);
+  sum.family = residency::name(unit.family);
+}
+
+Whereabouts look(const State& s, Span span) {
+  Whereabouts sum;
+  each_unit(s, span, [&](Device& device, RangeId id, Span part) {
+    add(sum, device.engine, id, part.bytes);
+  });
+  sum.scope = s.scopes.name(s.scopes.of(reinterpret_cast<const void*>(span.base)));
+  return sum;
+}
+
+}  // namespace
+
+Status check_spans(const State& s, const Spans& spans) {
+  if (!s.open()) return spans.empty() ? Status() : not_running();
+  for (const Span& span : spans) {
+    std::size_t found = 0;
+    each_unit(s, span, [&](Device&, RangeId, Span part) { found += part.bytes; });
+    if (found < span.bytes)
+      return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
+  }
+  return {};
+}
+
+Status bring_in(State& s, const Spans& spans) {
+  std::vector<RangeId> brought;
+  Status status;
+  for (const Span& span : spans)
+    each_unit(s, span, [&](Device& device, RangeId id, Span) {
+      if (!status.ok()) return;
+      status = device.engine.prefetch(id);
+      device.engine.ledger().pin(id);
+      brought.push_back(id);
+    });
+  for (RangeId id : brought) s.owner(id).engine.ledger().unpin(id);
+  return status;
+}
+
+Status prefetch(const Spans& spans) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  return bring_in(s, spans);
+}
+
+Status evict(const Spans& spans) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  Status status;
+  const auto each = [&](auto act) {
+    for (const Span& span : spans)
+      each_unit(s, span, [&](Device& device, RangeId id, Span) {
+        if (status.ok()) status = act(device.engine, id);
+      });
+  };
+  each([](const Engine& engine, RangeId id) { return engine.check_evictable(id); });
+  each([](Engine& engine, RangeId id) { return engine.evict(id); });
+  return status;
+}
+
+Status read_mostly(const Spans& spans, bool on) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  Status status;
+  for (const Span& span : spans)
+    each_unit(s, span, [&](Device& device, RangeId id, Span) {
+      if (status.ok()) status = device.engine.read_mostly(id, on);
+    });
+  return status;
+}
+
+Result<std::size_t> discard(Span span, std::uintptr_t stream) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
+  if (span.bytes == 0) return std::size_t{0};
+  const Span pages = whole_pages(with_padding(s, span));
+  Status status;
+  each_unit(s, pages, [&](Device& device, RangeId id, Span) {
+    if (status.ok() && device.engine.ledger().at(id).pins > 0)
+      status = {Code::kBadState, "the block is in use by a running op"};
+  });
+  std::size_t done = 0;
+  each_unit(s, pages, [&](Device& device, RangeId id, Span part) {
+    if (!status.ok()) return;
+    Result<std::size_t> result =
+        device.engine.discard_live(id, part, reinterpret_cast<cu::CUstream>(stream));
+    if (result.ok())
+      done += result.value();
+    else
+      status = result.take_status();
+  });
+  if (!status.ok()) return status;
+  return done;
+}
+
+Result<std::size_t> own_pages(Span span) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
+  return span.bytes == 0 ? std::size_t{0} : whole_pages(with_padding(s, span)).bytes;
+}
+
+std::vector<bool> staying(const Spans& spans) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  std::vector<bool> result;
+  for (const Span& span : spans) {
+    bool any = false, all = true;
+    if (s.open())
+      each_unit(s, span, [&](Device& device, RangeId id, Span) {
+        any = true;
+        all = all && device.engine.ledger().stays(id);
+      });
+    result.push_back(any && all);
+  }
+  return result;
+}
+
+Result<Whereabouts> where(Span span) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
+  return look(s, span);
+}
+
+std::vector<PlacedBlock> placed_blocks() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  std::vector<PlacedBlock> result;
+  if (!s.open()) return result;
+  s.each([&](const Device& device) {
+    for (const arena::SegmentRow& segment : device.arena.describe())
+      for (const arena::BlockRow& block : segment.blocks)
+        if (block.allocated)
+          result.push_back({block.address, look(s, {block.address, block.requested})});
+  });
+  return result;
+}
+
+std::vector<BlockReport> blocks() {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  std::vector<BlockReport> result;
+  if (!s.open()) return result;
+  s.each([&](const Device& device) {
+    const residency::Ledger& ledger = device.engine.ledger();
+    for (RangeId id = 1; id < ledger.capacity(); ++id) {
+      if (!ledger.has(id)) continue;
+      const residency::Unit& unit = ledger.at(id);
+      result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
+                        residency::name(unit.family), residency::name(unit.state), unit.pins});
+    }
+  });
+  return result;
+}
+
+}  // namespace umem::runtime

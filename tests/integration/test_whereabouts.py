@@ -1,0 +1,110 @@
+"""What is reported of tensors, by names and scopes, and the example of docs/hints.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.errors import ConfigError  # noqa: E402
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def on() -> object:
+    return umem.enable(budget="32MiB", device="soft", policy="lru", observer="native")
+
+
+def full(mib: float, value: float = 1.0) -> torch.Tensor:
+    return torch.full((int(mib * MIB) // 4,), value)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(1024, 1024)  # 4 MiB and 4 KiB
+        self.second = torch.nn.Linear(1024, 1024)
+        self.tied = self.first
+        self.register_buffer("mask", torch.ones(1024, 1024))
+
+
+@pytest.mark.usefixtures("on")
+def test_scopes_name_blocks_on_their_own_thread() -> None:
+    with umem.scope("model"):
+        a = full(4)
+        with umem.scope("encoder"):
+            b, small = full(4), torch.ones(10)
+        c = full(4)
+    d = full(4)
+
+    @umem.scope("helper")
+    def make() -> torch.Tensor:
+        return full(4)
+
+    e = make()
+    assert [umem.where(t).scope for t in (a, b, small, c, d, e)] == [
+        "model", "model/encoder", "model/encoder", "model", "", "helper",
+    ]  # fmt: skip
+    text = str(umem.tensors())
+    assert "model/encoder" in text
+    assert "helper" in text
+    address = b.data_ptr()
+    del b
+    again = full(4)
+    assert again.data_ptr() == address
+    assert umem.where(again).scope == ""
+    with pytest.raises(RuntimeError), umem.scope("broken"):
+        raise RuntimeError
+    assert umem.where(full(4)).scope == ""
+    for name in ("", "a/b", 3):
+        with pytest.raises(ConfigError, match=r"umem\.scope"), umem.scope(name):  # type: ignore[arg-type]
+            pass
+
+
+@pytest.mark.usefixtures("on")
+def test_a_wrapper_is_what_it_holds() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = full(4), full(4, 2.0)
+    assert umem.evict(TwoTensor(a, b))
+    assert [umem.where(t).evicted_bytes for t in (a, b)] == [4 * MIB] * 2
+
+
+@pytest.mark.usefixtures("on")
+def test_the_report_adds_up() -> None:
+    net, held = Net(), [full(4) for _ in range(6)]
+    rows = umem.tensors()
+    stats = umem.stats()
+    assert sum(row.bytes for row in rows) <= stats.live_bytes
+    for row in rows:
+        assert row.bytes == (
+            row.resident_bytes + row.evicted_bytes + row.discarded_bytes + row.unknown_bytes
+        )
+    addresses = {row.address for row in rows}
+    assert {t.data_ptr() for t in [*held, *net.parameters()]} <= addresses
+    with umem.pin(held[-1]):
+        text = str(umem.tensors({"last": held[-1], "foreign": torch.empty(0)}))
+    assert "4 MiB pinned" in text
+    assert "not umem's" in text
+    assert text.splitlines()[-1].split()[:2] == ["total", "2"]
+
+
+def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
+    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
+    assert match is not None
+    done = subprocess.run(
+        [sys.executable, "-c", match[1]],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == match[2]
