@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         step,
         summary,
     )
+    from .sleeping import Sleep, sleep, wake
     from .statistics import Stats
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlanError",
     "Session",
+    "Sleep",
     "StateError",
     "Stats",
     "TraceError",
@@ -64,10 +66,17 @@ __all__ = [
     "prefetch",
     "reset_peak_stats",
     "set_budget",
+    "sleep",
     "stats",
     "step",
     "summary",
+    "wake",
 ]
+_HOMES = {
+    "Stats": "statistics",
+    **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -76,11 +85,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    home = "errors" if name.endswith("Error") else "runtime"
-    if name == "Stats":
-        home = "statistics"
-    elif name in ("optimize", "deoptimize"):
-        home = "recompute.optimize"
+    home = _HOMES.get(name, "errors" if name.endswith("Error") else "runtime")
     value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

@@ -133,6 +133,13 @@ OPTIONS = (
         "Say in a line on stderr at the program's end what umem did. `umem run` turns it on.",
     ),
     Option(
+        "top", "UMEM_TOP", "socket", values.parse_top, "off",
+        f"{values.SWITCH_ALLOWED}, or the path of a socket with a `/` in it",
+        "Answer `umem top` (docs/top.md) on a local socket that only the same user can open. `on` "
+        "names it after the process in `$XDG_RUNTIME_DIR/umem`, or `umem-UID` in the directory "
+        "for temporary files.",
+    ),
+    Option(
         "strict", "UMEM_STRICT", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,
         "With `UMEM=1`: when umem cannot turn itself on, let `import torch` fail instead of a "
         "warning and plain torch. `umem run` sets it.",

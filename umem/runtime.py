@@ -21,6 +21,7 @@ from .statistics import Stats
 if TYPE_CHECKING:
     from .autoplan import Driver
     from .integrations.attached import Attached
+    from .report.text import Summary
 
 _log = logging.getLogger("umem")
 _lock = threading.RLock()
@@ -103,6 +104,7 @@ def enable(
     trace: str | Path | None = None,
     summary: bool | None = None,
     layout: str | None = None,
+    top: str | Path | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
@@ -130,6 +132,7 @@ def enable(
             "trace": trace,
             "summary": summary,
             "layout": layout,
+            "top": top,
         }
     )
     global _session
@@ -207,19 +210,25 @@ def reset_peak_stats() -> None:
     core.reset_peak_stats()
 
 
-def summary() -> str:
-    """The figures of `stats` for people, in some lines of text."""
+def summary() -> Summary:
+    """The figures of `stats` for people: text, and a table where a notebook shows it."""
     from .report import text
 
-    device, policy, allocator = "off", "-", ""
-    if _session is not None:
-        from .native import core
+    return text.Summary(stats(), **whereabouts())
 
-        options = core.current_options()
-        device = options.device if options.device == "cuda" else f"soft:{options.profile}"
-        policy = _session.settings.policy
-        allocator = f"{_session.attached.kind}: {_session.attached.why}"
-    return text.summary(stats(), device=device, policy=policy, allocator=allocator)
+
+def whereabouts() -> dict[str, str]:
+    """On what device, by what policy and through what allocator umem works."""
+    if _session is None:
+        return {"device": "off", "policy": "-", "allocator": ""}
+    from .native import core
+
+    options, attached = core.current_options(), _session.attached
+    return {
+        "device": options.device if options.device == "cuda" else f"soft:{options.profile}",
+        "policy": _session.settings.policy,
+        "allocator": f"{attached.kind}: {attached.why}",
+    }
 
 
 def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
@@ -230,7 +239,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         StateError: umem is off.
     """
     with _lock:
-        session = _require_session("set_budget")
+        session = require_session("set_budget")
         asked = config.load({"budget": budget, "host_budget": host_budget})
         host = session.settings.host_budget if host_budget is None else asked.host_budget
         changed = dataclasses.replace(
@@ -263,7 +272,7 @@ def step() -> None:
     Raises:
         StateError: umem is off.
     """
-    _require_session("step")
+    require_session("step")
     from .native import core
 
     core.step()
@@ -275,7 +284,7 @@ def prefetch(tensor: Tensor) -> bool:
     Raises:
         StateError: umem is off.
     """
-    _require_session("prefetch")
+    require_session("prefetch")
     from .native import core
 
     storage = tensor.untyped_storage()
@@ -291,7 +300,7 @@ def evict(tensor: Tensor) -> bool:
     Raises:
         StateError: umem is off.
     """
-    _require_session("evict")
+    require_session("evict")
     from .native import core
 
     storage = tensor.untyped_storage()
@@ -312,7 +321,7 @@ def advise(tensor: Tensor, advice: str) -> bool:
         ConfigError: unknown advice.
         StateError: umem is off.
     """
-    _require_session("advise")
+    require_session("advise")
     if advice not in ("read_mostly", "none"):
         raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
     from .native import core
@@ -322,6 +331,17 @@ def advise(tensor: Tensor, advice: str) -> bool:
     if held:
         core.read_mostly(storage.data_ptr(), storage.nbytes(), advice == "read_mostly")
     return held
+
+
+def require_session(what: str) -> Session:
+    """The session for `umem.what()`.
+
+    Raises:
+        StateError: umem is off.
+    """
+    if _session is None:
+        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
+    return _session
 
 
 def _border(device: str) -> ModuleType:
@@ -365,6 +385,11 @@ def _start_steps(settings: Settings) -> None:
             from .recompute.automatic import Automatic
 
             _undo.callback(Automatic(settings.recompute).remove)
+        if settings.top:
+            from . import live
+
+            live.start(settings.top, whereabouts)
+            _undo.callback(live.stop)
     except BaseException:
         disable()
         raise
@@ -391,7 +416,7 @@ def _at_exit(process: int, summary: bool) -> None:
         sys.stderr.write(text.closing(stats()) + "\n")
 
 
-def _require_session(what: str) -> Session:
-    if _session is None:
-        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
-    return _session
+def follow_free_memory() -> None:
+    """Let a budget of `auto` be what the devices have free now."""
+    if _driver is not None:
+        _driver.follow_free_memory()

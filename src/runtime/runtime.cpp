@@ -81,6 +81,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.evictions += moved.evictions;
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
+  result.asleep_bytes += device.engine.asleep_bytes();
   result.capture_skips += moved.capture_skips;
   result.advice_ignored += moved.advice_ignored;
   result.plan_hits += moved.plan_hits;
@@ -158,17 +159,6 @@ void reset_peaks_locked(State& s) {
     device.engine.ledger().reset_peaks();
   });
   if (s.driver.reset_peak) s.driver.reset_peak();
-}
-
-// Waits for the device, after which no stream uses a block, and gives back what is cached.
-Status settle(State& s, Device& device) {
-  {
-    const driver::CallScope scope(s.driver.table, device.place);
-    UMEM_RETURN_IF_ERROR(
-        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  }
-  retire_reclaimed(device);
-  return trim_locked(device, 0);
 }
 
 template <class Act>
