@@ -185,6 +185,7 @@ def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
                 live.start(True, lambda: {})  # its own
                 print(live._server.path.stem == str(os.getpid()), flush=True)
                 live.stop()
+                os.close(1), os.close(2)  # who reads them waits for the parent only
                 time.sleep(30)
             finally:
                 os._exit(0)
