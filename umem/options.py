@@ -47,7 +47,8 @@ OPTIONS = (
         f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
         "Most bytes that umem keeps on each device, live and cached. `auto` on a GPU is the memory "
         "that is free at the first use, less 512 MiB; on the software device it is the device's "
-        "size, or without one half of the memory that is available at the start. A percentage of a "
+        "size, or without one half of the memory that is available at the start. Where the device "
+        "has a size, it follows the free memory (docs/sleep.md). A percentage of a "
         "software device needs one of known size. The least is 8 MiB (4 pages of 2 MiB), on the "
         "software device for each of torch's threads, because one instruction can need several "
         "pages at once.",

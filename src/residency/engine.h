@@ -189,6 +189,7 @@ class Engine {
   std::size_t missing_on_host(const std::vector<RangeId>& ids) const;
   Status lay_down(const std::vector<RangeId>& ids);
   Status lose(const std::vector<RangeId>& ids);
+  Status release_shared();
   std::vector<Sleeper> take_sleepers(std::uint32_t tags, std::uint64_t number);
   Status rouse(const Sleeper& sleeper);
   void note(const Status& status) { hook_errors_ += status.ok() ? 0 : 1; }

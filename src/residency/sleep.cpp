@@ -83,6 +83,7 @@ Status Engine::sleep(const SleepRequest& wanted, std::size_t& bytes) {
   const std::size_t before = ledger_.resident_bytes();
   failures_before_sleep_ = out_.failures();
   UMEM_RETURN_IF_ERROR(wanted.discard ? lose(ids) : lay_down(ids));
+  UMEM_RETURN_IF_ERROR(release_shared());
   std::erase_if(sleepers_, [&](const Sleeper& sleeper) {  // `ids` ascend
     return !asleep(sleeper) || std::binary_search(ids.begin(), ids.end(), sleeper.id);
   });
@@ -128,6 +129,30 @@ Status Engine::lose(const std::vector<RangeId>& ids) {
   if (leaving.empty()) return {};
   UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
   return submit_out(Verb::kSendOut, leaving);
+}
+
+// Shared pages between two lives, of a range in which other blocks live: as bytes that are lost.
+Status Engine::release_shared() {
+  const std::size_t dead = shared_.amounts().dead;
+  if (dead == 0) return {};
+  std::vector<backing::Span> spans;
+  shared_.find_dead(dead, spans);
+  UMEM_RETURN_IF_ERROR(discard_spans(spans));
+  shared_.drop(spans);
+  ledger_.drop_idle(dead);
+  counters_.bytes_discarded += dead;
+  std::size_t missing = 0;
+  for (const backing::Span& span : spans) missing += span.bytes - shared_.count(span).host;
+  const std::size_t limit = limits_.host_budget_bytes;
+  if (limit > 0 && ledger_.host_bytes() + missing > limit) return {};  // the driver's to take
+  UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
+  events_.clear();
+  Result<Ticket> ticket = out_.submit(Verb::kSendOut, spans, events_);
+  if (!ticket.ok()) return ticket.take_status();
+  shared_.departure = ticket.value();
+  shared_.hold_host(spans);
+  ledger_.send_idle(dead, missing);
+  return {};
 }
 
 Status Engine::finish_sleep() {

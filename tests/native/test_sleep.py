@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -246,6 +247,40 @@ def test_blocks_in_pieces() -> None:
         assert given_back == 22 * MIB
         assert free_pages() == 64
         assert _core.wake(ALL, number) == 22 * MIB
+
+
+@pytest.mark.parametrize("host_budget", [0, 8 * MIB])
+def test_pages_between_two_lives_are_given_back(host_budget: int) -> None:
+    """Of a static layout, in which another block lives; the host has room for that one only."""
+    limited = options(FRAMES * PAGE, host_budget_bytes=host_budget)
+    with running(limited) as program:
+        sizes = np.array([8 * MIB, 8 * MIB], np.int64)
+        _core.install_layout(sizes, np.array([0, 8 * MIB], np.int64), 16 * MIB)
+        program.take("a", 8)
+        program.take("b", 8)
+        program.drop("b")
+        assert _core.stats()["resident_bytes"] == 16 * MIB
+        _, given_back = _core.sleep(ALL, False)
+        assert given_back == 16 * MIB
+        stats = _core.stats()
+        assert stats["resident_bytes"] == 0
+        assert free_pages() == FRAMES - (4 if host_budget else 0)
+        assert stats["host_bytes"] == (8 if host_budget else 16) * MIB
+        assert _core.wake(ALL, 0) == 8 * MIB
+        program.check("a")
+        program.take("b", 8)
+        program.op("a", "b")
+        assert _core.stats()["bytes_in"] == 8 * MIB  # of a
+    assert _core.stats()["host_bytes"] == 0
+
+
+def test_an_idle_layout_goes_with_what_is_cached(program: Program) -> None:
+    _core.install_layout(np.array([8 * MIB], np.int64), np.array([0], np.int64), 8 * MIB)
+    program.take("a", 8)
+    program.drop("a")
+    _core.sleep(ALL, False)
+    assert free_pages() == FRAMES
+    assert _core.layout_status()["entries"] == 0
 
 
 def test_threads_compute_while_another_sleeps(program: Program) -> None:

@@ -80,6 +80,15 @@ class Core:
     def __init__(self, free: int, budget: int, held: int) -> None:
         self.row = memory(free, budget, held)
         self.refuses = False
+        self.trims = 0
+
+    def trim(self) -> None:
+        """What was discarded had been given to somebody else, but for half of it."""
+        self.trims += 1
+        row = self.row
+        self.row = {
+            **row, "dropped_bytes": 0, "free_bytes": row["free_bytes"] + row["dropped_bytes"] // 2
+        }  # fmt: skip
 
     def device_memory(self) -> list[dict]:
         return [self.row]
@@ -122,6 +131,23 @@ def test_what_is_refused_is_tried_again(core: Core) -> None:
     assert not follower.look()
     core.refuses = False
     assert follower.look()
+
+
+def test_discarded_memory_is_given_back_where_memory_is_short(core: Core) -> None:
+    core.row = memory(0, 8 * GIB, 8 * GIB, dropped=1 * GIB)
+    follower = Follower(8 * MIB, lambda total: 2 * GIB)
+    assert follower.look()  # else it would have seen more than there is
+    assert core.trims == 1
+    assert core.row["budget_bytes"] == 8 * GIB + GIB // 2 - 2 * GIB
+    core.row = memory(0, core.row["budget_bytes"], core.row["budget_bytes"], dropped=3 * GIB)
+    assert not follower.look()
+    assert core.trims == 1  # not at every look: it waits for the device
+
+
+def test_discarded_memory_lets_no_budget_grow() -> None:
+    band = Band(512 * MIB)
+    full = memory(0, 4 * GIB, 4 * GIB, dropped=8 * GIB)
+    assert [band.budget(full) for _ in range(3 * PATIENCE)] == [None] * (3 * PATIENCE)
 
 
 def test_it_looks_now_and_then(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
