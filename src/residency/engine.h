@@ -141,7 +141,6 @@ class Engine {
   struct Sleeper {
     RangeId id;
     std::uint64_t born, number;
-    bool discarded;  // and holds nothing
   };
   bool active() const { return managed_ && policy_->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
@@ -185,13 +184,13 @@ class Engine {
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
   Status after_home(RangeId id);
   bool asleep(const Sleeper& sleeper) const;
+  bool sleeps(RangeId id) const;
   std::vector<RangeId> sleepy(const SleepRequest& wanted) const;
   std::size_t missing_on_host(const std::vector<RangeId>& ids) const;
   Status lay_down(const std::vector<RangeId>& ids);
   Status lose(const std::vector<RangeId>& ids);
   Status release_shared();
   std::vector<Sleeper> take_sleepers(std::uint32_t tags, std::uint64_t number);
-  Status rouse(const Sleeper& sleeper);
   void note(const Status& status) { hook_errors_ += status.ok() ? 0 : 1; }
   backing::Span span(RangeId id) const { return {ranges_[id].base, ledger_.at(id).bytes}; }
   const std::vector<backing::Span>& spans_of(const std::vector<RangeId>& ids);

@@ -27,6 +27,11 @@ bool Engine::asleep(const Sleeper& sleeper) const {
          ledger_.away(sleeper.id);
 }
 
+bool Engine::sleeps(RangeId id) const {
+  return std::any_of(sleepers_.begin(), sleepers_.end(),
+                     [&](const Sleeper& sleeper) { return sleeper.id == id && asleep(sleeper); });
+}
+
 std::size_t Engine::asleep_bytes() const {
   std::size_t bytes = 0;
   for (const Sleeper& sleeper : sleepers_)
@@ -34,16 +39,12 @@ std::size_t Engine::asleep_bytes() const {
   return bytes;
 }
 
-// What may hold device memory, or (to be discarded) bytes on the host. Where the policy leaves all
-// to the driver, nobody knows what is there.
+// Those too that are away for all we know: faults may have brought them, and the driver knows what
+// there is nothing to do for.
 std::vector<RangeId> Engine::sleepy(const SleepRequest& wanted) const {
   std::vector<RangeId> ids;
-  for (RangeId id = 1; id < ledger_.capacity(); ++id) {
-    if (!ledger_.live(id) || !has_tag(wanted.tags, ledger_.at(id).tag)) continue;
-    const State state = ledger_.at(id).state;
-    if (state == State::kDevice || !active() || (wanted.discard && state == State::kHost))
-      ids.push_back(id);
-  }
+  for (RangeId id = 1; id < ledger_.capacity(); ++id)
+    if (ledger_.live(id) && has_tag(wanted.tags, ledger_.at(id).tag)) ids.push_back(id);
   return ids;
 }
 
@@ -82,15 +83,17 @@ Status Engine::sleep(const SleepRequest& wanted, std::size_t& bytes) {
   const std::vector<RangeId> ids = sleepy(wanted);
   const std::size_t before = ledger_.resident_bytes();
   failures_before_sleep_ = out_.failures();
+  // Who came back for an op, or is gone; who is away for another reason stays so at `wake`.
+  std::erase_if(sleepers_, [&](const Sleeper& sleeper) { return !asleep(sleeper); });
+  std::vector<RangeId> awake;
+  for (RangeId id : ids)
+    if (ledger_.at(id).state == State::kDevice || (!active() && !sleeps(id))) awake.push_back(id);
   UMEM_RETURN_IF_ERROR(wanted.discard ? lose(ids) : lay_down(ids));
   UMEM_RETURN_IF_ERROR(release_shared());
-  std::erase_if(sleepers_, [&](const Sleeper& sleeper) {  // `ids` ascend
-    return !asleep(sleeper) || std::binary_search(ids.begin(), ids.end(), sleeper.id);
-  });
   bytes = before - ledger_.resident_bytes();
-  for (RangeId id : ids) {
+  for (RangeId id : awake) {
     if (!ledger_.away(id)) continue;
-    sleepers_.push_back({id, ledger_.at(id).born, wanted.number, wanted.discard});
+    sleepers_.push_back({id, ledger_.at(id).born, wanted.number});
     if (!active()) bytes += ledger_.at(id).bytes;  // at most
   }
   return {};
@@ -102,10 +105,14 @@ Status Engine::lay_down(const std::vector<RangeId>& ids) {
     for (RangeId id : ids) ledger_.hold_host(id);
     return send_back(ids);
   }
+  std::vector<RangeId> again;
+  for (RangeId id : ids)
+    if (ledger_.away(id)) again.push_back(id);
   UMEM_RETURN_IF_ERROR(send_out(ids));
   if (policy_->follows())
     for (RangeId id : ids) policy_->evicted(id);
-  return {};
+  for (RangeId id : again) ledger_.set_state(id, State::kHost);
+  return again.empty() ? Status() : send_back(again);
 }
 
 // A discard alone leaves the memory to the driver, which counts it as used until somebody takes it.
@@ -118,11 +125,11 @@ Status Engine::lose(const std::vector<RangeId>& ids) {
   UMEM_RETURN_IF_ERROR(discard(ids));
   std::vector<RangeId> leaving;
   for (RangeId id : ids) {
-    const bool there = ledger_.at(id).state != State::kHost;
-    ledger_.set_state(id, State::kVoid);
     counters_.bytes_discarded += ledger_.at(id).bytes;
     if (policy_->follows()) policy_->evicted(id);
-    if (!there || !host_has_room(id)) continue;
+    const bool leaves = host_has_room(id);
+    if (active()) ledger_.set_state(id, leaves ? State::kHost : State::kVoid);
+    if (!leaves) continue;
     ledger_.hold_host(id);
     leaving.push_back(id);
   }
@@ -193,27 +200,16 @@ Status Engine::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes
   }
   FirstError error;
   for (auto it = first; it != all.end(); ++it) {
-    error.keep(rouse(*it));
-    const bool back = !active() || !away(it->id);
-    bytes += back ? ledger_.at(it->id).bytes : 0;
+    // Not as dead bytes, whatever they were when they left: the program may have written them since
+    // without umem's seeing it.
+    if (active()) {
+      bring(it->id);
+    } else {
+      error.keep(prefetch(it->id));
+    }
+    bytes += !active() || !away(it->id) ? ledger_.at(it->id).bytes : 0;
   }
   return error.take();
-}
-
-Status Engine::rouse(const Sleeper& sleeper) {
-  const RangeId id = sleeper.id;
-  if (!active()) return prefetch(id);
-  const std::size_t bytes = ledger_.at(id).bytes;
-  if (!sleeper.discarded || ledger_.at(id).state != State::kVoid) {
-    bring(id);
-    return {};
-  }
-  if (!fits(bytes)) discard_dead(bytes);
-  if (!fits(bytes)) return {};  // an op may have taken the room of dead bytes
-  ledger_.set_state(id, State::kDevice);
-  Status status = populate(id);
-  if (!status.ok()) ledger_.set_state(id, State::kVoid);
-  return status;
 }
 
 }  // namespace umem::residency
