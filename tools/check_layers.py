@@ -69,14 +69,17 @@ PY_FLOORS: dict[str, set[str]] = {
     | {"plan", "trace", "devices", "autoplan", "startup", "torch_program"}
     | {"lazily:native", "lazily:runtime"},
     "autolayout": _LOW | {"native", "trace", "lazily:plan"},
+    "pressure": _LOW | {"native", "_core"},
+    "live": _CONFIG | {"umem", "lazily:native"},
     "autoplan": _CONFIG
-    | {"autolayout", "trace", "trial", "policies", "devices", "native", "_core"},
+    | {"autolayout", "pressure", "trace", "trial", "policies", "devices", "native", "_core"},
     "integrations": _LOW
     | {"config", "native", "lazily:native", "_core", "torch_build", "torch_program"},
     "startup": _CONFIG | {"lazily:native", "lazily:_core", "lazily:policies"},
     "runtime": _CONFIG
     | {"startup", "lazily:native", "lazily:integrations", "lazily:report", "lazily:autoplan"}
-    | {"lazily:recompute"},
+    | {"report", "lazily:live", "lazily:recompute"},
+    "sleeping": _LOW | {"runtime", "lazily:native"},
     "cupy": {"integrations", "lazily:integrations", "lazily:runtime"},
     "cuda_core": {"integrations"},
     "targets": {"errors"},
@@ -87,8 +90,8 @@ PY_FLOORS: dict[str, set[str]] = {
     "cli": _FACADE
     | _CONFIG
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
-    | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay"},
-    "umem": {"errors", "recompute", "runtime", "statistics", "hints", "whereabouts"}
+    | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay", "lazily:live"},
+    "umem": {"errors", "recompute", "runtime", "sleeping", "statistics", "hints", "whereabouts"}
     | {"lazily:integrations", "lazily:cupy", "lazily:cuda_core"},
     "__main__": {"cli"},
 }

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         step,
         summary,
     )
+    from .sleeping import Sleep, sleep, wake
     from .statistics import Stats
     from .whereabouts import Where, scope, tensors, where
 
@@ -54,6 +55,7 @@ __all__ = [
     "OutOfMemoryError",
     "PlanError",
     "Session",
+    "Sleep",
     "StateError",
     "Stats",
     "TraceError",
@@ -76,11 +78,13 @@ __all__ = [
     "reset_peak_stats",
     "scope",
     "set_budget",
+    "sleep",
     "stats",
     "step",
     "summary",
     "tensors",
     "unpin",
+    "wake",
     "where",
 ]
 
@@ -92,6 +96,7 @@ _HOMES = {
     "Stats": "statistics",
     "export": "integrations.dlpack",
     **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
     **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
     **dict.fromkeys(
         ("Hold", "advise", "discard", "evict", "exclude", "keep", "pin", "prefetch", "unpin"),

@@ -66,6 +66,14 @@ class Whereabouts(TypedDict):
 class PlacedBlock(Whereabouts):
     address: int
 
+class DeviceMemory(TypedDict):
+    device: int
+    free_bytes: int  # as the driver has it
+    total_bytes: int
+    budget_bytes: int
+    held_bytes: int  # of the budget
+    dropped_bytes: int
+
 class Recorded(TypedDict):
     kind: Ints
     id: Ints
@@ -186,6 +194,12 @@ def clear_layout() -> None: ...
 def layout_status() -> LayoutStatus: ...
 def family_of(name: str) -> str: ...
 def set_advisor(advisor: Advisor | None) -> None: ...
+def sleep(tags: Iterable[str], discard: bool) -> tuple[int, int]: ...  # number, bytes
+def wake(tags: Iterable[str], number: int) -> int: ...  # 0: of all sleeps
+def tags() -> list[str]: ...
+def bytes_by_tag() -> dict[str, tuple[int, int, int]]: ...  # blocks, bytes, resident bytes
+def device_memory() -> list[DeviceMemory]: ...
+def set_device_budget(device: int, nbytes: int) -> None: ...
 
 class Replay:
     """A trace on the runtime, in virtual time; one at a time, and only while umem is off."""

@@ -51,8 +51,8 @@ class Layouts:
     def step_ended(self, complete: int) -> None:
         """A step went by the plan of this number; 0: by none."""
         if complete and complete == self._last:
-            if complete != self._installed:
-                self._install(complete)
+            if complete != self._installed or not core.layout_status()["entries"]:
+                self._install(complete)  # the installed one went back with what was cached
             elif (made := self._made.get(complete)) and made.guessed and _left():
                 self._installed = 0
                 self._make(complete, made.step, guess=False)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._core import PlanStatus, Recorded
     from .devices import DeviceProfile
     from .policies.base import Policy
+    from .pressure import Follower
     from .trace.recording import TraceFile
     from .trace.schema import Header
     from .trace.step import Bools, StepTrace
@@ -236,14 +237,18 @@ def _without_plan(status: PlanStatus) -> bool:
 
 
 class Driver:
-    """What runs at the ends of steps: the planner, and the writer of the trace's file."""
+    """What runs at the ends of steps: the planner, the trace's writer, what follows free memory."""
 
-    def __init__(self, planner: Planner | None, file: TraceFile | None) -> None:
-        self.planner, self.file = planner, file
+    def __init__(
+        self, planner: Planner | None, file: TraceFile | None, follower: Follower | None = None
+    ) -> None:
+        self.planner, self.file, self.follower = planner, file, follower
         core.set_step_listener(self.step_ended)
 
     def step_ended(self) -> None:
         """Called by native code; nothing leaves it that would reach the program."""
+        if self.follower is not None and self.follower.step_ended():
+            self.restart()
         if self.planner is not None:
             self.planner.step_ended()
         if self.file is not None:
@@ -257,6 +262,16 @@ class Driver:
             self.planner.stop()
         if self.file is not None:
             self.file.close()
+
+    def budget_changed(self) -> None:
+        """The program set a budget: from here on it follows nothing."""
+        self.follower = None
+        self.restart()
+
+    def follow_free_memory(self) -> None:
+        """Look at it now."""
+        if self.follower is not None and self.follower.look():
+            self.restart()
 
     def restart(self) -> None:
         """Plans were for another budget, or for other tensors to stay."""
@@ -279,7 +294,19 @@ def start(settings: Settings) -> Driver | None:
 
             core.set_advisor(advisor(victims))
     file = None if settings.trace is None else _open(settings, settings.trace)
-    return Driver(planner, file) if planner or file else None
+    follower = _follower(settings)
+    return Driver(planner, file, follower) if planner or file or follower else None
+
+
+def _follower(settings: Settings) -> Follower | None:
+    """None where the budget is fixed, or is the software device's only measure."""
+    options = core.current_options()
+    if not settings.budget.auto or (options.device == "soft" and not options.device_bytes):
+        return None
+    from . import pressure
+
+    headroom = pressure.no_headroom if options.device == "soft" else pressure.cuda_headroom
+    return pressure.Follower(options.floor_bytes, headroom)
 
 
 def _budget() -> int:

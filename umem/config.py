@@ -38,6 +38,7 @@ class Settings:
     torch_ext_cache: Path
     trace: Path | None  # None: off
     layout: str
+    top: bool | Path
     summary: bool = field(compare=False)
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)
@@ -186,6 +187,12 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
 def child_environment() -> dict[str, str]:
     """The environment without umem's variables, for a child that decides for itself."""
     return {name: text for name, text in os.environ.items() if not _is_ours(name)}
+
+
+def runtime_directory() -> Path | None:
+    """This user's directory for sockets, where the system made one."""
+    text = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(text) if text and Path(text).is_dir() else None
 
 
 _Layer = Iterator[tuple[Option, str, str]]

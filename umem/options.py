@@ -47,7 +47,8 @@ OPTIONS = (
         f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
         "Most bytes that umem keeps on each device, live and cached. `auto` on a GPU is the memory "
         "that is free at the first use, less 512 MiB; on the software device it is the device's "
-        "size, or without one half of the memory that is available at the start. A percentage of a "
+        "size, or without one half of the memory that is available at the start. Where the device "
+        "has a size, it follows the free memory (docs/sleep.md). A percentage of a "
         "software device needs one of known size. The least is 8 MiB (4 pages of 2 MiB), on the "
         "software device for each of torch's threads, because one instruction can need several "
         "pages at once.",
@@ -132,6 +133,13 @@ OPTIONS = (
     Option(
         "summary", "UMEM_SUMMARY", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,
         "Say in a line on stderr at the program's end what umem did. `umem run` turns it on.",
+    ),
+    Option(
+        "top", "UMEM_TOP", "socket", values.parse_top, "off",
+        f"{values.SWITCH_ALLOWED}, or the path of a socket with a `/` in it",
+        "Answer `umem top` (docs/top.md) on a local socket that only the same user can open. `on` "
+        "names it after the process in `$XDG_RUNTIME_DIR/umem`, or `umem-UID` in the directory "
+        "for temporary files.",
     ),
     Option(
         "strict", "UMEM_STRICT", "switch", values.parse_switch, "off", values.SWITCH_ALLOWED,

@@ -21,6 +21,7 @@ from .statistics import Stats
 if TYPE_CHECKING:
     from .autoplan import Driver
     from .integrations.attached import Attached
+    from .report.text import Summary
 
 _log = logging.getLogger("umem")
 _lock = threading.RLock()
@@ -90,6 +91,7 @@ def enable(
     trace: str | Path | None = None,
     summary: bool | None = None,
     layout: str | None = None,
+    top: str | Path | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
@@ -117,6 +119,7 @@ def enable(
             "trace": trace,
             "summary": summary,
             "layout": layout,
+            "top": top,
         }
     )
     global _session
@@ -197,22 +200,26 @@ def reset_peak_stats() -> None:
     core.reset_peak_stats()
 
 
-def summary() -> str:
-    """The figures of `stats` for people, in some lines of text."""
+def summary() -> Summary:
+    """The figures of `stats` for people: text, and a table where a notebook shows it."""
     from .integrations import blocks
     from .report import text
 
-    device, policy, allocator = "off", "-", ""
-    if _session is not None:
-        from .native import core
+    return text.Summary(stats(), **whereabouts(), holders=blocks.holders())
 
-        options = core.current_options()
-        device = options.device if options.device == "cuda" else f"soft:{options.profile}"
-        policy = _session.settings.policy
-        allocator = f"{_session.attached.kind}: {_session.attached.why}"
-    return text.summary(
-        stats(), device=device, policy=policy, allocator=allocator, holders=blocks.holders()
-    )
+
+def whereabouts() -> dict[str, str]:
+    """On what device, by what policy and through what allocator umem works."""
+    if _session is None:
+        return {"device": "off", "policy": "-", "allocator": ""}
+    from .native import core
+
+    options, attached = core.current_options(), _session.attached
+    return {
+        "device": options.device if options.device == "cuda" else f"soft:{options.profile}",
+        "policy": _session.settings.policy,
+        "allocator": f"{attached.kind}: {attached.why}",
+    }
 
 
 def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
@@ -247,7 +254,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         core.set_budget(count, host_count)
         session.settings = changed
         if _driver is not None:
-            _driver.restart()
+            _driver.budget_changed()
 
 
 def step() -> None:
@@ -331,6 +338,11 @@ def _start_steps(settings: Settings) -> None:
             from .recompute.automatic import Automatic
 
             _undo.callback(Automatic(settings.recompute).remove)
+        if settings.top:
+            from . import live
+
+            live.start(settings.top, whereabouts)
+            _undo.callback(live.stop)
     except BaseException:
         disable()
         raise
@@ -355,3 +367,9 @@ def _at_exit(process: int, summary: bool) -> None:
         from .report import text
 
         sys.stderr.write(text.closing(stats()) + "\n")
+
+
+def follow_free_memory() -> None:
+    """Let a budget of `auto` be what the devices have free now."""
+    if _driver is not None:
+        _driver.follow_free_memory()

@@ -28,6 +28,11 @@ class Budget:
     bytes: int | None = None
     percent: float | None = None
 
+    @property
+    def auto(self) -> bool:
+        """Whether it is what the device has free."""
+        return self.bytes is None and self.percent is None
+
     def __str__(self) -> str:
         if self.bytes is not None:
             return format_bytes(self.bytes)
@@ -98,6 +103,16 @@ def parse_trace(text: str) -> Path | None:
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"{text!r} ends neither in .jsonl nor in .jsonl.gz")
     return path
+
+
+def parse_top(text: str) -> bool | Path:
+    """On, off, or the path of a socket, which has a `/` in it."""
+    try:
+        return parse_switch(text)
+    except ValueError:
+        if "/" in text:
+            return Path(text).expanduser()
+        raise
 
 
 def parse_name(text: str) -> str:

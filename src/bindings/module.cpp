@@ -51,4 +51,5 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_layout(module);
   umem::bindings::bind_probe(module);
   umem::bindings::bind_replay(module);
+  umem::bindings::bind_sleep(module);
 }

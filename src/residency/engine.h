@@ -34,6 +34,13 @@ struct Limits {
   std::size_t reserve_bytes = 0;  // of the budget, never taken by holds: for what ops need at once
 };
 
+// What `sleep` is to give back of the device, until `wake` or until an op needs it.
+struct SleepRequest {
+  std::uint32_t tags = 0;  // bits by Tag
+  bool discard = false;    // the bytes are lost, instead of kept on the host
+  std::uint64_t number = 0;
+};
+
 struct Counters {
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
   std::uint64_t evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
@@ -107,6 +114,19 @@ class Engine {
   // transfer; a write drops the host's copy, and the next eviction moves the bytes.
   Status read_mostly(RangeId id, bool on) { return advise_copies(id, on, false); }
 
+  // sleep.cpp. Why a sleep cannot be: kBadState when a running op uses some of the units,
+  // kOutOfHostMemory, kNotSupported where memory cannot move. Nothing changed then.
+  Status check_sleep(const SleepRequest& wanted);
+  // Submits the moves. `bytes`: of device memory that this gives back.
+  Status sleep(const SleepRequest& wanted, std::size_t& bytes);
+  // Waits until the lane out has issued all that it was given; an error if any of it failed.
+  Status finish_sleep();
+  // Brings back what fits of the tags, from the sleep of that number or (0) of any, so that units
+  // are by last use as they were. `bytes`: how many that is.
+  Status wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes);
+  // Of what a sleep sent away: bytes that have not come back.
+  std::size_t asleep_bytes() const;
+
   // Evicts down to the new limits. kOutOfDeviceMemory when what is pinned exceeds them.
   Status set_limits(Limits limits);
   // Makes room for them where it can; an allocation does it otherwise.
@@ -127,6 +147,11 @@ class Engine {
   }
 
  private:
+  // A unit that sleeps, as long as it was not born anew since.
+  struct Sleeper {
+    RangeId id;
+    std::uint64_t born, number;
+  };
   bool active() const { return managed_ && policy_->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
   bool asynchronous() const { return place_.context != nullptr; }
@@ -168,6 +193,14 @@ class Engine {
   Status wait_for_room(Lane& lane);
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
   Status after_home(RangeId id);
+  bool asleep(const Sleeper& sleeper) const;
+  bool sleeps(RangeId id) const;
+  std::vector<RangeId> sleepy(const SleepRequest& wanted) const;
+  std::size_t missing_on_host(const std::vector<RangeId>& ids) const;
+  Status lay_down(const std::vector<RangeId>& ids);
+  Status lose(const std::vector<RangeId>& ids);
+  Status release_shared();
+  std::vector<Sleeper> take_sleepers(std::uint32_t tags, std::uint64_t number);
   void note(const Status& status) { hook_errors_ += status.ok() ? 0 : 1; }
   backing::Span span(RangeId id) const { return {ranges_[id].base, ledger_.at(id).bytes}; }
   const std::vector<backing::Span>& spans_of(const std::vector<RangeId>& ids);
@@ -190,6 +223,8 @@ class Engine {
   std::function<void()> release_cached_;
   std::uint64_t hook_errors_ = 0;
   std::vector<RangeId> copied_;  // read-mostly by the policy's wish; some may have died
+  std::vector<Sleeper> sleepers_;
+  std::uint64_t failures_before_sleep_ = 0;
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> wanted_, victims_, moved_, dropped_, one_, leaving_, preferred_, admitted_;
   std::vector<RangeId> group_, rewritten_;

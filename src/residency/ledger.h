@@ -110,6 +110,11 @@ class Ledger {
     dead_ -= bytes;
     dropped_ += bytes;
   }
+  void send_idle(std::size_t bytes, std::size_t new_on_host) {
+    dropped_ -= bytes;
+    host_ += new_on_host;
+    peak_host_ = peak_host_ < host_ ? host_ : peak_host_;
+  }
   void forget_idle(std::size_t dead, std::size_t dropped, std::size_t host) {
     resident_ -= dead;
     dead_ -= dead;

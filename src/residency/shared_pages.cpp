@@ -82,6 +82,16 @@ void SharedPages::drop(const std::vector<Span>& dead) {
     });
 }
 
+void SharedPages::hold_host(const std::vector<Span>& idle) {
+  for (const Span& span : idle)
+    each(pages_, base_, span, [&](Page& page) {
+      book(page, false);
+      page.dropped = false;
+      page.host = true;
+      book(page, true);
+    });
+}
+
 void SharedPages::lose_track(std::vector<Span>& out) {
   append_runs(pages_.size() << kPageShift, out, [](const Page& page) { return page.idle; });
   for (Page& page : pages_) page.dead = page.dropped = false;

@@ -28,6 +28,8 @@ class SharedPages {
   // Appends spans of dead pages, from the lowest on, of at least `bytes` if there are so many.
   void find_dead(std::size_t bytes, std::vector<backing::Span>& out) const;
   void drop(const std::vector<backing::Span>& dead);
+  // Pages between two lives, for which the driver holds host memory from here on.
+  void hold_host(const std::vector<backing::Span>& idle);
   // Appends all pages between two lives; what is known of their frames is forgotten.
   void lose_track(std::vector<backing::Span>& out);
 

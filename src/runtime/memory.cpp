@@ -47,7 +47,8 @@ Result<arena::Allocation> take_block(Device& device, std::size_t bytes, cu::CUst
 }
 
 // The arena's block becomes the engine's: room for it, and its pages on the device.
-Status settle(Device& device, const arena::Allocation& block, cu::CUstream stream, const Op* op) {
+Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream stream,
+                 const Op* op) {
   residency::Engine& engine = device.engine;
   if (!block.first_in_range) {
     engine.prepare(block.range);
@@ -69,7 +70,7 @@ Status settle(Device& device, const arena::Allocation& block, cu::CUstream strea
 Result<arena::Allocation> serve(Device& device, std::size_t bytes, cu::CUstream stream,
                                 const Op* op) {
   Result<arena::Allocation> taken = take_block(device, bytes, stream);
-  if (taken.ok()) UMEM_RETURN_IF_ERROR(settle(device, taken.value(), stream, op));
+  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(device, taken.value(), stream, op));
   return taken;
 }
 
@@ -114,6 +115,16 @@ Status trim_locked(Device& device, std::size_t keep_bytes) {
     return true;
   }));
   return keep_bytes == 0 ? drop_idle_layout(device) : Status();
+}
+
+Status settle(State& s, Device& device) {
+  {
+    const driver::CallScope scope(s.driver.table, device.place);
+    UMEM_RETURN_IF_ERROR(
+        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
+  }
+  retire_reclaimed(device);
+  return trim_locked(device, 0);
 }
 
 Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUstream stream,

@@ -44,6 +44,37 @@ UMEM_API Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on
 // Whether a CUDA graph is captured on the stream; what the driver refuses to tell is no capture.
 UMEM_API bool stream_captures(int device, std::uintptr_t stream);
 
+// sleep.cpp. Gives back the device memory of what has these tags (bits by residency::Tag), and all
+// that is cached: when it returns, the driver has it. Pointers stay valid, and an op brings back
+// what it needs. `discard`: the bytes are lost instead of kept on the host. kBadState in the middle
+// of an op or of a graph's capture, kOutOfHostMemory where the host budget has no room,
+// kNotSupported where memory cannot move: nothing was moved then.
+struct Slept {
+  std::uint64_t number = 0;  // for `wake`
+  std::size_t bytes = 0;     // given back
+};
+UMEM_API Status sleep(std::uint32_t tags, bool discard, Slept* slept);
+// Brings back what sleeps of the tags, by last use, as far as it fits; of one sleep, or (0) of all.
+// The moves are under way when it returns, and ops wait for what they use. `bytes`: of them.
+UMEM_API Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes);
+
+// Bytes by tag, of all devices; the last row is of freed blocks that are kept for reuse.
+struct TagReport {
+  const char* tag;
+  std::size_t blocks = 0, bytes = 0, resident_bytes = 0;
+};
+UMEM_API std::vector<TagReport> bytes_by_tag();
+
+// Each open device's memory as the driver has it, beside umem's share of it.
+struct DeviceMemory {
+  int device = 0;
+  std::size_t free_bytes = 0, total_bytes = 0;
+  std::size_t budget_bytes = 0;
+  std::size_t held_bytes = 0;     // of the budget: resident, and what counts with it
+  std::size_t dropped_bytes = 0;  // discarded, and the driver's to take
+};
+UMEM_API Status device_memory(std::vector<DeviceMemory>* all);
+
 // The driver in use; null before the first start. For `umem doctor` and tests.
 UMEM_API driver::Driver* current_driver();
 

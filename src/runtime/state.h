@@ -104,6 +104,8 @@ inline State& state() {
 // With the lock held.
 Result<void*> allocate_locked(State& s, std::size_t bytes, int device, cu::CUstream stream, Op* op);
 void retire_reclaimed(Device& device);
+// Waits for the device, after which no stream uses a block, and gives back what is cached.
+Status settle(State& s, Device& device);
 Status trim_locked(Device& device, std::size_t keep_bytes);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);

@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import UmemError
 from .base import Command
 
-COMMANDS = ("run", "plan", "estimate", "advise", "doctor", "demo", "replay", "trace")
+COMMANDS = ("run", "plan", "estimate", "advise", "doctor", "demo", "replay", "trace", "top")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,25 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 
 from ..statistics import Stats
 from ..units import format_bytes
 
+Row = tuple[str, str, str]  # what, how much, what else
+Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of frameworks beside torch
+
+
+class Summary(str):
+    """The figures as text, which a terminal shows as it is and a notebook as a table."""
+
+    __slots__ = ("_rows",)
+    _rows: list[Row]
+
+    def __new__(
+        cls,
+        stats: Stats,
+        *,
+        device: str,
+        policy: str,
+        allocator: str = "",
+        holders: Holders | None = None,
+    ) -> Summary:
+        """The lines of `summary`."""
+        rows = _rows(stats, device, policy, allocator, holders)
+        made = super().__new__(cls, _lines(rows))
+        made._rows = rows
+        return made
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        right = "text-align: right"
+        lines = [
+            f"<tr><th>{escape(name)}</th><td style='{right}'>{escape(value)}</td>"
+            f"<td>{escape(note)}</td></tr>"
+            for name, value, note in self._rows
+        ]
+        return "<table>" + "".join(lines) + "</table>"
+
 
 def summary(
-    stats: Stats,
-    *,
-    device: str,
-    policy: str,
-    allocator: str = "",
-    holders: Mapping[str, tuple[int, int]] | None = None,
+    stats: Stats, *, device: str, policy: str, allocator: str = "", holders: Holders | None = None
 ) -> str:
     """Some lines that say what the figures mean together.
 
     Args:
         holders: of the live bytes: blocks and bytes of each framework beside torch.
     """
-    rows = [
+    return _lines(_rows(stats, device, policy, allocator, holders))
+
+
+def _lines(rows: list[Row]) -> str:
+    return "\n".join(f"{name:<12} {value:>12}  {note}".rstrip() for name, value, note in rows)
+
+
+def _rows(
+    stats: Stats, device: str, policy: str, allocator: str, holders: Holders | None
+) -> list[Row]:
+    return [
         ("budget", _of(stats.budget_bytes), f"device {device}, policy {policy}"),
         *([("allocator", "", allocator)] if allocator else []),
         ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
@@ -30,6 +74,7 @@ def summary(
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
         ("dropped", _of(stats.dropped_bytes), "discarded, the driver's to take"),
         ("on the host", _of(stats.host_bytes), _host(stats)),
+        *([("asleep", _of(stats.asleep_bytes), "until wake")] if stats.asleep_bytes else []),
         ("moved in", _of(stats.bytes_in), _unused(stats)),
         ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),
         ("not moved", _of(stats.bytes_discarded), "dead bytes"),
@@ -37,7 +82,6 @@ def summary(
         ("allocations", str(stats.allocs), f"{stats.frees} freed, {stats.ooms} refused"),
         ("steps", str(stats.steps), _plan(stats)),
     ]
-    return "\n".join(f"{name:<12} {value:>12}  {note}".rstrip() for name, value, note in rows)
 
 
 def closing(stats: Stats) -> str:

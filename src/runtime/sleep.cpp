@@ -1,0 +1,115 @@
+// Sleep and wake of all devices, and what a view from outside is told of their memory.
+#include <algorithm>
+
+#include "runtime/state.h"
+
+namespace umem::runtime {
+namespace {
+
+using residency::RangeId;
+using residency::Tag;
+
+Status check_sleep(State& s, const residency::SleepRequest& wanted) {
+  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (s.captures > 0)
+    return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
+  FirstError error;
+  s.each([&](Device& device) { error.keep(device.engine.check_sleep(wanted)); });
+  return error.take();
+}
+
+std::size_t held_bytes(const Device& device) {
+  const residency::Ledger& ledger = device.engine.ledger();
+  return ledger.resident_bytes() + ledger.dropped_bytes();
+}
+
+Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted, Slept* slept) {
+  // Bytes to be discarded are not in use then on any stream; and what is cached takes no host room.
+  const std::size_t before = held_bytes(device);
+  UMEM_RETURN_IF_ERROR(settle(s, device));
+  slept->bytes += before - std::min(before, held_bytes(device));
+  std::size_t bytes = 0;
+  UMEM_RETURN_IF_ERROR(device.engine.sleep(wanted, bytes));
+  slept->bytes += bytes;
+  Status moved = device.engine.finish_sleep();
+  const driver::CallScope scope(s.driver.table, device.place);
+  UMEM_RETURN_IF_ERROR(
+      driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
+  return moved;
+}
+
+void add_unit(const residency::Unit& unit, std::vector<TagReport>& rows) {
+  using residency::State;
+  if (unit.state == State::kNone) return;
+  const bool dead = unit.state == State::kDead || unit.state == State::kGone;
+  TagReport& row = dead ? rows.back() : rows[static_cast<std::size_t>(unit.tag)];
+  ++row.blocks;
+  row.bytes += unit.bytes;
+  if (unit.state == State::kDevice || unit.state == State::kDead) row.resident_bytes += unit.bytes;
+}
+
+}  // namespace
+
+Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
+  static std::uint64_t numbers = 0;
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const residency::SleepRequest wanted{tags, discard, numbers + 1};
+  UMEM_RETURN_IF_ERROR(check_sleep(s, wanted));
+  *slept = {++numbers, 0};
+  FirstError error;
+  s.each([&](Device& device) { error.keep(sleep_on(s, device, wanted, slept)); });
+  return error.take();
+}
+
+Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  *bytes = 0;
+  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (s.captures > 0)
+    return {Code::kBadState, "a CUDA graph is being captured; wake after its end"};
+  FirstError error;
+  s.each([&](Device& device) {
+    std::size_t back = 0;
+    error.keep(device.engine.wake(tags, number, back));
+    *bytes += back;
+  });
+  return error.take();
+}
+
+std::vector<TagReport> bytes_by_tag() {
+  std::vector<TagReport> rows;
+  for (std::size_t tag = 0; tag < static_cast<std::size_t>(Tag::kCount); ++tag)
+    rows.push_back({residency::name(static_cast<Tag>(tag))});
+  rows.push_back({"cached"});
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  s.each([&](const Device& device) {
+    const residency::Ledger& ledger = device.engine.ledger();
+    for (RangeId id = 1; id < ledger.capacity(); ++id) add_unit(ledger.at(id), rows);
+  });
+  return rows;
+}
+
+Status device_memory(std::vector<DeviceMemory>* all) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  FirstError error;
+  s.each([&](const Device& device) {
+    const driver::CallScope scope(s.driver.table, device.place);
+    const residency::Limits& limits = device.engine.limits();
+    const residency::Ledger& ledger = device.engine.ledger();
+    DeviceMemory row;
+    row.device = device.place.device;
+    error.keep(driver::check(s.driver.table.cuMemGetInfo(&row.free_bytes, &row.total_bytes),
+                             driver::Entry::cuMemGetInfo));
+    row.budget_bytes = limits.budget_bytes;
+    row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
+    row.dropped_bytes = ledger.dropped_bytes();
+    all->push_back(row);
+  });
+  return error.take();
+}
+
+}  // namespace umem::runtime

@@ -1,0 +1,75 @@
+"""What `umem top` shows of two samples, and what `umem.summary()` is in a notebook."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from umem.report import text, top
+from umem.statistics import Stats
+from umem.units import GIB, MIB
+
+NAMES = [field.name for field in dataclasses.fields(Stats)]
+
+
+def sample(seconds: float, pid: int = 7, program: str = "train.py", **stats: int) -> dict[str, Any]:
+    return {
+        "pid": pid, "program": program, "time": seconds, "device": "cuda", "policy": "umem",
+        "allocator": "subclass", "stats": {**dict.fromkeys(NAMES, 0), **stats},
+        "tags": {
+            "param": {"blocks": 2, "bytes": 8 * MIB, "resident_bytes": 2 * MIB},
+            "grad": {"blocks": 0, "bytes": 0, "resident_bytes": 0},
+            "cached": {"blocks": 1, "bytes": 10 * MIB, "resident_bytes": 10 * MIB},
+        },
+    }  # fmt: skip
+
+
+def test_rates_are_of_the_time_between() -> None:
+    view = top.view(
+        sample(12.0, bytes_in=5 * GIB, bytes_out=2 * GIB, plan_hits=190, plan_misses=20, steps=4),
+        sample(10.0, bytes_in=1 * GIB, bytes_out=2 * GIB, plan_hits=100, plan_misses=10),
+    )
+    assert view["in_bytes_per_s"] == 2 * GIB
+    assert view["out_bytes_per_s"] == 0
+    assert view["steps_per_s"] == 2
+    assert view["plan_hit_share"] == 0.9
+    shown = top.render(view)
+    assert "lane in   5 GiB, 2 GiB/s" in shown
+    assert "90.0 % of ops as planned (190 of 210 in all)" in shown
+
+
+def test_without_an_earlier_sample_there_are_no_rates() -> None:
+    now = sample(12.0, bytes_in=GIB, plan_hits=3, plan_misses=1)
+    for before in (None, sample(10.0, pid=8)):
+        view = top.view(now, before)
+        assert view["in_bytes_per_s"] is None
+        assert view["plan_hit_share"] == 0.75
+        assert "/s" not in top.render(view)
+
+
+def test_the_view_shows_the_budget_and_tags_with_bytes() -> None:
+    now = sample(1.0, budget_bytes=64 * MIB, resident_bytes=32 * MIB, asleep_bytes=6 * MIB)
+    lines = top.render(top.view(now, None)).splitlines()
+    assert "resident  [" + "#" * 15 + "." * 15 + "] 32 MiB of 64 MiB (50 %)" in lines
+    assert any("asleep 6 MiB" in line for line in lines)
+    tags = [line.split() for line in lines[-2:]]
+    assert tags[0][:2] == ["cached", "1"]
+    assert " ".join(tags[1]) == "param 2 8 MiB 2 MiB 6 MiB"
+
+
+def test_a_programs_name_moves_no_cursor() -> None:
+    shown = top.render(top.view(sample(1.0, program="x\x1b[2J\n.py"), None))
+    assert "\x1b" not in shown
+    assert "x?[2J?.py" in shown
+
+
+def test_a_summary_is_text_and_a_table() -> None:
+    stats = Stats(**{**dict.fromkeys(NAMES, 0), "budget_bytes": 32 * MIB, "evictions": 5})
+    words = {"device": "soft", "policy": "<lru>", "allocator": "subclass: a & b"}
+    summary = text.Summary(stats, **words)
+    assert summary == str(summary) == repr(summary) == text.summary(stats, **words)
+    table = summary._repr_html_()
+    assert "<tr><th>budget</th><td style='text-align: right'>32 MiB</td>" in table
+    assert "policy &lt;lru&gt;" in table
+    assert "a &amp; b" in table
+    assert table.count("<tr>") == len(summary.splitlines())

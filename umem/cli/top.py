@@ -1,0 +1,114 @@
+"""``umem top [PID]``: what umem does in a running process, as it changes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, StateError
+from .base import Subparsers
+
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add `umem top`."""
+    parser = subparsers.add_parser(
+        "top",
+        help="show what umem does in a running process",
+        description="Show what umem does in a running process of the same user, which was started "
+        "with UMEM_TOP=1. With --once or where the output is no terminal: one look.",
+    )
+    parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="its socket, if it has its own")
+    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
+                        help="between two looks; default 1")  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="one look, over one interval")
+    parser.add_argument("--json", action="store_true", help="one JSON object a look")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Show the process until it ends, or one look.
+
+    Raises:
+        ConfigError: both a process and a socket were given.
+        StateError: no such process answers, or several do and none was named.
+    """
+    from .. import live
+    from ..report import top
+
+    path = _socket(args)
+    before = live.ask(path)
+    once = args.once or not (args.json or sys.stdout.isatty())
+    with _screen(args.json or once) as show:
+        while True:
+            time.sleep(args.interval)
+            try:
+                now = live.ask(path)
+            except StateError:
+                if once:
+                    raise
+                return 0  # the process ended
+            view = top.view(now, before)
+            show(json.dumps(view) if args.json else top.render(view))
+            if once:
+                return 0
+            before = now
+
+
+def _socket(args: argparse.Namespace) -> Path:
+    from .. import live
+
+    if args.socket is not None:
+        if args.pid is not None:
+            raise ConfigError("give a process id or --socket, not both")
+        return Path(args.socket)
+    if args.pid is not None:
+        return live.find(args.pid)
+    sockets = live.running()
+    if len(sockets) == 1:
+        return sockets[0]
+    names = ", ".join(path.stem for path in sockets)
+    raise StateError(
+        f"several processes answer: {names}; name one, as `umem top {sockets[0].stem}`"
+        if sockets
+        else "no process answers; start one with UMEM_TOP=1, as `UMEM_TOP=1 umem run train.py`"
+    )
+
+
+@contextlib.contextmanager
+def _screen(plain: bool) -> Iterator[Callable[[str], Any]]:
+    """How a look is shown: in place on a terminal, through rich where it is there, or in lines."""
+    if plain:
+        yield lambda text: print(text, flush=True)
+        return
+    try:
+        from rich.live import Live
+        from rich.text import Text
+    except ImportError:
+        yield lambda text: print(_CLEAR + text, flush=True)
+        return
+    with Live(Text("..."), auto_refresh=False, screen=True) as screen:
+        yield lambda text: screen.update(Text(text), refresh=True)
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a process id")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.01 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: seconds from 0.01 to 3600")
+    return value
