@@ -1,0 +1,281 @@
+"""What torch's own partitioner would compute again, in the step that umem plans.
+
+AOTAutograd traces forward, loss and backward into one graph; `min_cut_rematerialization_partition`
+cuts it into a forward and a backward graph, by `torch._functorch.config.activation_memory_budget`.
+What crosses the cut is saved, all else runs again. That choice is carried over to umem's step, op by
+op, and scored by the same rewriting and the same clock: ops are not fused on either side, where
+torch.compile would fuse some of what it runs again.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch._functorch import config
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import stateless
+
+from umem.devices import DeviceProfile
+from umem.plan.recompute.candidates import Selection, per_block
+from umem.plan.recompute.graph import Graph
+from umem.plan.recompute.modes import Planner
+from umem.plan.recompute.rewrite import Rewritten, rewrite
+from umem.plan.surroundings import replaced
+from umem.policies.occupancy import capacity
+from umem.trace.step import StepTrace
+from umem.values import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Row = dict[str, Any]
+
+BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+# How it reckons an op's time: its own default, and the times of the step, by the roofline.
+ESTIMATORS = ("flops", "roofline")
+BLOCKS = "per block"
+# Of a graph without changes in place, which ops of the eager step they stand for.
+_EAGER = {"_native_batch_norm_legit_functional": "native_batch_norm"}
+_VIEWS = {"_unsafe_view"}  # besides what the schema says is a view
+
+
+class Joint(NamedTuple):
+    """A training's forward and backward in one graph."""
+
+    module: fx.GraphModule
+    options: dict[str, Any]  # of the partitioner
+
+
+class Choice(NamedTuple):
+    """One way to say what is computed again, in umem's step."""
+
+    way: str  # of ESTIMATORS, or BLOCKS
+    share: float | None  # activation_memory_budget
+    saved_bytes: int | None  # by torch's graph, without parameters and inputs
+    new: Rewritten
+
+
+class _Loss(Exception):  # noqa: N818 - no error
+    """Carries a step's loss to where its gradient would begin."""
+
+
+class _StepTimes(CustomRuntimeEstimator):
+    """Microseconds of the step's ops for the partitioner."""
+
+    def __init__(self, step: StepTrace, ops: dict[str, int]) -> None:
+        self.us = {name: float(step.op_us[op]) for name, op in ops.items()}
+
+    def __call__(self, node: fx.Node) -> float:
+        """0 of views."""
+        return self.us.get(_origin(node, self.us), 0.0)
+
+    def uuid(self) -> None:
+        """Nothing is cached by it."""
+
+
+def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> Joint:
+    """Trace a training on fake tensors, from its parameters and its batch to their gradients.
+
+    Args:
+        make: as `umem plan` takes it; the step ends in one `backward()` of its loss, and the tensors
+            of its closure are the batch.
+    """
+    found: list[Joint] = []
+
+    def caught(module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        static = list(range(len(state)))  # as torch.compile says of parameters and buffers
+        found.append(Joint(module, {**options, "static_lifetime_input_indices": static}))
+        return default_partition(module, inputs, **options)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net, step = make()
+        state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        cells = [c for c in step.__closure__ or () if isinstance(c.cell_contents, torch.Tensor)]
+        batch = [cell.cell_contents for cell in cells]
+
+        def loss(*tensors: Tensor) -> Tensor:
+            given = dict(zip(state, tensors, strict=False))
+            _fill(cells, tensors[len(state) :])
+            with replaced(torch.Tensor, "backward", _stop), stateless._reparametrize_module(net, given):
+                try:
+                    step()
+                except _Loss as reached:
+                    return reached.args[0]
+            raise ValueError("the step has no backward(); allowed: a training step")
+
+        aot_function(loss, _as_it_is, _as_it_is, caught)(*state.values(), *batch)
+        _fill(cells, batch)
+    return found[0]
+
+
+def saved_by(joint: Joint, share: float, estimator: object = "flops") -> list[fx.Node]:
+    """The nodes whose results the partitioner saves for backward, parameters and inputs too."""
+    options = {
+        "activation_memory_budget": share,
+        "activation_memory_budget_runtime_estimator": estimator,
+        "cse": False,  # equal ops stay, as they run in the step
+    }
+    with config.patch(options):
+        _, backward = min_cut_rematerialization_partition(joint.module, None, **joint.options)
+    names = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
+    return [node for node in joint.module.graph.nodes if node.name in names]
+
+
+def ops_of(joint: Joint, graph: Graph) -> dict[str, int]:
+    """By name of the graph's forward nodes that are no views: the op of the step that each one is.
+
+    Raises:
+        ValueError: they are not the same ops in the same order.
+    """
+    ops = np.flatnonzero(graph.forward).tolist()
+    theirs = [node for node in _forward(joint.module.graph) if not _is_view(node)]
+    names = [graph.step.op_names[op].removeprefix("aten::").rstrip("_") for op in ops]
+    if names[-1:] == ["ones_like"]:  # the loss's gradient
+        names.pop()
+    found = [_name(node) for node in theirs]
+    if found != names:
+        pairs = enumerate(zip(found, names, strict=False))
+        where = next((i for i, (a, b) in pairs if a != b), min(len(found), len(names)))
+        raise ValueError(
+            f"op {where} of forward is {found[where : where + 3]} in torch's graph and "
+            f"{names[where : where + 3]} in the step; allowed: the same program in both"
+        )
+    return {node.name: op for node, op in zip(theirs, ops, strict=False)}
+
+
+def choices(joint: Joint, graph: Graph) -> Iterator[Choice]:
+    """What torch's partitioner chooses at all its budgets, by both estimators, and per block.
+
+    A tensor that ops change in place is kept where any version of it is saved, and outputs of one
+    op are kept together; the step cannot drop what is below 2 MiB. All three are to torch's good.
+    """
+    ops = ops_of(joint, graph)
+    ways: dict[str, object] = {"flops": "flops", "roofline": _StepTimes(graph.step, ops)}
+    for way in ESTIMATORS:
+        for share in BUDGETS:
+            saved = saved_by(joint, share, ways[way])
+            origins = {_origin(node, ops): node for node in saved}
+            origins.pop("", None)
+            kept = [ops[name] for name in origins]
+            nbytes = sum(_storage_bytes(node) for node in origins.values())
+            yield Choice(way, share, nbytes, rewrite(graph, *selection(graph, kept)))
+    yield Choice(BLOCKS, None, None, rewrite(graph, *per_block(graph)))
+
+
+def selection(graph: Graph, kept_ops: Sequence[int]) -> Selection:
+    """Keep what these ops of the forward pass make, and drop all else that may be."""
+    kept = np.zeros(graph.step.n_tensors, bool)
+    for op in kept_ops:
+        kept[[graph.tensor_of[value] for value in graph.outputs[op]]] = True
+    return Selection(graph.droppable & ~kept, kept)
+
+
+def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> Iterator[Row]:
+    """Each choice, and the shortest that umem finds in no more memory; neither of them swaps.
+
+    Of each way only what no other choice of it beats in both peak and time, and that lowers the
+    peak at all.
+    """
+    for choice in _undominated(found):
+        peak = choice.new.step.peak_bytes
+        if peak >= graph.step.peak_bytes:
+            continue
+        mine = Planner(graph, device, budget_of(graph.step, peak)).plan("recompute")
+        yield {
+            "way": choice.way,
+            "share": choice.share,
+            "compute_us": graph.step.compute_us,
+            "whole_peak_bytes": graph.step.peak_bytes,
+            "peak_bytes": peak,
+            "step_us": choice.new.step.compute_us,
+            "saved_bytes": _kept_bytes(choice.new),
+            "saved_bytes_of_graph": choice.saved_bytes,
+            "umem_us": None if mine is None else mine.step.compute_us,
+            "umem_peak_bytes": None if mine is None else mine.step.peak_bytes,
+            "umem_saved_bytes": None if mine is None else _kept_bytes(mine),
+        }
+
+
+def budget_of(step: StepTrace, peak: int) -> int:
+    """The largest budget, in bytes, at which umem's planner fills at most `peak` with tensors."""
+    pieces = step.pieces
+    budget = peak // PAGE_BYTES * PAGE_BYTES
+    while capacity(pieces, budget + PAGE_BYTES) <= peak:
+        budget += PAGE_BYTES
+    return budget
+
+
+def _undominated(found: Sequence[Choice]) -> list[Choice]:
+    def place(choice: Choice) -> tuple[int, float]:
+        return choice.new.step.peak_bytes, choice.new.step.compute_us
+
+    best: list[Choice] = []
+    for choice in sorted(found, key=lambda one: (one.way, place(one))):
+        last = best[-1] if best else None
+        if last is None or last.way != choice.way or place(choice)[1] < place(last)[1]:
+            best.append(choice)
+    return best
+
+
+def _kept_bytes(new: Rewritten) -> int:
+    """Of what the forward pass makes and backward reads, or makes other things from."""
+    graph, n = new.graph, new.graph.step.n_tensors
+    first = int(np.flatnonzero(~new.again)[graph.forward.sum()])  # of backward
+    held = (new.step.last[:n] > first) & graph.made & graph.step.large
+    return int(graph.step.bytes[held].sum())
+
+
+def _forward(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The calls before the first one that needs a gradient."""
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if any(source.name.startswith("tangents") for source in node.all_input_nodes):
+            return
+        yield node
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    return bool(getattr(node.target, "is_view", False)) or _name(node) in _VIEWS
+
+
+def _name(node: fx.Node) -> str:
+    bare: str = getattr(node.target, "_opname", str(node.target))
+    return _EAGER.get(bare, bare).rstrip("_")
+
+
+def _origin(node: fx.Node, known: Any) -> str:
+    """The name of the op that made what a node is, or is a view of; "" of an input."""
+    while node.name not in known:
+        if node.op != "call_function" or not _is_view(node):
+            return ""
+        node = node.all_input_nodes[0]
+    return node.name
+
+
+def _storage_bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.untyped_storage().nbytes()) if isinstance(value, torch.Tensor) else 0
+
+
+def _stop(loss: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    raise _Loss(loss)
+
+
+def _as_it_is(module: fx.GraphModule, _inputs: object) -> fx.GraphModule:
+    return module
+
+
+def _fill(cells: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+    for cell, tensor in zip(cells, tensors, strict=True):
+        cell.cell_contents = tensor
