@@ -2,8 +2,8 @@
 
 AOTAutograd traces forward, loss and backward into one graph; `min_cut_rematerialization_partition`
 cuts it into a forward and a backward graph, by `torch._functorch.config.activation_memory_budget`.
-What crosses the cut is saved, all else runs again. That choice is carried over to umem's step, op by
-op, and scored by the same rewriting and the same clock: ops are not fused on either side, where
+What crosses the cut is saved, all else runs again. That choice is carried over to umem's step, op
+by op, and scored by the same rewriting and the same clock: ops are not fused on either side, where
 torch.compile would fuse some of what it runs again.
 """
 
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from harness import table
+from policies.report import Target, geomean
 from torch import fx, nn
 from torch._functorch import config
 from torch._functorch.aot_autograd import aot_function
@@ -28,9 +30,11 @@ from umem.plan.recompute.candidates import Selection, per_block
 from umem.plan.recompute.graph import Graph
 from umem.plan.recompute.modes import Planner
 from umem.plan.recompute.rewrite import Rewritten, rewrite
+from umem.plan.recompute.score import estimate_us
 from umem.plan.surroundings import replaced
 from umem.policies.occupancy import capacity
 from umem.trace.step import StepTrace
+from umem.units import GIB
 from umem.values import PAGE_BYTES
 
 if TYPE_CHECKING:
@@ -38,10 +42,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-BUDGETS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+BUDGETS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 # How it reckons an op's time: its own default, and the times of the step, by the roofline.
 ESTIMATORS = ("flops", "roofline")
 BLOCKS = "per block"
+EQUAL = 1.001  # ratios of steps up to here are none
 # Of a graph without changes in place, which ops of the eager step they stand for.
 _EAGER = {"_native_batch_norm_legit_functional": "native_batch_norm"}
 _VIEWS = {"_unsafe_view"}  # besides what the schema says is a view
@@ -54,13 +59,22 @@ class Joint(NamedTuple):
     options: dict[str, Any]  # of the partitioner
 
 
+class Cut(NamedTuple):
+    """What the partitioner makes of a joint graph."""
+
+    saved: list[fx.Node]  # for backward, parameters and inputs too
+    again: list[fx.Node]  # calls of forward that are in backward
+
+
 class Choice(NamedTuple):
     """One way to say what is computed again, in umem's step."""
 
     way: str  # of ESTIMATORS, or BLOCKS
     share: float | None  # activation_memory_budget
-    saved_bytes: int | None  # by torch's graph, without parameters and inputs
     new: Rewritten
+    # By torch's graph; none of BLOCKS. Beside those of `new` they tell what was lost on the way.
+    saved_bytes: int | None = None  # without parameters and inputs
+    again_us: float | None = None
 
 
 class _Loss(Exception):  # noqa: N818 - no error
@@ -85,8 +99,8 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
     """Trace a training on fake tensors, from its parameters and its batch to their gradients.
 
     Args:
-        make: as `umem plan` takes it; the step ends in one `backward()` of its loss, and the tensors
-            of its closure are the batch.
+        make: as `umem plan` takes it; the step has one `backward()` of its loss, and the tensors of
+            its closure are the batch.
     """
     found: list[Joint] = []
 
@@ -104,7 +118,10 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
         def loss(*tensors: Tensor) -> Tensor:
             given = dict(zip(state, tensors, strict=False))
             _fill(cells, tensors[len(state) :])
-            with replaced(torch.Tensor, "backward", _stop), stateless._reparametrize_module(net, given):
+            with (
+                replaced(torch.Tensor, "backward", _stop),
+                stateless._reparametrize_module(net, given),
+            ):
                 try:
                     step()
                 except _Loss as reached:
@@ -116,17 +133,21 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
     return found[0]
 
 
-def saved_by(joint: Joint, share: float, estimator: object = "flops") -> list[fx.Node]:
-    """The nodes whose results the partitioner saves for backward, parameters and inputs too."""
+def cut(joint: Joint, share: float, estimator: object = "flops") -> Cut:
+    """Partition the graph by a share of the activations that torch keeps by default."""
     options = {
         "activation_memory_budget": share,
         "activation_memory_budget_runtime_estimator": estimator,
         "cse": False,  # equal ops stay, as they run in the step
     }
     with config.patch(options):
-        _, backward = min_cut_rematerialization_partition(joint.module, None, **joint.options)
-    names = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
-    return [node for node in joint.module.graph.nodes if node.name in names]
+        halves = min_cut_rematerialization_partition(joint.module, None, **joint.options)
+    kinds = [{node.name: node.op for node in half.graph.nodes} for half in halves]
+    nodes = [node for node in joint.module.graph.nodes if node.name in kinds[1]]
+    return Cut(
+        [node for node in nodes if kinds[1][node.name] == "placeholder"],
+        [n for n in nodes if kinds[1][n.name] == kinds[0].get(n.name) == "call_function"],
+    )
 
 
 def ops_of(joint: Joint, graph: Graph) -> dict[str, int]:
@@ -161,13 +182,14 @@ def choices(joint: Joint, graph: Graph) -> Iterator[Choice]:
     ways: dict[str, object] = {"flops": "flops", "roofline": _StepTimes(graph.step, ops)}
     for way in ESTIMATORS:
         for share in BUDGETS:
-            saved = saved_by(joint, share, ways[way])
+            saved, again = cut(joint, share, ways[way])
             origins = {_origin(node, ops): node for node in saved}
             origins.pop("", None)
             kept = [ops[name] for name in origins]
             nbytes = sum(_storage_bytes(node) for node in origins.values())
-            yield Choice(way, share, nbytes, rewrite(graph, *selection(graph, kept)))
-    yield Choice(BLOCKS, None, None, rewrite(graph, *per_block(graph)))
+            us = sum(float(graph.step.op_us[ops[n.name]]) for n in again if n.name in ops)
+            yield Choice(way, share, rewrite(graph, *selection(graph, kept)), nbytes, us)
+    yield Choice(BLOCKS, None, rewrite(graph, *per_block(graph)))
 
 
 def selection(graph: Graph, kept_ops: Sequence[int]) -> Selection:
@@ -198,10 +220,90 @@ def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> It
             "step_us": choice.new.step.compute_us,
             "saved_bytes": _kept_bytes(choice.new),
             "saved_bytes_of_graph": choice.saved_bytes,
+            "again_us": choice.new.recompute_us,
+            "again_us_of_graph": choice.again_us,
             "umem_us": None if mine is None else mine.step.compute_us,
             "umem_peak_bytes": None if mine is None else mine.step.peak_bytes,
             "umem_saved_bytes": None if mine is None else _kept_bytes(mine),
         }
+
+
+def fastest(found: Sequence[Choice], device: DeviceProfile, budget: int) -> Rewritten:
+    """Of torch's choices the one that is estimated fastest where the rest swaps."""
+    theirs = [one.new for one in _undominated([one for one in found if one.way != BLOCKS])]
+    return min(theirs, key=lambda new: estimate_us(new.step, device, budget, compare=False))
+
+
+def targets(rows: Sequence[Row]) -> list[Target]:
+    """How often umem's choice is slower than each way's, on each device: never."""
+    found = []
+    for device, way in dict.fromkeys((row["device"], row["way"]) for row in rows):
+        mine = [row for row in rows if (row["device"], row["way"]) == (device, way)]
+        slower = [row for row in mine if ratio(row) > EQUAL]
+        name = f"{device}: of {len(mine)} peaks of {_words(way)}, where umem's choice is slower"
+        worst = max(slower, key=ratio, default=None)
+        where = "" if worst is None else f"{worst['workload']}, {_share(worst)}"
+        found.append(Target(name, len(slower), 0, where))
+    return found
+
+
+def section(rows: Sequence[Row]) -> list[str]:
+    """Who recomputes less at the same peak, in words and row by row."""
+    lines = ["## Beside torch's partitioner, and per block", ""]
+    lines += [
+        "Steps over compute without any swapping, both on the same ops and clock. `flops`,"
+        " `roofline`: torch's `activation_memory_budget` with its own estimate of times and with"
+        " umem's; umem's choice has no higher peak than the other's. `none`: umem finds no way."
+        " Saved: GiB between forward and backward, of theirs and of umem's.",
+        "",
+    ]
+    for way in dict.fromkeys(row["way"] for row in rows):
+        lines += [_verdict(way, [row for row in rows if row["way"] == way]), ""]
+    header = ("workload", "device", "way", "budget", "peak of whole", "theirs", "umem", "saved")
+    return [*lines, *table(header, map(_cells, rows))]
+
+
+def ratio(row: Row) -> float:
+    """umem's step over the other's; infinite where umem finds none."""
+    return float("inf") if row["umem_us"] is None else float(row["umem_us"] / row["step_us"])
+
+
+def _verdict(way: str, rows: Sequence[Row]) -> str:
+    ratios = [ratio(row) for row in rows if row["umem_us"] is not None]
+    less = sum(one < 1 / EQUAL for one in ratios)
+    equal = sum(1 / EQUAL <= one <= EQUAL for one in ratios)
+    text = (
+        f"Against {_words(way)}, at {len(rows)} peaks: umem's step is shorter at {less}, equal at "
+        f"{equal}, longer at {len(ratios) - less - equal}, and {len(rows) - len(ratios)} times it "
+        "finds none."
+    )
+    if not ratios:
+        return text
+    mean, most = geomean(ratios), max(ratios)
+    return f"{text} Its step over the other's: {mean:.3f} (geomean), {most:.3f} (highest)."
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    compute, mine = row["compute_us"], row["umem_us"]
+    saved = [row["saved_bytes"], row["umem_saved_bytes"]]
+    return (
+        row["workload"],
+        row["device"],
+        row["way"],
+        _share(row),
+        f"{row['peak_bytes'] / row['whole_peak_bytes']:.3f}",
+        f"{row['step_us'] / compute:.3f}",
+        "none" if mine is None else f"{mine / compute:.3f}",
+        "/".join("-" if nbytes is None else f"{nbytes / GIB:.2f}" for nbytes in saved),
+    )
+
+
+def _words(way: str) -> str:
+    return "checkpoints per block" if way == BLOCKS else f"torch's partitioner ({way})"
+
+
+def _share(row: Row) -> str:
+    return "-" if row["share"] is None else f"{row['share']:g}"
 
 
 def budget_of(step: StepTrace, peak: int) -> int:
