@@ -32,7 +32,7 @@ from umem.plan.recompute.modes import Planner
 from umem.plan.recompute.rewrite import Rewritten, rewrite
 from umem.plan.recompute.score import estimate_us
 from umem.plan.surroundings import replaced
-from umem.policies.occupancy import capacity
+from umem.policies.occupancy import capacity, large_live_bytes
 from umem.trace.step import StepTrace
 from umem.units import GIB
 from umem.values import PAGE_BYTES
@@ -88,8 +88,8 @@ class _StepTimes(CustomRuntimeEstimator):
         self.us = {name: float(step.op_us[op]) for name, op in ops.items()}
 
     def __call__(self, node: fx.Node) -> float:
-        """0 of views."""
-        return self.us.get(_origin(node, self.us), 0.0)
+        """Of a view its op's; 0 of an input."""
+        return max((self.us[name] for name in _origins(node, self.us)), default=0.0)
 
     def uuid(self) -> None:
         """Nothing is cached by it."""
@@ -183,10 +183,9 @@ def choices(joint: Joint, graph: Graph) -> Iterator[Choice]:
     for way in ESTIMATORS:
         for share in BUDGETS:
             saved, again = cut(joint, share, ways[way])
-            origins = {_origin(node, ops): node for node in saved}
-            origins.pop("", None)
-            kept = [ops[name] for name in origins]
-            nbytes = sum(_storage_bytes(node) for node in origins.values())
+            origins = {_origins(node, ops): node for node in saved}
+            kept = [ops[name] for names in origins for name in names]
+            nbytes = sum(_storage_bytes(node) for names, node in origins.items() if names)
             us = sum(float(graph.step.op_us[ops[n.name]]) for n in again if n.name in ops)
             yield Choice(way, share, rewrite(graph, *selection(graph, kept)), nbytes, us)
     yield Choice(BLOCKS, None, rewrite(graph, *per_block(graph)))
@@ -204,18 +203,19 @@ def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> It
     """Each choice, and the shortest that umem finds in no more memory; neither of them swaps.
 
     Of each way only what no other choice of it beats in both peak and time, and that lowers the
-    peak at all.
+    peak at all. Peaks are of large tensors: no choice changes anything of the small ones.
     """
+    whole = peak_of(graph.step)
     for choice in _undominated(found):
-        peak = choice.new.step.peak_bytes
-        if peak >= graph.step.peak_bytes:
+        peak = peak_of(choice.new.step)
+        if peak >= whole:
             continue
         mine = Planner(graph, device, budget_of(graph.step, peak)).plan("recompute")
         yield {
             "way": choice.way,
             "share": choice.share,
             "compute_us": graph.step.compute_us,
-            "whole_peak_bytes": graph.step.peak_bytes,
+            "whole_peak_bytes": whole,
             "peak_bytes": peak,
             "step_us": choice.new.step.compute_us,
             "saved_bytes": _kept_bytes(choice.new),
@@ -223,7 +223,7 @@ def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> It
             "again_us": choice.new.recompute_us,
             "again_us_of_graph": choice.again_us,
             "umem_us": None if mine is None else mine.step.compute_us,
-            "umem_peak_bytes": None if mine is None else mine.step.peak_bytes,
+            "umem_peak_bytes": None if mine is None else peak_of(mine.step),
             "umem_saved_bytes": None if mine is None else _kept_bytes(mine),
         }
 
@@ -307,7 +307,7 @@ def _share(row: Row) -> str:
 
 
 def budget_of(step: StepTrace, peak: int) -> int:
-    """The largest budget, in bytes, at which umem's planner fills at most `peak` with tensors."""
+    """The largest budget, in bytes, at which umem's planner has at most `peak` of large tensors."""
     pieces = step.pieces
     budget = peak // PAGE_BYTES * PAGE_BYTES
     while capacity(pieces, budget + PAGE_BYTES) <= peak:
@@ -315,9 +315,14 @@ def budget_of(step: StepTrace, peak: int) -> int:
     return budget
 
 
+def peak_of(step: StepTrace) -> int:
+    """The highest sum of the bytes of large tensors."""
+    return int(large_live_bytes(step).max(initial=0))
+
+
 def _undominated(found: Sequence[Choice]) -> list[Choice]:
     def place(choice: Choice) -> tuple[int, float]:
-        return choice.new.step.peak_bytes, choice.new.step.compute_us
+        return peak_of(choice.new.step), choice.new.step.compute_us
 
     best: list[Choice] = []
     for choice in sorted(found, key=lambda one: (one.way, place(one))):
@@ -356,13 +361,20 @@ def _name(node: fx.Node) -> str:
     return _EAGER.get(bare, bare).rstrip("_")
 
 
-def _origin(node: fx.Node, known: Any) -> str:
-    """The name of the op that made what a node is, or is a view of; "" of an input."""
-    while node.name not in known:
-        if node.op != "call_function" or not _is_view(node):
-            return ""
-        node = node.all_input_nodes[0]
-    return node.name
+def _origins(node: fx.Node, known: Any) -> frozenset[str]:
+    """The names of the forward ops that made what a node is, is a view of, or is computed from.
+
+    The last is of backward's own ops that need no gradient: torch may run them in forward already,
+    and save what they make in place of what they read.
+    """
+    stack, found = [node], set()
+    while stack:
+        now = stack.pop()
+        if now.name in known:
+            found.add(now.name)
+        elif now.op == "call_function":
+            stack += now.all_input_nodes
+    return frozenset(found)
 
 
 def _storage_bytes(node: fx.Node) -> int:

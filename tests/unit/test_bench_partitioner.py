@@ -75,14 +75,12 @@ def test_its_choice_costs_as_in_its_graph_and_umems_is_no_longer(
     assert [choice.share for choice in theirs] == [1.0, 0.5, 0.2, 0.0] * 2
     assert theirs[0].saved_bytes > theirs[3].saved_bytes == 0
     for choice in theirs:
-        # To torch's good: what it makes again only in part is kept whole (see `choices`).
-        assert choice.new.recompute_us <= choice.again_us * 1.01 + 1
-        assert choice.new.recompute_us >= choice.again_us * 0.7 - 0.02 * graph.step.compute_us
+        assert choice.new.recompute_us == pytest.approx(choice.again_us)
     assert theirs[3].new.recompute_us > 0.05 * graph.step.compute_us
     rows = list(partitioner.compared(graph, DEVICE, found))
     assert {row["way"] for row in rows} >= set(partitioner.ESTIMATORS)
     for row in rows:
-        assert row["peak_bytes"] < graph.step.peak_bytes
+        assert row["peak_bytes"] < row["whole_peak_bytes"] <= graph.step.peak_bytes
         assert row["umem_peak_bytes"] <= row["peak_bytes"]
         assert row["umem_us"] <= row["step_us"] * partitioner.EQUAL
 
