@@ -125,7 +125,8 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
                 try:
                     step()
                 except _Loss as reached:
-                    return reached.args[0]
+                    found_loss: Tensor = reached.args[0]
+                    return found_loss
             raise ValueError("the step has no backward(); allowed: a training step")
 
         aot_function(loss, _as_it_is, _as_it_is, caught)(*state.values(), *batch)
@@ -386,8 +387,9 @@ def _stop(loss: Tensor, *_args: Any, **_kwargs: Any) -> None:
     raise _Loss(loss)
 
 
-def _as_it_is(module: fx.GraphModule, _inputs: object) -> fx.GraphModule:
-    return module
+def _as_it_is(gm: fx.GraphModule, example_inputs: Any) -> fx.GraphModule:
+    del example_inputs
+    return gm
 
 
 def _fill(cells: Sequence[Any], tensors: Sequence[Tensor]) -> None:
