@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recompute_partitioner as partitioner
 from harness import Report, Result, Spread, table
 from policies.report import Target, geomean
 
@@ -31,6 +32,7 @@ from umem.plan.recompute.candidates import Checkpoints, per_block
 from umem.plan.recompute.graph import Graph
 from umem.plan.recompute.modes import Planner
 from umem.plan.recompute.rewrite import Rewritten, rewrite
+from umem.policies import registry
 from umem.trace.step import StepTrace
 from umem.units import GIB
 from umem.values import PAGE_BYTES
@@ -39,7 +41,8 @@ Row = dict[str, Any]
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parent / "build" / "bench-policies"  # the traces of bench/policies
-MODES = ("swap", "recompute", "hybrid", "capuchin", "umem")
+TORCH = "torch"  # its partitioner's best choice; what it keeps swaps as in all other modes
+MODES = ("swap", "recompute", "per_block", TORCH, "hybrid", "capuchin", "umem")
 NETS = ("resnet50_b128", "densenet121_b96", "unet_b8_512", "bert_base_b64", "gpt2_medium_b8",
         "vit_l_b64")  # fmt: skip
 SMOKE = ("resnet_smoke",)
@@ -67,8 +70,11 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     with ProcessPoolExecutor(min(args.jobs, len(names))) as pool:
         parts = pool.map(partial(_workload, devices=args.device, work=args.work), names)
-        rows = [row for part in parts for row in part]
-    page = report(rows, {"workloads": ", ".join(names), "seconds": round(time.monotonic() - begin)})
+        both = list(zip(*parts, strict=True))
+    rows, beside = ([row for part in half for row in part] for half in both)
+    page = report(
+        rows, beside, {"workloads": ", ".join(names), "seconds": round(time.monotonic() - begin)}
+    )
     print(page.markdown())
     folder = args.out or (None if args.smoke else HERE / "results")
     if folder is not None:
@@ -76,21 +82,27 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _workload(name: str, devices: Sequence[str], work: Path) -> list[Row]:
-    """One network on all devices, in whichever process."""
+def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row], list[Row]]:
+    """One network on all devices, in whichever process; and beside torch's partitioner."""
     from policies.traces import Traces
+    from policies.workloads import WORKLOADS
 
     traces = Traces(name, work)
+    joint = partitioner.joint_graph(WORKLOADS[name].make)
     rows: list[Row] = []
+    beside: list[Row] = []
     for device in devices:
         profile, step = traces.on(device)
         graph = Graph(step)
+        found = list(partitioner.choices(joint, graph))
+        where = {"workload": name, "device": device}
+        beside += [{**where, **row} for row in partitioner.compared(graph, profile, found)]
         for fraction, budget in _budgets(step):
-            about = {"workload": name, "device": device, "fraction": fraction, "budget": budget}
-            rows += [{**about, **row} for row in measured(graph, profile, budget)]
+            about = {**where, "fraction": fraction, "budget": budget}
+            rows += [{**about, **row} for row in measured(graph, profile, budget, found)]
             print(f"bench: {name}, {device}, {fraction}", file=sys.stderr, flush=True)
         rows[-1]["activation_cut"] = activation_cut(graph)
-    return rows
+    return rows, beside
 
 
 def _budgets(step: StepTrace) -> Iterator[tuple[str, int]]:
@@ -101,7 +113,9 @@ def _budgets(step: StepTrace) -> Iterator[tuple[str, int]]:
         yield fraction + raised, max(wanted, least) // PAGE_BYTES * PAGE_BYTES
 
 
-def measured(graph: Graph, device: DeviceProfile, budget: int) -> Iterator[Row]:
+def measured(
+    graph: Graph, device: DeviceProfile, budget: int, found: Sequence[partitioner.Choice]
+) -> Iterator[Row]:
     """Each way to choose, planned and replayed."""
     step = graph.step
     begin = time.process_time()
@@ -113,7 +127,11 @@ def measured(graph: Graph, device: DeviceProfile, budget: int) -> Iterator[Row]:
         bound = None
     planner = Planner(graph, device, budget)
     for mode in MODES:
-        done = replay.simulate_recompute(planner, mode)
+        done = (
+            _torchs(partitioner.fastest(found, device, budget), device, budget)
+            if mode == TORCH
+            else replay.simulate_recompute(planner, mode)
+        )
         row = {
             "mode": mode,
             "compute_us": step.compute_us,
@@ -131,6 +149,11 @@ def measured(graph: Graph, device: DeviceProfile, budget: int) -> Iterator[Row]:
                 "floor_us": done.result.floor_us,
             }
         yield row
+
+
+def _torchs(new: Rewritten, device: DeviceProfile, budget: int) -> replay.Recomputed:
+    result = replay.simulate(new.step, registry.DEFAULT, device, budget)
+    return replay.Recomputed(TORCH, new, result)
 
 
 def activation_cut(graph: Graph) -> dict[str, float]:
@@ -160,17 +183,22 @@ def _activations(new: Rewritten) -> int:
     return int(np.cumsum(change).max())
 
 
-def report(rows: Sequence[Row], config: dict[str, Any]) -> Report:
+def report(rows: Sequence[Row], beside: Sequence[Row], config: dict[str, Any]) -> Report:
     """The tables and what was aimed at."""
     page = Report("recompute", config)
-    found = targets(rows)
+    found = [*targets(rows), *partitioner.targets(beside)]
     cells = ((t.name, f"{t.value:.3f}", f"<= {t.most:g}", "yes" if t.reached else "**no**",
               t.where or "-") for t in found)  # fmt: skip
     header = ("figure", "value", "target", "reached", "where")
     page.sections = ["## Targets", "", *table(header, cells)]
     for device in dict.fromkeys(row["device"] for row in rows):
         page.sections += [f"## {device}", "", *_table(rows, device)]
-    page.details = {"rows": list(rows), "targets": [asdict(target) for target in found]}
+    page.sections += partitioner.section(beside)
+    page.details = {
+        "rows": list(rows),
+        "beside": list(beside),
+        "targets": [asdict(target) for target in found],
+    }
     times = [row["plan_s"] for row in rows if row["plan_s"] is not None]
     page.results.append(Result("planning, CPU time", Spread.of(times), "s", PLAN_S))
     return page

@@ -43,3 +43,8 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from tensors(value)
         elif isinstance(value, Mapping):
             yield from tensors(value.values())
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether it spans all of its storage."""
+    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()

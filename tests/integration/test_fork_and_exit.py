@@ -88,6 +88,8 @@ def test_interrupt_in_the_middle_of_eviction(policy: str) -> None:
         """
         tensors = blocks(12)
         interrupts = 0
+        # Ignored where the tests run as a background job of a shell.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         print("ready", flush=True)
         while interrupts < 5:
             try:

@@ -167,7 +167,7 @@ class Tracer(TorchDispatchMode):
             return  # memory without data, or a view
         writes = [*made, *changed]
         whole = operator.bare in torch_program.OVERWRITES or "out" in named
-        unread = {id(t) for t in changed if whole and _is_whole(t)}
+        unread = {id(t) for t in changed if whole and torch_program.is_whole(t)}
         reads = [t for t in inputs if id(t) not in unread]
         if operator.bare in _SHAPE_ONLY:
             reads = []
@@ -305,17 +305,6 @@ def _at(places: frozenset[int | str], args: tuple[Any, ...], named: dict[str, An
     ]
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
-
-
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors with a storage in nested lists, tuples and mappings."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.layout == torch.strided:
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, Mapping):
-            yield from _tensors(value.values())
+    """Those with a storage, in lists, tuples and mappings too."""
+    return (t for t in torch_program.tensors(values) if t.layout == torch.strided)

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import torch_program
 from ..errors import StateError
-from .operators import Operator, Place, counts, describe, tensors_in
+from .operators import Operator, Place, counts, describe
 from .values import (
     READ,
     SCRATCH,
@@ -198,7 +199,7 @@ class _Dropping(TorchDispatchMode):
             if id(tensor) in places:  # not a statistic
                 made = self._made(tensor, version, node)
                 node.written.append((places[id(tensor)], weakref.ref(made)))
-        for index, tensor in enumerate(tensors_in(out)):
+        for index, tensor in enumerate(torch_program.tensors([out])):
             node.results += 1
             if self._is_new(tensor):
                 made = self._made(tensor, tensor._version, node)
@@ -215,7 +216,7 @@ class _Dropping(TorchDispatchMode):
         """
         if not operator.repeatable:
             raise _NotRepeatableError
-        tensors = [*tensors_in(args), *tensors_in(tuple(named.values()))]
+        tensors = [*torch_program.tensors([*args, *named.values()])]
         if not all(map(_is_plain, tensors)):
             raise _NotRepeatableError
         device = tensors[0].device if tensors else torch.device(named.get("device") or "cpu")
@@ -259,7 +260,7 @@ class _Dropping(TorchDispatchMode):
         return value
 
     def _to_write(self, operator: Operator, tensor: torch.Tensor) -> Value | None:
-        if operator.overwrites and _is_whole(tensor):
+        if operator.overwrites and torch_program.is_whole(tensor):
             return None
         value = self._find(tensor)
         if value is None or not value.made:
@@ -353,10 +354,6 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()
 
 
 _IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView

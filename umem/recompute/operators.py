@@ -62,9 +62,9 @@ class Operator:
             places = places | self.statistics
         for place in places:
             if isinstance(place, str):
-                yield from tensors_in(named.get(place))
+                yield from torch_program.tensors([named.get(place)])
             elif place < len(args):
-                yield from tensors_in(args[place])
+                yield from torch_program.tensors([args[place]])
 
 
 def describe(func: Any) -> Operator:
@@ -98,15 +98,6 @@ def counts(name: str) -> bool:
     op's outputs, but for hooks; fake tensors are asked for their device by a call.
     """
     return name != "aten.detach.default" and not name.startswith("prim.")
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an argument or a result, nested as the dispatcher nests them."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
 
 
 def _statistics(bare: str) -> tuple[tuple[int, ...], int | None]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from .. import torch_program
 from ..errors import StateError
-from .operators import Operator, Place, tensors_in
+from .operators import Operator, Place
 
 READ, WRITE, SCRATCH = range(3)
 
@@ -237,7 +238,7 @@ def _run(node: Node, found: dict[Value, torch.Tensor]) -> list[tuple[Value, torc
 
     args, named = _filled(node.args, tensor), _filled(node.named, tensor)
     with contextlib.nullcontext() if node.random is None else node.random.again():
-        results = list(tensors_in(node.func(*args, **named)))
+        results = list(torch_program.tensors([node.func(*args, **named)]))
     if len(results) != node.results:
         raise StateError(
             f"{node.operator.name} gave {node.results} tensors in the forward pass and "

@@ -88,7 +88,8 @@ def closing(stats: Stats) -> str:
     """What umem did, in one line for a program's end."""
     total = stats.plan_hits + stats.plan_misses
     share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
-    given_up = f", {stats.plans_retracted} plans given up" if stats.plans_retracted else ""
+    plans = "plan" if stats.plans_retracted == 1 else "plans"
+    given_up = f", {stats.plans_retracted} {plans} given up" if stats.plans_retracted else ""
     return (
         f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
         f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "

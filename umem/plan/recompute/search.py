@@ -37,6 +37,9 @@ _WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth a
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
 _KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
+_EXCHANGED = 900_000  # as _LOOKED, for what needs no estimate
+_EXCHANGES = 600  # at most
+_EXCHANGE = 0.6  # of the trials drop one tensor for others
 _FINAL = 5  # starts that are estimated once more, behind half of the link
 _HOPELESS = 0.15  # of the room: with so much over it no few changes lower the peak enough
 
@@ -123,13 +126,16 @@ class Search:
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
 
-        With `at_any_time` also by copies that go after each use, which takes several times as long.
+        With `at_any_time` also by exchanging what is dropped, and by copies that go after each use,
+        which takes several times as long.
         """
         if self.swap_only.fits:
             return self.swap_only
         list(self._grid())
         if not self._alone():
             self._shrink()
+        for choice in self._alone() if at_any_time else ():
+            self._exchange(choice)
         if at_any_time and not self._alone():
             for count in _FEW:
                 points = Checkpoints(self.small, count)
@@ -151,6 +157,27 @@ class Search:
                     choice = other
                 if left <= 0 or choice.fits:
                     return
+
+    def _exchange(self, choice: Choice) -> None:
+        """Drop one tensor for one or two others at random, or change one or a few neighbours.
+
+        What fits and is shorter is gone on from. Seeded, so that it is the same each time.
+        """
+        graph, generator = self.small, random.Random(0)  # noqa: S311 - no secret
+        saved = np.flatnonzero(graph.droppable)
+        looks = min(_EXCHANGED // max(len(graph.step.access_tensor), 1), _EXCHANGES)
+        for _ in range(looks if len(saved) else 0):
+            dropped = choice.selection.drop[saved]
+            gone, kept = saved[dropped].tolist(), saved[~dropped].tolist()
+            if gone and kept and generator.random() < _EXCHANGE:
+                more = generator.choices(kept, k=generator.choice((1, 1, 2)))
+                tensors = np.unique([generator.choice(gone), *more])
+            else:
+                begin = generator.randrange(len(saved))
+                tensors = saved[begin : begin + generator.choice(_FLIPPED)]
+            other = self.look(_flipped(choice.selection, tensors), choice.mode)
+            if other.fits and other.compute_us < choice.compute_us:
+                choice = other
 
     def _alone(self) -> list[Choice]:
         """The shortest one known that needs no swapping, if any."""
