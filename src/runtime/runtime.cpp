@@ -158,17 +158,6 @@ void reset_peaks_locked(State& s) {
   if (s.driver.reset_peak) s.driver.reset_peak();
 }
 
-// Waits for the device, after which no stream uses a block, and gives back what is cached.
-Status settle(State& s, Device& device) {
-  {
-    const driver::CallScope scope(s.driver.table, device.place);
-    UMEM_RETURN_IF_ERROR(
-        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  }
-  retire_reclaimed(device);
-  return trim_locked(device, 0);
-}
-
 }  // namespace
 
 Status check_limits(const Options& options) {
