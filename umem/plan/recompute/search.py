@@ -117,16 +117,24 @@ class Search:
         best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
         return self._settled(self._fastest([best, *self._alone()]))
 
-    def cautious(self) -> list[Choice]:
-        """What `best` started from that is estimated fastest behind half of the link, if any."""
-        link = score.derated(self.link, 0.5)
+    def others(self) -> list[Choice]:
+        """What is estimated fastest of a few behind half of the link, and of a few behind all of it.
+
+        Of what `best` started from, and of all that it looked at.
+        """
+        slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
+        fast = _top(list(self._known.values()), 0, _FINAL)
+        few = ((slow, 0.5), (fast, 1 / LINK))
+        return [self._fastest_behind(factor, choices) for choices, factor in few if choices]
+
+    def _fastest_behind(self, factor: float, choices: Iterable[Choice]) -> Choice:
+        link = score.derated(self.link, factor)
 
         def time(choice: Choice) -> float:
             step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
             return score.estimate_us(step, link, self.room, compare=False)
 
-        few = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
-        return [min(few, key=time)] if few else []
+        return min(choices, key=time)
 
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
