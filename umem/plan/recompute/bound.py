@@ -173,9 +173,7 @@ class Relaxation:
         for begin in sorted({0, (self.graph.last_wanted + 1) % self.graph.step.n_ops}):
             self._link_from(begin, device, spans, again_by)
 
-    def _link_from(
-        self, begin: int, device: DeviceProfile, spans: Spans, again_by: Ints
-    ) -> None:
+    def _link_from(self, begin: int, device: DeviceProfile, spans: Spans, again_by: Ints) -> None:
         """The same of a step that is taken to begin at an op before or behind all that runs again.
 
         Behind it is the optimizer: what it writes leaves from there on only.
@@ -183,7 +181,9 @@ class Relaxation:
         program, step, at = self.program, self.graph.step, self.instants
         count = len(at)
         before, after = (us[at] for us in spans.beside(begin))
-        left = self.tails - np.where(np.arange(step.n_ops) < begin, self.tails, spans.tails(~self.graph.droppable, begin))
+        left = self.tails - np.where(
+            np.arange(step.n_ops) < begin, self.tails, spans.tails(~self.graph.droppable, begin)
+        )
         waits = program.variables(count), program.variables(count)
         both = program.rows(count)  # stall before and after <= stall
         program.add(both, np.repeat(self.stall, count), -1.0)

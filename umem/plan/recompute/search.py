@@ -324,4 +324,3 @@ def _top(choices: Sequence[Choice], factor: int, count: int) -> list[Choice]:
 
 def _unique(lists: Iterable[Iterable[Choice]]) -> list[Choice]:
     return list({id(choice): choice for some in lists for choice in some}.values())
-
