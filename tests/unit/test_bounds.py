@@ -156,10 +156,31 @@ def test_a_carried_tensor_may_have_left_in_the_step_before() -> None:
     assert bounds.lower_bound_bytes_out(trace, 40 * MIB) == 0
 
 
+def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
+    """A state is written by the last op; ops 1 and 2 take all of 80 MiB."""
+    state = Tensor(60 * MIB, {3: True}, Kind.PERSISTENT, "optimizer")
+    full = Tensor(80 * MIB, {1: True, 2: False})
+    trace = make_step([10.0] * 4, [state, full])
+    # 60 us out from op 3 to op 1, beside 20 us of compute; then op 2, whose end is op 3's begin.
+    # Of a step that begins at op 0 all that is known is 10 us before op 1 and 30 us in behind it.
+    assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (70.0, "turning point", 1)
+
+
+def test_what_a_program_holds_behind_its_last_use() -> None:
+    uses = {0: True, 1: False}
+    trace = make_step([10.0] * 5, [Tensor(60 * MIB, uses), Tensor(30 * MIB, uses)])
+    trace = replace(trace, last=np.array([3, 1]))
+    every, none = np.ones(2, bool), np.zeros(2, bool)
+    assert Spans(trace).tails(every).tolist() == [0, 0, 60 * MIB, 60 * MIB, 0]
+    assert not Spans(trace).tails(every, written_from=1).any()
+    assert not Spans(trace).tails(none).any()
+
+
 @few
-@given(steps())
-def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace) -> None:
+@given(steps(), st.integers(0, 99))
+def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace, begin: int) -> None:
     n, gaps, spans = trace.n_ops, trace.gaps, Spans(trace)
+    begin %= n
     held, later, before, clean = (np.zeros(n, np.int64) for _ in range(4))
     for t, start, end in zip(gaps.tensor, gaps.start, gaps.end, strict=True):
         writes = [u for u in trace.uses(t) if _writes(trace, int(t), int(u))]
@@ -169,11 +190,13 @@ def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace) -> None:
             size = trace.bytes[t]
             held[op % n] += size
             clean[op % n] += size if never else 0
-            later[op % n] += size if op < n <= end else 0
-            before[op % n] += size if never or op >= n or not ago else 0
+            since = (op - begin) // n * n + begin  # the latest `begin` at or before the op
+            written = ago[-1] if ago else writes[-1] - n if writes else 0
+            later[op % n] += size if end >= since + n else 0
+            before[op % n] += size if never or written < since else 0
     assert spans.held.tolist() == held.tolist()
-    assert spans.in_later.tolist() == later.tolist()
-    assert spans.out_before.tolist() == before.tolist()
+    assert spans.in_until(begin).tolist() == later.tolist()
+    assert spans.out_since(begin).tolist() == before.tolist()
     assert spans.clean.tolist() == clean.tolist()
 
 

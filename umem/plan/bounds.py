@@ -139,15 +139,13 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     since the step's begin and Q_t those next used after its end:
     max(compute before t, (O_t - P_t) / BW_out) + max(compute after t, (O_t - Q_t) / BW_in)
     holds in any single step, whatever its neighbours do: what is away at t and was made in the step
-    left before t, and what the step uses again comes back after t. The floor is the largest of
-    these, of all compute, and, in steady state, of the bytes in and out over their bandwidths.
+    left before t, and what the step uses again comes back after t. In steady state it holds as well
+    where the step is taken to begin at another op, such as the first of the optimizer: what that
+    writes cannot leave before (`Spans.begins`). The floor is the largest of these, of all compute,
+    and of the bytes in and out over their bandwidths.
     """
     spans = Spans(trace)
     over = excess_bytes(spans, capacity)
-    before, after = trace.begin_us[:-1], trace.compute_us - trace.begin_us[1:]
-    out = np.maximum(over - spans.out_before, 0) / device.bytes_per_us_out
-    back = np.maximum(over - spans.in_later, 0) / device.bytes_per_us_in
-    turn = np.maximum(before, out) + np.maximum(after, back)
     cut = _largest(over)
     where = cut.ops[0] if cut.ops else -1
     floors = [
@@ -155,7 +153,11 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
         Floor(_bytes_in(trace, capacity, over) / device.bytes_per_us_in, "bytes in", where),
         Floor(_bytes_out(spans, over) / device.bytes_per_us_out, "bytes out", where),
     ]
-    if len(turn):
+    for begin in spans.begins if over.any() else ():
+        before, after = spans.beside(begin)
+        out = np.maximum(over - spans.out_since(begin), 0) / device.bytes_per_us_out
+        back = np.maximum(over - spans.in_until(begin), 0) / device.bytes_per_us_in
+        turn = np.maximum(before, out) + np.maximum(after, back)
         op = int(np.argmax(turn))
         floors.append(Floor(float(turn[op]), "turning point", op))
     return max(floors, key=lambda floor: floor.us)

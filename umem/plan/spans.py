@@ -7,7 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ..trace.step import Bools, Ints, Kind, StepTrace
+from ..trace.step import Bools, Floats, Ints, Kind, StepTrace
+
+
+_BEGINS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,19 +79,70 @@ class Spans:
         here, wrapped = self._sums(self.version < 0)
         return here + wrapped
 
-    @cached_property
-    def out_before(self) -> Ints:
-        """[n] Spanning bytes that no write-back between the step's begin and the op has to serve.
+    def tails(self, which: Bools, written_from: int = 0) -> Ints:
+        """[n] Bytes behind their last access of tensors made in the step, and not freed yet.
 
-        They are clean, or were written before the step began and may have left then.
+        What a program holds an engine has to hold, as nothing says that it is not read again. No
+        other sum counts them.
+
+        Args:
+            which: [m] the tensors to count.
+            written_from: count those that were last written at this op or later.
         """
-        away = (self.version < 0) | (self.write_op < 0)
-        return self._sums(away)[0] + self._sums(np.ones(len(away), np.bool_))[1]
+        trace, n = self.trace, self.trace.n_ops
+        until, written = np.full((2, trace.n_tensors), -1)
+        np.maximum.at(until, trace.access_tensor, trace.access_op)
+        write = trace.access_write
+        np.maximum.at(written, trace.access_tensor[write], trace.access_op[write])
+        made = (trace.kind == Kind.TRANSIENT) & trace.large
+        tensor = np.flatnonzero(which & made & (trace.last > until) & (written >= written_from))
+        size = trace.bytes[tensor]
+        change = _count(until[tensor] + 1, size, n + 1)
+        change -= _count(trace.last[tensor] + 1, size, n + 1)
+        return np.cumsum(change)[:n]
+
+    def out_since(self, begin: int) -> Ints:
+        """[n] Spanning bytes that no write-back between op `begin` and the op has to serve.
+
+        They are clean, or were written before `begin`, the latest one at or before the op, and may
+        have left before it. In steady state a step can be taken to begin at any op.
+        """
+        before, clean = self.write_op, self.version < 0
+        here, wrapped = self._sums(clean | (before < begin))
+        all_wrapped = self._sums(np.ones(len(clean), np.bool_))[1]
+        earlier = self._sums(clean | (before < begin - self.trace.n_ops))[0]
+        at = np.arange(self.trace.n_ops)
+        return np.where(at >= begin, here + all_wrapped, earlier + wrapped)
+
+    def in_until(self, begin: int) -> Ints:
+        """[n] Spanning bytes that are used next at the first op `begin` after the op, or later."""
+        here, wrapped = self._sums(self.trace.gaps.end >= begin + self.trace.n_ops)
+        at = np.arange(self.trace.n_ops)
+        return np.where(at >= begin, here, self._sums(self.trace.gaps.end >= begin)[0] + wrapped)
 
     @cached_property
-    def in_later(self) -> Ints:
-        """[n] Spanning bytes that are next used in the next step: they may come in later."""
-        return self._sums(self.trace.gaps.end >= self.trace.n_ops)[0]
+    def begins(self) -> tuple[int, ...]:
+        """Op 0, and where else to take the step to begin: before what the next step needs is written.
+
+        That are the writes whose results are idle across the end of the step, by quantiles of their
+        bytes: `_BEGINS` at most.
+        """
+        n = self.trace.n_ops
+        across = (self.version >= 0) & ((self.write_op < 0) | (self.trace.gaps.end >= n))
+        op, size = self.write_op[across] % max(n, 1), self.bytes[across]
+        order = np.argsort(op, kind="stable")
+        reached = np.cumsum(size[order])
+        if not len(reached):
+            return (0,)
+        at = np.searchsorted(reached, reached[-1] * np.arange(_BEGINS - 1) / _BEGINS, side="right")
+        return tuple(sorted({0, *op[order][at].tolist()}))
+
+    def beside(self, begin: int) -> tuple[Floats, Floats]:
+        """[n] twice: compute µs between op `begin` and each op, and behind it until `begin`."""
+        trace, start = self.trace, self.trace.begin_us
+        around = np.where(np.arange(trace.n_ops) < begin, trace.compute_us, 0.0)
+        first = float(start[begin])
+        return start[:-1] - first + around, trace.compute_us - start[1:] + first - around
 
     def _sums(self, which: Bools) -> tuple[Ints, Ints]:
         """[n] twice: of the chosen gaps over ops of the step they start in, and of the next one."""

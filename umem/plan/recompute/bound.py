@@ -44,7 +44,8 @@ class Relaxation:
         spans = Spans(graph.step)
         over = excess_bytes(spans, budget)
         self.graph, self.program = graph, Program()
-        self.over = spans.need - budget
+        self.tails = spans.tails(~graph.droppable)
+        self.over = spans.need + self.tails - budget
         ops = np.flatnonzero(graph.forward)
         self.ops = dict(zip(ops.tolist(), self.program.variables(len(ops), upper=1.0), strict=True))
         self.again = self.program.variables(1, cost=1.0)  # ms
@@ -54,7 +55,10 @@ class Relaxation:
         self.kept: dict[int, Ints] = {}  # k
         for tensor in np.flatnonzero(graph.droppable).tolist():
             self._made_again(tensor)
-        self.instants = instants_of(graph.step, spans.need, _INSTANTS, int(np.argmax(over)))
+        most = instants_of(graph.step, spans.need, _INSTANTS, int(np.argmax(over)))
+        # Where all is dropped that may be, other ops need most.
+        least = instants_of(graph.step, spans.need - self._droppable(), _INSTANTS, -1)
+        self.instants = np.union1d(most, least)
         self.right: dict[int, float] = {}
         self._memory()
         self._link(device, spans)
@@ -107,6 +111,15 @@ class Relaxation:
             program.add(row, made, -1.0)
         return share
 
+    def _droppable(self) -> Ints:
+        """[n] Bytes that dropping saves at each op, if all is dropped that may be."""
+        step, tensors = self.graph.step, np.flatnonzero(self.graph.droppable)
+        begin, end = self.graph.last_forward[tensors] + 1, self._first_wanted()[tensors]
+        change = np.zeros(step.n_ops + 1, np.int64)
+        np.add.at(change, begin, step.bytes[tensors])
+        np.add.at(change, np.maximum(begin, end), -step.bytes[tensors])
+        return np.cumsum(change)[:-1]
+
     def _memory(self) -> None:
         """over - dropped + kept <= away."""
         program, step = self.program, self.graph.step
@@ -134,18 +147,50 @@ class Relaxation:
                 first[source] = min(first[source], first[tensor])
         return first
 
+    def _again_by(self) -> Ints:
+        """Of each instant the variable of the ms that have run again before it, at most.
+
+        What runs again does so when backward first needs it.
+        """
+        program, graph = self.program, self.graph
+        wanted, needed = self._first_wanted(), dict.fromkeys(self.ops, graph.step.n_ops)
+        for tensor in self.share:
+            for op in graph.writers[tensor]:
+                needed[op] = min(needed[op], int(wanted[tensor]))
+        place = np.searchsorted(self.instants, list(needed.values()))
+        sums = program.variables(len(self.instants))
+        row = program.rows(len(sums))  # sum - sum before - what is needed in between <= 0
+        program.add(row, sums, 1.0)
+        program.add(row[1:], sums[:-1], -1.0)
+        for op, k in zip(needed, place.tolist(), strict=True):
+            if k < len(sums):
+                program.add(row[k : k + 1], self.ops[op].reshape(1), -graph.step.op_us[op] / _US)
+        return sums
+
     def _link(self, device: DeviceProfile, spans: Spans) -> None:
         """What is away leaves before and comes back after, and both in each step."""
+        again_by = self._again_by()
+        for begin in sorted({0, (self.graph.last_wanted + 1) % self.graph.step.n_ops}):
+            self._link_from(begin, device, spans, again_by)
+
+    def _link_from(self, begin: int, device: DeviceProfile, spans: Spans, again_by: Ints) -> None:
+        """The same of a step that is taken to begin at an op before or behind all that runs again.
+
+        Behind it is the optimizer: what it writes leaves from there on only.
+        """
         program, step, at = self.program, self.graph.step, self.instants
         count = len(at)
-        before, after = step.begin_us[at], step.compute_us - step.begin_us[at + 1]
-        first_again = self.graph.wanted_at[0][0] if self.graph.wanted_at else step.n_ops
+        before, after = (us[at] for us in spans.beside(begin))
+        left = self.tails - np.where(
+            np.arange(step.n_ops) < begin, self.tails, spans.tails(~self.graph.droppable, begin)
+        )
         waits = program.variables(count), program.variables(count)
         both = program.rows(count)  # stall before and after <= stall
         program.add(both, np.repeat(self.stall, count), -1.0)
+        whole = np.repeat(self.again, count)
         sides = (
-            (device.bytes_per_us_out, before, spans.out_before, at >= first_again, spans.clean),
-            (device.bytes_per_us_in, after, spans.in_later, at >= 0, np.zeros_like(spans.clean)),
+            (device.bytes_per_us_out, before, spans.out_since(begin) + left, again_by, spans.clean),
+            (device.bytes_per_us_in, after, spans.in_until(begin) + self.tails, whole, self.tails),
         )
         for wait, (speed, beside, free, again, never) in zip(waits, sides, strict=True):
             mib_per_ms = speed * _US / MIB
@@ -153,7 +198,7 @@ class Relaxation:
             row = program.rows(count)
             program.add(row, self.away, 1.0)
             program.add(row, wait, -mib_per_ms)
-            program.add(row[again], np.repeat(self.again, int(again.sum())), -mib_per_ms)
+            program.add(row, again, -mib_per_ms)
             room = free[at] / MIB + beside / _US * mib_per_ms
             self.right.update(zip(row.tolist(), room.tolist(), strict=True))
             row = program.rows(count)

@@ -43,15 +43,15 @@ class Planner:
     def finalists(self) -> list[Rewritten]:
         """What mode umem chooses from: what the search found, and what it must not be slower than.
 
-        The search's choice; one made for half of the link; the best known without swapping; nothing
-        but swapping.
+        The search's choice; one for half of the link, and one for all of it; the best known without
+        swapping; nothing but swapping.
         """
         return [self._rewritten(choice) for choice in self._chosen()]
 
     def _chosen(self) -> list[Choice]:
         if not self._finalists:
             search = self._search
-            choices = [search.best(), *search.cautious(), search.recompute_only()]
+            choices = [search.best(), *search.others(), search.recompute_only()]
             known = [choice for choice in (*choices, search.swap_only) if choice is not None]
             self._finalists = list({id(choice): choice for choice in known}.values())
         return self._finalists

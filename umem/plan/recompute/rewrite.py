@@ -33,6 +33,13 @@ class Rewritten:
         """The time of all ops that run again."""
         return float(self.step.op_us[self.again].sum())
 
+    @property
+    def behind_backward(self) -> int:
+        """The first op that needs nothing of the forward pass: the optimizer; 0: there is none."""
+        op = int(np.searchsorted(self.origin[~self.again], self.graph.last_wanted, side="right"))
+        behind = np.flatnonzero(~self.again)[op:]
+        return int(behind[0]) if len(behind) else 0
+
     @cached_property
     def drop_ops(self) -> tuple[int, ...]:
         """Ascending: the forward ops of which something is dropped."""
@@ -55,7 +62,7 @@ def rewrite(
         mode: whether copies stay until nothing needs them, or until the op that wanted them ends.
         labels: whether ops and tensors of the new step have their names; a search does without.
     """
-    rewriter = _Rewriter(graph, drop & graph.droppable, keep, mode)
+    rewriter = _Rewriter(graph, drop, keep, mode)
     rewriter.run()
     return rewriter.build(labels)
 
@@ -65,7 +72,7 @@ class _Rewriter:
 
     def __init__(self, graph: Graph, drop: Bools, keep: Bools, mode: Keep) -> None:
         self.graph, self.mode = graph, mode
-        self.dropped = _with_temporaries(graph, drop, keep)
+        self.dropped = dropped_by(graph, drop, keep)
         self.gone: list[bool] = self.dropped.tolist()
         self.before: list[int] = []  # of each op run again the op that it comes before
         self.again: list[int] = []
@@ -196,14 +203,15 @@ class _Rewriter:
         return first, last
 
 
-def _with_temporaries(graph: Graph, drop: Bools, keep: Bools) -> Bools:
-    """What is to be dropped, and the temporaries that it is made from again.
+def dropped_by(graph: Graph, drop: Bools, keep: Bools) -> Bools:
+    """[m] What a selection drops: what it can of `drop`, and the temporaries that is made from.
 
-    An op's outputs go together: a plan says which ops to drop.
+    An op's outputs go together: a plan says which ops to drop. Selections that drop the same make
+    the same step.
     """
     kept: list[bool] = keep.tolist()
     dropped = [False] * len(kept)
-    stack = np.flatnonzero(drop).tolist()
+    stack = np.flatnonzero(drop & graph.droppable).tolist()
     while stack:
         tensor = stack.pop()
         if dropped[tensor] or kept[tensor]:

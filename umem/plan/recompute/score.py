@@ -31,7 +31,11 @@ def room_of(step: StepTrace, budget: int) -> int:
 
 
 def floors_us(
-    step: StepTrace, device: DeviceProfile, room: int, factors: Sequence[float]
+    step: StepTrace,
+    device: DeviceProfile,
+    room: int,
+    factors: Sequence[float],
+    begins: Sequence[int] = (0,),
 ) -> Floats:
     """The turning-point bound of `bounds.closed_form_floor` behind each of several slower links.
 
@@ -42,13 +46,14 @@ def floors_us(
     compute = step.compute_us
     found = np.full(len(factors), compute)
     if over.any():
-        before, after = step.begin_us[:-1], compute - step.begin_us[1:]
-        out = np.maximum(over - spans.out_before, 0) / device.bytes_per_us_out
-        back = np.maximum(over - spans.in_later, 0) / device.bytes_per_us_in
         most = int(over.max()) / min(device.bytes_per_us_in, device.bytes_per_us_out)
-        for i, factor in enumerate(factors):
-            turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
-            found[i] = max(float(turn.max()), compute, most / factor)
+        for begin in begins:
+            before, after = spans.beside(begin)
+            out = np.maximum(over - spans.out_since(begin), 0) / device.bytes_per_us_out
+            back = np.maximum(over - spans.in_until(begin), 0) / device.bytes_per_us_in
+            for i, factor in enumerate(factors):
+                turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
+                found[i] = max(found[i], float(turn.max()), most / factor)
     return found + _COMPUTE_SHARE * compute
 
 

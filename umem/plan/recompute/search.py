@@ -11,14 +11,14 @@ import numpy as np
 from ...devices import DeviceProfile
 from ...errors import NotSupportedError, PlanError
 from ...policies.occupancy import capacity
-from ...trace.step import Bools, Floats, Ints
+from ...trace.step import Bools, Floats, Ints, Kind
 from . import score
 from .bound import Relaxation
 from .candidates import Checkpoints, Selection
 from .graph import Graph
 from .plan import Keep
 from .reduced import reduced
-from .rewrite import rewrite
+from .rewrite import dropped_by, rewrite
 
 LINK = 0.8  # of the link is planned with: a slower one costs more than this insurance
 COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of checkpoints
@@ -35,6 +35,8 @@ _TRIED = 400_000
 _LOOKS = 10
 _WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth an estimate
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
+_RELAXED = (0.7, 0.5, 0.3)
+_UPDATES = 0.1  # of the room: less that persists and is written makes no bound of its own
 _KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
 _EXCHANGED = 900_000  # as _LOOKED, for what needs no estimate
@@ -68,7 +70,7 @@ class Search:
     device: DeviceProfile
     budget: int
     _known: dict[bytes, Choice] = field(default_factory=dict)
-    _estimates: dict[bytes, float] = field(default_factory=dict)
+    _estimates: dict[Choice, float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -77,16 +79,20 @@ class Search:
         self.small = Graph(step, forward)
         self.room = capacity(whole.pieces, self.budget)
         self.link = score.derated(self.device, LINK)
+        written = whole.bytes[(whole.kind == Kind.PERSISTENT) & ~whole.clean].sum()
+        self.updates = int(written) > _UPDATES * self.room
         nothing: Bools = np.zeros(whole.n_tensors, bool)
         self.swap_only = self.look(Selection(nothing, nothing))
 
     def look(self, selection: Selection, mode: Keep = "speed") -> Choice:
         """The choice of a selection."""
-        key = _key(selection) + mode.encode()
+        key = np.packbits(dropped_by(self.small, *selection)).tobytes() + mode.encode()
         found = self._known.get(key)
         if found is None:
-            step = rewrite(self.small, *selection, mode, labels=False).step
-            floors = score.floors_us(step, self.link, self.room, _FACTORS)
+            made = rewrite(self.small, *selection, mode, labels=False)
+            begins = [0, made.behind_backward] if self.updates else [0]
+            floors = score.floors_us(made.step, self.link, self.room, _FACTORS, begins)
+            step = made.step
             over = step.peak_bytes - self.room
             found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
         return found
@@ -95,11 +101,10 @@ class Search:
         """With the default policy's swapping."""
         if choice.fits:
             return choice.compute_us
-        key = _key(choice.selection) + choice.mode.encode()
-        if key not in self._estimates:
+        if choice not in self._estimates:
             step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
-            self._estimates[key] = score.estimate_us(step, self.link, self.room, compare=False)
-        return self._estimates[key]
+            self._estimates[choice] = score.estimate_us(step, self.link, self.room, compare=False)
+        return self._estimates[choice]
 
     def best(self) -> Choice:
         """The least estimate of: a grid, local searches in it, recompute alone, swapping alone."""
@@ -112,16 +117,24 @@ class Search:
         best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
         return self._settled(self._fastest([best, *self._alone()]))
 
-    def cautious(self) -> list[Choice]:
-        """What `best` started from that is estimated fastest behind half of the link, if any."""
-        link = score.derated(self.link, 0.5)
+    def others(self) -> list[Choice]:
+        """What is estimated fastest of a few behind half of the link, and of a few behind all of it.
+
+        Of what `best` started from, and of all that it looked at.
+        """
+        slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
+        fast = _top(list(self._known.values()), 0, _FINAL)
+        few = ((slow, 0.5), (fast, 1 / LINK))
+        return [self._fastest_behind(factor, choices) for choices, factor in few if choices]
+
+    def _fastest_behind(self, factor: float, choices: Iterable[Choice]) -> Choice:
+        link = score.derated(self.link, factor)
 
         def time(choice: Choice) -> float:
             step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
             return score.estimate_us(step, link, self.room, compare=False)
 
-        few = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
-        return [min(few, key=time)] if few else []
+        return min(choices, key=time)
 
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
@@ -186,7 +199,7 @@ class Search:
 
     def _relaxed(self) -> Iterator[Choice]:
         """Rounded solutions of the linear program behind slower links; none without scipy."""
-        for factor in (0.7, 0.5, 0.3):
+        for factor in _RELAXED:
             try:
                 program = Relaxation(self.small, score.derated(self.link, factor), self.room)
                 program.least_us()
@@ -249,8 +262,10 @@ class Search:
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
         now, slow = self.estimate_us(choice), _FACTORS.index(0.75)
         left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
-        while left > 0:
-            left -= 1
+        seen = set()
+        tries = 4 * left
+        while left > 0 and tries > 0:
+            tries -= 1
             drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
             if len(temporary) and generator.random() < _KEPT:
                 keep[generator.choice(temporary.tolist())] ^= True
@@ -259,6 +274,10 @@ class Search:
                 begin = generator.randrange(len(saved))
                 tensors = saved[begin : begin + generator.choice(_FLIPPED)]
                 other = self.look(_flipped(choice.selection, tensors))
+            if other in seen:
+                continue
+            seen.add(other)
+            left -= 1
             if other.floors[0] >= now or other.floors[slow] > _WORSE * choice.floors[slow]:
                 continue
             left -= 0 if other.fits else _LOOKS
@@ -305,7 +324,3 @@ def _top(choices: Sequence[Choice], factor: int, count: int) -> list[Choice]:
 
 def _unique(lists: Iterable[Iterable[Choice]]) -> list[Choice]:
     return list({id(choice): choice for some in lists for choice in some}.values())
-
-
-def _key(selection: Selection) -> bytes:
-    return np.packbits(selection.drop).tobytes() + np.packbits(selection.keep).tobytes()
