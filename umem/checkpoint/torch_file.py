@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CheckpointError
 from .file_tensor import FileTensor
@@ -19,21 +19,18 @@ MAGIC = b"PK\x03\x04"  # of a zip archive, which torch.save has written since 1.
 def read_places(path: Path) -> dict[str, FileTensor]:
     """The tensors of a state_dict that `torch.save` wrote, by name.
 
-    Only tensors and plain containers are unpickled (`weights_only`). Under fake tensors torch.load
-    says where each storage lies (torch's notes on serialization, "Layout control").
+    Only tensors and plain containers are unpickled (`weights_only`). The file is mapped meanwhile,
+    and where each tensor lies in the mapping is where it lies in the file: no value is touched.
 
     Raises:
         CheckpointError: the file cannot be read, or holds anything else than names and tensors.
     """
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         if _is_big_endian(path):
             raise CheckpointError(f"{path}: it was written on a big-endian machine")
-        with FakeTensorMode():
-            held = torch.load(path, map_location="cpu", weights_only=True)
-        size = path.stat().st_size
+        held = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except CheckpointError:
         raise
     except OSError as error:
@@ -44,7 +41,8 @@ def read_places(path: Path) -> dict[str, FileTensor]:
             f"{path}: torch.load(weights_only=True) cannot read it, and so it is damaged, or no "
             f"state_dict: {reason}"
         ) from error
-    return {name: _place(path, size, name, tensor) for name, tensor in _checked(path, held).items()}
+    tensors, mappings, size = _checked(path, held), _mappings(), path.stat().st_size
+    return {name: _place(path, size, mappings, name, tensor) for name, tensor in tensors.items()}
 
 
 def _is_big_endian(path: Path) -> bool:
@@ -71,13 +69,32 @@ def _checked(path: Path, held: Any) -> Mapping[str, torch.Tensor]:
     return held
 
 
-def _place(path: Path, size: int, name: str, tensor: torch.Tensor) -> FileTensor:
-    storage = tensor.untyped_storage()
-    begin = getattr(storage, "_checkpoint_offset", None)
-    if begin is None and storage.nbytes():
-        raise CheckpointError(f"{path}: {name!r} has no place of its own in the file")
-    offset = (begin or 0) + int(tensor.storage_offset()) * tensor.itemsize
-    made = FileTensor(path, offset, tensor.dtype, tuple(tensor.shape), tensor.stride())
-    if offset + made.extent > size:
-        raise CheckpointError(f"{path}: {name!r} would end behind the end of the file")
-    return made
+class _Mapping(NamedTuple):
+    begin: int  # addresses
+    end: int
+    offset: int  # of `begin` in the file
+
+
+def _mappings() -> list[_Mapping]:
+    """Where files are mapped in this process (proc(5), /proc/pid/maps)."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, inode = line.split(maxsplit=5)[:5]
+        if inode != "0":
+            begin, end = (int(address, 16) for address in span.split("-"))
+            found.append(_Mapping(begin, end, int(offset, 16)))
+    return found
+
+
+def _place(
+    path: Path, size: int, mappings: list[_Mapping], name: str, tensor: torch.Tensor
+) -> FileTensor:
+    shape, address = tuple(tensor.shape), tensor.data_ptr()
+    if not tensor.numel():
+        return FileTensor(path, 0, tensor.dtype, shape, tensor.stride())
+    for begin, end, offset in mappings:
+        if begin <= address < end:
+            made = FileTensor(path, offset + address - begin, tensor.dtype, shape, tensor.stride())
+            if address + made.extent <= end and made.offset + made.extent <= size:
+                return made
+    raise CheckpointError(f"{path}: {name!r} does not lie in the file in one piece")
