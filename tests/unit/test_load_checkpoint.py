@@ -194,6 +194,11 @@ def test_what_is_no_module() -> None:
         umem.load_checkpoint({}, "x")  # type: ignore[arg-type]
 
 
+def test_parameters_without_a_shape_yet(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0\.weight is a UninitializedParameter; allowed: plain"):
+        umem.load_checkpoint(nn.Sequential(nn.LazyLinear(3)), saved(made(), tmp_path))
+
+
 def test_the_device_can_be_named(tmp_path: Path) -> None:
     net, path = on_meta(), saved(made(), tmp_path)
     with torch.device("meta"):

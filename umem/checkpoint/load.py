@@ -64,7 +64,7 @@ def load_checkpoint(
         CheckpointError: the checkpoint is malformed, a file of it is missing, or it does not fit
             the module; the module is unchanged. Also where a file cannot be read to its end: then
             what was on `meta` still is, and of the rest some may have been written.
-        ConfigError: not a module.
+        ConfigError: not a module, or one of lazy parameters or wrappers such as DTensor.
     """
     import torch
 
@@ -72,8 +72,9 @@ def load_checkpoint(
         kind = type(module).__name__
         raise ConfigError(f"umem.load_checkpoint(...) was given a {kind}; allowed: a module")
     where = Path(path)
-    stored = tensors_of(where)
     slots = _slots(module)
+    _check_kinds(slots)
+    stored = tensors_of(where)
     missing, unexpected = _compare(where, slots, stored, strict)
     if strict:
         _check_rest(where, module)
@@ -108,6 +109,23 @@ def _slots(module: torch.nn.Module) -> list[_Slot]:
             if (owner, name) not in slot.owners:
                 slot.owners.append((owner, name))
     return list(found.values())
+
+
+def _check_kinds(slots: list[_Slot]) -> None:
+    """Only plain tensors are written to.
+
+    Raises:
+        ConfigError: one is a wrapper, as DTensor, or has no shape yet.
+    """
+    import torch
+
+    for slot in slots:
+        if torch.nn.parameter.is_lazy(slot.tensor) or hasattr(slot.tensor, "__tensor_flatten__"):
+            raise ConfigError(
+                f"umem.load_checkpoint(...): {slot.names[0]} is a {type(slot.tensor).__name__}; "
+                "allowed: plain tensors. Load before the module is sharded or quantized, and after "
+                "lazy modules have run once"
+            )
 
 
 def _compare(
