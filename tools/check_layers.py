@@ -83,6 +83,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "cupy": {"integrations", "lazily:integrations", "lazily:runtime"},
     "cuda_core": {"integrations"},
     "targets": {"errors"},
+    "checkpoint": {"errors", "runtime", "targets", "lazily:native"},
     "whereabouts": {"errors", "targets"} | {"lazily:native", "lazily:_core", "lazily:report"},
     "hints": {"errors", "units", "runtime", "targets"} | {"lazily:native", "lazily:whereabouts"},
     "_autoload": {"lazily:runtime"},
@@ -92,6 +93,7 @@ PY_FLOORS: dict[str, set[str]] = {
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay", "lazily:live"},
     "umem": {"errors", "recompute", "runtime", "sleeping", "statistics", "hints", "whereabouts"}
+    | {"checkpoint"}
     | {"lazily:integrations", "lazily:cupy", "lazily:cuda_core"},
     "__main__": {"cli"},
 }

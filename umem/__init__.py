@@ -17,7 +17,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import cuda_core as cuda_core
     from . import cupy as cupy
+    from .checkpoint.load import Loaded, load_checkpoint
     from .errors import (
+        CheckpointError,
         ConfigError,
         DriverError,
         NotSupportedError,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
         TraceError,
         UmemError,
     )
-    from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, unpin
+    from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, tag, unpin
     from .integrations.buffer import Buffer
     from .integrations.dlpack import export
     from .recompute.optimize import deoptimize, optimize
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Buffer",
+    "CheckpointError",
     "ConfigError",
     "DriverError",
     "Hold",
+    "Loaded",
     "NotSupportedError",
     "OutOfMemoryError",
     "PlanError",
@@ -72,6 +76,7 @@ __all__ = [
     "export",
     "is_enabled",
     "keep",
+    "load_checkpoint",
     "optimize",
     "pin",
     "prefetch",
@@ -82,6 +87,7 @@ __all__ = [
     "stats",
     "step",
     "summary",
+    "tag",
     "tensors",
     "unpin",
     "wake",
@@ -95,11 +101,23 @@ _HOMES = {
     "Buffer": "integrations.buffer",
     "Stats": "statistics",
     "export": "integrations.dlpack",
+    **dict.fromkeys(("Loaded", "load_checkpoint"), "checkpoint.load"),
     **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
     **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
     **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
     **dict.fromkeys(
-        ("Hold", "advise", "discard", "evict", "exclude", "keep", "pin", "prefetch", "unpin"),
+        (
+            "Hold",
+            "advise",
+            "discard",
+            "evict",
+            "exclude",
+            "keep",
+            "pin",
+            "prefetch",
+            "tag",
+            "unpin",
+        ),
         "hints",
     ),
 }

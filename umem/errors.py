@@ -33,3 +33,7 @@ class TraceError(UmemError, ValueError):
 
 class PlanError(UmemError, RuntimeError):
     """A program cannot be planned as it is; the message says where, and how to go on."""
+
+
+class CheckpointError(UmemError, RuntimeError):
+    """A checkpoint is malformed or does not fit the module; the message names file and tensors."""

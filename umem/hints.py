@@ -118,6 +118,34 @@ def advise(target: object, advice: str) -> bool:
     return bool(held)
 
 
+def tag(target: object, tag: str) -> bool:
+    """Say what the target is for; False when umem holds none of it.
+
+    `sleep`, `exclude` and reports go by tags, and so do policies that tell weights from the rest.
+    umem finds most by itself; a cache of keys and values is known by this call only. It lasts as
+    long as the memory; small tensors, which share pages, keep the tag pool.
+
+    Args:
+        target: as for `prefetch`; of a view, its whole storage.
+        tag: param, grad, optimizer, activation, input, workspace, temp, comm or kv_cache.
+
+    Raises:
+        ConfigError: an unknown tag, or no such target.
+        StateError: umem is off.
+    """
+    from .native import core
+
+    runtime.require_session("tag")
+    allowed = [name for name in core.tags() if name != "pool"]
+    if tag not in allowed:
+        raise ConfigError(f"umem.tag(..., {tag!r}): allowed: {', '.join(allowed)}")
+    held = _held(target, "tag")
+    for part in held:
+        of_torch = hasattr(part.tensor, "untyped_storage")
+        core.tag(part.tensor.untyped_storage().data_ptr() if of_torch else part.address, tag)
+    return bool(held)
+
+
 def discard(target: object) -> int:
     """Let the target's bytes go: they mean nothing until they are written again.
 
@@ -210,8 +238,8 @@ def exclude(
 
     Args:
         target: as for `prefetch`; None: all tensors of umem.
-        tag: param, grad, optimizer, activation, input, workspace, temp, comm, or pool: the pages
-            that small tensors share.
+        tag: param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache, or pool:
+            the pages that small tensors share.
         min_bytes: the smallest, as "8MiB".
         max_bytes: the largest.
         predicate: is asked of each what `umem.where` says.

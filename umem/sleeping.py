@@ -55,8 +55,8 @@ def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
     that uses one of them brings it back; `wake` brings them all back.
 
     Args:
-        tags: of param, grad, optimizer, activation, input, workspace, temp, comm, pool (blocks
-            below 2 MiB, whatever they are for). None: all; not with "discard".
+        tags: of param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache,
+            pool (blocks below 2 MiB, whatever they are for). None: all; not with "discard".
         keep: "host": the bytes wait on the host. "discard": THE CONTENTS ARE LOST, nothing is
             copied, and what is read before it is written again is undefined.
 

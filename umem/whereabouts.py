@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ._core import Whereabouts
 
 TAGS = (
-    "param", "grad", "optimizer", "activation", "input", "workspace", "temp", "comm", "pool",
+    "param", "grad", "optimizer", "activation", "input", "workspace", "temp", "comm", "kv_cache",
+    "pool",
 )  # fmt: skip
 
 
@@ -31,7 +32,7 @@ class Where:
 
     name: str  # in the module or collection that was asked about; "" for a tensor alone
     scope: str  # `umem.scope` in which it was allocated; "" for none
-    tag: str  # param, grad, optimizer, activation, ...; pool: shares a page with other small ones
+    tag: str  # one of `TAGS`; pool: shares a page with other small ones
     family: str  # of the operator that made it: conv, linear, norm, ...
     address: int
     held: bool  # in umem's memory; all below is 0 where it is not

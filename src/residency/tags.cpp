@@ -6,7 +6,7 @@ namespace umem::residency {
 namespace {
 
 constexpr const char* kTags[] = {"param",     "grad", "optimizer", "activation", "input",
-                                 "workspace", "temp", "comm",      "pool"};
+                                 "workspace", "temp", "comm",      "kv_cache",   "pool"};
 constexpr const char* kFamilies[] = {"none",        "conv",    "linear",    "norm", "attention",
                                      "elementwise", "pooling", "embedding", "loss", "other"};
 static_assert(sizeof kTags / sizeof *kTags == static_cast<std::size_t>(Tag::kCount));

@@ -15,7 +15,8 @@ enum class Tag : unsigned char {
   kWorkspace,
   kTemp,
   kComm,
-  kPool,  // a segment of small blocks
+  kKvCache,  // only a program says so: keys and values of past tokens
+  kPool,     // a segment of small blocks
   kCount
 };
 enum class Family : unsigned char {

@@ -15,6 +15,7 @@ from umem import errors
         (errors.NotSupportedError, RuntimeError),
         (errors.StateError, RuntimeError),
         (errors.DriverError, RuntimeError),
+        (errors.CheckpointError, RuntimeError),
     ],
 )
 def test_bases(kind: type[Exception], base: type[Exception]) -> None:

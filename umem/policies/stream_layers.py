@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,8 @@ class StreamLayers:
     leaves of the memory holds `total` layers; when that is not all n, S = n - (total - 2) of them
     are scheduled, evenly spaced, and pass through two buffers: a layer is loaded when the one
     before the last has been used, in the order that the trace has, so reversed in backward. Below
-    two layers there is no room to rotate, and everything is on demand.
+    two layers there is no room to rotate, and everything is on demand; what the step does not write
+    leaves without a transfer all the same.
 
     Source: Han et al., "BMInf: an efficient toolkit for big model inference and tuning", ACL 2022
     (System Demonstrations), and its scheduler.
@@ -40,7 +42,7 @@ class StreamLayers:
         if total >= len(layers):
             return Plan(trace, keep=tuple(weights))
         if total < BUFFERS:
-            return Plan(trace)
+            return Plan(trace, read_mostly=_clean(trace, weights))
         moving = scheduled(len(layers), total)
         evict, fetches = _rotate(trace, [layers[index] for index in moving])
         rotating = {tensor for index in moving for tensor in layers[index]}
@@ -49,7 +51,7 @@ class StreamLayers:
             evict=tuple(evict),
             fetch=tuple(fetches),
             keep=tuple(tensor for tensor in weights if tensor not in rotating),
-            read_mostly=tuple(sorted(tensor for tensor in rotating if trace.clean[tensor])),
+            read_mostly=_clean(trace, rotating),
         )
 
 
@@ -67,11 +69,18 @@ class _Visit(NamedTuple):
     end: int
 
 
+def _clean(trace: StepTrace, tensors: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(tensor for tensor in tensors if trace.clean[tensor]))
+
+
 def _layers(trace: StepTrace) -> list[list[int]]:
-    """Large weights in the order of first use, in runs of up to the largest one's bytes."""
+    """Large weights in the order of first use, in runs of up to the largest one's bytes.
+
+    Nobody tags the parameters that `Module.to` makes: what a step only reads counts as a weight.
+    """
     used = np.diff(trace.use_start) > 0
     candidates = np.flatnonzero(trace.large & used & (trace.kind == Kind.PERSISTENT)).tolist()
-    weights = [tensor for tensor in candidates if trace.tags[tensor] == "param"]
+    weights = [t for t in candidates if trace.clean[t] or trace.tags[t] == "param"]
     weights.sort(key=lambda tensor: (int(trace.uses(tensor)[0]), tensor))
     limit = max((int(trace.bytes[tensor]) for tensor in weights), default=0)
     layers: list[list[int]] = []

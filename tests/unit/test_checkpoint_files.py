@@ -1,0 +1,280 @@
+"""Files of checkpoints: what is read of good ones, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from umem.checkpoint import file_tensor, files, safetensors  # noqa: E402
+from umem.errors import CheckpointError  # noqa: E402
+
+NAMES = {name: getattr(torch, of) for name, of in safetensors._DTYPES.items() if hasattr(torch, of)}
+
+
+def content(header: object, data: bytes, pad: int = 0) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * pad
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def row(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], pad: int = 0) -> Path:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    of = {dtype: name for name, dtype in NAMES.items()}
+    for name, tensor in tensors.items():
+        value = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = row(of[tensor.dtype], list(tensor.shape), len(data), len(data) + len(value))
+        data += value
+    path.write_bytes(content(header, data, pad))
+    return path
+
+
+def read(path: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, stored in files.tensors_of(path).items():
+        found[name] = torch.empty(stored.shape, dtype=stored.dtype)
+        stored.copy_to(found[name])
+    return found
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit, so that NaNs are equal."""
+    flat = [t.contiguous().view(-1).view(torch.uint8) for t in (a, b)]
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(*flat)
+
+
+shapes = st.lists(st.integers(0, 5), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tensors=st.dictionaries(
+        st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(sorted(NAMES)), shapes),
+        max_size=5,
+    ),
+    pad=st.integers(0, 9),
+    chunk=st.sampled_from([16, 48, 1 << 20]),
+)
+def test_safetensors_of_any_dtypes_and_shapes(
+    tmp_path_factory: pytest.TempPathFactory,
+    tensors: dict[str, tuple[str, list[int]]],
+    pad: int,
+    chunk: int,
+) -> None:
+    made = {}
+    for i, (name, (dtype, shape)) in enumerate(tensors.items()):
+        size = torch.Size(shape).numel() * NAMES[dtype].itemsize
+        values = (torch.arange(size) * 7 + i) % 2  # valid in all dtypes, also of bool
+        made[name] = values.to(torch.uint8).view(NAMES[dtype]).view(shape)
+    path = write(tmp_path_factory.mktemp("st") / "model.safetensors", made, pad)
+    before, file_tensor.CHUNK_BYTES = file_tensor.CHUNK_BYTES, chunk
+    try:
+        found = read(path)
+    finally:
+        file_tensor.CHUNK_BYTES = before
+    assert found.keys() == made.keys()
+    assert all(same(found[name], made[name]) for name in made)
+
+
+def test_the_formats_own_library_agrees(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    made = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.ones(2, dtype=torch.bfloat16)}
+    library.save_file(made, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    found = read(tmp_path / "theirs.safetensors")
+    assert all(same(found[name], made[name]) for name in made)
+    ours = library.load_file(write(tmp_path / "ours.safetensors", made))
+    assert all(same(ours[name], made[name]) for name in made)
+
+
+GOOD = {"a": row("F32", [2, 3], 0, 24), "b": row("I64", [2], 24, 40)}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "reason"),
+    [
+        (GOOD, bytes(39), "cut off"),
+        (GOOD, bytes(41), "more in the file than the header says"),
+        (GOOD | {"b": row("I64", [2], 16, 32)}, bytes(40), "'b' overlaps"),
+        (GOOD | {"b": row("I64", [2], 32, 48)}, bytes(48), "'b' begins behind a hole"),
+        (GOOD | {"b": row("I64", [3], 24, 40)}, bytes(40), "needs 24 bytes, .* gives it 16"),
+        (GOOD | {"b": row("I64", [2], 40, 24)}, bytes(40), "needs 16 bytes, .* gives it -16"),
+        (GOOD | {"b": row("F4", [2], 24, 25)}, bytes(25), "dtype 'F4'; allowed: BOOL"),
+        (GOOD | {"b": row("I64", [-2], 24, 40)}, bytes(40), r"shape \[-2\]"),
+        (GOOD | {"b": row("I64", [2.0], 24, 40)}, bytes(40), r"shape \[2.0\]"),
+        (GOOD | {"b": row("I64", [True], 24, 32)}, bytes(32), r"shape \[True\]"),
+        (GOOD | {"b": {"dtype": "I64"}}, bytes(40), "'b' needs dtype, shape and data_offsets"),
+        (GOOD | {"b": 3}, bytes(40), "'b' needs dtype"),
+        (GOOD | {"b": {**row("I64", [2], 24, 40), "data_offsets": [24]}}, bytes(40), "two of them"),
+        (b'{"a": {}, "a": {}}', b"", "'a' stands twice"),
+        (b'{"a": ', b"", "no JSON"),
+        (b"{" + b"[" * 100000, b"", "no JSON"),
+        (b'{"a": "\xff"}', b"", "no JSON"),
+    ],
+)
+def test_headers_that_cannot_be(tmp_path: Path, header: object, data: bytes, reason: str) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content(header, data))
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        files.tensors_of(path)
+    assert str(path) in str(caught.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 200))
+def test_a_damaged_file_is_an_error_or_has_all_its_bytes(
+    tmp_path_factory: pytest.TempPathFactory, at: int, value: int, cut: int
+) -> None:
+    whole = bytearray(content(GOOD, bytes(range(40))))
+    whole[at % len(whole)] = value
+    path = tmp_path_factory.mktemp("st") / "model.safetensors"
+    path.write_bytes(whole[: len(whole) - (cut if cut < 60 else 0)])
+    try:
+        found = read(path)
+    except CheckpointError:
+        return
+    assert cut == 0 or cut >= 60
+    assert sum(tensor.nbytes for tensor in found.values()) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("a.safetensors", b"", "it has no header"),
+        ("a.safetensors", bytes(7), "it has no header"),
+        ("a.safetensors", (1 << 40).to_bytes(8, "little") + b"{}", "cut off inside of its header"),
+        ("a.pt", b"some words that are no checkpoint", "no checkpoint; allowed: a .safetensors"),
+        ("a.pt", b"PK\x03\x04 and nothing", "cannot read it"),
+        ("a.index.json", b"{", "no JSON"),
+        ("a.index.json", b"[]", "no weight_map"),
+        ("a.index.json", b'{"weight_map": {"a": "../b.safetensors"}}', "of the same directory"),
+        ("a.index.json", b'{"weight_map": {"a": 3}}', "'a' is in 3"),
+    ],
+)
+def test_files_that_are_no_checkpoint(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match=reason):
+        files.tensors_of(tmp_path / name)
+
+
+def test_paths_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No such file"):
+        files.tensors_of(tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match="no checkpoint in this directory"):
+        files.tensors_of(tmp_path)
+
+
+def sharded(folder: Path) -> dict[str, torch.Tensor]:
+    made = {"a": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(2, 2)}
+    write(folder / "model-1.safetensors", {"b": made["b"]})
+    write(folder / "model-2.safetensors", {"a": made["a"], "c": made["c"]})
+    index = {"metadata": {"total_size": 84}, "weight_map": {
+        "a": "model-2.safetensors", "b": "model-1.safetensors", "c": "model-2.safetensors",
+    }}  # fmt: skip
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return made
+
+
+def test_a_directory_and_its_index_are_all_their_files(tmp_path: Path) -> None:
+    made = sharded(tmp_path)
+    for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        found = read(path)
+        assert all(same(found[name], made[name]) for name in made)
+
+
+def test_an_index_and_its_files_have_to_agree(tmp_path: Path) -> None:
+    made = sharded(tmp_path)
+    write(tmp_path / "model-1.safetensors", {"x": made["b"]})
+    with pytest.raises(CheckpointError, match=r"'b' is not in model-1\.safetensors"):
+        files.tensors_of(tmp_path)
+    write(tmp_path / "model-1.safetensors", {"b": made["b"], "x": made["b"]})
+    with pytest.raises(CheckpointError, match=r"'x' of model-1\.safetensors is not in the index"):
+        files.tensors_of(tmp_path)
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"not beside it: model-1\.safetensors"):
+        files.tensors_of(tmp_path)
+
+
+def test_torch_files_with_views_and_strides(tmp_path: Path) -> None:
+    base = torch.arange(1000.0).view(10, 100)
+    made = {
+        "base": base, "turned": base.t(), "rows": base[2:4], "column": base[:, 3],
+        "image": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "wide": torch.ones(1, 4).expand(3, 4), "empty": torch.empty(0, 3), "one": torch.tensor(3),
+        "half": torch.ones(3, dtype=torch.bfloat16), "own": torch.nn.Parameter(torch.ones(2, 2)),
+    }  # fmt: skip
+    torch.save(made, tmp_path / "model.pt")
+    found = read(tmp_path / "model.pt")
+    assert found.keys() == made.keys()
+    assert all(same(found[name], made[name].detach()) for name in made)
+    image = torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    files.tensors_of(tmp_path / "model.pt")["image"].copy_to(image)
+    assert torch.equal(image, made["image"])
+
+
+class Plain:
+    """What no state_dict has."""
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [
+        ([torch.ones(3)], "it holds a list; allowed: a state_dict"),
+        ({"model": {"a": torch.ones(3)}}, "'model' is a dict; allowed: a state_dict alone"),
+        ({1: torch.ones(3)}, "1 is a Tensor"),
+        ({"a": torch.ones(3).to_sparse()}, "layout torch.sparse_coo"),
+        ({"a": Plain()}, "cannot read it"),
+    ],
+)
+def test_torch_files_of_something_else(tmp_path: Path, held: object, reason: str) -> None:
+    torch.save(held, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=reason):
+        files.tensors_of(tmp_path / "model.pt")
+
+
+def test_torch_files_that_are_cut_off_or_old(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"a": torch.ones(1000)}, path)
+    whole = path.read_bytes()
+    for size in (len(whole) - 1, len(whole) // 2, 10):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match="cannot read it"):
+            files.tensors_of(path)
+    torch.save({"a": torch.ones(1000)}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"before 1\.6"):
+        files.tensors_of(path)
+
+
+def test_a_big_endian_torch_file(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1000)}, tmp_path / "little.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "little.pt") as little,
+        zipfile.ZipFile(tmp_path / "big.pt", "w") as big,
+    ):
+        for name in little.namelist():
+            big.writestr(name, b"big" if name.endswith("byteorder") else little.read(name))
+    with pytest.raises(CheckpointError, match="big-endian"):
+        files.tensors_of(tmp_path / "big.pt")
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", {"a": torch.randn(1000)})
+    stored = files.tensors_of(path)["a"]
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(CheckpointError, match="become shorter"):
+        stored.copy_to(torch.empty(1000))
+    path.unlink()
+    with pytest.raises(CheckpointError, match="No such file"):
+        stored.copy_to(torch.empty(1000))

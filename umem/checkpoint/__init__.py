@@ -1,0 +1,1 @@
+"""Checkpoints: their files, and loading them tensor by tensor."""
