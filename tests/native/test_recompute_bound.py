@@ -16,7 +16,7 @@ from umem.trace.step import StepTrace
 
 
 def _training(generator: random.Random) -> StepTrace:
-    """Forward, a loss whose input the program holds, backward, an optimizer with two states each."""
+    """Forward, a loss that the program holds, backward, an optimizer with two states each."""
     n, us = generator.randint(3, 8), generator.choice((20.0, 200.0, 2000.0))
     pages = [generator.randint(2, 12) for _ in range(n)]
     weights, first = list(range(n)), list(range(n, 2 * n))
@@ -44,7 +44,7 @@ def _training(generator: random.Random) -> StepTrace:
 @pytest.mark.parametrize("seed", range(40))
 def test_no_replay_is_below_the_bound(seed: int) -> None:
     pytest.importorskip("scipy")
-    generator = random.Random(seed)  # noqa: S311 - no secret
+    generator = random.Random(seed)
     trace = _training(generator)
     graph = Graph(trace)
     least = replay.least_budget(trace)

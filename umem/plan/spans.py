@@ -9,8 +9,7 @@ import numpy as np
 
 from ..trace.step import Bools, Floats, Ints, Kind, StepTrace
 
-
-_BEGINS = 8
+_BEGINS = 8  # at which bounds take a step to begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +121,10 @@ class Spans:
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
-        """Op 0, and where else to take the step to begin: before what the next step needs is written.
+        """Where to take the step to begin: op 0, and before writes that the next step needs.
 
-        That are the writes whose results are idle across the end of the step, by quantiles of their
-        bytes: `_BEGINS` at most.
+        These are the writes whose results are idle across the end of the step, by quantiles of
+        their bytes: `_BEGINS` in all at most.
         """
         n = self.trace.n_ops
         across = (self.version >= 0) & ((self.write_op < 0) | (self.trace.gaps.end >= n))

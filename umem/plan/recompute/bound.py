@@ -181,9 +181,9 @@ class Relaxation:
         program, step, at = self.program, self.graph.step, self.instants
         count = len(at)
         before, after = (us[at] for us in spans.beside(begin))
-        left = self.tails - np.where(
-            np.arange(step.n_ops) < begin, self.tails, spans.tails(~self.graph.droppable, begin)
-        )
+        # Held, and written before the step begins: it may have left before.
+        written = self.tails - spans.tails(~self.graph.droppable, begin)
+        left = np.where(np.arange(step.n_ops) < begin, 0, written)
         waits = program.variables(count), program.variables(count)
         both = program.rows(count)  # stall before and after <= stall
         program.add(both, np.repeat(self.stall, count), -1.0)

@@ -118,9 +118,9 @@ class Search:
         return self._settled(self._fastest([best, *self._alone()]))
 
     def others(self) -> list[Choice]:
-        """What is estimated fastest of a few behind half of the link, and of a few behind all of it.
+        """Of a few the fastest behind half of the link, and of a few that behind all of it.
 
-        Of what `best` started from, and of all that it looked at.
+        The former of what `best` started from, the latter of all that it looked at.
         """
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         fast = _top(list(self._known.values()), 0, _FINAL)
