@@ -85,6 +85,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "targets": {"errors"},
     "whereabouts": {"errors", "targets"} | {"lazily:native", "lazily:_core", "lazily:report"},
     "hints": {"errors", "units", "runtime", "targets"} | {"lazily:native", "lazily:whereabouts"},
+    "optimizers": {"errors", "runtime", "targets", "hints", "torch_program", "lazily:native"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
@@ -92,6 +93,7 @@ PY_FLOORS: dict[str, set[str]] = {
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay", "lazily:live"},
     "umem": {"errors", "recompute", "runtime", "sleeping", "statistics", "hints", "whereabouts"}
+    | {"optimizers"}
     | {"lazily:integrations", "lazily:cupy", "lazily:cuda_core"},
     "__main__": {"cli"},
 }

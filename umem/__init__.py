@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, unpin
     from .integrations.buffer import Buffer
     from .integrations.dlpack import export
+    from .optimizers.paging import PagedOptimizer, page_optimizer
     from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
@@ -53,6 +54,7 @@ __all__ = [
     "Hold",
     "NotSupportedError",
     "OutOfMemoryError",
+    "PagedOptimizer",
     "PlanError",
     "Session",
     "Sleep",
@@ -73,6 +75,7 @@ __all__ = [
     "is_enabled",
     "keep",
     "optimize",
+    "page_optimizer",
     "pin",
     "prefetch",
     "reset_peak_stats",
@@ -96,6 +99,7 @@ _HOMES = {
     "Stats": "statistics",
     "export": "integrations.dlpack",
     **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("PagedOptimizer", "page_optimizer"), "optimizers.paging"),
     **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
     **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
     **dict.fromkeys(
