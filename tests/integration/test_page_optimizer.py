@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
@@ -38,7 +40,14 @@ def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def resident(tensors: list[torch.Tensor]) -> int:
-    return sum(row.resident_bytes for row in umem.tensors(tensors))
+    rows = umem.tensors(tensors)
+    assert all(row.held for row in rows)
+    return sum(row.resident_bytes for row in rows)
+
+
+def copied(state: Any) -> Any:
+    """A state_dict whose tensors are umem's: those of a deep copy are not, on a CPU."""
+    return tree_map_only(torch.Tensor, torch.clone, state)
 
 
 def train(
@@ -61,6 +70,13 @@ def train(
     if paged:
         paged.remove()
     return [p.detach().clone() for p in net.parameters()], moved
+
+
+@pytest.fixture
+def backward_raises() -> Iterator[None]:
+    """torch's queue keeps the rest of a backward pass that raised until the next one."""
+    yield
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -217,7 +233,7 @@ def schedule(make: Make, page: bool, **options: Any) -> tuple[list[torch.Tensor]
         if i == 3:
             optimizer.add_param_group({"params": late.parameters(), "lr": 0.03})
         if i == 5:
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.load_state_dict(copied(optimizer.state_dict()))
     state = optimizer.state_dict()
     if paged:
         paged.remove()
@@ -249,7 +265,7 @@ def test_a_state_that_is_loaded_or_there_already_leaves() -> None:
         assert resident(states(optimizer)) == 2 * PARAMS
         with umem.page_optimizer(optimizer):
             assert resident(states(optimizer)) == 0
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.load_state_dict(copied(optimizer.state_dict()))
             assert resident(states(optimizer)) == 0
         optimizer.step()
         assert resident(states(optimizer)) == 2 * PARAMS  # no longer paged
@@ -389,6 +405,7 @@ def accumulated(page: bool, inside: int) -> list[torch.Tensor]:
     return [p.detach() for p in net.parameters()]
 
 
+@pytest.mark.usefixtures("backward_raises")
 def test_accumulated_gradients_are_told_or_refused() -> None:
     plain = accumulated(page=False, inside=0)
     with umem.enable(budget="32MiB", device="soft"):
@@ -405,10 +422,12 @@ def test_a_loss_that_is_scaled_stops_at_the_scaler() -> None:
         umem.page_optimizer(optimizer, release_gradients=True)
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(net(torch.ones(2, 8)).sum()).backward()
+        assert net.weight.grad is None
         with pytest.raises(AssertionError, match="No inf checks"):
             scaler.step(optimizer)
 
 
+@pytest.mark.usefixtures("backward_raises")
 def test_a_gradient_that_is_differentiated_or_gone_is_refused() -> None:
     with umem.enable(budget="32MiB", device="soft"):
         net = torch.nn.Linear(8, 8)
@@ -417,12 +436,14 @@ def test_a_gradient_that_is_differentiated_or_gone_is_refused() -> None:
             with pytest.raises(StateError, match="create_graph"):
                 net(torch.ones(2, 8)).square().sum().backward(create_graph=True)
             net.zero_grad()
-            with umem.page_optimizer(two, release_gradients=True):
-                with pytest.raises(StateError, match="another hook took"):
-                    net(torch.ones(2, 8)).sum().backward()
+            umem.page_optimizer(two, release_gradients=True)
+            with pytest.raises(StateError, match="another hook took"):
+                net(torch.ones(2, 8)).sum().backward()
+        del two
         net.zero_grad()
+        gc.collect()
         net(torch.ones(2, 8)).sum().backward()
-        assert net.weight.grad is not None
+        assert net.weight.grad is not None  # for both are gone
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,8 +500,7 @@ def test_off_and_on_again_and_tensors_from_before() -> None:
     paged.remove()
     assert "removed" in repr(paged)
     assert step()
-    del net, plain, optimizer, other, paged, step
-    gc.collect()
+    del paged
 
 
 def test_nothing_keeps_the_optimizer_alive() -> None:
@@ -508,4 +528,4 @@ def test_a_plan_moves_the_states_itself() -> None:
     assert acted[0] == (0, 0)
     assert all(plan and left for plan, left in acted[2:])  # no hook sends out what a plan keeps
     assert stats.plan_hits > 0
-    assert max(came for came, _ in moved[2:]) <= 2 * PARAMS
+    assert max(came for came, _ in moved[3:]) <= 2 * PARAMS

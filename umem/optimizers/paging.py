@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -95,7 +96,7 @@ class PagedOptimizer:
         if not chunks:
             return None
         self._states.bring(chunks[0])
-        for now, then in zip(chunks, chunks[1:], strict=False):
+        for now, then in itertools.pairwise(chunks):
             self._states.bring([*now, *then])
             update(optimizer, now)
             self._send(now)

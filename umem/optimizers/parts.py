@@ -1,4 +1,4 @@
-"""An optimizer's step for some of its parameters: the same update, bit for bit, a part at a time."""
+"""An optimizer's step for some of its parameters, with the same values to the last bit."""
 
 from __future__ import annotations
 

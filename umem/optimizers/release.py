@@ -1,4 +1,4 @@
-"""The optimizer's step in the backward pass: each gradient is used and freed as soon as it is there.
+"""The optimizer's step in the backward pass: each gradient is used and freed once it is there.
 
 Source: "How to save memory by fusing the optimizer step into the backward pass", PyTorch tutorials,
 2023; Lv et al., "Full parameter fine-tuning for large language models with limited resources"
@@ -77,7 +77,7 @@ class Release:
 
         for key, parameter in mine.items():
             if key not in self._hooks:
-                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _gradient_is_there(self, parameter: Tensor) -> None:
         if self._paused:

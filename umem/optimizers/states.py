@@ -97,7 +97,8 @@ def acting() -> bool:
 
     if planning() and core.plan_status()["active"]:
         return False
-    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return not (used and torch.cuda.is_current_stream_capturing())
 
 
 def planning() -> bool:
