@@ -2,8 +2,9 @@
 
     python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--out FOLDER]
 
-Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, beside copies of as many bytes to and from pinned memory in the same run.
-Elsewhere: virtual time on the software device, beside the rates of its profile.
+Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, beside copies of as many bytes
+to and from pinned memory in the same run. Elsewhere: virtual time on the software device, beside
+the rates of its profile.
 """
 
 from __future__ import annotations

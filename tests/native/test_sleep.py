@@ -297,7 +297,7 @@ def test_pins_count_while_they_sleep(program: Program) -> None:
     _core.sleep(ALL, False)
     with pytest.raises(OutOfMemoryError, match="budget cannot be that low"):
         _core.set_budget(14 * MIB, 0)
-    with pytest.raises(OutOfMemoryError, match="12.0 MiB are pinned already"):
+    with pytest.raises(OutOfMemoryError, match=r"12\.0 MiB are pinned already"):
         _core.hold([(program.take("c", 18), 18 * MIB)], "pin", ["c"])
     _core.unhold(number)  # no longer to be there at any price
     _core.set_budget(14 * MIB, 0)
