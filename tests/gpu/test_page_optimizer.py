@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,8 +12,16 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 from umem.errors import StateError  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
+pytestmark = pytest.mark.gpu
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _without_plans() -> Iterator[None]:
+    with umem.enable(budget="64MiB", device="cuda", policy="lru"):
+        yield
+        gc.collect()
+        assert umem.stats().live_bytes == 0
 
 
 def parameters(device: str = "cuda") -> list[torch.nn.Parameter]:
@@ -58,6 +69,7 @@ def test_gradients_of_a_backward_pass_are_released() -> None:
 
 
 def test_a_capture_leaves_the_states_alone() -> None:
+    umem.set_budget("128MiB")
     optimizer = torch.optim.Adam(parameters(), capturable=True)
     umem.page_optimizer(optimizer)
     optimizer.step()
