@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -444,6 +449,43 @@ def test_a_gradient_that_is_differentiated_or_gone_is_refused() -> None:
         gc.collect()
         net(torch.ones(2, 8)).sum().backward()
         assert net.weight.grad is not None  # for both are gone
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_scaler_finds_its_gradients(fused: bool) -> None:
+    def run(page: bool) -> list[torch.Tensor]:
+        net = made_net()
+        optimizer = adam(net.parameters(), fused=fused)
+        if page:
+            umem.page_optimizer(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        x = torch.randn(16, SIDE)
+        for i in range(4):
+            optimizer.zero_grad()
+            loss = net(x).square().mean() * (float("inf") if i == 2 else 1.0)  # that one is skipped
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return [p.detach().clone() for p in net.parameters()]
+
+    plain = run(page=False)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        paged = run(page=True)
+        assert same(plain, paged)
+        del paged
+
+
+def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "optimizer_state.md").read_text()
+    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
+    assert match is not None
+    done = subprocess.run(
+        [sys.executable, "-c", match[1]],
+        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == match[2]
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import hints, runtime, torch_program
-from ..errors import OutOfMemoryError, StateError
+from ..errors import NotSupportedError, OutOfMemoryError, StateError
 from ..targets import Part, parts
 
 _log = logging.getLogger("umem")
@@ -66,7 +66,7 @@ class States:
                 core.evict([part.span])
             except StateError:  # another thread's op has just begun to use it
                 continue
-            except OutOfMemoryError as error:
+            except (OutOfMemoryError, NotSupportedError) as error:
                 if not self._warned:
                     _log.warning("optimizer state stays on the device: %s", error)
                 self._warned = True
