@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
-from umem.errors import ConfigError, StateError  # noqa: E402
+from umem.errors import ConfigError, NotSupportedError, StateError  # noqa: E402
 from umem.native import core  # noqa: E402
 
 MIB = 1 << 20
@@ -108,10 +108,12 @@ def plain(name: str) -> list[torch.Tensor]:
     return train(MAKERS[name], page=False)[0]
 
 
-@pytest.fixture(autouse=True)
-def _plain_first(request: pytest.FixtureRequest) -> None:
-    if "name" in request.fixturenames and request.node.callspec.params["name"] in MAKERS:
-        plain(request.node.callspec.params["name"])
+@pytest.fixture(autouse=True, scope="module")
+def _plain_first() -> Iterator[None]:
+    for name in MAKERS:
+        plain(name)
+    yield
+    plain.cache_clear()
 
 
 @pytest.mark.parametrize("release", [False, True])
@@ -316,11 +318,24 @@ def test_what_is_pinned_or_excluded_stays() -> None:
         del net, optimizer, p, one, two, _
 
 
+def test_memory_that_cannot_move_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise NotSupportedError("managed memory cannot be used here")
+
+    with umem.enable(budget="256MiB", device="soft", policy="lru"):
+        monkeypatch.setattr(core, "evict", refuse)
+        paged, _ = train(adam, page=True)
+        assert same(plain("adam"), paged)
+        del paged
+    assert caplog.text.count("stays on the device: managed memory") == 1
+
+
 def test_a_host_without_room_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    plain, _ = train(adam, page=False)
     with umem.enable(budget="256MiB", host_budget="10MiB", device="soft", policy="lru"):
         paged, _ = train(adam, page=True)
-        assert same(plain, paged)
+        assert same(plain("adam"), paged)
         del paged
     told = [r.message for r in caplog.records if "stays on the device" in r.message]
     assert len(told) == 1
@@ -563,6 +578,12 @@ def test_off_and_on_again_and_tensors_from_before() -> None:
     paged.remove()
     assert "removed" in repr(paged)
     assert step()
+    umem.page_optimizer(optimizer, release_gradients=True)
+    assert step()
+    assert net[0].weight.grad is None
+    umem.disable()
+    assert step()
+    assert net[0].weight.grad is None  # also while umem is off
     del paged
 
 

@@ -79,7 +79,8 @@ class States:
             if not part.nbytes or not core.owns(part.address):
                 continue
             at = core.where(*part.span)
-            if at["tag"] != _SHARED and not (at["pins"] or at["exempt"]):
+            stays = at["tag"] == _SHARED or at["pins"] or at["exempt"]
+            if not stays and at["evicted_bytes"] < part.nbytes:
                 yield part
 
 
