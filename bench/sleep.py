@@ -1,29 +1,30 @@
 """How long `umem.sleep` and `umem.wake` take, against the bytes over the link's bandwidth.
 
-    python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--json FILE]
+    python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--out FOLDER]
 
-On a GPU: wall-clock time, beside copies of as many bytes to and from pinned memory in the same run.
-Elsewhere: virtual time on the software device, beside the rates of its profile.
+Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, beside copies of as many bytes
+to and from pinned memory in the same run. Elsewhere: virtual time on the software device, beside
+the rates of its profile.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
+from harness import Report, Result, Spread
 
 import umem
 from umem.native import core
 from umem.units import MIB, format_bytes, parse_bytes
 
 BLOCK = 32 * MIB
+TARGET = 1.2  # of the bytes over the link's bandwidth
+SOFT = "h200-pcie5"
 
 
 def timed(act: Callable[[], object], now_us: Callable[[], float]) -> float:
@@ -32,8 +33,12 @@ def timed(act: Callable[[], object], now_us: Callable[[], float]) -> float:
     return now_us() - begin
 
 
-def measure(nbytes: int, rounds: int, device: str, now_us: Callable[[], float]) -> dict[str, Any]:
-    """Medians, in microseconds, of sleeping and of waking until all bytes are back."""
+def measure(
+    nbytes: int, rounds: int, device: str, now_us: Callable[[], float]
+) -> list[tuple[float, float]]:
+    """Microseconds of sleeping and of waking until all bytes are back; the first makes the host's
+    pages.
+    """
     torch_device = "cuda" if device == "cuda" else "cpu"
     blocks = [torch.full((BLOCK // 4,), float(i), device=torch_device)
               for i in range(nbytes // BLOCK)]  # fmt: skip
@@ -50,13 +55,7 @@ def measure(nbytes: int, rounds: int, device: str, now_us: Callable[[], float]) 
         wait()
         rows.append((timed(umem.sleep, now_us), timed(woken, now_us)))
         assert all(float(block[-1]) == i for i, block in enumerate(blocks))
-    out, back = zip(*rows[1:], strict=True)  # the first one makes the host's pages
-    return {
-        "bytes": len(blocks) * BLOCK,
-        "first_sleep_us": rows[0][0],
-        "sleep_us": statistics.median(out),
-        "wake_us": statistics.median(back),
-    }
+    return rows
 
 
 def pinned_us(nbytes: int, rounds: int, now_us: Callable[[], float]) -> tuple[float, float]:
@@ -80,43 +79,43 @@ def pinned_us(nbytes: int, rounds: int, now_us: Callable[[], float]) -> tuple[fl
     return ways[0], ways[1]
 
 
-def run(nbytes: int, rounds: int) -> dict[str, Any]:
+def run(nbytes: int, rounds: int) -> Report:
+    nbytes = nbytes // BLOCK * BLOCK
     device = "cuda" if torch.cuda.is_available() else "soft"
-    name = torch.cuda.get_device_name() if device == "cuda" else "soft:h200-pcie5"
+    name = torch.cuda.get_device_name() if device == "cuda" else f"soft:{SOFT}"
     with umem.enable(device="cuda" if device == "cuda" else name, budget=nbytes + 256 * MIB,
                      host_budget="unlimited", policy="lru"):  # fmt: skip
         clock = (lambda: time.perf_counter() * 1e6) if device == "cuda" else core.driver.now_us
-        result = measure(nbytes, rounds, device, clock)
+        rows = measure(nbytes, rounds, device, clock)
         if device == "cuda":
-            out, back = pinned_us(result["bytes"], rounds, clock)
+            links = pinned_us(nbytes, rounds, clock)
         else:
-            (profile,) = (row for row in core.profiles() if row["name"] == "h200-pcie5")
-            out = result["bytes"] / profile["gb_per_s_out"] / 1e3
-            back = result["bytes"] / profile["gb_per_s_in"] / 1e3
-    return {
-        "device": name, "clock": "wall" if device == "cuda" else "virtual",
-        "torch": torch.__version__, "python": platform.python_version(), "rounds": rounds,
-        **result, "link_out_us": out, "link_in_us": back,
-        "sleep_ratio": result["sleep_us"] / out, "wake_ratio": result["wake_us"] / back,
-    }  # fmt: skip
+            (profile,) = (row for row in core.profiles() if row["name"] == SOFT)
+            links = nbytes / profile["gb_per_s_out"] / 1e3, nbytes / profile["gb_per_s_in"] / 1e3
+    time_of = "wall-clock" if device == "cuda" else "virtual"
+    report = Report("sleep", {"device": name, "bytes": nbytes, "rounds": rounds, "time": time_of})
+    for what, link, values in zip(("sleep", "wake"), links, zip(*rows, strict=True), strict=True):
+        steady = values[1:]
+        ratio = Spread.of([value / link for value in steady])
+        report.results += [
+            Result(f"{what}, of the link", ratio, "x", TARGET, f"link {link / 1e3:.2f} ms"),
+            Result(what, Spread.of([value / 1e3 for value in steady]), "ms"),
+        ]
+        report.details[what] = {"us": values, "link_us": link}
+    return report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bytes", type=parse_bytes, default=256 * MIB)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     args = parser.parse_args()
     if args.bytes < BLOCK or args.rounds < 1:
         parser.error(f"at least {format_bytes(BLOCK)} and one round")
-    result = run(args.bytes, args.rounds)
-    print(
-        f"{result['device']}: {format_bytes(result['bytes'])}, sleep {result['sleep_us'] / 1e3:.2f}"
-        f" ms ({result['sleep_ratio']:.3f} of the link), wake {result['wake_us'] / 1e3:.2f} ms "
-        f"({result['wake_ratio']:.3f}), {result['clock']} time"
-    )
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    report = run(args.bytes, args.rounds)
+    print(report.markdown())
+    print("\n".join(str(path) for path in report.write(args.out)))
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "checkpoint": {"errors", "runtime", "targets", "lazily:native"},
     "whereabouts": {"errors", "targets"} | {"lazily:native", "lazily:_core", "lazily:report"},
     "hints": {"errors", "units", "runtime", "targets"} | {"lazily:native", "lazily:whereabouts"},
+    "optimizers": {"errors", "runtime", "targets", "hints", "torch_program", "lazily:native"},
     "_autoload": {"lazily:runtime"},
     "demo": _FACADE | {"report", "lazily:runtime"},
     "cli": _FACADE
@@ -93,7 +94,7 @@ PY_FLOORS: dict[str, set[str]] = {
     | {"lazily:runtime", "lazily:startup", "lazily:native", "demo", "report", "devices"}
     | {"lazily:trace", "lazily:policies", "lazily:plan", "lazily:replay", "lazily:live"},
     "umem": {"errors", "recompute", "runtime", "sleeping", "statistics", "hints", "whereabouts"}
-    | {"checkpoint"}
+    | {"checkpoint", "optimizers"}
     | {"lazily:integrations", "lazily:cupy", "lazily:cuda_core"},
     "__main__": {"cli"},
 }

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, tag, unpin
     from .integrations.buffer import Buffer
     from .integrations.dlpack import export
+    from .optimizers.paging import PagedOptimizer, page_optimizer
     from .recompute.optimize import deoptimize, optimize
     from .runtime import (
         Session,
@@ -57,6 +58,7 @@ __all__ = [
     "Loaded",
     "NotSupportedError",
     "OutOfMemoryError",
+    "PagedOptimizer",
     "PlanError",
     "Session",
     "Sleep",
@@ -78,6 +80,7 @@ __all__ = [
     "keep",
     "load_checkpoint",
     "optimize",
+    "page_optimizer",
     "pin",
     "prefetch",
     "reset_peak_stats",
@@ -103,6 +106,7 @@ _HOMES = {
     "export": "integrations.dlpack",
     **dict.fromkeys(("Loaded", "load_checkpoint"), "checkpoint.load"),
     **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
+    **dict.fromkeys(("PagedOptimizer", "page_optimizer"), "optimizers.paging"),
     **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
     **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
     **dict.fromkeys(

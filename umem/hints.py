@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import runtime, units
 from .errors import ConfigError, StateError
-from .targets import Part, parts
+from .targets import Part, parts, stream_of
 
 if TYPE_CHECKING:
     from .whereabouts import Where
@@ -154,7 +154,8 @@ def discard(target: object) -> int:
     change in place.
 
     Args:
-        target: as for `prefetch`; of views, those without holes.
+        target: as for `prefetch`; of views, those without holes. Arrays of other frameworks say
+            their stream in `__cuda_array_interface__`; without one it is the legacy default stream.
 
     Returns:
         Bytes let go: 0 where umem holds none of it, or the driver cannot discard.
@@ -175,7 +176,8 @@ def discard(target: object) -> int:
 def pin(target: object) -> Hold:
     """Bring the target to the device and keep it there: neither pressure nor plans evict it.
 
-    Pins count: as many `unpin` or `remove` end it. They end with the tensor's memory.
+    Pins count: as many `unpin` or `remove` end it. They end with the tensor's memory. A
+    `umem.sleep()` suspends them.
 
     Args:
         target: as for `prefetch`.
@@ -322,12 +324,14 @@ def _label(part: Part) -> str:
     if part.name:
         return part.name
     tensor = part.tensor
+    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):  # a buffer, a bare interface
+        return f"a {type(tensor).__name__}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _check_discard(part: Part, core: Any) -> None:
     what = f"umem.discard(...): {_label(part)}"
-    if part.tensor.requires_grad:
+    if getattr(part.tensor, "requires_grad", False):
         raise ConfigError(
             f"{what} requires grad, and its values would be lost to training; discard "
             "tensor.detach() if they are to go"
@@ -342,6 +346,8 @@ def _check_discard(part: Part, core: Any) -> None:
 
 
 def _discard(part: Part, core: Any) -> int:
+    if not hasattr(part.tensor, "untyped_storage"):
+        return int(core.discard(*part.span, stream_of(part.tensor)))
     import torch
 
     stream = 0

@@ -52,7 +52,8 @@ def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
     """Give device memory back before this returns; pointers and views stay valid.
 
     All cached memory goes back to the driver, and of what lives the tensors of `tags`. An operator
-    that uses one of them brings it back; `wake` brings them all back.
+    that uses one of them brings it back; `wake` brings them all back. Pins do not keep a tensor
+    awake, and are in force again when it is back.
 
     Args:
         tags: of param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache,
@@ -91,7 +92,8 @@ def wake(tags: Iterable[str] | None = None) -> int:
     """Bring back what sleeps, in the order of its last uses; returns the bytes that this is.
 
     The moves are under way when it returns, and each operator waits for what it uses. Where there
-    is no longer room for all, what was used longest ago stays on the host until it is needed.
+    is no longer room for all, what was used longest ago stays on the host until it is needed; what
+    is pinned comes in the place of others.
 
     Args:
         tags: as for `sleep`; None: all, of all sleeps.
@@ -99,6 +101,7 @@ def wake(tags: Iterable[str] | None = None) -> int:
     Raises:
         ConfigError: an unknown tag.
         StateError: umem is off, or a CUDA graph is being captured.
+        OutOfMemoryError: running operators leave no room for what is pinned; they bring it later.
         DriverError: the driver refused some of the moves; operators bring those.
     """
     return _wake(tags, 0)

@@ -20,6 +20,7 @@ class Stats:
     peak_live_bytes: int
     cached_bytes: int
     dropped_bytes: int
+    pinned_bytes: int
     asleep_bytes: int
     host_bytes: int
     peak_host_bytes: int

@@ -132,6 +132,12 @@ def _span(array: Any) -> tuple[int, int, bool] | None:
     return None
 
 
+def stream_of(array: Any) -> int:
+    """The stream that an array of another framework says it is used on; 0, the legacy default."""
+    stream = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
+    return 0 if stream in (None, 1) else int(stream)  # 1 is the legacy default there
+
+
 def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool]:
     item = int("".join(filter(str.isdigit, interface["typestr"])))
     shape, strides = tuple(interface["shape"]), interface.get("strides")

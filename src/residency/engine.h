@@ -122,7 +122,8 @@ class Engine {
   // Waits until the lane out has issued all that it was given; an error if any of it failed.
   Status finish_sleep();
   // Brings back what fits of the tags, from the sleep of that number or (0) of any, so that units
-  // are by last use as they were. `bytes`: how many that is.
+  // are by last use as they were; and all that the program holds, in whoever's place.
+  // kOutOfDeviceMemory where running ops leave it none. `bytes`: how many that is.
   Status wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes);
   // Of what a sleep sent away: bytes that have not come back.
   std::size_t asleep_bytes() const;

@@ -191,18 +191,27 @@ Status Engine::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes
   if (!managed_) return {};
   const CallScope scope(table_, place_);
   const std::vector<Sleeper> all = take_sleepers(tags, number);
-  // Those used last are the ones to have where there is no longer room for all.
-  std::size_t room = view().room_bytes;
+  // What the program pinned comes back whoever leaves for it: holds are given so that it fits.
+  const auto held = [&](const Sleeper& sleeper) { return ledger_.at(sleeper.id).holds > 0; };
+  std::size_t pinned = 0;
+  for (const Sleeper& sleeper : all) pinned += held(sleeper) ? ledger_.at(sleeper.id).bytes : 0;
+  if (active() && pinned > 0) make_room(pinned);
+  // Of the others those used last are the ones to have where there is no longer room for all.
+  const std::size_t free = view().room_bytes;
+  std::size_t room = free - std::min(free, pinned);
   auto first = all.end();
-  while (first != all.begin() && ledger_.at(std::prev(first)->id).bytes <= room) {
-    --first;
-    room -= ledger_.at(first->id).bytes;
+  for (; first != all.begin(); --first) {
+    const Sleeper& last = *std::prev(first);
+    if (held(last)) continue;
+    if (ledger_.at(last.id).bytes > room) break;
+    room -= ledger_.at(last.id).bytes;
   }
   FirstError error;
-  for (auto it = first; it != all.end(); ++it) {
+  for (auto it = all.begin(); it != all.end(); ++it) {
+    if (it < first && !held(*it)) continue;
     // Not as dead bytes, whatever they were when they left: the program may have written them since
     // without umem's seeing it.
-    if (active()) {
+    if (active() && !held(*it)) {
       bring(it->id);
     } else {
       error.keep(prefetch(it->id));

@@ -76,16 +76,16 @@ Status check_spans(const State& s, const Spans& spans) {
 }
 
 Status bring_in(State& s, const Spans& spans) {
-  std::vector<RangeId> brought;
+  const auto each = [&](auto act) {
+    for (const Span& span : spans)
+      each_unit(s, span, [&](Device& device, RangeId id, Span) { act(device.engine, id); });
+  };
   Status status;
-  for (const Span& span : spans)
-    each_unit(s, span, [&](Device& device, RangeId id, Span) {
-      if (!status.ok()) return;
-      status = device.engine.prefetch(id);
-      device.engine.ledger().pin(id);
-      brought.push_back(id);
-    });
-  for (RangeId id : brought) s.owner(id).engine.ledger().unpin(id);
+  each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
+  each([&](Engine& engine, RangeId id) {
+    if (status.ok()) status = engine.prefetch(id);
+  });
+  each([](Engine& engine, RangeId id) { engine.ledger().unpin(id); });
   return status;
 }
 

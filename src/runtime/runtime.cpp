@@ -78,6 +78,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.evictions += moved.evictions;
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
+  result.pinned_bytes += ledger.held_bytes();
   result.asleep_bytes += device.engine.asleep_bytes();
   result.capture_skips += moved.capture_skips;
   result.advice_ignored += moved.advice_ignored;

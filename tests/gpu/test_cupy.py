@@ -49,6 +49,37 @@ def test_cupy_allocates_from_umem(program: Program) -> None:
     )
 
 
+def test_every_hint_takes_arrays_of_cupy(program: Program) -> None:
+    program(
+        CUPY
+        + """
+    enable()
+    umem.cupy.enable()
+    a, b = cupy.empty((MIB,), "f4"), cupy.empty((MIB,), "f4")
+    if soft is not None:  # where CuPy's runtime refuses to say the array's stream
+        view = lambda x: type("Array", (), {"__cuda_array_interface__": {
+            "shape": x.shape, "typestr": "<f4", "data": (x.data.ptr, False), "stream": 1}})()
+    else:
+        view = lambda x: x
+    for x in (view(a), [view(a)], {"a": view(a)}):
+        assert umem.evict(x) and umem.tensors(x)[0].evicted_bytes == 4 * MIB
+        assert umem.prefetch(x) and umem.tensors(x)[0].resident_bytes == 4 * MIB
+    with umem.pin(view(a)), umem.exclude(view(b)):
+        assert umem.where(view(a)).pins == 1 and umem.where(view(b)).excluded
+        assert umem.stats().pinned_bytes == 4 * MIB
+        raises(umem.StateError, "pinned", lambda: umem.evict(view(a)))
+        held = blocks(8)
+        assert umem.where(view(a)).resident_bytes == 4 * MIB
+        with umem.sleep():
+            assert umem.where(view(a)).evicted_bytes == 4 * MIB
+        assert umem.where(view(a)).resident_bytes == 4 * MIB
+    assert umem.discard(view(b)) == 4 * MIB
+    assert umem.where(view(b)).discarded_bytes == 4 * MIB
+    assert intact(held)
+    """
+    )
+
+
 def test_cupy_turns_umem_on_without_torch(program: Program) -> None:
     program(
         CUPY

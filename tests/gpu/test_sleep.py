@@ -49,6 +49,26 @@ def test_the_driver_has_the_memory_when_sleep_returns() -> None:
 
 @SEEDS
 @pytest.mark.usefixtures("umem_on")
+def test_pins_are_back_after_wake(soft: Softcuda | None, seed: int) -> None:
+    if soft is not None:
+        soft.seed(seed)
+    pinned = full(5.0, mib=16)
+    with umem.pin(pinned):
+        umem.sleep()
+        assert umem.where(pinned).evicted_bytes == 16 * MIB
+        held = [full(float(i), mib=8) for i in range(8)]  # the whole budget
+        umem.wake()
+        assert umem.where(pinned).resident_bytes == 16 * MIB
+        assert all(holds(t, float(i)) for i, t in enumerate(held))
+        assert umem.where(pinned).resident_bytes == 16 * MIB
+        with pytest.raises(StateError, match="pinned"):
+            umem.evict(pinned)
+    assert holds(pinned, 5.0)
+    del pinned, held
+
+
+@SEEDS
+@pytest.mark.usefixtures("umem_on")
 def test_what_streams_still_write_arrives(soft: Softcuda | None, seed: int) -> None:
     if soft is not None:
         soft.seed(seed)

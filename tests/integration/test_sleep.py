@@ -33,10 +33,17 @@ def on() -> Iterator[None]:
         yield
 
 
-def training(sleeps: Callable[[int], None]) -> list[torch.Tensor]:
-    """The weights after some steps; `sleeps` is called between them."""
+def nothing(_: object) -> None:
+    """Neither of the two."""
+
+
+def training(
+    sleeps: Callable[[int], None], begins: Callable[[torch.nn.Sequential], None] = nothing
+) -> list[torch.Tensor]:
+    """The weights after some steps; `sleeps` is called between them, `begins` with the net."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4)))
+    begins(net)
     optimizer = torch.optim.Adam(net.parameters())
     data = torch.randn(32, 768)
     for i in range(6):
@@ -72,6 +79,55 @@ def test_training_that_sleeps_gives_the_same_bits(budget: str, policy: str) -> N
         del slept
         gc.collect()
     assert all(equal)
+
+
+@pytest.mark.parametrize("policy", ["umem", "lru"])
+def test_what_is_kept_sleeps_too_and_is_there_again(policy: str) -> None:
+    plain = training(nothing)
+    kept: list[torch.nn.Module] = []
+
+    def begins(net: torch.nn.Sequential) -> None:
+        kept.append(net[0])
+        assert umem.keep(net[0])
+
+    def between(_: int) -> None:
+        assert umem.where(kept[0].weight).resident_bytes == kept[0].weight.nbytes
+        with umem.sleep():
+            assert umem.where(kept[0].weight).evicted_bytes == kept[0].weight.nbytes
+            assert free_mib() == 64
+            assert umem.stats().pinned_bytes == 6 * MIB  # whole pages, and one of small tensors
+        with pytest.raises(StateError, match="pinned"):
+            umem.evict(kept[0])
+
+    with umem.enable(budget="24MiB", device="soft:64MiB", policy=policy):
+        slept = training(between, begins)
+        kept.clear()
+        assert all(torch.equal(a, b) for a, b in zip(plain, slept, strict=True))
+        del slept
+        gc.collect()
+
+
+@pytest.mark.parametrize("policy", ["umem", "lru"])
+def test_sleeps_inside_of_steps_give_the_same_bits(policy: str) -> None:
+    plain = training(nothing)
+    slept_in: list[int] = []
+
+    def begins(net: torch.nn.Sequential) -> None:
+        def sleeps(*_: object) -> None:
+            slept_in.append(umem.sleep().bytes)
+            if len(slept_in) % 3 == 0:
+                umem.wake()
+
+        net[1].register_forward_hook(sleeps)
+        net[2].register_full_backward_hook(sleeps)
+
+    with umem.enable(budget="24MiB", device="soft", policy=policy):
+        slept = training(nothing, begins)
+        assert len(slept_in) == 12
+        assert min(slept_in) > 0
+        assert all(torch.equal(a, b) for a, b in zip(plain, slept, strict=True))
+        del slept
+        gc.collect()
 
 
 def test_pointers_and_views_stay(on: None) -> None:

@@ -1,17 +1,19 @@
-// Threads that allocate, use and free blocks against one runtime, while another changes budget and
-// policy under them, and where large blocks should lie. Built with each sanitizer by
-// tests/native/test_sanitizers.py. Every block carries a pattern that is checked before each use
-// and before its release.
+// Threads that allocate, use, hint at and free blocks against one runtime, while one changes budget
+// and policy under them, and where large blocks should lie, and one puts all to sleep and wakes it.
+// Built with each sanitizer by tests/native/test_sanitizers.py. Every block carries a pattern that
+// is checked before each use and before its release.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "base/units.h"
+#include "runtime/hints.h"
 #include "runtime/layouts.h"
 #include "runtime/runtime.h"
 
@@ -40,9 +42,69 @@ void check(const Block& block) {
   });
 }
 
+void write(const Block& block) {
+  each_probe(block, [&](unsigned char& byte) { byte = block.value; });
+}
+
+// One hint on one's own block, between ops. A refusal is fine: it is pinned, there is no room, or
+// another thread's op uses a page that the block shares.
+void hint(std::mt19937& random, const Block& block, std::vector<std::uint64_t>& holds) {
+  const backing::Span span{reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes};
+  Status status;
+  switch (random() % 6) {
+    case 0:
+      status = runtime::prefetch({span});
+      break;
+    case 1:
+      status = runtime::evict({span});
+      break;
+    case 2:
+      status = runtime::read_mostly({span}, random() % 2 == 0);
+      break;
+    case 3: {
+      Result<std::size_t> gone = runtime::discard(span, 0);
+      if (gone.ok()) write(block);  // its whole pages mean nothing now
+      break;
+    }
+    case 4: {
+      const auto kind = random() % 2 ? runtime::Hold::kPin : runtime::Hold::kExempt;
+      Result<std::uint64_t> held = runtime::hold({span}, kind, {"a block"});
+      if (held.ok()) holds.push_back(held.value());
+      break;
+    }
+    default: {
+      Result<runtime::Whereabouts> at = runtime::where(span);
+      if (!at.ok() || at.value().bytes != block.bytes) ++g_wrong;
+    }
+  }
+  while (holds.size() > 2) {  // some end with their block, before
+    runtime::unhold(holds.front());
+    holds.erase(holds.begin());
+  }
+}
+
+std::atomic<std::uint64_t> g_slept{0};
+
+// All of it, or some tags; a refusal is fine: an op is running.
+void sleep_and_wake(const std::atomic<bool>& done) {
+  std::mt19937 random(11);
+  while (!done) {
+    const std::uint32_t tags = random() % 2 ? ~0U : 1U << static_cast<int>(random() % 9);
+    runtime::Slept slept;
+    if (runtime::sleep(tags, false, &slept).ok()) g_slept += slept.bytes;
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3));
+    std::size_t back = 0;
+    const Status woken = runtime::wake(~0U, random() % 2 ? slept.number : 0, &back);
+    // Pins may find no room beside running ops; the ops bring them.
+    if (!woken.ok() && woken.code() != Code::kOutOfDeviceMemory) ++g_wrong;
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 5));
+  }
+}
+
 void work(unsigned seed, int rounds) {
   std::mt19937 random(seed);
   std::vector<Block> live;
+  std::vector<std::uint64_t> holds;
   for (int round = 0; round < rounds; ++round) {
     const std::size_t bytes = random() % 2 ? 1 + random() % 5000 : 1 + random() % (8 * MiB);
     runtime::Op op;
@@ -58,11 +120,12 @@ void work(unsigned seed, int rounds) {
     } else {
       live.push_back(
           {static_cast<unsigned char*>(ptr), bytes, static_cast<unsigned char>(random())});
-      each_probe(live.back(), [&](unsigned char& byte) { byte = live.back().value; });
+      write(live.back());
     }
     for (const Block& block : live) check(block);
     runtime::op_end(&op, residency::Tag::kActivation);
     if (random() % 4 == 0) runtime::step();  // a layout serves again
+    if (!live.empty() && random() % 3 == 0) hint(random, live[random() % live.size()], holds);
     if (live.size() > 10) {
       std::swap(live[random() % live.size()], live.back());
       check(live.back());
@@ -117,18 +180,22 @@ int main(int argc, char** argv) {
     }
   });
   std::vector<std::thread> workers;
+  std::thread sleeper(sleep_and_wake, std::cref(done));
   for (unsigned i = 0; i < 3; ++i) workers.emplace_back(work, 100 + i, rounds);
   for (std::thread& worker : workers) worker.join();
   done = true;
   changer.join();
+  sleeper.join();
+  if (g_slept == 0) ++g_wrong;
   layout_hits += runtime::layout_status().hits;
   if (layout_hits == 0) ++g_wrong;
   const runtime::Stats stats = runtime::stats();
   if (stats.live_bytes != 0 || stats.allocs != stats.frees) ++g_wrong;
   if (Status status = runtime::stop(); !status.ok()) ++g_wrong;
   std::printf(
-      "%s: %d wrong, %llu evictions, %llu faults, %llu blocks placed\n", g_wrong ? "FAILED" : "ok",
-      g_wrong.load(), static_cast<unsigned long long>(stats.evictions),
-      static_cast<unsigned long long>(stats.faults), static_cast<unsigned long long>(layout_hits));
+      "%s: %d wrong, %llu evictions, %llu faults, %llu blocks placed, %llu MiB slept\n",
+      g_wrong ? "FAILED" : "ok", g_wrong.load(), static_cast<unsigned long long>(stats.evictions),
+      static_cast<unsigned long long>(stats.faults), static_cast<unsigned long long>(layout_hits),
+      static_cast<unsigned long long>(g_slept / MiB));
   return g_wrong ? 1 : 0;
 }

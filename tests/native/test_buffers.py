@@ -101,6 +101,68 @@ def test_hints_move_it(on: None) -> None:
     assert (np.asarray(buffer) == 3).all()
 
 
+@pytest.mark.parametrize("form", ["buffer", "array", "dlpack", "cuda", "view"])
+def test_every_hint_takes_arrays_and_buffers(on: None, form: str) -> None:
+    buffer = filled(3)
+    array = np.asarray(buffer)
+    # As CuPy's and Numba's arrays say it on a GPU.
+    interface = {**buffer.__array_interface__, "strides": None}
+    target: Any = {
+        "buffer": buffer,
+        "array": array,
+        "dlpack": np.from_dlpack(buffer),
+        "cuda": types.SimpleNamespace(__cuda_array_interface__=interface),
+        "view": array[MIB : 3 * MIB],
+    }[form]
+    nbytes = (2 if form == "view" else 4) * MIB
+    assert umem.evict(target)
+    assert umem.where(target).evicted_bytes == nbytes
+    assert umem.prefetch([target])
+    (row,) = umem.tensors({"it": target})
+    assert (row.name, row.held, row.bytes, row.resident_bytes) == ("it", True, nbytes, nbytes)
+    with umem.pin(target), umem.exclude(target):
+        assert umem.stats().pinned_bytes == 4 * MIB  # whole units
+        assert (umem.where(buffer).pins, umem.where(buffer).excluded) == (1, True)
+        with pytest.raises(umem.StateError, match="pinned"):
+            umem.evict(buffer)
+        held = [filled(i) for i in range(4)]  # with it more than the budget
+        assert umem.where(buffer).resident_bytes == 4 * MIB
+    del held
+    umem.pin(target)
+    assert umem.unpin(target)
+    assert umem.keep(target)
+    assert umem.advise(target, "read_mostly")
+    assert (array == 3).all()
+
+
+def test_a_pin_beyond_the_budget_names_arrays(on: None) -> None:
+    buffers = [filled(i) for i in range(3)]
+    umem.pin({"weights": buffers[0]})
+    with pytest.raises(umem.OutOfMemoryError, match=r"largest: 4\.0 MiB weights"):
+        umem.pin(buffers[1:])
+    assert umem.pin(np.asarray(buffers[1])[:10])
+    with pytest.raises(umem.OutOfMemoryError, match=r"weights, 10 bytes uint8\[10\]"):
+        umem.pin(buffers[2])
+
+
+def test_a_buffers_bytes_are_discarded_and_foreign_ones_are_not(on: None) -> None:
+    buffer, foreign = filled(5), np.ones(4 * MIB, "u1")
+    assert umem.discard(buffer) == 4 * MIB
+    assert umem.where(buffer).discarded_bytes == 4 * MIB
+    np.asarray(buffer).fill(6)
+    pointer = types.SimpleNamespace(__cuda_array_interface__=foreign.__array_interface__)
+    for target in (foreign, pointer, foreign[:0], umem.Buffer(0)):
+        for hint in (umem.prefetch, umem.evict, umem.pin, umem.unpin, umem.keep, umem.exclude,
+                     umem.discard):  # fmt: skip
+            assert not hint(target)
+        assert not umem.where(target).held
+    assert (np.asarray(buffer) == 6).all()
+    assert (foreign == 1).all()
+    buffer.free()
+    with pytest.raises(umem.StateError, match="was freed"):
+        umem.evict(buffer)
+
+
 def test_the_summary_names_it(on: None) -> None:
     kept = [umem.Buffer(4 * MIB), umem.Buffer(2 * MIB)]
     assert blocks.holders() == {"Buffer": (2, 6 * MIB)}

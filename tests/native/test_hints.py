@@ -95,6 +95,15 @@ def test_prefetch_of_several_leaves_none_of_them_behind(memory: Memory) -> None:
     assert all(memory.intact(ptr) for ptr in memory.live)
 
 
+def test_what_is_there_already_does_not_leave_for_the_rest(memory: Memory) -> None:
+    away, *there = [memory.take(4 * MIB) for _ in range(9)]
+    assert state(away) == "evicted"
+    before = _core.stats()["bytes_in"]
+    _core.prefetch([(ptr, 4 * MIB) for ptr in (away, *there[:3])])  # there[0] is the oldest
+    assert {state(ptr) for ptr in (away, *there[:3])} == {"resident"}
+    assert _core.stats()["bytes_in"] - before == 4 * MIB
+
+
 def test_evict_of_several_does_all_or_nothing(memory: Memory) -> None:
     a, b = memory.take(4 * MIB), memory.take(4 * MIB)
     token = _core.op_begin([b], "", "forward")

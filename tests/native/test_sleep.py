@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
@@ -238,6 +239,92 @@ def test_no_sleep_in_the_middle_of_an_op(program: Program) -> None:
     assert program.away() == {"a"}
 
 
+def test_pins_do_not_keep_awake_and_are_there_again_after_wake(anyhow: Program) -> None:
+    for name in "abc":
+        anyhow.take(name)
+    number = _core.hold([(anyhow.at["a"], 4 * MIB)], "pin", ["a"])
+    _core.sleep(ALL, False)
+    assert free_pages() == FRAMES
+    assert _core.where(anyhow.at["a"], 1)["pins"] == 1
+    assert _core.stats()["pinned_bytes"] == 4 * MIB
+    assert _core.wake(["param"], 0) == 0
+    assert _core.wake(ALL, 0) == 12 * MIB
+    assert free_pages() == FRAMES - 6
+    with pytest.raises(StateError, match="pinned"):
+        _core.evict(anyhow.at["a"], 4 * MIB)
+    _core.unhold(number)
+    assert _core.stats()["pinned_bytes"] == 0
+    for name in "abc":
+        anyhow.check(name)
+
+
+def test_others_leave_for_a_pin_that_wakes_and_for_it_alone(program: Program) -> None:
+    for name in "abcd":
+        program.take(name)
+    _core.hold([(program.at["b"], 4 * MIB)], "pin", ["b"])
+    _core.sleep(ALL, False)
+    for name in "efghijkl":  # the whole budget
+        program.take(name)
+    assert _core.wake(ALL, 0) == 4 * MIB
+    assert program.away() == {"a", "c", "d", "e"}
+    for name in program.at:
+        program.check(name)
+
+
+def test_a_pin_finds_no_room_beside_running_ops_and_an_op_brings_it(program: Program) -> None:
+    program.take("a")
+    _core.hold([(program.at["a"], 4 * MIB)], "pin", ["a"])
+    _core.sleep(ALL, False)
+    names = "bcdefghi"
+    for name in names:
+        program.take(name)
+    token = _core.op_begin([program.at[name] for name in names], "", "forward")
+    with pytest.raises(OutOfMemoryError, match="does not fit beside what is in use"):
+        _core.wake(ALL, 0)
+    _core.op_end(token, "")
+    program.op("a")
+    assert "a" not in program.away()
+    with pytest.raises(StateError, match="pinned"):
+        _core.evict(program.at["a"], 4 * MIB)
+    for name in program.at:
+        program.check(name)
+
+
+def test_pins_count_while_they_sleep(program: Program) -> None:
+    for name in "ab":
+        program.take(name, 12)
+    number = _core.hold([(program.at["a"], 12 * MIB)], "pin", ["a"])
+    _core.sleep(ALL, False)
+    with pytest.raises(OutOfMemoryError, match="budget cannot be that low"):
+        _core.set_budget(14 * MIB, 0)
+    with pytest.raises(OutOfMemoryError, match=r"12\.0 MiB are pinned already"):
+        _core.hold([(program.take("c", 18), 18 * MIB)], "pin", ["c"])
+    _core.unhold(number)  # no longer to be there at any price
+    _core.set_budget(14 * MIB, 0)
+    assert _core.wake(ALL, 0) == 12 * MIB
+    assert program.away() >= {"a"}
+    program.take("d")
+    other = _core.hold([(program.at["d"], 4 * MIB)], "pin", ["d"])
+    _core.sleep(ALL, False)
+    _core.hold([(program.at["d"], 4 * MIB)], "pin", ["d"])  # brings it in, and is the second
+    assert "d" not in program.away()
+    _core.unhold(other)
+
+
+def test_pinned_units_keep_their_place_by_last_use(program: Program) -> None:
+    for name in "abcd":
+        program.take(name)
+    program.op("b")
+    program.op("a")
+    number = _core.hold([(program.at["a"], 4 * MIB)], "pin", ["a"])
+    _core.sleep(ALL, False)
+    _core.wake(ALL, 0)
+    _core.unhold(number)
+    for budget, away in ((12, "c"), (8, "cd")):
+        _core.set_budget(budget * MIB, 0)
+        assert program.away() == set(away)
+
+
 def test_unknown_tags_and_no_runtime(program: Program) -> None:
     with pytest.raises(ConfigError, match="unknown tag 'weights'"):
         _core.sleep(["weights"], False)
@@ -341,10 +428,13 @@ def test_threads_compute_while_another_sleeps(program: Program) -> None:
 def test_whatever_happens_contents_stay(seed: int, policy: str) -> None:
     """But for those that were discarded, which are written anew."""
     chance = random.Random(seed)
+    holds: list[int] = []
     with running(options(8 * PAGE, policy=policy)) as program:
         for step in range(40):
             names = list(program.at)
-            act = chance.choice(["take", "drop", "op", "sleep", "sleep", "wake", "lose"])
+            act = chance.choice(
+                ["take", "drop", "op", "sleep", "sleep", "wake", "lose", "pin", "unpin"]
+            )
             if act == "take" and len(names) < 6:
                 tag = chance.choice(["param", "grad"])
                 name = f"{tag}{step}"
@@ -357,6 +447,13 @@ def test_whatever_happens_contents_stay(seed: int, policy: str) -> None:
                 _core.sleep(chance.choice([ALL, ["param"], ["grad"]]), False)
             elif act == "wake":
                 _core.wake(chance.choice([ALL, ["param"]]), 0)
+            elif act == "pin" and names:
+                name = chance.choice(names)
+                with contextlib.suppress(OutOfMemoryError):
+                    span = (program.at[name], program.bytes[name])
+                    holds.append(_core.hold([span], "pin", [name]))
+            elif act == "unpin" and holds:
+                _core.unhold(holds.pop())
             elif act == "lose":
                 _core.sleep(["grad"], True)
                 for name in names:

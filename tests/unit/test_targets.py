@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umem.errors import ConfigError
-from umem.targets import parts
+from umem.targets import parts, stream_of
 
 ITEM = 4
 
@@ -121,6 +121,40 @@ def test_a_wrapper_is_what_it_holds() -> None:
     inner = Tensor()
     (part,) = parts([Wrapper(inner)], "x")
     assert (part.name, part.tensor, part.nbytes) == ("0.inner", inner, 16 * ITEM)
+
+
+class Array:
+    def __init__(self, name: str, **interface: object) -> None:
+        setattr(self, name, interface)
+
+
+@pytest.mark.parametrize("name", ["__cuda_array_interface__", "__array_interface__"])
+def test_arrays_of_other_frameworks(name: str) -> None:
+    whole = Array(name, shape=(4, 8), typestr="<f4", data=(4096, False), strides=None)
+    column = Array(name, shape=(4, 2), typestr="<f4", data=(8192, False), strides=(32, 4))
+    backwards = Array(name, shape=(8,), typestr="<i8", data=(16384 + 56, False), strides=(-8,))
+    empty = Array(name, shape=(0, 8), typestr="|u1", data=(0, False))
+    found = parts({"a": [whole, column], "b": (backwards, empty)}, "x")
+    assert [(part.name, *part.span, part.dense) for part in found] == [
+        ("a.0", 4096, 128, True),
+        ("a.1", 8192, 3 * 32 + 8, False),
+        ("b.0", 16384, 64, True),
+        ("b.1", 0, 0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "stream"),
+    [({}, 0), ({"stream": 1}, 0), ({"stream": 77}, 77), ({"stream": None}, 0), ({"stream": 2}, 2)],
+)
+def test_the_stream_that_an_array_names(said: dict[str, int], stream: int) -> None:
+    assert stream_of(Array("__cuda_array_interface__", **said)) == stream
+    assert stream_of(Array("__array_interface__", **said)) == 0
+
+
+def test_buffers_of_cuda_core() -> None:
+    buffer = type("Buffer", (), {"handle": 4096, "size": 256})()
+    assert [part.span for part in parts([buffer, buffer], "x")] == [(4096, 256)]
 
 
 @pytest.mark.parametrize("target", [3, "weights", b"weights", None, [Tensor(), 3], {"a": None}])

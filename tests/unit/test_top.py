@@ -48,10 +48,11 @@ def test_without_an_earlier_sample_there_are_no_rates() -> None:
 
 
 def test_the_view_shows_the_budget_and_tags_with_bytes() -> None:
-    now = sample(1.0, budget_bytes=64 * MIB, resident_bytes=32 * MIB, asleep_bytes=6 * MIB)
+    now = sample(1.0, budget_bytes=64 * MIB, resident_bytes=32 * MIB, asleep_bytes=6 * MIB,
+                 pinned_bytes=10 * MIB)  # fmt: skip
     lines = top.render(top.view(now, None)).splitlines()
     assert "resident  [" + "#" * 15 + "." * 15 + "] 32 MiB of 64 MiB (50 %)" in lines
-    assert any("asleep 6 MiB" in line for line in lines)
+    assert any("pinned 10 MiB, asleep 6 MiB" in line for line in lines)
     tags = [line.split() for line in lines[-2:]]
     assert tags[0][:2] == ["cached", "1"]
     assert " ".join(tags[1]) == "param 2 8 MiB 2 MiB 6 MiB"

@@ -74,6 +74,7 @@ def _rows(
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
         ("dropped", _of(stats.dropped_bytes), "discarded, the driver's to take"),
         ("on the host", _of(stats.host_bytes), _host(stats)),
+        *([("pinned", _of(stats.pinned_bytes), "by pin and keep")] if stats.pinned_bytes else []),
         *([("asleep", _of(stats.asleep_bytes), "until wake")] if stats.asleep_bytes else []),
         ("moved in", _of(stats.bytes_in), _unused(stats)),
         ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),
