@@ -6,7 +6,6 @@ A wrong hint costs time, never data; `discard` alone gives bytes up, and takes o
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import runtime, units
@@ -38,12 +37,7 @@ class Hold:
     def __enter__(self) -> Hold:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def remove(self) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import config, startup
@@ -59,12 +59,7 @@ class Session:
             self._routed.enter_context(torch.cuda.use_mem_pool(self.pool))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._routed.close()
         if self._owner and _session is self:
             disable()

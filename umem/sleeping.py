@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 
 from . import runtime
 from .errors import ConfigError
@@ -38,12 +37,7 @@ class Sleep:
     def __enter__(self) -> Sleep:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if runtime.is_enabled():  # else nothing is to be brought anywhere
             self.wake()
 

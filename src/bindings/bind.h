@@ -23,4 +23,16 @@ void bind_sleep(pybind11::module_& module);
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);
 
+// Without the interpreter's lock: whatever moves bytes may wait, for another thread too.
+template <class Call>
+auto unlocked(Call call) {
+  const pybind11::gil_scoped_release released;
+  return call();
+}
+
+template <class Call>
+void run(Call call) {
+  raise_if_error(unlocked(call));
+}
+
 }  // namespace umem::bindings

@@ -42,7 +42,7 @@ driver::Table& table() {
 // A real driver may block in a call (a prefetch to the host waits for its copy): other Python
 // threads run meanwhile.
 template <class Call>
-int unlocked(const Call& call) {
+int call_entries(const Call& call) {
   driver::Table& entries = table();  // with the lock still held: it may raise
   py::gil_scoped_release release;
   return static_cast<int>(call(entries));
@@ -175,7 +175,7 @@ void bind_access(py::module_& m) {
 void bind_memory_calls(py::module_& m) {
   m.def("cuMemAllocManaged", [](std::size_t bytes, unsigned flags) {
     CUdeviceptr ptr = 0;
-    const int result = unlocked(
+    const int result = call_entries(
         [&](driver::Table& entries) { return entries.cuMemAllocManaged(&ptr, bytes, flags); });
     return std::make_tuple(result, ptr);
   });
@@ -185,7 +185,7 @@ void bind_memory_calls(py::module_& m) {
     return std::make_tuple(static_cast<int>(result), ptr);
   });
   m.def("cuMemFree", [](CUdeviceptr ptr) {
-    return unlocked([&](driver::Table& entries) { return entries.cuMemFree(ptr); });
+    return call_entries([&](driver::Table& entries) { return entries.cuMemFree(ptr); });
   });
   m.def("cuMemGetInfo", [] {
     std::size_t free_bytes = 0, total_bytes = 0;
@@ -194,14 +194,14 @@ void bind_memory_calls(py::module_& m) {
   });
   m.def("cuMemPrefetchAsync", [](CUdeviceptr ptr, std::size_t bytes, const Location& location,
                                  unsigned flags, Handle stream) {
-    return unlocked([&](driver::Table& entries) {
+    return call_entries([&](driver::Table& entries) {
       return entries.cuMemPrefetchAsync(ptr, bytes, location_of(location), flags,
                                         stream_of(stream));
     });
   });
   m.def("cuMemAdvise",
         [](CUdeviceptr ptr, std::size_t bytes, int advice, const Location& location) {
-          return unlocked([&](driver::Table& entries) {
+          return call_entries([&](driver::Table& entries) {
             return entries.cuMemAdvise(ptr, bytes, static_cast<CUmem_advise>(advice),
                                        location_of(location));
           });
@@ -251,7 +251,7 @@ void bind_move_batch(py::module_& m, const char* name, MoveBatch driver::Table::
                       unsigned long long flags, Handle stream) {
     std::vector<CUmemLocation> places;
     for (const Location& location : locations) places.push_back(location_of(location));
-    return unlocked([&](driver::Table& entries) {
+    return call_entries([&](driver::Table& entries) {
       return (entries.*entry)(ptrs.data(), sizes.data(), ptrs.size(), places.data(),
                               first_of.data(), places.size(), flags, stream_of(stream));
     });
@@ -265,7 +265,7 @@ void bind_batch_calls(py::module_& m) {
                   &Table::cuMemDiscardAndPrefetchBatchAsync);
   m.def("cuMemDiscardBatchAsync", [](std::vector<CUdeviceptr> ptrs, std::vector<std::size_t> sizes,
                                      unsigned long long flags, Handle stream) {
-    return unlocked([&](driver::Table& entries) {
+    return call_entries([&](driver::Table& entries) {
       return entries.cuMemDiscardBatchAsync(ptrs.data(), sizes.data(), ptrs.size(), flags,
                                             stream_of(stream));
     });
@@ -281,7 +281,7 @@ void bind_stream_calls(py::module_& m) {
   m.def("cuStreamDestroy",
         [](Handle s) { return static_cast<int>(table().cuStreamDestroy(stream_of(s))); });
   m.def("cuStreamSynchronize", [](Handle s) {
-    return unlocked(
+    return call_entries(
         [&](driver::Table& entries) { return entries.cuStreamSynchronize(stream_of(s)); });
   });
   m.def("cuStreamQuery",
@@ -294,8 +294,9 @@ void bind_stream_calls(py::module_& m) {
     const CUresult result = table().cuStreamIsCapturing(stream_of(s), &status);
     return std::make_tuple(static_cast<int>(result), static_cast<int>(status));
   });
-  m.def("cuCtxSynchronize",
-        [] { return unlocked([](driver::Table& entries) { return entries.cuCtxSynchronize(); }); });
+  m.def("cuCtxSynchronize", [] {
+    return call_entries([](driver::Table& entries) { return entries.cuCtxSynchronize(); });
+  });
   m.def("cuEventCreate", [](unsigned flags) {
     CUevent event = nullptr;
     const CUresult result = table().cuEventCreate(&event, flags);

@@ -21,13 +21,6 @@ runtime::Spans spans(const Pairs& pairs) {
   return result;
 }
 
-// Without the interpreter's lock: whatever moves bytes may wait.
-template <class Call>
-auto unlocked(Call call) {
-  const py::gil_scoped_release released;
-  return call();
-}
-
 template <class T>
 T value_of(Result<T> result) {
   if (!result.ok()) raise_if_error(result.take_status());
@@ -38,11 +31,9 @@ T value_of(Result<T> result) {
 template <class Act>
 void define(py::module_& module, const char* name, Act act) {
   module.def(name, [act](std::uintptr_t address, std::size_t bytes) {
-    raise_if_error(unlocked([&] { return act({{address, bytes}}); }));
+    run([&] { return act({{address, bytes}}); });
   });
-  module.def(name, [act](const Pairs& pairs) {
-    raise_if_error(unlocked([&] { return act(spans(pairs)); }));
-  });
+  module.def(name, [act](const Pairs& pairs) { run([&] { return act(spans(pairs)); }); });
 }
 
 std::uint64_t hold(const Pairs& pairs, const std::string& kind,
@@ -109,7 +100,7 @@ void bind_hints(py::module_& module) {
   define(module, "prefetch", [](const runtime::Spans& all) { return runtime::prefetch(all); });
   define(module, "evict", [](const runtime::Spans& all) { return runtime::evict(all); });
   module.def("read_mostly", [](std::uintptr_t address, std::size_t bytes, bool on) {
-    raise_if_error(unlocked([&] { return runtime::read_mostly({{address, bytes}}, on); }));
+    run([&] { return runtime::read_mostly({{address, bytes}}, on); });
   });
   module.def(
       "discard",

@@ -31,13 +31,8 @@ void raise_input_error(const Status& status) {
 }
 
 template <class Call>
-void run(Call call) {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = call();
-  }
-  raise_input_error(status);
+void run_input(Call call) {
+  raise_input_error(unlocked(call));
 }
 
 // A column of exactly this type, since a silent conversion could cut values off.
@@ -130,16 +125,18 @@ void bind_replay(py::module_& module) {
       .def("feed",
            [](Replay& self, const py::bytes& text) {
              const auto view = static_cast<std::string_view>(text);
-             run([&] { return self.feed(view); });
+             run_input([&] { return self.feed(view); });
            })
-      .def("finish", [](Replay& self) { run([&] { return self.finish(); }); })
+      .def("finish", [](Replay& self) { run_input([&] { return self.finish(); }); })
       .def("set_step",
            [](Replay& self, const py::dict& step) {
              replay::StepColumns columns = columns_of(step);
-             run([&] { return self.set_step(std::move(columns)); });
+             run_input([&] { return self.set_step(std::move(columns)); });
            })
       .def("run_step",
-           [](Replay& self, std::uint64_t repeats) { run([&] { return self.run_step(repeats); }); })
+           [](Replay& self, std::uint64_t repeats) {
+             run_input([&] { return self.run_step(repeats); });
+           })
       .def("address",
            [](const Replay& self, std::size_t tensor) {
              Result<std::uintptr_t> found = self.address(tensor);
@@ -152,7 +149,7 @@ void bind_replay(py::module_& module) {
              const std::vector<double>& ends = self.op_end_us();
              return py::array_t<double>(static_cast<py::ssize_t>(ends.size()), ends.data());
            })
-      .def("close", [](Replay& self) { run([&] { return self.close(); }); });
+      .def("close", [](Replay& self) { run_input([&] { return self.close(); }); });
 }
 
 }  // namespace umem::bindings

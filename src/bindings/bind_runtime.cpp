@@ -10,17 +10,6 @@ namespace py = pybind11;
 namespace umem::bindings {
 namespace {
 
-// Every call that may move bytes, or wait for one that does, gives the GIL up.
-template <class Call>
-void run(Call call) {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = call();
-  }
-  raise_if_error(status);
-}
-
 py::dict stats_dict() {
   runtime::Stats stats;
   {

@@ -24,16 +24,6 @@ std::uint32_t bits_of(const std::vector<std::string>& names) {
   return bits;
 }
 
-template <class Call>
-void run(Call call) {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = call();
-  }
-  raise_if_error(status);
-}
-
 py::tuple sleep(const std::vector<std::string>& tags, bool discard) {
   runtime::Slept slept;
   const std::uint32_t bits = bits_of(tags);

@@ -22,3 +22,9 @@ def _off_afterwards() -> Iterator[None]:
     yield
     umem.disable()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def on() -> object:
+    """umem with a small budget that evicts by age."""
+    return umem.enable(budget="32MiB", device="soft", policy="lru", observer="native")

@@ -6,19 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.filled import full  # noqa: E402
+
 import umem  # noqa: E402
 from umem.errors import ConfigError, OutOfMemoryError, StateError  # noqa: E402
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def on() -> object:
-    return umem.enable(budget="32MiB", device="soft", policy="lru", observer="native")
-
-
-def full(mib: float, value: float = 1.0) -> torch.Tensor:
-    return torch.full((int(mib * MIB) // 4,), value)
 
 
 def press(mib: int) -> None:

@@ -7,13 +7,8 @@ import copy
 import functools
 import gc
 import itertools
-import os
-import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -509,19 +504,6 @@ def test_a_gradient_scaler_finds_its_gradients(fused: bool) -> None:
         paged = run(page=True)
         assert same(plain, paged)
         del paged
-
-
-def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "optimizer_state.md").read_text()
-    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
-    assert match is not None
-    done = subprocess.run(
-        [sys.executable, "-c", match[1]],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == match[2]
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

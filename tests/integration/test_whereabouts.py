@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support.filled import full  # noqa: E402
 
 import umem  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def on() -> object:
-    return umem.enable(budget="32MiB", device="soft", policy="lru", observer="native")
-
-
-def full(mib: float, value: float = 1.0) -> torch.Tensor:
-    return torch.full((int(mib * MIB) // 4,), value)
 
 
 class Net(torch.nn.Module):
@@ -95,16 +82,3 @@ def test_the_report_adds_up() -> None:
     assert "4 MiB pinned" in text
     assert "not umem's" in text
     assert text.splitlines()[-1].split()[:2] == ["total", "2"]
-
-
-def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hints.md").read_text()
-    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
-    assert match is not None
-    done = subprocess.run(
-        [sys.executable, "-c", match[1]],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == match[2]

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from umem.config import child_environment
@@ -92,12 +91,7 @@ class WorkerProcess:
     def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def step(self, count: int = 1) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from types import TracebackType
 from typing import Any, Protocol
 
 from umem.errors import StateError, UmemError
@@ -122,13 +121,7 @@ class Worker(Protocol):
 
     def __enter__(self) -> Worker: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-        /,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def step(self, count: int = 1) -> list[dict[str, Any]]: ...
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -50,12 +49,7 @@ class PagedOptimizer:
     def __enter__(self) -> PagedOptimizer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def remove(self) -> None:

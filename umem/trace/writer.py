@@ -8,7 +8,6 @@ import io
 import json
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from ..errors import TraceError
@@ -81,12 +80,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _open(self) -> BinaryIO:
