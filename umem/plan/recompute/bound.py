@@ -20,15 +20,17 @@ _INSTANTS = 128
 def lower_bound_us(
     graph: Graph, device: DeviceProfile, budget: int, *, time_limit_s: float = 60.0
 ) -> float:
-    """The least step time in µs of plans that make a tensor again at most once.
+    """The least step time in µs of plans that make a tensor again once, when it is first needed.
 
     Variables: of each tensor that may be dropped the share y that is; of each temporary the share k
     that is kept, and d that is made again; of each forward op the share z that runs again; X_t
     bytes that are away by swapping at instant t. At each instant what is over the budget is dropped
     or away. z is at least the y and d of what the op makes, and d at least what is made from the
     temporary less k. What is away has left before its instant beside compute, and comes back after
-    it beside compute and what runs again; else there is a stall. Minimises what runs again and the
-    stall. A relaxation: copies, and chains of them, take no memory, and shares are no sets.
+    it beside compute and what runs again; else there is a stall: of the step as it is, and of the
+    step taken to begin behind backward. What the program holds behind its last use is not dropped
+    and never comes back. Minimises what runs again and the stall. A relaxation: copies, and chains
+    of them, take no memory, and shares are no sets.
 
     Raises:
         PlanError: an op accesses more than the budget, or the time limit is over.
