@@ -278,7 +278,7 @@ def _settable(name: str, where: str) -> Option:
 def _text(option: Option, origin: str, value: object) -> str:
     """`value` as it would be written in the environment."""
     if isinstance(value, bool):
-        if option.kind == "switch":
+        if option.kind in ("switch", "socket"):
             return "1" if value else "0"
     elif isinstance(value, (str, int, Path)):
         return str(value)

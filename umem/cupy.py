@@ -24,6 +24,12 @@ def enable(**options: Any) -> None:
     from . import runtime
     from .integrations import cupy
 
-    if options or not runtime.is_enabled():
+    was_on = runtime.is_enabled()
+    if options or not was_on:
         runtime.enable(**{"allocator": "none", "device": "cuda", **options})
-    cupy.install()
+    try:
+        cupy.install()
+    except BaseException:
+        if not was_on:  # umem without CuPy is not what was asked for
+            runtime.disable()
+        raise

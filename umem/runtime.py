@@ -86,7 +86,7 @@ def enable(
     trace: str | Path | None = None,
     summary: bool | None = None,
     layout: str | None = None,
-    top: str | Path | None = None,
+    top: str | Path | bool | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backing/mover.h"
+#include "base/format.h"
 
 namespace umem::residency {
 
@@ -275,9 +276,10 @@ Status Engine::set_limits(Limits limits) {
   // Memory outside of umem's may exceed any budget: it does not keep the budget from being set.
   if (!active() || ledger_.resident_bytes() <= share()) return {};
   limits_ = previous;
-  return {Code::kOutOfDeviceMemory, "the budget cannot be lowered: running ops hold " +
-                                        std::to_string(ledger_.pinned_bytes()) +
-                                        " bytes, or the host budget is full"};
+  return {Code::kOutOfDeviceMemory,
+          "the budget cannot be lowered: running ops hold " + format_bytes(ledger_.pinned_bytes()) +
+              ", the program excluded what is on the device (umem.exclude), or the host budget is "
+              "full"};
 }
 
 void Engine::set_outside_bytes(std::size_t bytes) {

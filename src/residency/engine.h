@@ -148,10 +148,10 @@ class Engine {
   }
 
  private:
-  // A unit that sleeps, as long as it was not born anew since.
+  // A unit that sleeps, as long as it was neither born anew nor brought in since.
   struct Sleeper {
     RangeId id;
-    std::uint64_t born, number;
+    std::uint64_t born, arrival, number;
   };
   bool active() const { return managed_ && policy_->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.

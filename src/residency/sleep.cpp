@@ -21,10 +21,12 @@ bool has_tag(std::uint32_t tags, Tag tag) {
 
 }  // namespace
 
-// Away still, and the same block as then.
+// Away still, and the same block as then. Who came for an op and left again, as by pressure, is
+// away for that reason.
 bool Engine::asleep(const Sleeper& sleeper) const {
-  return ledger_.live(sleeper.id) && ledger_.at(sleeper.id).born == sleeper.born &&
-         ledger_.away(sleeper.id);
+  if (!ledger_.live(sleeper.id) || !ledger_.away(sleeper.id)) return false;
+  const Unit& unit = ledger_.at(sleeper.id);
+  return unit.born == sleeper.born && unit.arrival == sleeper.arrival;
 }
 
 bool Engine::sleeps(RangeId id) const {
@@ -93,7 +95,7 @@ Status Engine::sleep(const SleepRequest& wanted, std::size_t& bytes) {
   bytes = before - ledger_.resident_bytes();
   for (RangeId id : awake) {
     if (!ledger_.away(id)) continue;
-    sleepers_.push_back({id, ledger_.at(id).born, wanted.number});
+    sleepers_.push_back({id, ledger_.at(id).born, ledger_.at(id).arrival, wanted.number});
     if (!active()) bytes += ledger_.at(id).bytes;  // at most
   }
   return {};

@@ -133,6 +133,18 @@ def test_more_pins_than_the_budget_has_are_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("on")
+def test_a_budget_below_what_is_excluded_says_so() -> None:
+    t = full(24)
+    excluded = umem.exclude(t)
+    umem.prefetch(t)
+    with pytest.raises(OutOfMemoryError, match=r"umem\.exclude"):
+        umem.set_budget("16MiB")
+    assert umem.stats().budget_bytes == 32 * MIB
+    excluded.remove()
+    umem.set_budget("16MiB")
+
+
+@pytest.mark.usefixtures("on")
 def test_a_pin_brings_the_tensor_in() -> None:
     t = full(8)
     umem.evict(t)

@@ -54,6 +54,17 @@ def training(
     return [weight.detach().clone() for weight in net.parameters()]
 
 
+def test_who_came_back_and_left_for_another_reason_sleeps_no_longer(on: None) -> None:
+    used, left = torch.ones(2 * MIB), torch.ones(2 * MIB)
+    asleep = umem.sleep()
+    used.add_(1)
+    umem.evict(used)  # as pressure or a plan may
+    assert umem.stats().asleep_bytes == left.nbytes
+    assert asleep.wake() == left.nbytes
+    assert umem.where(used).evicted_bytes == used.nbytes
+    assert umem.where(left).resident_bytes == left.nbytes
+
+
 @pytest.mark.parametrize("budget", ["64MiB", "24MiB"])
 @pytest.mark.parametrize("policy", ["umem", "lru"])
 def test_training_that_sleeps_gives_the_same_bits(budget: str, policy: str) -> None:

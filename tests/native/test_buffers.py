@@ -224,6 +224,13 @@ def test_cuda_libraries_are_refused_on_the_software_device(on: None) -> None:
         umem.cupy.enable(budget="16MiB")
     with pytest.raises(umem.NotSupportedError, match="software device"):
         umem.cupy.enable()
+    assert umem.is_enabled()
+
+
+def test_umem_is_as_it_was_where_cupy_cannot_have_it() -> None:
+    with pytest.raises(umem.NotSupportedError, match="software device"):
+        umem.cupy.enable(budget="16MiB", device="soft")
+    assert not umem.is_enabled()
 
 
 def test_recomputing_is_not_for_programs_without_torch() -> None:

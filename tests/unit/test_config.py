@@ -74,6 +74,13 @@ def test_bad_pyproject(tmp_path: Path, content: str, words: str) -> None:
     assert str(tmp_path / "pyproject.toml") in str(caught.value) or "environment" in words
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_the_socket_is_a_switch_too(tmp_path: Path, on: bool) -> None:
+    assert load(tmp_path, top=on).top is on
+    (tmp_path / "pyproject.toml").write_text(f"[tool.umem]\ntop = {str(on).lower()}\n")
+    assert load(tmp_path).top is on
+
+
 def test_pyproject_takes_typed_values(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.umem]\nbudget = 1048576\nguard = true\n")
     settings = load(tmp_path)
