@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from . import runtime, units
 from .errors import ConfigError, StateError
 from .targets import Part, parts, stream_of
-from .values import did_you_mean
 
 if TYPE_CHECKING:
     from .whereabouts import Where
@@ -266,9 +265,7 @@ def exclude(
     from .whereabouts import TAGS
 
     if tag is not None and tag not in TAGS:
-        raise ConfigError(
-            f"umem.exclude(tag={tag!r}){did_you_mean(tag, TAGS)}: allowed: {', '.join(TAGS)}"
-        )
+        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(TAGS)}")
     if target is None and predicate is None:
         return Hold("exclude", [core.exempt_all(tag or "", least, most)])
     chosen = _chosen(target, tag, least, most, predicate)

@@ -328,7 +328,7 @@ def test_what_is_no_tensor_is_refused() -> None:
             umem.exclude(**bad)
     with pytest.raises(ConfigError, match="allowed: param"):
         umem.exclude(full(4), tag="weight")
-    with pytest.raises(ConfigError, match=r"'params'\) \(did you mean param\?\): allowed: param"):
+    with pytest.raises(ConfigError, match=r"'params'\): allowed: param"):
         umem.exclude(tag="params")  # a rule: no target
 
 
