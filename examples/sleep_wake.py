@@ -67,7 +67,8 @@ def main() -> None:
     report("before", device, f"weights {before}")
 
     with umem.sleep(["grad"], keep="discard"), umem.sleep() as everything:
-        report("asleep", device, f"{format_bytes(everything.bytes)} given back by the second")
+        words = f"{format_bytes(everything.bytes)} wait on the host, gradients are dropped"
+        report("asleep", device, words)
     after = checksum(net)
     report("awake", device, f"weights {after}")
     print("equal checksums" if after == before else "THE WEIGHTS CHANGED")

@@ -256,7 +256,10 @@ def exclude(
             f"umem.exclude(min_bytes={min_bytes!r}, max_bytes={max_bytes!r}): no size"
         )
     from .native import core
+    from .whereabouts import TAGS
 
+    if tag is not None and tag not in TAGS:
+        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(TAGS)}")
     if target is None and predicate is None:
         return Hold("exclude", [core.exempt_all(tag or "", least, most)])
     chosen = _chosen(target, tag, least, most, predicate)
@@ -271,10 +274,8 @@ def _chosen(
     predicate: Callable[[Where], bool] | None,
 ) -> list[tuple[int, int]]:
     """The bytes of the tensors that there are now and that all holds of."""
-    from .whereabouts import TAGS, tensors
+    from .whereabouts import tensors
 
-    if tag is not None and tag not in TAGS:
-        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(TAGS)}")
     return [
         (row.address, row.bytes)
         for row in tensors(target)

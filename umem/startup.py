@@ -36,7 +36,10 @@ def device_kind(settings: Settings) -> str:
         return kind
     problem = why_no_gpu()
     if problem and kind == "cuda":
-        raise NotSupportedError(f"{settings.origins['device']}: {problem}; use UMEM_DEVICE=soft")
+        raise NotSupportedError(
+            f"{settings.origins['device']}: {problem}; use UMEM_DEVICE=soft, which is for torch's "
+            "tensors and umem.Buffer"
+        )
     return "soft" if problem else "cuda"
 
 

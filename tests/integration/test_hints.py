@@ -333,6 +333,8 @@ def test_what_is_no_tensor_is_refused() -> None:
             umem.exclude(**bad)
     with pytest.raises(ConfigError, match="allowed: param"):
         umem.exclude(full(4), tag="weight")
+    with pytest.raises(ConfigError, match=r"'params'\): allowed: param"):
+        umem.exclude(tag="params")  # a rule: no target
 
 
 def test_off_is_an_error_for_hints_and_none_for_questions() -> None:

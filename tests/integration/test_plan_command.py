@@ -122,6 +122,8 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--device", "a100-pcie4", "--profile", "x"], "allowed: one of them"),
         (["{}:make_step", "--link", "0"], "allowed: a number above 0"),
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
+        (["{}:make_step", "--recompute", "al"], "allowed: all, umem"),
+        (["dir/step.py:make_step"], "as dir.step:make_step"),
         (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
         (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),
         (["{}:make_step", "--out", "plan.txt"], "--out plan.txt; allowed: FILE.jsonl"),

@@ -433,6 +433,7 @@ def test_entries(tmp_path: Path) -> None:
         ("progs_a:make_stop", r"did you mean make_step\?"),
         ("progs_a:VALUE", "is a int; allowed: a function"),
         ("progs_none:f", "there is no module 'progs_none'"),
+        ("./examples/gpt.py:make_step", "as examples.gpt:make_step, run in the folder"),
     ]:
         with pytest.raises(ConfigError, match=words):
             entry.find(text, tmp_path)

@@ -135,6 +135,7 @@ def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
     assert isinstance(report["cuda"]["available"]["value"], bool)
     if report["torch"]["problem"] is None:
         assert report["verdict"]["budget_bytes"] == 64 << 20
+        assert report["verdict"]["policy"] == report["options"]["policy"]["value"] == "umem"
     text = umem("doctor", cwd=tmp_path, env=env).stdout
     assert "native core" in text
     assert "64 MiB  [UMEM_BUDGET]" in text

@@ -176,7 +176,8 @@ def test_a_device_that_was_asked_for_and_cannot_be_had(
     verdict = machine_with(none, "13.0", device="cuda")
     assert verdict == {
         "works": False,
-        "because": "device=: no libcuda; use UMEM_DEVICE=soft",
+        "because": "device=: no libcuda; use UMEM_DEVICE=soft, which is for torch's tensors "
+        "and umem.Buffer",
     }
     verdict = machine_with(probe(), None, device="cuda")
     assert verdict["works"] is False

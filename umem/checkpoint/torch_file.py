@@ -39,7 +39,7 @@ def read_places(path: Path) -> dict[str, FileTensor]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path}: torch.load(weights_only=True) cannot read it, and so it is damaged, or no "
-            f"state_dict: {reason}"
+            f"state_dict (save one with torch.save(model.state_dict(), ...)): {reason}"
         ) from error
     tensors, mappings, size = _checked(path, held), _mappings(), path.stat().st_size
     return {name: _place(path, size, mappings, name, tensor) for name, tensor in tensors.items()}

@@ -240,7 +240,7 @@ def _verdict() -> Facts:
     except UmemError as error:
         return _cannot(str(error))
     facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)
-    return {**facts, "policy": options.policy} if facts["works"] else facts
+    return {**facts, "policy": settings.policy} if facts["works"] else facts
 
 
 def _cannot(because: str) -> Facts:

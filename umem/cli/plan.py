@@ -49,6 +49,8 @@ class Outcome(NamedTuple):
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add ``plan`` to the command line."""
+    from ..plan.recompute.plan import MODES
+
     parser = subparsers.add_parser(
         "plan",
         help="predict memory and time of a program, without a GPU",
@@ -67,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--link", type=float, metavar="GB/s", help="another link, each way")
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
-    text = "also what not to keep for backward: a way to choose (docs/recompute.md), or all"
+    text = f"also what not to keep for backward: all, or one of {', '.join(MODES)}"
     parser.add_argument("--recompute", metavar="MODE", help=text)
     text = "a trace of the program whose ops have times; they correct the roofline"
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)

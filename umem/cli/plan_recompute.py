@@ -62,7 +62,7 @@ def modes(given: str | None) -> tuple[str, ...]:
         return ALL if given else ()
     from ..plan.recompute.plan import check
 
-    check(given)
+    check(given, "all")
     return (given,)
 
 

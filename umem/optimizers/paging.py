@@ -179,7 +179,7 @@ def _check_release(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"{what}: only an update of one parameter by its own gradient can run in the backward "
             "pass, which is known of torch.optim's classes other than LBFGS; leave "
-            "release_gradients away"
+            "release_gradients out"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise ConfigError(f"{what}: its step is differentiable, and needs all gradients; allowed: "
@@ -187,5 +187,5 @@ def _check_release(optimizer: Optimizer) -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"{what}: gradients are averaged over {dist.get_world_size()} processes after they "
-            "are there; leave release_gradients away"
+            "are there; leave release_gradients out"
         )

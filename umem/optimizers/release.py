@@ -109,7 +109,7 @@ class Release:
         if parameter.grad.requires_grad:
             raise StateError(
                 f"the gradient of {of} is to be differentiated itself (create_graph=True), and "
-                "release_gradients=True would free it; leave one of them away"
+                "release_gradients=True would free it; leave one of them out"
             )
         if id(parameter) in self._done:
             raise StateError(

@@ -146,7 +146,7 @@ def advice(
 
 
 _BY_TAG = {
-    "activation": "checkpointing (torch.utils.checkpoint) recomputes them instead",
+    "activation": "umem.optimize(model) recomputes them instead; --recompute all says at what cost",
     "optimizer": "an optimizer with smaller states (8-bit Adam, SGD, Adafactor) needs less",
     "param": "a narrower dtype (bfloat16) halves 32-bit weights",
     "grad": "zero_grad(set_to_none=True) right after the step frees them while forward runs",

@@ -32,6 +32,12 @@ def find(text: str, directory: Path) -> Callable[[], object]:
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name.isidentifier():
         raise ConfigError(f"{text!r}; allowed: pkg.mod:function, such as examples.gpt:make_step")
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigError(
+            f"{text!r} has a path; allowed: pkg.mod:function, as {dotted}:{name}, run in the "
+            "folder that has it"
+        )
     module = _import(module_name, text, directory)
     function = getattr(module, name, None)
     if function is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ...errors import ConfigError, PlanError
@@ -25,12 +25,13 @@ MODES = {
 }
 
 
-def check(mode: str) -> None:
-    """Raises ConfigError where there is no such mode."""
-    if mode not in MODES:
+def check(mode: str, *others: str) -> None:
+    """Raises ConfigError where there is no such mode; `others` are allowed beside MODES."""
+    known = [*others, *MODES]
+    if mode not in known:
         raise ConfigError(
-            f"there is no way {mode!r} to recompute{did_you_mean(mode, list(MODES))}; allowed: "
-            f"{', '.join(MODES)}"
+            f"there is no way {mode!r} to recompute{did_you_mean(mode, known)}; allowed: "
+            f"{', '.join(known)}"
         )
 
 
@@ -55,7 +56,7 @@ class RecomputePlan:
         PlanError: `drop` is not ascending or not within `names`, or there is no such mode.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(repr=False)  # hundreds
     drop: tuple[int, ...]
     mode: Keep = "speed"
     keep_below: int = 0
