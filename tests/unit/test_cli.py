@@ -95,6 +95,17 @@ def test_run_passes_arguments_options_and_the_exit_code(tmp_path: Path) -> None:
     }
 
 
+def test_run_says_that_torch_would_not_find_umem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "x.py"
+    script.write_text("")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("the program was started"))
+    assert main(["run", str(script)]) == 2
+    assert "umem is not installed, so torch would not find it" in capsys.readouterr().err
+
+
 def test_run_a_module(tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     done = umem("run", "-m", "show", "--x", "-m", "1", cwd=tmp_path)

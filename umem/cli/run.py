@@ -45,10 +45,22 @@ def main(args: argparse.Namespace) -> int:
     given = config.given_arguments(args)
     check_options(given)
     command = [*_interpreter(), *_program(args)]
+    _check_installed()
     environment = config.run_environment(given)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, environment)
+
+
+def _check_installed() -> None:
+    """Torch finds umem by its entry point only: a path to its files is not enough."""
+    from importlib.metadata import entry_points
+
+    if not entry_points(group="torch.backends", name="umem"):
+        raise NotSupportedError(
+            "umem is not installed, so torch would not find it in the program; install it with"
+            " `pip install .` in its folder, or call umem.enable() in the program"
+        )
 
 
 def check_options(given: dict[str, str]) -> None:
