@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -365,16 +364,3 @@ def test_the_options_choices_are_the_modes() -> None:
     from umem.options import BY_NAME
 
     assert BY_NAME["recompute"].allowed == ", ".join(("off", *LIVE_MODES))
-
-
-def test_the_pages_example_prints_what_it_says(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "optimize.md").read_text()
-    match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
-    assert match is not None
-    done = subprocess.run(
-        [sys.executable, "-c", match[1]],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == match[2]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("hints", "optimize", "optimizer_state", "streaming")
 
 
-@pytest.mark.parametrize("name", ["hints", "optimizer_state", "streaming"])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_pages_example_prints_what_it_says(name: str, tmp_path: Path) -> None:
     page = (DOCS / f"{name}.md").read_text()
     match = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
@@ -33,4 +34,4 @@ def test_a_pages_example_prints_what_it_says(name: str, tmp_path: Path) -> None:
 
 def test_every_page_with_such_an_example_is_tested() -> None:
     pages = {path.stem for path in DOCS.glob("*.md") if "\nIt prints\n" in path.read_text()}
-    assert pages == {"hints", "optimizer_state", "streaming"}
+    assert pages == set(PAGES)
