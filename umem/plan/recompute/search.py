@@ -42,6 +42,7 @@ _BETTER = 1 - 1e-4
 _EXCHANGED = 900_000  # as _LOOKED, for what needs no estimate
 _EXCHANGES = 600  # at most
 _EXCHANGE = 0.6  # of the trials drop one tensor for others
+_FAST = 5  # of each kind that are estimated behind all of the link
 _FINAL = 5  # starts that are estimated once more, behind half of the link
 _HOPELESS = 0.15  # of the room: with so much over it no few changes lower the peak enough
 
@@ -123,7 +124,9 @@ class Search:
         The former of what `best` started from, the latter of all that it looked at.
         """
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
-        fast = _top(list(self._known.values()), 0, _FINAL)
+        known = list(self._known.values())
+        # What moves much has the least bound there, what hides well the least behind half of it.
+        fast = _unique(_top(known, _FACTORS.index(factor), _FAST) for factor in (1.0, 0.5))
         few = ((slow, 0.5), (fast, 1 / LINK))
         return [self._fastest_behind(factor, choices) for choices, factor in few if choices]
 
