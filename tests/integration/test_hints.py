@@ -6,12 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.filled import full  # noqa: E402
+from support.filled import MIB, Net, full  # noqa: E402
 
 import umem  # noqa: E402
 from umem.errors import ConfigError, OutOfMemoryError, StateError  # noqa: E402
-
-MIB = 1 << 20
 
 
 def press(mib: int) -> None:
@@ -20,15 +18,6 @@ def press(mib: int) -> None:
         assert full(4, i).sum().item() == i * MIB
     held = [full(4, i) for i in range(mib // 4)]
     assert [t[0].item() for t in held] == list(range(mib // 4))
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(1024, 1024)  # 4 MiB and 4 KiB
-        self.second = torch.nn.Linear(1024, 1024)
-        self.tied = self.first
-        self.register_buffer("mask", torch.ones(1024, 1024))
 
 
 @pytest.mark.usefixtures("on")

@@ -6,21 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.filled import full  # noqa: E402
+from support.filled import MIB, Net, full  # noqa: E402
 
 import umem  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
-
-MIB = 1 << 20
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(1024, 1024)  # 4 MiB and 4 KiB
-        self.second = torch.nn.Linear(1024, 1024)
-        self.tied = self.first
-        self.register_buffer("mask", torch.ones(1024, 1024))
 
 
 @pytest.mark.usefixtures("on")

@@ -155,8 +155,7 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     ]
     for begin in spans.begins if over.any() else ():
         before, after = spans.beside(begin)
-        out = np.maximum(over - spans.out_since(begin), 0) / device.bytes_per_us_out
-        back = np.maximum(over - spans.in_until(begin), 0) / device.bytes_per_us_in
+        out, back = spans.transfers_us(over, device, begin)
         turn = np.maximum(before, out) + np.maximum(after, back)
         op = int(np.argmax(turn))
         floors.append(Floor(float(turn[op]), "turning point", op))

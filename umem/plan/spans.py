@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..devices import DeviceProfile
 from ..trace.step import Bools, Floats, Ints, Kind, StepTrace
 
 _BEGINS = 8  # at which bounds take a step to begin
@@ -32,8 +33,12 @@ class Spans:
     @cached_property
     def held(self) -> Ints:
         """[n] Bytes of the gaps that span each op."""
-        here, wrapped = self._sums(np.ones(len(self.bytes), np.bool_))
+        here, wrapped = self._whole
         return here + wrapped
+
+    @cached_property
+    def _whole(self) -> tuple[Ints, Ints]:
+        return self._sums(np.ones(len(self.bytes), np.bool_))
 
     @cached_property
     def need(self) -> Ints:
@@ -108,10 +113,9 @@ class Spans:
         """
         before, clean = self.write_op, self.version < 0
         here, wrapped = self._sums(clean | (before < begin))
-        all_wrapped = self._sums(np.ones(len(clean), np.bool_))[1]
         earlier = self._sums(clean | (before < begin - self.trace.n_ops))[0]
         at = np.arange(self.trace.n_ops)
-        return np.where(at >= begin, here + all_wrapped, earlier + wrapped)
+        return np.where(at >= begin, here + self._whole[1], earlier + wrapped)
 
     def in_until(self, begin: int) -> Ints:
         """[n] Spanning bytes that are used next at the first op `begin` after the op, or later."""
@@ -142,6 +146,15 @@ class Spans:
         around = np.where(np.arange(trace.n_ops) < begin, trace.compute_us, 0.0)
         first = float(start[begin])
         return start[:-1] - first + around, trace.compute_us - start[1:] + first - around
+
+    def transfers_us(self, over: Ints, device: DeviceProfile, begin: int) -> tuple[Floats, Floats]:
+        """[n] twice: µs of link that what is away at each op takes since `begin`, and until then.
+
+        `over`: [n] bytes that are away. What left before, or is not used until then, takes none.
+        """
+        out = np.maximum(over - self.out_since(begin), 0) / device.bytes_per_us_out
+        back = np.maximum(over - self.in_until(begin), 0) / device.bytes_per_us_in
+        return out, back
 
     def _sums(self, which: Bools) -> tuple[Ints, Ints]:
         """[n] twice: of the chosen gaps over ops of the step they start in, and of the next one."""

@@ -49,8 +49,7 @@ def floors_us(
         most = int(over.max()) / min(device.bytes_per_us_in, device.bytes_per_us_out)
         for begin in begins:
             before, after = spans.beside(begin)
-            out = np.maximum(over - spans.out_since(begin), 0) / device.bytes_per_us_out
-            back = np.maximum(over - spans.in_until(begin), 0) / device.bytes_per_us_in
+            out, back = spans.transfers_us(over, device, begin)
             for i, factor in enumerate(factors):
                 turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
                 found[i] = max(found[i], float(turn.max()), most / factor)

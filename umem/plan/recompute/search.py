@@ -35,7 +35,7 @@ _TRIED = 400_000
 _LOOKS = 10
 _WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth an estimate
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
-_RELAXED = (0.7, 0.5, 0.3)
+_RELAXED = (0.7, 0.5, 0.3)  # of the link, behind which the linear program is solved
 _UPDATES = 0.1  # of the room: less that persists and is written makes no bound of its own
 _KEPT = 0.15  # of the trials keep, or drop, a temporary instead
 _BETTER = 1 - 1e-4
@@ -91,9 +91,8 @@ class Search:
         found = self._known.get(key)
         if found is None:
             made = rewrite(self.small, *selection, mode, labels=False)
-            begins = [0, made.behind_backward] if self.updates else [0]
-            floors = score.floors_us(made.step, self.link, self.room, _FACTORS, begins)
-            step = made.step
+            step, begins = made.step, [0, made.behind_backward] if self.updates else [0]
+            floors = score.floors_us(step, self.link, self.room, _FACTORS, begins)
             over = step.peak_bytes - self.room
             found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
         return found
@@ -189,8 +188,7 @@ class Search:
                 more = generator.choices(kept, k=generator.choice((1, 1, 2)))
                 tensors = np.unique([generator.choice(gone), *more])
             else:
-                begin = generator.randrange(len(saved))
-                tensors = saved[begin : begin + generator.choice(_FLIPPED)]
+                tensors = _neighbours(generator, saved)
             other = self.look(_flipped(choice.selection, tensors), choice.mode)
             if other.fits and other.compute_us < choice.compute_us:
                 choice = other
@@ -266,7 +264,7 @@ class Search:
         now, slow = self.estimate_us(choice), _FACTORS.index(0.75)
         left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
         seen = set()
-        tries = 4 * left
+        tries = 4 * left  # what drops the same as a trial before costs no look, and few are left
         while left > 0 and tries > 0:
             tries -= 1
             drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
@@ -274,9 +272,7 @@ class Search:
                 keep[generator.choice(temporary.tolist())] ^= True
                 other = self.look(Selection(drop, keep))
             else:
-                begin = generator.randrange(len(saved))
-                tensors = saved[begin : begin + generator.choice(_FLIPPED)]
-                other = self.look(_flipped(choice.selection, tensors))
+                other = self.look(_flipped(choice.selection, _neighbours(generator, saved)))
             if other in seen:
                 continue
             seen.add(other)
@@ -311,6 +307,11 @@ class Search:
                     continue
                 if parts == 1 or len(alike) > 1:
                     yield from np.array_split(np.array(alike, np.int64), min(parts, len(alike)))
+
+
+def _neighbours(generator: random.Random, tensors: Ints) -> Ints:
+    begin = generator.randrange(len(tensors))
+    return tensors[begin : begin + generator.choice(_FLIPPED)]
 
 
 def _flipped(selection: Selection, tensors: Ints) -> Selection:
