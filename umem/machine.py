@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _PCI = Path("/sys/bus/pci/devices")
 _PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
@@ -27,7 +28,7 @@ class PcieLink:
         return None if payload is None else self.gt_per_s * self.width * payload / 8
 
 
-def meminfo(name: str, path: Path = Path("/proc/meminfo")) -> int | None:
+def meminfo(name: str, path: Path = _MEMINFO) -> int | None:
     """Bytes of one field of /proc/meminfo, such as `MemAvailable`; None where there is none."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
@@ -58,9 +59,9 @@ def total_memory(root: Path = _CGROUP) -> int | None:
     return min(known, default=None)
 
 
-def available_memory(root: Path = _CGROUP) -> int | None:
+def available_memory(root: Path = _CGROUP, memory: Path = _MEMINFO) -> int | None:
     """Bytes that this process can still take without swapping; None when nobody tells."""
-    free = meminfo("MemAvailable")
+    free = meminfo("MemAvailable", memory)
     limit = cgroup_limit(root)
     if limit is None:
         return free
