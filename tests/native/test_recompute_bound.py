@@ -43,7 +43,7 @@ def _training(generator: random.Random) -> StepTrace:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_replay_is_below_the_bound(seed: int) -> None:
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     generator = random.Random(seed)
     trace = _training(generator)
     graph = Graph(trace)

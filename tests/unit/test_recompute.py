@@ -253,7 +253,7 @@ def test_any_selection_gives_a_valid_step_with_the_same_values(
 @given(graphs(), st.data())
 @settings(max_examples=25, deadline=None)
 def test_no_step_that_fits_is_below_the_bound(trace: StepTrace, data: st.DataObject) -> None:
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     graph = Graph(trace)
     drop, keep = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(2))
     new = rewrite(graph, drop, keep)
@@ -317,7 +317,7 @@ def test_a_step_that_fits_is_left_alone() -> None:
 
 
 def test_the_bound_is_below_what_the_search_finds() -> None:
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     graph = Graph(training(24, us=300.0))
     budget = budget_of(graph, 0.4)
     search = Search(graph, LINK, budget)

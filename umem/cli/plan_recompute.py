@@ -45,7 +45,7 @@ class Table:
 
     rows: list[Row]
     compute_us: float  # of the step without any
-    bound_us: float | None  # that none is below; None without scipy
+    bound_us: float | None  # that none is below; None without highspy
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

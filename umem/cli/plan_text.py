@@ -101,7 +101,7 @@ def _recomputed(outcome: Outcome) -> Iterator[str]:
             f"{row.result.floor_us / table.compute_us:.2f}",
         )
         yield _row("", f"{row.mode:<10} {_cells(values, widths)}")
-    bound = "not computed: needs scipy (pip install 'umem[bounds]')"
+    bound = "not computed: needs highspy (pip install 'umem[bounds]')"
     if table.bound_us is not None:
         bound = f"{table.bound_us / table.compute_us:.2f} x compute, by a linear program"
     yield _row("", f"lower bound {bound}")

@@ -1,4 +1,4 @@
-"""Lower bounds by linear programs (HiGHS, through scipy): tighter than bounds.py, and slower.
+"""Lower bounds by linear programs (HiGHS): tighter than bounds.py, and slower.
 
 The model is that of bounds.py. Both relax it further: parts of a tensor may move, and a MADE tensor
 costs nothing across the end of the step. So a solution exists for whatever an engine does on
@@ -7,18 +7,16 @@ average over steps, and the optimum is below it, up to the solver's tolerance (1
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..devices import DeviceProfile
-from ..errors import NotSupportedError, PlanError
 from ..trace.step import Floats, Ints, StepTrace
 from ..units import MIB
 from .bounds import closed_form_floor, excess_bytes
+from .linear_program import Program
 from .spans import Spans
 
 _US = 1000.0  # the programs reckon in MiB and ms, which keeps their numbers near 1
@@ -37,7 +35,7 @@ def lp_bytes(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> 
 
     Raises:
         PlanError: an op accesses more than `capacity`, or the time limit is over.
-        NotSupportedError: scipy is not installed.
+        NotSupportedError: highspy is not installed.
     """
     spans = Spans(trace)
     excess = excess_bytes(spans, capacity)
@@ -103,7 +101,7 @@ def lp_time_floor(
 
     Raises:
         PlanError: an op accesses more than `capacity`, or the time limit is over.
-        NotSupportedError: scipy is not installed.
+        NotSupportedError: highspy is not installed.
     """
     floor = closed_form_floor(trace, device, capacity)
     spans = Spans(trace)
@@ -243,94 +241,3 @@ class _Link:
         for lane, mib_per_ms in self._lanes:
             least[lane] = self._us / _US * mib_per_ms
         return self._program.minimum(at_most=least, time_limit_s=time_limit_s) * _US
-
-
-@dataclass
-class Program:
-    """A linear program that grows: variables, then nonzeros of its rows."""
-
-    n_rows: int = 0
-    n_variables: int = 0
-    values: Floats = field(default_factory=lambda: np.zeros(0))  # of the last solution
-    _costs: list[Floats] = field(default_factory=list)
-    _bounds: list[Floats] = field(default_factory=list)
-    _parts: list[tuple[Ints, Ints, float]] = field(default_factory=list)
-
-    def variables(
-        self,
-        count: int,
-        cost: Floats | float = 0.0,
-        lower: Floats | float = 0.0,
-        upper: Floats | float = np.inf,
-    ) -> Ints:
-        """Adds variables; their indices."""
-        self._costs.append(np.full(count, cost))
-        bounds = np.empty((count, 2))
-        bounds[:, 0], bounds[:, 1] = lower, upper
-        self._bounds.append(bounds)
-        self.n_variables += count
-        return np.arange(self.n_variables - count, self.n_variables)
-
-    def rows(self, count: int) -> Ints:
-        """Adds rows; their indices."""
-        self.n_rows += count
-        return np.arange(self.n_rows - count, self.n_rows)
-
-    def add(self, row: Ints, variable: Ints, value: float) -> None:
-        """Adds `value` to the nonzeros at (row, variable), pairwise."""
-        self._parts.append((row, variable, value))
-
-    def minimum(
-        self,
-        *,
-        equal: Floats | None = None,
-        at_most: Floats | None = None,
-        time_limit_s: float,
-    ) -> float:
-        """The least cost with all rows equal to, or at most, what is given."""
-        right = equal if equal is not None else at_most
-        assert right is not None
-        rows, columns, values = _joined(self._parts)
-        shape = (len(right), self.n_variables)
-        matrix = _scipy("sparse").coo_array((values, (rows, columns)), shape=shape).tocsr()
-        sides: dict[str, Any] = (
-            {"A_eq": matrix, "b_eq": equal}
-            if equal is not None
-            else {"A_ub": matrix, "b_ub": at_most}
-        )
-        for method in ("highs-ipm", "highs-ds"):
-            result = _scipy("optimize").linprog(
-                np.concatenate(self._costs),
-                bounds=np.concatenate(self._bounds),
-                method=method,
-                options={"time_limit": time_limit_s},
-                **sides,
-            )
-            # Neither program can be infeasible; the interior point method may say so for its
-            # rounding, and then the simplex method, slower on most, has the answer.
-            if result.status != 2:
-                break
-        if result.status != 0:
-            raise PlanError(
-                f"the linear program of {shape[0]} rows and {shape[1]} variables ended without an "
-                f"answer: {result.message}; give more time (time_limit_s is {time_limit_s:g}) or "
-                "use the closed form of umem.plan.bounds"
-            )
-        self.values = np.asarray(result.x)
-        return float(result.fun)
-
-
-def _joined(parts: Sequence[tuple[Ints, Ints, float]]) -> tuple[Ints, Ints, Floats]:
-    rows = np.concatenate([row for row, _, _ in parts])
-    columns = np.concatenate([column for _, column, _ in parts])
-    return rows, columns, np.concatenate([np.full(len(row), value) for row, _, value in parts])
-
-
-def _scipy(module: str) -> Any:
-    try:
-        return importlib.import_module(f"scipy.{module}")
-    except ImportError as error:
-        raise NotSupportedError(
-            "bounds by linear programs need scipy, not installed here: pip install 'umem[bounds]', "
-            "or pip install scipy"
-        ) from error

@@ -53,7 +53,7 @@ def certify(
 
     Raises:
         PlanError: an op accesses more than `budget` (`bounds.least_budget` gives one that works).
-        NotSupportedError: `lp` without scipy.
+        NotSupportedError: `lp` without highspy.
     """
     floor = closed_form_floor(trace, device, budget)
     bytes_in = lower_bound_bytes_in(trace, budget)

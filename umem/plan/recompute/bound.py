@@ -8,7 +8,8 @@ from ...devices import DeviceProfile
 from ...trace.step import Bools, Ints
 from ...units import MIB
 from ..bounds import excess_bytes
-from ..bounds_lp import Program, instants_of
+from ..bounds_lp import instants_of
+from ..linear_program import Program
 from ..spans import Spans
 from .candidates import Selection
 from .graph import Graph
@@ -34,7 +35,7 @@ def lower_bound_us(
 
     Raises:
         PlanError: an op accesses more than the budget, or the time limit is over.
-        NotSupportedError: scipy is not installed.
+        NotSupportedError: highspy is not installed.
     """
     return Relaxation(graph, device, budget).least_us(time_limit_s=time_limit_s)
 
@@ -74,7 +75,7 @@ class Relaxation:
         right = np.zeros(self.program.n_rows)
         right[list(self.right)] = list(self.right.values())
         right[self.memory] = -over[self.instants] / MIB
-        least = self.program.minimum(at_most=right, time_limit_s=time_limit_s)
+        least = self.program.minimum(at_most=right, time_limit_s=time_limit_s, method="simplex")
         return self.graph.step.compute_us + least * _US
 
     def selection(self, threshold: float) -> Selection:

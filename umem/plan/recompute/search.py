@@ -199,7 +199,7 @@ class Search:
         return sorted(fitting, key=lambda choice: choice.compute_us)[:1]
 
     def _relaxed(self) -> Iterator[Choice]:
-        """Rounded solutions of the linear program behind slower links; none without scipy."""
+        """Rounded solutions of the linear program behind slower links; none without highspy."""
         for factor in _RELAXED:
             try:
                 program = Relaxation(self.small, score.derated(self.link, factor), self.room)

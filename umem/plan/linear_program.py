@@ -1,0 +1,137 @@
+"""Linear programs that are built row by row, and solved by HiGHS."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import NotSupportedError, PlanError
+from ..trace.step import Floats, Ints
+
+Method = Literal["ipm", "simplex"]
+_INFEASIBLE = ("kInfeasible", "kUnboundedOrInfeasible")
+
+
+@dataclass
+class Program:
+    """A linear program that grows: variables, then nonzeros of its rows."""
+
+    n_rows: int = 0
+    n_variables: int = 0
+    values: Floats = field(default_factory=lambda: np.zeros(0))  # of the last solution
+    _costs: list[Floats] = field(default_factory=list)
+    _bounds: list[Floats] = field(default_factory=list)
+    _parts: list[tuple[Ints, Ints, float]] = field(default_factory=list)
+
+    def variables(
+        self,
+        count: int,
+        cost: Floats | float = 0.0,
+        lower: Floats | float = 0.0,
+        upper: Floats | float = np.inf,
+    ) -> Ints:
+        """Adds variables; their indices."""
+        self._costs.append(np.full(count, cost))
+        bounds = np.empty((count, 2))
+        bounds[:, 0], bounds[:, 1] = lower, upper
+        self._bounds.append(bounds)
+        self.n_variables += count
+        return np.arange(self.n_variables - count, self.n_variables)
+
+    def rows(self, count: int) -> Ints:
+        """Adds rows; their indices."""
+        self.n_rows += count
+        return np.arange(self.n_rows - count, self.n_rows)
+
+    def add(self, row: Ints, variable: Ints, value: float) -> None:
+        """Adds `value` to the nonzeros at (row, variable), pairwise."""
+        self._parts.append((row, variable, value))
+
+    def minimum(
+        self,
+        *,
+        equal: Floats | None = None,
+        at_most: Floats | None = None,
+        time_limit_s: float,
+        method: Method = "ipm",
+    ) -> float:
+        """The least cost with all rows equal to, or at most, what is given.
+
+        Args:
+            equal: [rows] what each row is.
+            at_most: [rows] what each row is at most, instead.
+            time_limit_s: of one solver.
+            method: the interior point method, or the simplex method: which is quicker depends on
+                the program. None of ours is infeasible; where one says so for its rounding, the
+                other has the answer.
+
+        Raises:
+            PlanError: there is no answer within the time limit.
+            NotSupportedError: highspy is not installed.
+        """
+        right = equal if equal is not None else at_most
+        assert right is not None
+        highspy = _highspy()
+        problem = self._problem(highspy, equal, right)
+        other: Method = "simplex" if method == "ipm" else "ipm"
+        for solver in (method, other):
+            highs = highspy.Highs()
+            options = {"output_flag": False, "parallel": "off", "solver": solver}
+            for name, value in {**options, "time_limit": time_limit_s}.items():
+                highs.setOptionValue(name, value)
+            highs.passModel(problem)
+            highs.run()
+            status = highs.getModelStatus()
+            if status.name not in _INFEASIBLE:
+                break
+        if status.name != "kOptimal":
+            raise PlanError(
+                f"the linear program of {len(right)} rows and {self.n_variables} variables ended "
+                f"without an answer: {highs.modelStatusToString(status)}; give more time "
+                f"(time_limit_s is {time_limit_s:g}) or use the closed form of umem.plan.bounds"
+            )
+        self.values = np.array(highs.getSolution().col_value)
+        return float(highs.getInfo().objective_function_value)
+
+    def _problem(self, highspy: Any, equal: Floats | None, right: Floats) -> Any:
+        problem = highspy.HighsLp()
+        problem.num_col_, problem.num_row_ = self.n_variables, len(right)
+        bounds = np.concatenate(self._bounds)
+        problem.col_cost_ = np.concatenate(self._costs)
+        problem.col_lower_, problem.col_upper_ = bounds[:, 0].copy(), bounds[:, 1].copy()
+        problem.row_lower_ = np.full(len(right), -np.inf) if equal is None else equal
+        problem.row_upper_ = right
+        matrix = problem.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kColwise
+        matrix.start_, matrix.index_, matrix.value_ = self._columns(len(right))
+        return problem
+
+    def _columns(self, rows: int) -> tuple[Ints, Ints, Floats]:
+        """The nonzeros by column: where each column starts, rows, values. Equal places are one."""
+        row, column, value = _joined(self._parts)
+        place = column * rows + row
+        order = np.argsort(place, kind="stable")
+        first = np.flatnonzero(np.diff(place[order], prepend=-1))
+        column, row = np.divmod(place[order][first], rows)
+        start = np.searchsorted(column, np.arange(self.n_variables + 1))
+        return start, row, np.add.reduceat(value[order], first)
+
+
+def _joined(parts: Sequence[tuple[Ints, Ints, float]]) -> tuple[Ints, Ints, Floats]:
+    rows = np.concatenate([row for row, _, _ in parts])
+    columns = np.concatenate([column for _, column, _ in parts])
+    return rows, columns, np.concatenate([np.full(len(row), value) for row, _, value in parts])
+
+
+def _highspy() -> Any:
+    try:
+        return importlib.import_module("highspy")
+    except ImportError as error:
+        raise NotSupportedError(
+            "bounds by linear programs need highspy, not installed here: "
+            "pip install 'umem[bounds]', or pip install highspy"
+        ) from error
