@@ -24,10 +24,11 @@ CPP_FLOORS: dict[str, set[str]] = {
     "arena": _MIDDLE,  # not soft: everything from here up sees the driver table only
     "residency": _MIDDLE,
     "policy": {"base"},
+    "planning": {"base"},
     "runtime": _RUNTIME,
     "replay": _RUNTIME,
     "abi": _RUNTIME,
-    "bindings": _RUNTIME | {"replay"},
+    "bindings": _RUNTIME | {"replay", "planning"},
     "torch_ext": _RUNTIME,
 }
 # Single headers beyond the floors: a policy sees the view that it decides on, and nothing else.
@@ -60,7 +61,7 @@ PY_FLOORS: dict[str, set[str]] = {
     "report": _LOW,
     "devices": {"errors", "units", "values", "lazily:native"},
     "trace": _LOW | {"lazily:native", "lazily:_core"},
-    "policies": _LOW | {"trace", "devices"},
+    "policies": _LOW | {"trace", "devices", "lazily:native"},
     # LP bounds, packing, and tracing on fake tensors (torch itself is imported lazily).
     "plan": _LOW | {"trace", "policies", "devices", "native", "torch_program"},
     "replay": _CONFIG | {"trace", "policies", "plan", "devices", "native", "_core"},

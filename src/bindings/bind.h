@@ -16,6 +16,7 @@ void bind_trace(pybind11::module_& module);
 void bind_advisor(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_layout(pybind11::module_& module);
+void bind_planning(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 void bind_sleep(pybind11::module_& module);

@@ -49,6 +49,7 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_advisor(module);
   umem::bindings::bind_plan(module);
   umem::bindings::bind_layout(module);
+  umem::bindings::bind_planning(module);
   umem::bindings::bind_probe(module);
   umem::bindings::bind_replay(module);
   umem::bindings::bind_sleep(module);

@@ -64,7 +64,7 @@ void Agenda::step_began(bool continues) {
   evict_.drop_if([&](Tensor tensor) { return !marked(evict_mark_, tensor); });
   cold_.drop_if([&](Tensor tensor) { return !cold(tensor); });
   if (gated()) {
-    occupancy_.reset(follower_.plan().occupancy);
+    occupancy_.reset(follower_.plan().occupancy, 2);
     for (Fetch& fetch : ahead_)
       occupancy_.add(0, static_cast<std::size_t>(fetch.by - n),
                      follower_.plan().bytes[index(fetch.tensor)]);
@@ -170,8 +170,8 @@ void Agenda::drop_head() {
 bool Agenda::admits(const Fetch& fetch) const {
   if (!gated() || !fetch.planned) return true;
   const Plan& plan = follower_.plan();
-  const std::int64_t most =
-      occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by));
+  const std::int64_t most = std::max<std::int64_t>(
+      occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by)), 0);
   return most + plan.bytes[index(fetch.tensor)] <= plan.capacity;
 }
 

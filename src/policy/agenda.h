@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/range_maximum.h"
 #include "policy/follower.h"
-#include "policy/occupancy.h"
 
 namespace umem::policy {
 
@@ -109,7 +109,8 @@ class Agenda {
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step
   std::vector<Tensor> copy_, rewrite_;
-  Occupancy occupancy_;
+  // Bytes that the plan has on the device at each op of this step, and of the next.
+  RangeMaximum occupancy_;
   std::uint64_t turn_ = 0;
   bool waits_ = false;
 };

@@ -7,7 +7,6 @@ Source: the pre-clean of page replacement (Tanenbaum, "Modern Operating Systems"
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -85,60 +84,3 @@ def write_backs(quiet: Quiet, copied: Ints, n_ops: int) -> tuple[Copy, ...]:
     until = np.where(quiet.until[wanted] == NEVER, 2 * n_ops, quiet.until[wanted] + earlier)
     columns = (after[wanted] + earlier, until, quiet.tensor[wanted])
     return tuple(map(Copy, *(column.tolist() for column in columns)))
-
-
-class Copies:
-    """Which copies are valid while time goes on, and which the idle link makes next.
-
-    Ops count from the begin of the first of several equal steps of `n_ops`.
-    """
-
-    def __init__(self, quiet: Quiet, out_us: list[float], n_ops: int) -> None:
-        self._n = n_ops
-        self._out_us = out_us
-        self._written: list[int] = quiet.written.tolist()
-        self._due: list[int] = quiet.due.tolist()
-        self._of_step = [-1] * len(out_us)  # in which step the quiet time ends that it is valid in
-        self._done = [0.0] * len(out_us)
-        self._started = [NEVER] * len(out_us)
-        self._waiting: list[tuple[int, int, int]] = []  # (due, which, step), the first due first
-        self._enter: dict[int, list[int]] = {}
-        for i, (written, due) in enumerate(zip(self._written, self._due, strict=True)):
-            if due > written:  # else it leaves as soon as it has been written
-                self._enter.setdefault((written + 1) % n_ops, []).append(i)
-                if written < -1:
-                    heappush(self._waiting, (due, i, 0))
-
-    def ready(self, which: int, op: int) -> float | None:
-        """When the copy was complete that makes a tensor free to leave after `op`; None: none."""
-        valid = which >= 0 and self._of_step[which] == self._step(which, op)
-        return self._done[which] if valid else None
-
-    def moved(self, which: int, op: int, when: float) -> None:
-        """It left after `op` with a transfer that ended then: the host has a copy from there on."""
-        if which >= 0:
-            self._of_step[which], self._done[which] = self._step(which, op), when
-
-    def fill(self, op: int, free: float, end: float) -> float:
-        """During `op`, which ends at `end`, the link is idle from `free` on: until when is it not.
-
-        Copies start as long as it is idle.
-        """
-        for which in self._enter.get(op % self._n, ()):
-            step = self._step(which, op - 1)
-            heappush(self._waiting, (self._due[which] + step * self._n, which, step))
-        while self._waiting and free < end:
-            due, which, step = heappop(self._waiting)
-            if due < op or self._of_step[which] == step:
-                continue
-            free += self._out_us[which]
-            self._of_step[which], self._done[which] = step, free
-            self._started[which] = op - step * self._n
-        return free
-
-    def started(self) -> Ints:
-        """[quiet times] The op with which each copy starts, as `Quiet` counts; NEVER: none does."""
-        return np.array(self._started, np.int64)
-
-    def _step(self, which: int, op: int) -> int:
-        return (op - self._written[which]) // self._n

@@ -1,0 +1,45 @@
+// A column of whole numbers, with ranges of it to add to and to look at: each in O(log n), by a
+// segment tree.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace umem {
+
+class RangeMaximum {
+ public:
+  // Below all values, and still so when bytes are added.
+  static constexpr std::int64_t kNothing = std::numeric_limits<std::int64_t>::min() / 2;
+
+  RangeMaximum() = default;
+  explicit RangeMaximum(std::span<const std::int64_t> values, std::size_t times = 1) {
+    reset(values, times);
+  }
+  // These values, so many times over.
+  void reset(std::span<const std::int64_t> values, std::size_t times = 1);
+  // Ranges are from `begin` up to `end`, which is not in them; kNothing where there is none.
+  std::int64_t most(std::size_t begin, std::size_t end) const;
+  void add(std::size_t begin, std::size_t end, std::int64_t amount);
+  // The last place in the range with more than `bound`.
+  std::optional<std::size_t> last_above(std::size_t begin, std::size_t end,
+                                        std::int64_t bound) const;
+  std::int64_t at(std::size_t place) const { return most(place, place + 1); }
+
+ private:
+  struct Node {
+    std::size_t number, begin, end;  // the root is 1; the places that it stands for
+    std::int64_t added;              // to all of its parents
+  };
+  std::optional<std::size_t> last_above(Node node, std::size_t begin, std::size_t end,
+                                        std::int64_t bound) const;
+
+  std::size_t leaves_ = 0;  // a power of two
+  // Of each node: the most under it, with what was added to all of it but not to its parents'.
+  std::vector<std::int64_t> most_, added_;
+};
+
+}  // namespace umem
