@@ -32,6 +32,8 @@ def capacity(trace: StepTrace, budget: int) -> int:
     the budget is reckoned with beyond those.
     """
     pages = budget // PAGE_BYTES * PAGE_BYTES
+    if not trace.small_bytes:
+        return pages
     least = int(least_occupancy(trace).max(initial=0))
     holes = min(trace.small_bytes // 4, pages // 64 // PAGE_BYTES * PAGE_BYTES)
     return min(pages, max(pages - trace.small_bytes - holes, least))

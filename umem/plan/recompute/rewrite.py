@@ -71,7 +71,7 @@ class _Rewriter:
     """Values are numbers of `graph.values`."""
 
     def __init__(self, graph: Graph, drop: Bools, keep: Bools, mode: Keep) -> None:
-        self.graph, self.mode = graph, mode
+        self.graph, self.mode, self.count = graph, mode, graph.step.n_tensors
         self.dropped = dropped_by(graph, drop, keep)
         self.gone: list[bool] = self.dropped.tolist()
         self.before: list[int] = []  # of each op run again the op that it comes before
@@ -84,18 +84,21 @@ class _Rewriter:
         self.wanted: dict[int, dict[int, int]] = {}
 
     def run(self) -> None:
-        graph, gone, here = self.graph, self.gone, self.here
+        graph, gone, here, holds = self.graph, self.gone, self.here, self.holds
+        final = graph.final
         for op, wanted in graph.wanted_at:
             missing = [tensor for tensor in wanted if gone[tensor]]
             if not missing:
                 continue
-            for again in self._needed([graph.final[tensor] for tensor in missing]):
-                self.before.append(op)
-                self._run_again(again)
+            # Most ops want what another one has had made.
+            if any(holds.get(tensor) != final[tensor] for tensor in missing):
+                for again in self._needed([final[tensor] for tensor in missing]):
+                    self.before.append(op)
+                    self._run_again(again)
             self.wanted[op] = {tensor: here[tensor] for tensor in missing}
             if self.mode == "memory":
                 here.clear()
-                self.holds.clear()
+                holds.clear()
 
     def _needed(self, values: list[int]) -> list[int]:
         """The forward ops that have to run again for these values, in order.
@@ -129,15 +132,16 @@ class _Rewriter:
 
     def _run_again(self, op: int) -> None:
         graph, gone, here, holds = self.graph, self.gone, self.here, self.holds
+        tensor_of, final = graph.tensor_of, graph.final
         names: dict[int, int] = {}
         for value in graph.inputs[op]:
-            tensor = graph.tensor_of[value]
-            if gone[tensor] or value != graph.final[tensor]:
+            tensor = tensor_of[value]
+            if gone[tensor] or value != final[tensor]:
                 names[tensor] = here[tensor]
         for value in graph.outputs[op]:
-            tensor = graph.tensor_of[value]
+            tensor = tensor_of[value]
             if graph.is_first[value] or tensor not in holds:
-                here[tensor] = graph.step.n_tensors + len(self.copies)
+                here[tensor] = self.count + len(self.copies)
                 self.copies.append(tensor)
             holds[tensor] = value
             names[tensor] = here[tensor]

@@ -11,7 +11,7 @@ import numpy as np
 from ...devices import DeviceProfile
 from ...errors import NotSupportedError, PlanError
 from ...policies.occupancy import capacity
-from ...trace.step import Bools, Floats, Ints, Kind
+from ...trace.step import Bools, Floats, Ints, Kind, StepTrace
 from . import score
 from .bound import Relaxation
 from .candidates import Checkpoints, Selection
@@ -28,12 +28,9 @@ _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
-# The accesses of a step times the choices that local search looks at: its time. An estimate takes
-# about as long as so many looks.
+# The accesses of a step times the choices that local search looks at: its time.
 _LOOKED = 300_000
-_TRIED = 400_000
-_LOOKS = 10
-_WORSE = 1.01  # bound behind a slower link, beyond which a trial is not worth an estimate
+_TRIED = 300_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
 _RELAXED = (0.7, 0.5, 0.3)  # of the link, behind which the linear program is solved
 _UPDATES = 0.1  # of the room: less that persists and is written makes no bound of its own
@@ -73,6 +70,7 @@ class Search:
     _known: dict[bytes, Choice] = field(default_factory=dict)
     _estimates: dict[Choice, float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
+    _latest: tuple[Choice, StepTrace] | None = None  # that was looked at, and its step
 
     def __post_init__(self) -> None:
         whole, graph = self.graph.step, self.graph
@@ -95,6 +93,7 @@ class Search:
             floors = score.floors_us(step, self.link, self.room, _FACTORS, begins)
             over = step.peak_bytes - self.room
             found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
+            self._latest = found, step
         return found
 
     def estimate_us(self, choice: Choice) -> float:
@@ -102,9 +101,15 @@ class Search:
         if choice.fits:
             return choice.compute_us
         if choice not in self._estimates:
-            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
-            self._estimates[choice] = score.estimate_us(step, self.link, self.room, compare=False)
+            self._estimates[choice] = self._estimated_us(choice, self.link)
         return self._estimates[choice]
+
+    def _estimated_us(self, choice: Choice, link: DeviceProfile) -> float:
+        if self._latest and self._latest[0] is choice:
+            step = self._latest[1]
+        else:  # steps are many, and too large to keep them all
+            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+        return score.estimate_us(step, link, self.room, compare=False)
 
     def best(self) -> Choice:
         """The least estimate of: a grid, local searches in it, recompute alone, swapping alone."""
@@ -131,12 +136,7 @@ class Search:
 
     def _fastest_behind(self, factor: float, choices: Iterable[Choice]) -> Choice:
         link = score.derated(self.link, factor)
-
-        def time(choice: Choice) -> float:
-            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
-            return score.estimate_us(step, link, self.room, compare=False)
-
-        return min(choices, key=time)
+        return min(choices, key=lambda choice: self._estimated_us(choice, link))
 
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
@@ -174,22 +174,12 @@ class Search:
                     return
 
     def _exchange(self, choice: Choice) -> None:
-        """Drop one tensor for one or two others at random, or change one or a few neighbours.
-
-        What fits and is shorter is gone on from. Seeded, so that it is the same each time.
-        """
+        """Change a few tensors at random. What fits and is shorter is gone on from; seeded."""
         graph, generator = self.small, random.Random(0)  # noqa: S311 - no secret
         saved = np.flatnonzero(graph.droppable)
         looks = min(_EXCHANGED // max(len(graph.step.access_tensor), 1), _EXCHANGES)
         for _ in range(looks if len(saved) else 0):
-            dropped = choice.selection.drop[saved]
-            gone, kept = saved[dropped].tolist(), saved[~dropped].tolist()
-            if gone and kept and generator.random() < _EXCHANGE:
-                more = generator.choices(kept, k=generator.choice((1, 1, 2)))
-                tensors = np.unique([generator.choice(gone), *more])
-            else:
-                tensors = _neighbours(generator, saved)
-            other = self.look(_flipped(choice.selection, tensors), choice.mode)
+            other = self._exchanged(choice, saved, generator)
             if other.fits and other.compute_us < choice.compute_us:
                 choice = other
 
@@ -257,32 +247,43 @@ class Search:
         return choice
 
     def _settled(self, choice: Choice) -> Choice:
-        """Drop or keep a few neighbours at random, where the estimate falls; seeded."""
+        """Change a few tensors at random, where the estimate falls; seeded."""
         graph, generator = self.small, random.Random(0)  # noqa: S311 - a walk that is the same each time
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
-        now, slow = self.estimate_us(choice), _FACTORS.index(0.75)
+        now = self.estimate_us(choice)
         left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
-        seen = set()
+        seen = {choice}
         tries = 4 * left  # what drops the same as a trial before costs no look, and few are left
         while left > 0 and tries > 0:
             tries -= 1
-            drop, keep = choice.selection.drop.copy(), choice.selection.keep.copy()
             if len(temporary) and generator.random() < _KEPT:
+                drop, keep = choice.selection.drop, choice.selection.keep.copy()
                 keep[generator.choice(temporary.tolist())] ^= True
                 other = self.look(Selection(drop, keep))
             else:
-                other = self.look(_flipped(choice.selection, _neighbours(generator, saved)))
+                other = self._exchanged(choice, saved, generator)
             if other in seen:
                 continue
             seen.add(other)
             left -= 1
-            if other.floors[0] >= now or other.floors[slow] > _WORSE * choice.floors[slow]:
-                continue
-            left -= 0 if other.fits else _LOOKS
-            if self.estimate_us(other) < now:
-                choice, now = other, self.estimate_us(other)
+            if other.floors[0] < now:
+                left -= 0 if other.fits else 1  # an estimate takes about as long as a look
+                if self.estimate_us(other) < now:
+                    choice, now = other, self.estimate_us(other)
         return choice
+
+    def _exchanged(self, choice: Choice, saved: Ints, generator: random.Random) -> Choice:
+        """Drop one tensor for one or two others at random, or change one or a few neighbours."""
+        dropped = choice.selection.drop[saved]
+        gone, kept = saved[dropped].tolist(), saved[~dropped].tolist()
+        if gone and kept and generator.random() < _EXCHANGE:
+            more = generator.choices(kept, k=generator.choice((1, 1, 2)))
+            tensors = np.unique([generator.choice(gone), *more])
+        else:
+            begin = generator.randrange(len(saved))
+            tensors = saved[begin : begin + generator.choice(_FLIPPED)]
+        return self.look(_flipped(choice.selection, tensors), choice.mode)
 
     def _groups(self, choice: Choice) -> Iterator[Ints]:
         """Droppable tensors that are alike, as the same layer of all blocks: all, then parts.
@@ -307,11 +308,6 @@ class Search:
                     continue
                 if parts == 1 or len(alike) > 1:
                     yield from np.array_split(np.array(alike, np.int64), min(parts, len(alike)))
-
-
-def _neighbours(generator: random.Random, tensors: Ints) -> Ints:
-    begin = generator.randrange(len(tensors))
-    return tensors[begin : begin + generator.choice(_FLIPPED)]
 
 
 def _flipped(selection: Selection, tensors: Ints) -> Selection:
