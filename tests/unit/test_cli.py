@@ -43,6 +43,8 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("run", "missing.py"), "there is no script 'missing.py'"),
         (("run",), "no program given"),
         (("run", "-m"), "no program given"),
+        (("run", "--bugdet", "1GiB", "x.py"), "unexpected '--bugdet' (did you mean --budget?)"),
+        (("top", "1", "2"), "umem top: unexpected '2'; `umem top --help` says what is allowed"),
         (("run", "--budget", "12 parsecs", "x.py"), "--budget: '12 parsecs'"),
         (("run", "--budget", "1MiB", "x.py"), "below the floor of 8 MiB"),
         (("run", "--policy", "lur", "x.py"), "--policy: there is no 'lur' (did you mean lru?)"),
@@ -57,8 +59,8 @@ def test_bad_command_lines_are_one_line(tmp_path: Path, args: tuple[str, ...], w
     assert words in one_line_error(umem(*args, cwd=tmp_path))
 
 
-def test_an_unknown_command_or_option_is_exit_2(tmp_path: Path) -> None:
-    for args in (("fly",), ("run", "--budgett", "1GiB", "x.py"), ()):
+def test_an_unknown_command_or_half_an_option_is_exit_2(tmp_path: Path) -> None:
+    for args in (("fly",), ("run", "--budget"), ()):
         done = umem(*args, cwd=tmp_path)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

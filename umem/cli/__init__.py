@@ -9,7 +9,8 @@ from typing import cast
 
 from .. import __version__
 from ..errors import UmemError
-from .base import Command
+from ..values import did_you_mean
+from .base import Command, Subparsers
 
 COMMANDS = ("run", "plan", "estimate", "advise", "doctor", "demo", "replay", "trace", "top")
 
@@ -19,7 +20,18 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
-    args = _parser(commands).parse_args(argv)
+    parser, subparsers = _parser(commands)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # Argparse has no public list of them.
+        options = list(subparsers.choices[args.command]._option_string_actions)
+        hint = did_you_mean(unknown[0], options)
+        print(
+            f"umem {args.command}: unexpected {unknown[0]!r}{hint}; `umem {args.command} --help` "
+            "says what is allowed",
+            file=sys.stderr,
+        )
+        return 2
     try:
         return commands[args.command].main(args)
     except UmemError as error:
@@ -33,7 +45,7 @@ def _load(name: str) -> Command:
     return cast("Command", importlib.import_module(f"{__name__}.{name}"))
 
 
-def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
+def _parser(commands: dict[str, Command]) -> tuple[argparse.ArgumentParser, Subparsers]:
     parser = argparse.ArgumentParser(
         prog="umem", description="Train with more memory than the device has."
     )
@@ -41,4 +53,4 @@ def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in commands.values():
         command.add_parser(subparsers)
-    return parser
+    return parser, subparsers
