@@ -113,6 +113,83 @@ def test_a_list_of_losses_grows() -> None:
     losses.clear()
 
 
+CLASSES = 4096
+LOGITS = 32 * CLASSES * 4
+
+
+def _stepping(step: Callable[[Any, Any], object]) -> Callable[[], Any]:
+    """A classifier whose largest tensor is its logits, and what is done between the optimizer."""
+
+    def make() -> Any:
+        net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
+        optimizer = torch.optim.SGD(net.parameters())
+        batch = torch.randn(32, WIDTH), torch.randint(0, CLASSES, (32,))
+
+        def whole() -> None:
+            optimizer.zero_grad()
+            step(net, batch)
+            optimizer.step()
+
+        return net, whole
+
+    return make
+
+
+def test_logits_in_a_variable_are_late() -> None:
+    def step(net: Any, batch: Any) -> None:
+        logits = net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        loss.backward()
+
+    (finding,) = _of("late", findings.advise(_stepping(step)))
+    assert finding.line == f"{__file__}:{step.__code__.co_firstlineno + 1}"
+    assert finding.bytes == LOGITS
+    assert finding.peak_bytes == LOGITS
+    assert "kept from its last use" in finding.what
+
+
+def test_what_the_step_before_left_in_a_variable_is_late() -> None:
+    state: dict[str, Any] = {}
+
+    def step(net: Any, batch: Any) -> None:
+        logits = net(batch[0])  # beside those of the step before
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        state["logits"] = logits.detach()
+        del logits
+        loss.backward()
+
+    (finding,) = _of("late", findings.advise(_stepping(step)))
+    assert (finding.bytes, finding.peak_bytes) == (LOGITS, LOGITS)
+    state.clear()
+
+
+def test_what_is_let_go_of_or_needed_is_not_late() -> None:
+    state: dict[str, Any] = {}
+
+    def returned(net: Any, batch: Any) -> None:
+        nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+
+    def deleted(net: Any, batch: Any) -> None:
+        logits = net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        del logits
+        loss.backward()
+
+    def measured(net: Any, batch: Any) -> None:
+        logits = net(batch[0])
+        nn.functional.cross_entropy(logits, batch[1]).backward()
+        state["right"] = (logits.argmax(1) == batch[1]).sum()
+
+    def averaged(net: Any, batch: Any) -> None:
+        logits = net(batch[0])
+        nn.functional.cross_entropy(logits, batch[1]).backward()
+        state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * logits.detach()
+
+    for step in (returned, deleted, measured, averaged):
+        assert _of("late", findings.advise(_stepping(step))) == [], step.__name__
+    state.clear()
+
+
 def test_a_graph_that_is_held_is_counted_whole() -> None:
     metrics: list[Any] = []
 

@@ -23,6 +23,7 @@ _MOST = 10  # shown of a kind
 _TITLES = {
     "in_place": "in place",
     "duplicate": "duplicate",
+    "late": "late",
     "held": "held",
     "unused": "unused",
     "no_gradient": "no gradient",
@@ -36,7 +37,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "advise",
         help="list what a training step keeps or makes without need",
         description="Run training steps on tensors without data and list ops that may be in place, "
-        "tensors of equal values, tensors held across steps, and unused inputs and parameters; "
+        "tensors of equal values, tensors kept behind their last use or across steps, and unused "
+        "inputs and parameters; "
         "each with its bytes and the line of the program. No file is changed.",
         usage="umem advise pkg.mod:function [options]\n"
         "       umem advise [options] --script train.py [args ...]",
@@ -117,7 +119,9 @@ def _text(report: Report, checked: Checked | None, everything: bool) -> Iterator
 
 def _of(title: str, finding: Finding) -> Iterator[str]:
     size = format_bytes(finding.bytes)
-    if finding.peak_bytes is not None:
+    if finding.kind == "late":
+        size += f", {format_bytes(finding.peak_bytes or 0)} less at the peak without it"
+    elif finding.peak_bytes is not None:
         gain = format_bytes(finding.peak_bytes)
         size += f" less to allocate, {gain} less at the peak" if finding.peak_bytes else (
             " less to allocate, none of it at the peak")  # fmt: skip

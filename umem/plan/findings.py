@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import PlanError
 from . import inplace, script, tracer
 from .inplace import Refused, Site, last_step
-from .recording import Born, Died, Recording, StepEnd, Work
+from .recording import Born, Died, Note, Recording, StepEnd, Work
 from .watch import Watched, Watcher
 
 STEPS = 4  # what the second and the third leave behind at the end of the next one grows
-KINDS = ("in_place", "duplicate", "held", "unused", "no_gradient")
+KINDS = ("in_place", "duplicate", "late", "held", "unused", "no_gradient")
 _LEAST = 512  # bytes; torch's allocators give no less
+_SOON = 2  # ops after its last use: until then what is used in an expression may be alive
 _STATES = ("optimizer", "grad")
 _LASTING = ("param", *_STATES)
 
@@ -99,10 +100,12 @@ def report(watched: Watched) -> Report:
     recording = watched.recording
     found = inplace.find(watched)
     peak = inplace.peak(recording)
+    held = [*_held(watched)]
     findings = [
         *(_of_site(site, found.refused, recording, peak) for site in found.sites),
         *_duplicates(watched),
-        *_held(watched),
+        *_late(watched, {finding.line for finding in held}),
+        *held,
         *_unused(watched),
         *_without_gradient(watched),
     ]
@@ -243,6 +246,69 @@ def _most_at_once(group: list[tuple[int, int, int]]) -> list[int]:
     return best
 
 
+def _late(watched: Watched, held_lines: set[str]) -> Iterator[Finding]:
+    """What no op needs any more at the peak of a step, and the program still has.
+
+    Looked at is the step before the last one: what a step leaves behind may be needed in the next.
+    """
+    recording = watched.recording
+    ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
+    seen = replace(recording, notes=recording.notes[: ends[-2] + 1])
+    (begin, _), at, peak = last_step(seen), inplace.peak_note(seen), inplace.peak(seen)
+    needed = _last_needs(watched)
+    works = [index for index in range(at) if isinstance(seen.notes[index], Work)]
+    soon = works[-_SOON] if len(works) >= _SOON else 0
+    # What autograd took out again it lets go of itself, though not at once.
+    others = {held.block for held in watched.held.values()}.union(
+        watched.of_backward, watched.asked, watched.unpacked
+    )
+    by_line: dict[str, list[int]] = defaultdict(list)
+    for block, (born, died) in _lives(recording).items():
+        known = recording.blocks[block]
+        if not born <= at < died or needed.get(block, at) >= soon or block in others:
+            continue
+        if known.tag not in (*_LASTING, "input") and watched.lines[block] not in held_lines:
+            by_line[watched.lines[block]].append(block)
+    for line, blocks in by_line.items():
+        last = {block: needed[block] for block in blocks}
+        sunk = peak - inplace.peak(_freed_early(seen, last))
+        if sunk < _LEAST:
+            continue
+        since = "its last use" if max(last.values()) >= begin else "the step before"
+        yield Finding(
+            kind="late",
+            bytes=sum(recording.blocks[block].bytes for block in blocks),
+            peak_bytes=sunk,
+            line=line,
+            what=f"{_count(len(blocks))}, made here, kept from {since} through the step's peak",
+            fix="del what refers to it, or return from the function that has it, before that",
+        )
+
+
+def _last_needs(watched: Watched) -> dict[int, int]:
+    """Of each block the last note of an op, or of a function of torch, that gets it."""
+    needed: dict[int, int] = {}
+    for index, note in enumerate(watched.recording.notes):
+        if isinstance(note, Work):
+            needed.update(dict.fromkeys((*note.reads, *note.writes), index))
+    for block, times in watched.touched.items():
+        needed[block] = max([needed.get(block, -1), *times])
+    return needed
+
+
+def _freed_early(recording: Recording, needed: dict[int, int]) -> Recording:
+    """The same steps where these blocks die behind the note that needs them last."""
+    gone: dict[int, list[Died]] = defaultdict(list)
+    for block, index in needed.items():
+        gone[index].append(Died(block))
+    notes: list[Note] = []
+    for index, note in enumerate(recording.notes):
+        if not (isinstance(note, Died) and note.block in needed):
+            notes.append(note)
+        notes += gone.get(index, ())
+    return replace(recording, notes=notes)
+
+
 def _held(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
     ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
@@ -259,13 +325,13 @@ def _held(watched: Watched) -> Iterator[Finding]:
         growth.append(by_line)
     for line in growth[0].keys() & growth[1].keys():
         sizes = growth[1][line]
-        count = f"{len(sizes)} tensors" if len(sizes) > 1 else "a tensor"
         yield Finding(
             kind="held",
             bytes=sum(sizes),
             peak_bytes=None,
             line=line,
-            what=f"{count} of each step, made here, still alive at the end of the next step",
+            what=f"{_count(len(sizes))} of each step, made here, "
+            "still alive at the end of the next step",
             fix="keep .item() or .detach().cpu() of it, or let go of it before the step ends",
         )
 
@@ -337,6 +403,10 @@ def _lives(recording: Recording) -> dict[int, tuple[int, int]]:
 def _blocks(recording: Recording, begin: int, end: int, writes: bool) -> set[int]:
     works = (note for note in recording.notes[begin:end] if isinstance(note, Work))
     return {block for work in works for block in (work.writes if writes else work.reads)}
+
+
+def _count(tensors: int) -> str:
+    return f"{tensors} tensors" if tensors > 1 else "a tensor"
 
 
 def _some(names: list[str]) -> str:

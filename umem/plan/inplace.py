@@ -59,19 +59,30 @@ def find(watched: Watched) -> InPlace:
 
 def peak(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> int:
     """Bytes asked for at the peak of the last step, each pair of blocks being one."""
+    begin, _ = last_step(recording)
+    return max([0, *_live_bytes(recording, pairs)[begin:]])
+
+
+def peak_note(recording: Recording) -> int:
+    """The first note behind which the last step holds as many bytes as it ever does."""
+    begin, _ = last_step(recording)
+    live = _live_bytes(recording)[begin:]
+    return begin + live.index(max(live))
+
+
+def _live_bytes(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """Behind each note up to the end of the last step, each pair of blocks being one."""
     one = _Union(pairs)
-    begin, end = last_step(recording)
-    live = top = 0
+    live, over_time = 0, []
     holders: dict[int, int] = defaultdict(int)
-    for index, note in enumerate(recording.notes[:end]):
+    for note in recording.notes[: last_step(recording)[1]]:
         if isinstance(note, (Born, Died)):
             block, change = one.of(note.block), 1 if isinstance(note, Born) else -1
             holders[block] += change
             if holders[block] == max(change, 0):  # the first one to live, or the last one to die
                 live += change * _size(recording, block)
-        if index >= begin:
-            top = max(top, live)
-    return top
+        over_time.append(live)
+    return over_time
 
 
 class _Union:
