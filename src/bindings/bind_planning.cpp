@@ -1,9 +1,12 @@
-// The planners' loops, on numpy columns of int64 and float64. A place that is not in its column is
-// a ValueError: no column may make native code read beyond another.
+// The planners' loops, on numpy columns of int64 and float64. What is an index, or becomes one, is
+// copied before it is checked: no column, whoever writes it meanwhile, makes native code read
+// beyond another.
 #include <pybind11/numpy.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "bindings/bind.h"
 #include "planning/choice.h"
@@ -14,26 +17,44 @@ namespace py = pybind11;
 namespace umem::bindings {
 namespace {
 
-using Ints = py::array_t<std::int64_t, py::array::c_style>;
-using Floats = py::array_t<double, py::array::c_style>;
+template <class Item>
+using Column = py::array_t<Item, py::array::c_style>;
+using Ints = Column<std::int64_t>;
+using Floats = Column<double>;
+
+// Sums of so many bytes do not overflow, nor do those of places.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 48;
+constexpr std::int64_t kFarthest = std::int64_t{1} << 32;
 
 template <class Item>
-std::span<const Item> rows(const py::array_t<Item, py::array::c_style>& column) {
-  if (column.ndim() != 1) throw py::value_error("a column has one dimension");
-  return {column.data(), static_cast<std::size_t>(column.size())};
+std::vector<Item> rows(const char* name, const Column<Item>& column, std::size_t length) {
+  if (column.ndim() != 1) throw py::value_error(std::string(name) + " is no column");
+  if (static_cast<std::size_t>(column.size()) != length)
+    throw py::value_error(std::string(name) + " has " + std::to_string(column.size()) +
+                          " rows, and not " + std::to_string(length));
+  return {column.data(), column.data() + column.size()};
 }
 
-template <class... Columns>
-void check_lengths(const char* what, std::size_t length, const Columns&... columns) {
-  if (((static_cast<std::size_t>(columns.size()) != length) || ...))
-    throw py::value_error(std::string("the columns of ") + what + " differ in length");
+std::vector<std::int64_t> between(const char* name, const Ints& column, std::size_t length,
+                                  std::int64_t least, std::int64_t most) {
+  auto values = rows(name, column, length);
+  for (const std::int64_t value : values)
+    if (value < least || most < value)
+      throw py::value_error(std::string(name) + " is not from " + std::to_string(least) + " to " +
+                            std::to_string(most));
+  return values;
 }
 
-void check_within(const char* name, const Ints& column, std::int64_t least, std::int64_t most) {
-  const auto values = rows(column);
-  if (!std::ranges::all_of(values, [&](auto value) { return least <= value && value <= most; }))
-    throw py::value_error(std::string(name) + " is not from " + std::to_string(least) + " to " +
-                          std::to_string(most));
+std::vector<double> numbers(const char* name, const Floats& column, std::size_t length) {
+  auto values = rows(name, column, length);
+  if (!std::ranges::all_of(values, [](double value) { return std::isfinite(value); }))
+    throw py::value_error(std::string(name) + " has what is no number");
+  return values;
+}
+
+template <class Item>
+std::size_t length(const Column<Item>& column) {
+  return static_cast<std::size_t>(column.size());
 }
 
 template <class Item>
@@ -44,24 +65,30 @@ py::array_t<Item> array(const std::vector<Item>& values) {
 py::array_t<std::int64_t> choose(const Ints& begin, const Ints& end, const Ints& wrap,
                                  const Ints& sizes, const Floats& idle_us, const Ints& over,
                                  const Ints& order) {
-  const auto gaps = rows(begin).size();
-  check_lengths("gaps", gaps, end, wrap, sizes, idle_us);
-  check_within("begin", begin, 0, over.size());
-  check_within("end", end, 0, over.size());
-  check_within("wrap", wrap, 0, over.size());
-  check_within("order", order, 0, begin.size() - 1);
-  const planning::GapPlaces places{rows(begin), rows(end), rows(wrap), rows(sizes), rows(idle_us)};
-  const auto column = rows(over), first = rows(order);
-  return array(unlocked([&] { return planning::choose(places, column, first); }));
+  const std::size_t gaps = length(begin);
+  const auto places = static_cast<std::int64_t>(length(over));
+  const auto from = between("begin", begin, gaps, 0, places);
+  const auto to = between("end", end, gaps, 0, places);
+  const auto around = between("wrap", wrap, gaps, 0, places);
+  const auto bytes = between("sizes", sizes, gaps, 0, kMostBytes);
+  const auto idle = numbers("idle_us", idle_us, gaps);
+  const auto excess = between("over", over, length(over), -kMostBytes, kMostBytes);
+  const auto first = between("order", order, length(order), 0, static_cast<std::int64_t>(gaps) - 1);
+  const planning::GapPlaces columns{from, to, around, bytes, idle};
+  return array(unlocked([&] { return planning::choose(columns, excess, first); }));
 }
 
 py::tuple return_starts(const Ints& start, const Ints& end, const Ints& sizes,
                         const Ints& occupancy, std::int64_t room) {
-  check_lengths("returns", rows(start).size(), end, sizes);
-  check_within("start", start, -1, occupancy.size() - 1);
-  check_within("end", end, 0, 2 * occupancy.size());
-  const auto from = rows(start), to = rows(end), size = rows(sizes), taken = rows(occupancy);
-  const auto found = unlocked([&] { return planning::return_starts(from, to, size, taken, room); });
+  const std::size_t returns = length(start);
+  const auto n = static_cast<std::int64_t>(length(occupancy));
+  const auto from = between("start", start, returns, -1, n - 1);
+  const auto to = between("end", end, returns, 0, 2 * n);
+  const auto bytes = between("sizes", sizes, returns, 0, kMostBytes);
+  const auto taken = between("occupancy", occupancy, length(occupancy), -kMostBytes, kMostBytes);
+  if (room < -kMostBytes) throw py::value_error("room is not from " + std::to_string(-kMostBytes));
+  const auto found =
+      unlocked([&] { return planning::return_starts(from, to, bytes, taken, room); });
   return py::make_tuple(array(found.op), array(found.taken));
 }
 
@@ -70,19 +97,26 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
                    const Ints& returns, const Ints& return_start, const Ints& return_end,
                    const Ints& written, const Ints& due, const Floats& copy_us,
                    std::int64_t never) {
-  check_lengths("ops", rows(op_us).size(), slack_us);
-  check_lengths("gaps", rows(start).size(), out_us, in_us, quiet);
-  check_lengths("returns", rows(returns).size(), return_start, return_end);
-  check_lengths("quiet times", rows(written).size(), due, copy_us);
-  check_within("quiet", quiet, -1, written.size() - 1);
-  check_within("returns", returns, 0, start.size() - 1);
-  if (op_us.size() == 0 && start.size() + written.size() > 0)
+  const std::size_t n = length(op_us), gaps = length(start), backs = length(returns),
+                    times = length(written);
+  if (n == 0 && gaps + times > 0)
     throw py::value_error("a step without ops has nothing to leave in");
-  const planning::Ops ops{rows(op_us), rows(slack_us)};
-  const planning::AwayGaps away{rows(start), rows(out_us), rows(in_us), rows(quiet)};
-  const planning::Returns back{rows(returns), rows(return_start), rows(return_end)};
-  const planning::QuietTimes times{rows(written), rows(due), rows(copy_us)};
-  const auto found = unlocked([&] { return planning::estimate(ops, away, back, times, never); });
+  const auto us = rows("op_us", op_us, n), slack = rows("slack_us", slack_us, n);
+  const auto from = between("start", start, gaps, -kFarthest, kFarthest);
+  const auto out = rows("out_us", out_us, gaps), in = rows("in_us", in_us, gaps);
+  const auto of_gap = between("quiet", quiet, gaps, -1, static_cast<std::int64_t>(times) - 1);
+  const auto gap = between("returns", returns, backs, 0, static_cast<std::int64_t>(gaps) - 1);
+  const auto back_from = between("return_start", return_start, backs, -kFarthest, kFarthest);
+  const auto back_by = between("return_end", return_end, backs, -kFarthest, kFarthest);
+  const auto last_write = between("written", written, times, -kFarthest, kFarthest);
+  const auto first_way_out = between("due", due, times, -kFarthest, kFarthest);
+  const auto copy = rows("copy_us", copy_us, times);
+  const planning::Ops ops{us, slack};
+  const planning::AwayGaps away{from, out, in, of_gap};
+  const planning::Returns back{gap, back_from, back_by};
+  const planning::QuietTimes quiet_times{last_write, first_way_out, copy};
+  const auto found =
+      unlocked([&] { return planning::estimate(ops, away, back, quiet_times, never); });
   return py::make_tuple(found.us, array(found.copied));
 }
 

@@ -170,8 +170,8 @@ void Agenda::drop_head() {
 bool Agenda::admits(const Fetch& fetch) const {
   if (!gated() || !fetch.planned) return true;
   const Plan& plan = follower_.plan();
-  const std::int64_t most = std::max<std::int64_t>(
-      occupancy_.most(follower_.next_op(), static_cast<std::size_t>(fetch.by)), 0);
+  const auto by = static_cast<std::size_t>(fetch.by);
+  const std::int64_t most = follower_.next_op() < by ? occupancy_.most(follower_.next_op(), by) : 0;
   return most + plan.bytes[index(fetch.tensor)] <= plan.capacity;
 }
 

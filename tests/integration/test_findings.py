@@ -145,7 +145,7 @@ def test_logits_in_a_variable_are_late() -> None:
     assert finding.line == f"{__file__}:{step.__code__.co_firstlineno + 1}"
     assert finding.bytes == LOGITS
     assert finding.peak_bytes == LOGITS
-    assert "kept from its last use" in finding.what
+    assert finding.what.endswith("still alive at the step's peak, though no op needs it any more")
 
 
 def test_what_the_step_before_left_in_a_variable_is_late() -> None:
@@ -165,6 +165,7 @@ def test_what_the_step_before_left_in_a_variable_is_late() -> None:
 
 def test_what_is_let_go_of_or_needed_is_not_late() -> None:
     state: dict[str, Any] = {}
+    steps = iter(range(1000))
 
     def returned(net: Any, batch: Any) -> None:
         nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
@@ -185,9 +186,59 @@ def test_what_is_let_go_of_or_needed_is_not_late() -> None:
         nn.functional.cross_entropy(logits, batch[1]).backward()
         state["mean"] = 0.9 * state.get("mean", 0.0) + 0.1 * logits.detach()
 
-    for step in (returned, deleted, measured, averaged):
+    def seldom(net: Any, batch: Any) -> None:
+        logits = net(batch[0])
+        nn.functional.cross_entropy(logits, batch[1]).backward()
+        if next(steps) % state["every"] == state["at"]:
+            state["right"] = (logits.argmax(1) == batch[1]).sum()
+
+    def copied(net: Any, batch: Any) -> None:
+        nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
+        if next(steps) % 10 == 0:
+            state["slow"] = [parameter.detach().clone() for parameter in net.parameters()]
+
+    def in_turn(net: Any, batch: Any) -> None:
+        turns = state.setdefault("turns", [torch.ones(64, WIDTH) * i for i in range(8)])
+        labels = batch[1].repeat(2)
+        nn.functional.cross_entropy(net(turns[next(steps) % 8]), labels).backward()
+
+    for step in (returned, deleted, measured, averaged, copied, in_turn):
         assert _of("late", findings.advise(_stepping(step))) == [], step.__name__
+    for every, at in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 3), (10, 0)):
+        state.update(every=every, at=at)
+        steps = iter(range(1000))
+        assert _of("late", findings.advise(_stepping(seldom))) == [], (every, at)
     state.clear()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda parameters: torch.optim.Adam(parameters, amsgrad=True, foreach=False),
+        lambda parameters: torch.optim.Rprop(parameters, foreach=True),
+        torch.optim.Adafactor,
+    ],
+)
+def test_what_an_optimizer_has_in_its_variables_is_not_late(made: Any) -> None:
+    def make() -> Any:
+        net = nn.Linear(512, 512)
+        return net, made(net.parameters()), torch.randn(4, 512), lambda net, x: net(x).sum()
+
+    assert _of("late", findings.advise(make)) == []
+
+
+def test_what_a_module_around_it_has_is_not_late() -> None:
+    def make() -> Any:
+        frozen = nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Sequential(nn.ReLU(), nn.ReLU()))
+        net = nn.Sequential(frozen.requires_grad_(False), nn.Linear(CLASSES, 4))
+        x = torch.randn(256, WIDTH)
+        return net, torch.optim.SGD(net[1].parameters()), x, lambda net, x: net(x).sum()
+
+    assert _of("late", findings.advise(make)) == []
+
+
+def test_a_step_without_ops_has_nothing() -> None:
+    assert findings.advise(lambda: (nn.Linear(4, 4), lambda: None)).findings == []
 
 
 def test_a_graph_that_is_held_is_counted_whole() -> None:

@@ -38,6 +38,8 @@ void compare(std::size_t n, unsigned seed) {
     std::for_each(first, last, [&](std::int64_t& value) { value += amount; });
   }
   for (std::size_t place = 0; place < 2 * n; ++place) EXPECT(tree.at(place) == plain[place]);
+  const RangeMaximum thrice(values, 3);
+  for (std::size_t place = 0; place < 3 * n; ++place) EXPECT(thrice.at(place) == values[place % n]);
   tree.reset(values);
   EXPECT(tree.most(0, n) == *std::max_element(values.begin(), values.end()));
 }

@@ -44,6 +44,11 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("run",), "no program given"),
         (("run", "-m"), "no program given"),
         (("run", "--bugdet", "1GiB", "x.py"), "unexpected '--bugdet' (did you mean --budget?)"),
+        (("run", "--pol=lru", "x.py"), "unexpected '--pol=lru' (did you mean --policy?)"),
+        (
+            ("trace", "info", "--jsn", "f"),
+            "info: unexpected '--jsn' (did you mean --json?)",
+        ),
         (("top", "1", "2"), "umem top: unexpected '2'; `umem top --help` says what is allowed"),
         (("run", "--budget", "12 parsecs", "x.py"), "--budget: '12 parsecs'"),
         (("run", "--budget", "1MiB", "x.py"), "below the floor of 8 MiB"),

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import plain_estimate
+from support.steptraces import steps
 
+from umem.devices import DeviceProfile
 from umem.native import core
-from umem.trace.step import Floats, Ints
-
-NEVER = 1 << 31
+from umem.policies.estimate import estimate
+from umem.policies.occupancy import all_gaps, large_live_bytes
+from umem.policies.umem import _choice
+from umem.policies.writeback import NEVER
+from umem.trace.step import Floats, Ints, StepTrace
+from umem.values import PAGE_BYTES
 
 
 def ints(*values: int) -> Ints:
@@ -94,6 +100,23 @@ def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> N
     assert bytes_taken.tolist() == taken[n : 2 * n]
 
 
+@settings(max_examples=300, deadline=None)
+@given(trace=steps(), data=st.data())
+def test_the_estimate_is_that_of_plain_loops(trace: StepTrace, data: st.DataObject) -> None:
+    gaps = all_gaps(trace)
+    count = len(gaps.tensor)
+    index = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    index = index[np.lexsort((gaps.tensor[index], gaps.start[index]))]
+    choice = _choice(trace, gaps, index, large_live_bytes(trace))
+    room = int(choice.occupancy.max()) + data.draw(st.integers(0, 20)) * PAGE_BYTES
+    speed = st.sampled_from([PAGE_BYTES / 2, PAGE_BYTES / 20, PAGE_BYTES / 200])
+    device = DeviceProfile("test", data.draw(speed), data.draw(speed), 45.0, 1 << 40, "made up")
+    found = estimate(trace, device, choice, room)
+    us, copied = plain_estimate.estimate(trace, device, choice, room)
+    assert found.us == pytest.approx(us, rel=1e-12)
+    assert found.copied.tolist() == copied
+
+
 def estimated(**changed: Ints | Floats) -> float:
     """Of a step of two ops: a tensor leaves behind op 0, and is back for op 0 of the next step."""
     columns = {
@@ -121,16 +144,20 @@ def test_a_step_waits_for_what_comes_back() -> None:
         (lambda: core.choose_gaps(ints(0), ints(1), ints(0), ints(1), floats(1), ints(1), ints(1)),
          "order is not from 0 to 0"),
         (lambda: core.choose_gaps(ints(0), ints(), ints(0), ints(1), floats(1), ints(1), ints(0)),
-         "the columns of gaps differ in length"),
+         "end has 0 rows, and not 1"),
         (lambda: core.return_starts(ints(-2), ints(1), ints(1), ints(0, 0), 1),
          "start is not from -1 to 1"),
         (lambda: core.return_starts(ints(0), ints(5), ints(1), ints(0, 0), 1),
          "end is not from 0 to 4"),
+        (lambda: core.choose_gaps(
+            ints(0), ints(1), ints(0), ints(1), floats(np.nan), ints(1), ints(0)),
+         "idle_us has what is no number"),
+        (lambda: estimated(due=ints(1 << 40), written=ints(0), copy_us=floats(1.0)), "due is not"),
         (lambda: estimated(quiet=ints(0)), "quiet is not from -1 to -1"),
         (lambda: estimated(returns=ints(1)), "returns is not from 0 to 0"),
-        (lambda: estimated(slack_us=floats(1.0)), "the columns of ops differ in length"),
+        (lambda: estimated(slack_us=floats(1.0)), "slack_us has 1 rows, and not 2"),
         (lambda: estimated(op_us=floats(), slack_us=floats()), "a step without ops"),
-        (lambda: estimated(start=np.zeros((1, 1), np.int64)), "a column has one dimension"),
+        (lambda: estimated(start=np.zeros((1, 1), np.int64)), "start is no column"),
     ],
 )  # fmt: skip
 def test_a_place_that_is_in_no_column_is_refused(call: Callable[[], object], message: str) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 from .. import __version__
 from ..errors import UmemError
 from ..values import did_you_mean
-from .base import Command, Subparsers
+from .base import Command
 
 COMMANDS = ("run", "plan", "estimate", "advise", "doctor", "demo", "replay", "trace", "top")
 
@@ -20,17 +20,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
-    parser, subparsers = _parser(commands)
+    parser = _parser(commands)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        # Argparse has no public list of them.
-        options = list(subparsers.choices[args.command]._option_string_actions)
-        hint = did_you_mean(unknown[0], options)
-        print(
-            f"umem {args.command}: unexpected {unknown[0]!r}{hint}; `umem {args.command} --help` "
-            "says what is allowed",
-            file=sys.stderr,
-        )
+        print(_unexpected(unknown[0], _innermost(parser, args)), file=sys.stderr)
         return 2
     try:
         return commands[args.command].main(args)
@@ -41,11 +34,27 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
+def _unexpected(word: str, parser: argparse.ArgumentParser) -> str:
+    # Argparse has no public list of them.
+    hint = did_you_mean(word.partition("=")[0], list(parser._option_string_actions))
+    return f"{parser.prog}: unexpected {word!r}{hint}; `{parser.prog} --help` says what is allowed"
+
+
+def _innermost(
+    parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> argparse.ArgumentParser:
+    """The parser of the command, or of the command's command, that was given."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return _innermost(action.choices[getattr(args, action.dest)], args)
+    return parser
+
+
 def _load(name: str) -> Command:
     return cast("Command", importlib.import_module(f"{__name__}.{name}"))
 
 
-def _parser(commands: dict[str, Command]) -> tuple[argparse.ArgumentParser, Subparsers]:
+def _parser(commands: dict[str, Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="umem", description="Train with more memory than the device has."
     )
@@ -53,4 +62,4 @@ def _parser(commands: dict[str, Command]) -> tuple[argparse.ArgumentParser, Subp
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in commands.values():
         command.add_parser(subparsers)
-    return parser, subparsers
+    return parser

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import PlanError
-from . import inplace, script, tracer
+from . import inplace, late, script, tracer
 from .inplace import Refused, Site, last_step
-from .recording import Born, Died, Note, Recording, StepEnd, Work
+from .recording import Recording, Work
 from .watch import Watched, Watcher
 
 STEPS = 4  # what the second and the third leave behind at the end of the next one grows
 KINDS = ("in_place", "duplicate", "late", "held", "unused", "no_gradient")
 _LEAST = 512  # bytes; torch's allocators give no less
-_SOON = 2  # ops after its last use: until then what is used in an expression may be alive
 _STATES = ("optimizer", "grad")
 _LASTING = ("param", *_STATES)
 
@@ -192,7 +191,7 @@ def _of_site(site: Site, refused: list[Refused], recording: Recording, peak: int
 def _duplicates(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
     begin, end = last_step(recording)
-    life = _lives(recording)
+    life = inplace.lives(recording)
     written = _blocks(recording, begin, end, writes=True)
     paths: dict[int, list[str]] = defaultdict(list)
     for path, held in watched.held.items():
@@ -247,72 +246,26 @@ def _most_at_once(group: list[tuple[int, int, int]]) -> list[int]:
 
 
 def _late(watched: Watched, held_lines: set[str]) -> Iterator[Finding]:
-    """What no op needs any more at the peak of a step, and the program still has.
-
-    Looked at is the step before the last one: what a step leaves behind may be needed in the next.
-    """
-    recording = watched.recording
-    ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
-    seen = replace(recording, notes=recording.notes[: ends[-2] + 1])
-    (begin, _), at, peak = last_step(seen), inplace.peak_note(seen), inplace.peak(seen)
-    needed = _last_needs(watched)
-    works = [index for index in range(at) if isinstance(seen.notes[index], Work)]
-    soon = works[-_SOON] if len(works) >= _SOON else 0
-    # What autograd took out again it lets go of itself, though not at once.
-    others = {held.block for held in watched.held.values()}.union(
-        watched.of_backward, watched.asked, watched.unpacked
-    )
-    by_line: dict[str, list[int]] = defaultdict(list)
-    for block, (born, died) in _lives(recording).items():
-        known = recording.blocks[block]
-        if not born <= at < died or needed.get(block, at) >= soon or block in others:
+    for found in late.find(watched):
+        if found.line in held_lines or found.peak_bytes < _LEAST:
             continue
-        if known.tag not in (*_LASTING, "input") and watched.lines[block] not in held_lines:
-            by_line[watched.lines[block]].append(block)
-    for line, blocks in by_line.items():
-        last = {block: needed[block] for block in blocks}
-        sunk = peak - inplace.peak(_freed_early(seen, last))
-        if sunk < _LEAST:
-            continue
-        since = "its last use" if max(last.values()) >= begin else "the step before"
+        them = "them" if len(found.blocks) > 1 else "it"
         yield Finding(
             kind="late",
-            bytes=sum(recording.blocks[block].bytes for block in blocks),
-            peak_bytes=sunk,
-            line=line,
-            what=f"{_count(len(blocks))}, made here, kept from {since} through the step's peak",
-            fix="del what refers to it, or return from the function that has it, before that",
+            bytes=sum(watched.recording.blocks[block].bytes for block in found.blocks),
+            peak_bytes=found.peak_bytes,
+            line=found.line,
+            what=f"{_count(len(found.blocks))}, made here, still alive at the step's peak, though "
+            f"no op needs {them} any more",
+            fix=f"where no later step does: del what refers to {them}, or return from the function "
+            f"that has {them}, before backward()",
         )
-
-
-def _last_needs(watched: Watched) -> dict[int, int]:
-    """Of each block the last note of an op, or of a function of torch, that gets it."""
-    needed: dict[int, int] = {}
-    for index, note in enumerate(watched.recording.notes):
-        if isinstance(note, Work):
-            needed.update(dict.fromkeys((*note.reads, *note.writes), index))
-    for block, times in watched.touched.items():
-        needed[block] = max([needed.get(block, -1), *times])
-    return needed
-
-
-def _freed_early(recording: Recording, needed: dict[int, int]) -> Recording:
-    """The same steps where these blocks die behind the note that needs them last."""
-    gone: dict[int, list[Died]] = defaultdict(list)
-    for block, index in needed.items():
-        gone[index].append(Died(block))
-    notes: list[Note] = []
-    for index, note in enumerate(recording.notes):
-        if not (isinstance(note, Died) and note.block in needed):
-            notes.append(note)
-        notes += gone.get(index, ())
-    return replace(recording, notes=notes)
 
 
 def _held(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
-    ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
-    life = _lives(recording)
+    ends = recording.step_ends()
+    life = inplace.lives(recording)
     lasting = {held.block for held in watched.held.values()}
     growth: list[dict[str, list[int]]] = []
     for step in (1, 2):  # the first may make what all others use
@@ -342,7 +295,7 @@ def _unused(watched: Watched) -> Iterator[Finding]:
     read = _blocks(recording, 0, end, writes=False) | watched.asked
     paths = {held.block: path for path, held in watched.held.items()}
     begin = last_step(recording)[0]
-    for block, (born, died) in _lives(recording).items():
+    for block, (born, died) in inplace.lives(recording).items():
         known = recording.blocks[block]
         if block in read or died <= begin or not known.bytes or block in watched.of_backward:
             continue
@@ -387,17 +340,6 @@ def _without_gradient(watched: Watched) -> Iterator[Finding]:
             + (f"read, yet never {verb[1]} a gradient" if used else "never read"),
             fix="requires_grad_(False) if it is meant to be fixed, else leave it out",
         )
-
-
-def _lives(recording: Recording) -> dict[int, tuple[int, int]]:
-    """From which note up to which each block is alive."""
-    lives: dict[int, tuple[int, int]] = {}
-    for index, note in enumerate(recording.notes):
-        if isinstance(note, Born):
-            lives[note.block] = (index, len(recording.notes))
-        elif isinstance(note, Died) and note.block in lives:
-            lives[note.block] = (lives[note.block][0], index)
-    return lives
 
 
 def _blocks(recording: Recording, begin: int, end: int, writes: bool) -> set[int]:

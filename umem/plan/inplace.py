@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .calls import NOBODY, Call
 from .probe import Prober
-from .recording import Born, Died, Recording, StepEnd, Work
+from .recording import Born, Died, Recording, Work
 from .watch import Watched
 
 
@@ -60,18 +60,11 @@ def find(watched: Watched) -> InPlace:
 def peak(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> int:
     """Bytes asked for at the peak of the last step, each pair of blocks being one."""
     begin, _ = last_step(recording)
-    return max([0, *_live_bytes(recording, pairs)[begin:]])
+    return max([0, *live_bytes(recording, pairs)[begin:]])
 
 
-def peak_note(recording: Recording) -> int:
-    """The first note behind which the last step holds as many bytes as it ever does."""
-    begin, _ = last_step(recording)
-    live = _live_bytes(recording)[begin:]
-    return begin + live.index(max(live))
-
-
-def _live_bytes(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> list[int]:
-    """Behind each note up to the end of the last step, each pair of blocks being one."""
+def live_bytes(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> list[int]:
+    """Bytes behind each note up to the end of the last step, each pair of blocks being one."""
     one = _Union(pairs)
     live, over_time = 0, []
     holders: dict[int, int] = defaultdict(int)
@@ -100,9 +93,20 @@ class _Union:
         return block
 
 
+def lives(recording: Recording) -> dict[int, tuple[int, int]]:
+    """From which note up to which each block is alive."""
+    found: dict[int, tuple[int, int]] = {}
+    for index, note in enumerate(recording.notes):
+        if isinstance(note, Born):
+            found[note.block] = (index, len(recording.notes))
+        elif isinstance(note, Died) and note.block in found:
+            found[note.block] = (found[note.block][0], index)
+    return found
+
+
 def last_step(recording: Recording) -> tuple[int, int]:
     """The notes of the last step: from, up to."""
-    ends = [i for i, note in enumerate(recording.notes) if isinstance(note, StepEnd)]
+    ends = recording.step_ends()
     return (ends[-2] + 1 if len(ends) > 1 else 0), ends[-1]
 
 

@@ -75,6 +75,7 @@ class Program:
         """
         right = equal if equal is not None else at_most
         assert right is not None
+        assert np.isfinite(right).all(), "a row has no bound"  # HiGHS would leave it out
         highspy = _highspy()
         problem = self._problem(highspy, equal, right)
         other: Method = "simplex" if method == "ipm" else "ipm"
@@ -83,7 +84,8 @@ class Program:
             options = {"output_flag": False, "parallel": "off", "solver": solver}
             for name, value in {**options, "time_limit": time_limit_s}.items():
                 highs.setOptionValue(name, value)
-            highs.passModel(problem)
+            taken = highs.passModel(problem)
+            assert taken != highspy.HighsStatus.kError, "HiGHS refuses the program"
             highs.run()
             status = highs.getModelStatus()
             if status.name not in _INFEASIBLE:
@@ -91,8 +93,9 @@ class Program:
         if status.name != "kOptimal":
             raise PlanError(
                 f"the linear program of {len(right)} rows and {self.n_variables} variables ended "
-                f"without an answer: {highs.modelStatusToString(status)}; give more time "
-                f"(time_limit_s is {time_limit_s:g}) or use the closed form of umem.plan.bounds"
+                f"without an answer: {highs.modelStatusToString(status)} (time_limit_s is "
+                f"{time_limit_s:g}); give it more time where that is over, or use the closed form "
+                "of umem.plan.bounds"
             )
         self.values = np.array(highs.getSolution().col_value)
         return float(highs.getInfo().objective_function_value)

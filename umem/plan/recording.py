@@ -99,9 +99,13 @@ class Recording:
                 events.append(schema.Free(note.block))
         return events
 
+    def step_ends(self) -> list[int]:
+        """The index of the note that ends each step."""
+        return [i for i, note in enumerate(self.notes) if isinstance(note, StepEnd)]
+
     def last_step(self) -> list[Work]:
         """The ops of the last step, in order."""
-        ends = [i for i, note in enumerate(self.notes) if isinstance(note, StepEnd)]
+        ends = self.step_ends()
         begin = ends[-2] + 1 if len(ends) > 1 else 0
         return [note for note in self.notes[begin : ends[-1]] if isinstance(note, Work)]
 

@@ -28,7 +28,7 @@ _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
-# The accesses of a step times the choices that local search looks at: its time.
+# The accesses of a step times the choices that local search looks at, or estimates: its time.
 _LOOKED = 300_000
 _TRIED = 300_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
@@ -260,7 +260,7 @@ class Search:
             if len(temporary) and generator.random() < _KEPT:
                 drop, keep = choice.selection.drop, choice.selection.keep.copy()
                 keep[generator.choice(temporary.tolist())] ^= True
-                other = self.look(Selection(drop, keep))
+                other = self.look(Selection(drop, keep), choice.mode)
             else:
                 other = self._exchanged(choice, saved, generator)
             if other in seen:

@@ -1,0 +1,94 @@
+"""How long a step takes with gaps spent away, as plain loops: what src/planning does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from umem.devices import DeviceProfile
+from umem.policies.estimate import Choice, earliest
+from umem.policies.writeback import NEVER, Quiet, quiet_times
+from umem.trace.step import StepTrace
+
+
+class Copies:
+    """Which copies on the host are valid, and which the idle link makes next."""
+
+    def __init__(self, quiet: Quiet, out_us: list[float], n_ops: int) -> None:
+        self.quiet, self.out_us, self.n = quiet, out_us, n_ops
+        self.valid_in = [-1] * len(out_us)  # the step in which the quiet time ends
+        self.done = [0.0] * len(out_us)
+        self.started = [NEVER] * len(out_us)
+        self.waiting: list[tuple[int, int, int]] = []  # (due, which, step)
+        for which, written in enumerate(quiet.written.tolist()):
+            if written < -1:
+                self._wait(which, 0)
+
+    def ready(self, which: int, op: int) -> float | None:
+        valid = which >= 0 and self.valid_in[which] == self._step(which, op)
+        return self.done[which] if valid else None
+
+    def moved(self, which: int, op: int, when: float) -> None:
+        if which >= 0:
+            self.valid_in[which], self.done[which] = self._step(which, op), when
+
+    def fill(self, op: int, free: float, end: float) -> float:
+        for which, written in enumerate(self.quiet.written.tolist()):
+            if (written + 1 - op) % self.n == 0:
+                self._wait(which, self._step(which, op - 1))
+        while self.waiting and free < end:
+            due, which, step = first = min(self.waiting)
+            self.waiting.remove(first)
+            if due >= op and self.valid_in[which] != step:
+                free += self.out_us[which]
+                self.valid_in[which], self.done[which] = step, free
+                self.started[which] = op - step * self.n
+        return free
+
+    def _wait(self, which: int, step: int) -> None:
+        due = int(self.quiet.due[which])
+        if due > self.quiet.written[which]:
+            self.waiting.append((due + step * self.n, which, step))
+
+    def _step(self, which: int, op: int) -> int:
+        return (op - int(self.quiet.written[which])) // self.n
+
+
+def estimate(
+    trace: StepTrace, device: DeviceProfile, choice: Choice, room: int
+) -> tuple[float, list[int]]:
+    """The time of the second of two equal steps in µs, and where each copy is begun."""
+    away, returns, _ = choice
+    n, amount = trace.n_ops, trace.bytes[away.tensor]
+    ready, taken = earliest(choice, amount, room)
+    out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
+    in_us = (amount / device.bytes_per_us_in).tolist()
+    leaves, starts, needs = defaultdict(list), defaultdict(list), defaultdict(list)
+    for gap, start in enumerate(away.start.tolist()):
+        leaves[(start + 1) % n].append(gap)
+    for gap, start in zip(returns.tolist(), ready.tolist(), strict=True):
+        starts[start % n].append(gap)
+        needs[int(away.end[gap]) % n].append(gap)
+    slack = (np.maximum(room - taken, 0) / device.bytes_per_us_out).tolist()
+    quiet = quiet_times(trace, away)
+    copies = Copies(quiet, (trace.bytes[quiet.tensor] / device.bytes_per_us_out).tolist(), n)
+    departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
+    now = out_free = in_free = begin = left = 0.0
+    for point in range(2 * n):
+        op = point % n
+        begin = now if op == 0 else begin
+        for gap in leaves[op]:
+            copied = copies.ready(int(quiet.of_gap[gap]), point - 1)
+            if copied is not None:
+                departure[gap] = max(now, copied)
+                continue
+            left = out_free = departure[gap] = max(out_free, now) + out_us[gap]
+            copies.moved(int(quiet.of_gap[gap]), point - 1, left)
+        empty = max(now, left - slack[op])
+        for gap in starts[op]:
+            in_free = arrival[gap] = max(in_free, departure[gap], empty) + in_us[gap]
+        now = max([now, left - slack[op], *(arrival[gap] for gap in needs[op])])
+        out_free = copies.fill(point, max(out_free, now), now + float(trace.op_us[op]))
+        now += float(trace.op_us[op])
+    return now - begin, copies.started
