@@ -13,7 +13,7 @@ from ...trace.step import Floats, StepTrace
 from ..spans import Spans
 
 # Of compute, on top of the bound: of two choices that the link hides the shorter is better.
-_COMPUTE_SHARE = 0.02
+COMPUTE_SHARE = 0.02
 
 
 def derated(device: DeviceProfile, factor: float) -> DeviceProfile:
@@ -53,7 +53,7 @@ def floors_us(
             for i, factor in enumerate(factors):
                 turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
                 found[i] = max(found[i], float(turn.max()), most / factor)
-    return found + _COMPUTE_SHARE * compute
+    return found + COMPUTE_SHARE * compute
 
 
 def estimate_us(

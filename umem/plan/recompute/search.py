@@ -21,6 +21,7 @@ from .reduced import reduced
 from .rewrite import dropped_by, rewrite
 
 LINK = 0.8  # of the link is planned with: a slower one costs more than this insurance
+_WHOLE = 1 / LINK
 COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of checkpoints
 _FEW = (3, 6, 12)  # where copies go after each use: each chain is run once for each of its tensors
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the droppable bytes, refined around the best
@@ -28,9 +29,10 @@ _FINER = (0.1, 0.05, 0.025)
 # The bound takes all of the link for used, which no schedule does: choices are made behind slower
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
+_BOUNDED = (*_FACTORS, _WHOLE)
 # The accesses of a step times the choices that local search looks at, or estimates: its time.
-_LOOKED = 300_000
-_TRIED = 300_000
+_LOOKED = 200_000
+_TRIED = 130_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours at a time
 _RELAXED = (0.7, 0.5, 0.3)  # of the link, behind which the linear program is solved
 _UPDATES = 0.1  # of the room: less that persists and is written makes no bound of its own
@@ -49,10 +51,14 @@ class Choice:
     """A selection and what is known of it. Times in µs, of steps behind `LINK` of the link."""
 
     selection: Selection
-    floors: Floats  # behind each of _FACTORS
+    floors: Floats  # behind each of _BOUNDED
     compute_us: float
     over: int  # bytes, without swapping
     mode: Keep = "speed"
+
+    def least_us(self, factor: float) -> float:
+        """No more than the step's time behind so much of the link."""
+        return float(self.floors[_BOUNDED.index(factor)]) - score.COMPUTE_SHARE * self.compute_us
 
     @property
     def fits(self) -> bool:
@@ -68,7 +74,7 @@ class Search:
     device: DeviceProfile
     budget: int
     _known: dict[bytes, Choice] = field(default_factory=dict)
-    _estimates: dict[Choice, float] = field(default_factory=dict)
+    _estimates: dict[tuple[Choice, float], float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
     _latest: tuple[Choice, StepTrace] | None = None  # that was looked at, and its step
 
@@ -90,26 +96,26 @@ class Search:
         if found is None:
             made = rewrite(self.small, *selection, mode, labels=False)
             step, begins = made.step, [0, made.behind_backward] if self.updates else [0]
-            floors = score.floors_us(step, self.link, self.room, _FACTORS, begins)
+            floors = score.floors_us(step, self.link, self.room, _BOUNDED, begins)
             over = step.peak_bytes - self.room
             found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
             self._latest = found, step
         return found
 
-    def estimate_us(self, choice: Choice) -> float:
-        """With the default policy's swapping."""
+    def estimate_us(self, choice: Choice, factor: float = 1.0) -> float:
+        """With the default policy's swapping, behind so much of the link that is planned with."""
         if choice.fits:
             return choice.compute_us
-        if choice not in self._estimates:
-            self._estimates[choice] = self._estimated_us(choice, self.link)
-        return self._estimates[choice]
-
-    def _estimated_us(self, choice: Choice, link: DeviceProfile) -> float:
-        if self._latest and self._latest[0] is choice:
-            step = self._latest[1]
-        else:  # steps are many, and too large to keep them all
-            step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
-        return score.estimate_us(step, link, self.room, compare=False)
+        found = self._estimates.get((choice, factor))
+        if found is None:
+            if self._latest and self._latest[0] is choice:
+                step = self._latest[1]
+            else:  # steps are many, and too large to keep them all
+                step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+            link = score.derated(self.link, factor)
+            found = score.estimate_us(step, link, self.room, compare=False)
+            self._estimates[choice, factor] = found
+        return found
 
     def best(self) -> Choice:
         """The least estimate of: a grid, local searches in it, recompute alone, swapping alone."""
@@ -125,18 +131,15 @@ class Search:
     def others(self) -> list[Choice]:
         """Of a few the fastest behind half of the link, and of a few that behind all of it.
 
-        The former of what `best` started from, the latter of all that it looked at.
+        The former of what `best` started from; the latter of all that it looked at, and changed as
+        the best one is.
         """
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         known = list(self._known.values())
         # What moves much has the least bound there, what hides well the least behind half of it.
         fast = _unique(_top(known, _FACTORS.index(factor), _FAST) for factor in (1.0, 0.5))
-        few = ((slow, 0.5), (fast, 1 / LINK))
-        return [self._fastest_behind(factor, choices) for choices, factor in few if choices]
-
-    def _fastest_behind(self, factor: float, choices: Iterable[Choice]) -> Choice:
-        link = score.derated(self.link, factor)
-        return min(choices, key=lambda choice: self._estimated_us(choice, link))
+        found = [self._fastest(slow, 0.5)] if slow else []
+        return [*found, self._settled(self._fastest(fast, _WHOLE), _WHOLE)]
 
     def recompute_only(self, *, at_any_time: bool = False) -> Choice | None:
         """The shortest one found that needs no swapping.
@@ -198,8 +201,8 @@ class Search:
                 return
             yield self.look(program.selection(0.5))
 
-    def _fastest(self, choices: Iterable[Choice]) -> Choice:
-        return min(choices, key=self.estimate_us)
+    def _fastest(self, choices: Iterable[Choice], factor: float = 1.0) -> Choice:
+        return min(choices, key=lambda choice: self.estimate_us(choice, factor))
 
     def _grid(self) -> Iterator[Choice]:
         """By number of checkpoints and by share, finer where it is good."""
@@ -246,12 +249,12 @@ class Search:
                     break
         return choice
 
-    def _settled(self, choice: Choice) -> Choice:
-        """Change a few tensors at random, where the estimate falls; seeded."""
+    def _settled(self, choice: Choice, factor: float = 1.0) -> Choice:
+        """Change a few tensors at random, where the estimate behind a link falls; seeded."""
         graph, generator = self.small, random.Random(0)  # noqa: S311 - a walk that is the same each time
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
-        now = self.estimate_us(choice)
+        now = self.estimate_us(choice, factor)
         left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
         seen = {choice}
         tries = 4 * left  # what drops the same as a trial before costs no look, and few are left
@@ -267,10 +270,10 @@ class Search:
                 continue
             seen.add(other)
             left -= 1
-            if other.floors[0] < now:
+            if other.least_us(factor) < now:
                 left -= 0 if other.fits else 1  # an estimate takes about as long as a look
-                if self.estimate_us(other) < now:
-                    choice, now = other, self.estimate_us(other)
+                if self.estimate_us(other, factor) < now:
+                    choice, now = other, self.estimate_us(other, factor)
         return choice
 
     def _exchanged(self, choice: Choice, saved: Ints, generator: random.Random) -> Choice:
