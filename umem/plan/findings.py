@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import PlanError
 from . import inplace, late, script, tracer
-from .inplace import Refused, Site, last_step
+from .inplace import Refused, Site
 from .recording import Recording, Work
 from .watch import Watched, Watcher
 
@@ -138,7 +138,7 @@ def ordered(findings: list[Finding]) -> list[Finding]:
 
 def _constants(watched: Watched) -> dict[str, str]:
     recording = watched.recording
-    written = _blocks(recording, 0, last_step(recording)[1], writes=True)
+    written = _blocks(recording, 0, recording.span()[1], writes=True)
     return {
         path: watched.lines[held.block]
         for path, held in watched.held.items()
@@ -190,8 +190,8 @@ def _of_site(site: Site, refused: list[Refused], recording: Recording, peak: int
 
 def _duplicates(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
-    begin, end = last_step(recording)
-    life = inplace.lives(recording)
+    begin, end = recording.span()
+    life = recording.lives()
     written = _blocks(recording, begin, end, writes=True)
     paths: dict[int, list[str]] = defaultdict(list)
     for path, held in watched.held.items():
@@ -265,7 +265,7 @@ def _late(watched: Watched, held_lines: set[str]) -> Iterator[Finding]:
 def _held(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
     ends = recording.step_ends()
-    life = inplace.lives(recording)
+    life = recording.lives()
     lasting = {held.block for held in watched.held.values()}
     growth: list[dict[str, list[int]]] = []
     for step in (1, 2):  # the first may make what all others use
@@ -291,11 +291,11 @@ def _held(watched: Watched) -> Iterator[Finding]:
 
 def _unused(watched: Watched) -> Iterator[Finding]:
     recording = watched.recording
-    end = last_step(recording)[1]
+    end = recording.span()[1]
     read = _blocks(recording, 0, end, writes=False) | watched.asked
     paths = {held.block: path for path, held in watched.held.items()}
-    begin = last_step(recording)[0]
-    for block, (born, died) in inplace.lives(recording).items():
+    begin = recording.span()[0]
+    for block, (born, died) in recording.lives().items():
         known = recording.blocks[block]
         if block in read or died <= begin or not known.bytes or block in watched.of_backward:
             continue
@@ -320,7 +320,7 @@ def _without_gradient(watched: Watched) -> Iterator[Finding]:
     if not watched.gradients:
         return
     recording = watched.recording
-    read = _blocks(recording, 0, last_step(recording)[1], writes=False)
+    read = _blocks(recording, 0, recording.span()[1], writes=False)
     reached = {watched.held[path].block for path in watched.gradients if path in watched.held}
     seen = set(reached)
     by_module: dict[tuple[str, bool], list[str]] = defaultdict(list)

@@ -59,7 +59,7 @@ def find(watched: Watched) -> InPlace:
 
 def peak(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> int:
     """Bytes asked for at the peak of the last step, each pair of blocks being one."""
-    begin, _ = last_step(recording)
+    begin, _ = recording.span()
     return max([0, *live_bytes(recording, pairs)[begin:]])
 
 
@@ -68,7 +68,7 @@ def live_bytes(recording: Recording, pairs: Iterable[tuple[int, int]] = ()) -> l
     one = _Union(pairs)
     live, over_time = 0, []
     holders: dict[int, int] = defaultdict(int)
-    for note in recording.notes[: last_step(recording)[1]]:
+    for note in recording.notes[: recording.span()[1]]:
         if isinstance(note, (Born, Died)):
             block, change = one.of(note.block), 1 if isinstance(note, Born) else -1
             holders[block] += change
@@ -91,23 +91,6 @@ class _Union:
         while block in self._root:
             block = self._root[block]
         return block
-
-
-def lives(recording: Recording) -> dict[int, tuple[int, int]]:
-    """From which note up to which each block is alive."""
-    found: dict[int, tuple[int, int]] = {}
-    for index, note in enumerate(recording.notes):
-        if isinstance(note, Born):
-            found[note.block] = (index, len(recording.notes))
-        elif isinstance(note, Died) and note.block in found:
-            found[note.block] = (found[note.block][0], index)
-    return found
-
-
-def last_step(recording: Recording) -> tuple[int, int]:
-    """The notes of the last step: from, up to."""
-    ends = recording.step_ends()
-    return (ends[-2] + 1 if len(ends) > 1 else 0), ends[-1]
 
 
 def _size(recording: Recording, block: int) -> int:
@@ -224,7 +207,7 @@ class _Search:
     def _site(self, calls: list[Call], position: int) -> Site | None:
         """None where the user cannot write it in place, or the last step has no such call."""
         shown = next((call for call in calls if call.write or call.module), None)
-        begin, end = last_step(self.watched.recording)
+        begin, end = self.watched.recording.span()
         pairs = tuple(
             (call.blocks[position], call.result) for call in calls if begin <= call.note < end
         )

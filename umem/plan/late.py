@@ -38,9 +38,10 @@ def find(watched: Watched) -> Iterator[Late]:
     for block in steps.lives:
         if (made_in := steps.of(steps.lives[block][0])) < count:
             by_line[watched.lines[block]][made_in].add(block)
-    late = [steps.late(step) for step in range(count)]
+    late = [set[int](), *(steps.late(step) for step in range(1, count))]
     up_to = replace(recording, notes=recording.notes[: steps.ends[-2] + 1])
-    peak = inplace.peak(up_to)
+    begin, end = recording.span(-2)
+    peak = max(steps.live[begin:end], default=0)
     for line in dict.fromkeys(watched.lines[block] for block in sorted(late[-2])):
         made = by_line[line]
         uses = [sum(len(steps.needs.get(block, ())) for block in blocks) for blocks in made]
@@ -59,7 +60,7 @@ class _Steps:
         self.watched, self.notes = watched, watched.recording.notes
         self.ends = watched.recording.step_ends()
         self.live = inplace.live_bytes(watched.recording)
-        self.lives = inplace.lives(watched.recording)
+        self.lives = watched.recording.lives()
         self.needs: dict[int, list[int]] = defaultdict(list)  # notes that get a block, ascending
         self.made_by: dict[int, Work] = {}
         for index, note in enumerate(self.notes):
@@ -84,9 +85,9 @@ class _Steps:
         At a peak in the forward pass only those of the steps before: what runs there has variables
         that a program cannot let go of, of a module around it for one.
         """
-        begin, end = (self.ends[step - 1] + 1 if step else 0), self.ends[step]
+        begin, end = self.watched.recording.span(step)
         live = self.live[begin:end]
-        if not live or not step:
+        if not live:
             return set()
         at = begin + live.index(max(live))
         works = [i for i in range(at) if isinstance(self.notes[i], Work)]

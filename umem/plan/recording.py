@@ -103,11 +103,26 @@ class Recording:
         """The index of the note that ends each step."""
         return [i for i, note in enumerate(self.notes) if isinstance(note, StepEnd)]
 
+    def span(self, step: int = -1) -> tuple[int, int]:
+        """The notes of a step, without its end: from, up to. Not given: of the last one."""
+        ends = [-1, *self.step_ends()]
+        which = range(1, len(ends))[step]
+        return ends[which - 1] + 1, ends[which]
+
     def last_step(self) -> list[Work]:
         """The ops of the last step, in order."""
-        ends = self.step_ends()
-        begin = ends[-2] + 1 if len(ends) > 1 else 0
-        return [note for note in self.notes[begin : ends[-1]] if isinstance(note, Work)]
+        begin, end = self.span()
+        return [note for note in self.notes[begin:end] if isinstance(note, Work)]
+
+    def lives(self) -> dict[int, tuple[int, int]]:
+        """From which note up to which each block is alive."""
+        found: dict[int, tuple[int, int]] = {}
+        for index, note in enumerate(self.notes):
+            if isinstance(note, Born):
+                found[note.block] = (index, len(self.notes))
+            elif isinstance(note, Died) and note.block in found:
+                found[note.block] = (found[note.block][0], index)
+        return found
 
     def touches_memory(self, work: Work) -> bool:
         """Whether the op accesses a byte of the device; a step has no other ops."""

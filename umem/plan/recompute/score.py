@@ -12,9 +12,6 @@ from ...policies.umem import Umem
 from ...trace.step import Floats, StepTrace
 from ..spans import Spans
 
-# Of compute, on top of the bound: of two choices that the link hides the shorter is better.
-COMPUTE_SHARE = 0.02
-
 
 def derated(device: DeviceProfile, factor: float) -> DeviceProfile:
     """The same device behind a slower link."""
@@ -37,10 +34,7 @@ def floors_us(
     factors: Sequence[float],
     begins: Sequence[int] = (0,),
 ) -> Floats:
-    """The turning-point bound of `bounds.closed_form_floor` behind each of several slower links.
-
-    A little of the compute time is added, which prefers the shorter of equal ones.
-    """
+    """The turning-point bound of `bounds.closed_form_floor` behind each of several links."""
     spans = Spans(step)
     over = np.maximum(spans.need - room, 0)
     compute = step.compute_us
@@ -53,7 +47,7 @@ def floors_us(
             for i, factor in enumerate(factors):
                 turn = np.maximum(before, out / factor) + np.maximum(after, back / factor)
                 found[i] = max(found[i], float(turn.max()), most / factor)
-    return found + COMPUTE_SHARE * compute
+    return found
 
 
 def estimate_us(

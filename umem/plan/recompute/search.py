@@ -30,6 +30,8 @@ _FINER = (0.1, 0.05, 0.025)
 # ones too, and of those made so the estimate decides.
 _FACTORS = (1.0, 0.75, 0.5, 0.3, 0.1)
 _BOUNDED = (*_FACTORS, _WHOLE)
+# Of compute, on top of the bound: of two choices that the link hides the shorter is better.
+_COMPUTE_SHARE = 0.02
 # The accesses of a step times the choices that local search looks at, or estimates: its time.
 _LOOKED = 200_000
 _TRIED = 130_000
@@ -58,7 +60,11 @@ class Choice:
 
     def least_us(self, factor: float) -> float:
         """No more than the step's time behind so much of the link."""
-        return float(self.floors[_BOUNDED.index(factor)]) - score.COMPUTE_SHARE * self.compute_us
+        return float(self.floors[_BOUNDED.index(factor)])
+
+    def rank(self, factor: float) -> float:
+        """What is less is better behind so much of the link, as far as the bound tells."""
+        return self.least_us(factor) + _COMPUTE_SHARE * self.compute_us
 
     @property
     def fits(self) -> bool:
@@ -122,10 +128,10 @@ class Search:
         if self.swap_only.fits:
             return self.swap_only
         grid = list(self._grid())
-        seeds = _unique(_top(grid, factor, 2) for factor in range(len(_FACTORS)))
+        seeds = _unique(_top(grid, factor, 2) for factor in _FACTORS)
         self._seeds = [*seeds, *self._relaxed()]
         best = self._fastest([self.swap_only, *self._seeds])
-        best = self._fastest([best, self._improved(best, _FACTORS.index(0.5))])
+        best = self._fastest([best, self._improved(best, 0.5)])
         return self._settled(self._fastest([best, *self._alone()]))
 
     def others(self) -> list[Choice]:
@@ -137,7 +143,7 @@ class Search:
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         known = list(self._known.values())
         # What moves much has the least bound there, what hides well the least behind half of it.
-        fast = _unique(_top(known, _FACTORS.index(factor), _FAST) for factor in (1.0, 0.5))
+        fast = _unique(_top(known, factor, _FAST) for factor in (1.0, 0.5))
         found = [self._fastest(slow, 0.5)] if slow else []
         return [*found, self._settled(self._fastest(fast, _WHOLE), _WHOLE)]
 
@@ -222,8 +228,8 @@ class Search:
     def _promising(found: dict[tuple[int, float], Choice]) -> list[tuple[int, float]]:
         """The places of the best two lines behind each link, and of the shortest that fits."""
         places: dict[tuple[int, float], None] = {}
-        for factor in range(len(_FACTORS)):
-            order = sorted(found, key=lambda place: found[place].floors[factor])
+        for factor in _FACTORS:
+            order = sorted(found, key=lambda place: found[place].rank(factor))
             lines: list[int] = []
             for place in order:
                 if place[0] not in lines and len(lines) < 2:
@@ -234,7 +240,7 @@ class Search:
         places.update(dict.fromkeys(fitting[:2]))
         return list(places)
 
-    def _improved(self, choice: Choice, factor: int) -> Choice:
+    def _improved(self, choice: Choice, factor: float) -> Choice:
         """Change one group of tensors after the other, where the bound behind a link falls."""
         left = _LOOKED // max(len(self.small.step.access_tensor), 1)
         changed = True
@@ -243,7 +249,7 @@ class Search:
             for group in self._groups(choice):
                 other = self.look(_flipped(choice.selection, group))
                 left -= 1
-                if other.floors[factor] < choice.floors[factor] * _BETTER:
+                if other.rank(factor) < choice.rank(factor) * _BETTER:
                     choice, changed = other, True
                 if left <= 0:
                     break
@@ -321,8 +327,8 @@ def _flipped(selection: Selection, tensors: Ints) -> Selection:
     return Selection(drop, keep)
 
 
-def _top(choices: Sequence[Choice], factor: int, count: int) -> list[Choice]:
-    return sorted(choices, key=lambda choice: float(choice.floors[factor]))[:count]
+def _top(choices: Sequence[Choice], factor: float, count: int) -> list[Choice]:
+    return sorted(choices, key=lambda choice: choice.rank(factor))[:count]
 
 
 def _unique(lists: Iterable[Iterable[Choice]]) -> list[Choice]:
