@@ -4,26 +4,42 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+TWO := -n 2 --dist loadfile  # two processes, a file of tests each, for two cores
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(shell find src tests/native tests/softcuda -name '*.cpp' -o -name '*.h' 2>/dev/null)
 SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
 	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
+BUILD_INPUTS := $(shell find src -type f 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
+BUILT := $(VENV)/.built
 
-.PHONY: demo test test-cuda lint bench bench-policies bench-recompute bench-sharing options-doc \
-	install clean
+.PHONY: demo check test test-cuda nightly lint dist bench bench-policies bench-recompute \
+	bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/python -m umem demo $(DEMO_ARGS)
 
+# The inner loop, below three minutes once native code is built: lint, and the tests that the change
+# touches. Which change: make check AFFECTED_ARGS='--base main'
+# Python files are read from the tree, also by programs that tests start in other folders.
+check: lint
+	tests="$$($(BIN)/python tools/affected_tests.py $(AFFECTED_ARGS))" && \
+		PYTHONPATH='$(CURDIR)' $(BIN)/python -m pytest -q $(TWO) $(PYTEST_ARGS) $$tests
+
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# The CUDA build of torch on the software libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:
+# What takes longer than CI may: ten times the examples of each property, and the packages.
+nightly:
+	$(MAKE) test PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
+	$(MAKE) test-cuda PYTEST_ARGS='$(TWO)'
+	$(MAKE) dist
+
+# The CUDA build of torch on a fake libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:
 # pytest -m gpu, where umem and a CUDA build of torch are installed.
 CUDA_VENV ?= .venv-cuda
 CUDA_TORCH ?= torch===2.11.0
@@ -60,11 +76,21 @@ $(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(SOURCES
 		$(CUDA_PIP) install --no-build-isolation --no-deps .
 	touch $@
 
-lint: $(INSTALLED)
+lint: $(BUILT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict umem
+	$(BIN)/mypy umem tests bench tools examples
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/python tools/check_layers.py
+	$(BIN)/python tools/structure.py
+	$(BIN)/python tools/generate_options_doc.py --check
+	$(BIN)/python tools/generate_overwrites.py --check
+
+# The sdist, the wheel made from it, and a check that both work where nothing else is.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tools/check_dist.py dist --torch '$(TORCH)'
 
 bench: $(INSTALLED)
 	$(BIN)/python bench/cpu.py $(BENCH_ARGS)
@@ -78,7 +104,7 @@ bench-recompute: $(INSTALLED)
 bench-sharing: $(INSTALLED)
 	$(BIN)/python bench/sharing.py $(BENCH_ARGS)
 
-options-doc: $(INSTALLED)
+options-doc: $(BUILT)
 	$(BIN)/python tools/generate_options_doc.py
 
 install: $(INSTALLED)
@@ -99,4 +125,9 @@ $(DEPENDENCIES): pyproject.toml | $(BIN)/python
 $(INSTALLED): $(DEPENDENCIES) $(SOURCES)
 	rm -rf build/lib* build/bdist*
 	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation '.[demo,dev]'
+	touch $@
+
+# Stays up to date when only Python files change.
+$(BUILT): $(DEPENDENCIES) $(BUILD_INPUTS)
+	$(MAKE) $(INSTALLED)
 	touch $@

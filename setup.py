@@ -43,7 +43,7 @@ class CMakeBuild(build_ext):
 
     def build_torch_extension(self, package: Path) -> None:
         """Build for the torch of this environment; at first use umem builds for any other."""
-        path = ROOT / "umem" / "torch_build.py"  # by path: umem itself is not installed yet
+        path = ROOT / "umem" / "integrations" / "torch" / "build.py"  # umem is not installed yet
         spec = importlib.util.spec_from_file_location("umem_torch_build", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module

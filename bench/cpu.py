@@ -15,11 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, differences, interleave, ratios
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    differences,
+    interleave,
+    ratios,
+    results_folder,
+)
 
-from umem import config as settings
+from umem.base.units import GIB, MIB
+from umem.config import settings
 from umem.demo.process import RunSpec, WorkerProcess
-from umem.units import GIB, MIB
 
 HERE = Path(__file__).resolve().parent
 AMPLE = 1 * GIB
@@ -30,7 +39,7 @@ OBSERVER_TARGET_NS, ALLOC_TARGET_NS = 250.0, 150.0
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured and how often."""
+    """Benchmark parameters and repetitions."""
 
     workloads: tuple[str, ...] = ("resnet", "gpt")
     fractions: tuple[int, ...] = (1, 2, 4)  # 1: everything fits
@@ -133,7 +142,7 @@ def _add_ratios(
 
 
 def micro(part: str, config: Config) -> dict[str, list[float]]:
-    """The values of one part of micro.py.
+    """Return the values of one part of micro.py.
 
     Raises:
         subprocess.CalledProcessError: it failed; its own message is on stderr.
@@ -176,22 +185,21 @@ def small_costs(config: Config, report: Report) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/cpu.py", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="everything once or twice, no files")
+    add_outputs(parser)
     parser.add_argument("--rounds", type=int, help="rounds of the step times")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: bench/results)")
     args = parser.parse_args(argv)
     config = SMOKE if args.smoke else Config()
     if args.rounds is not None:
         if args.rounds < 1:
             parser.error(f"--rounds {args.rounds}: allowed: 1 and up")
         config = Config(**{**vars(config), "rounds": args.rounds})
+    folder = results_folder(parser, args)
     stated = {k: v for k, v in vars(config).items() if k != "torch_ext_cache"}  # a private path
     report = Report("cpu", {**stated, "ample_bytes": AMPLE})
     for workload in config.workloads:
         step_times(workload, config, report)
     small_costs(config, report)
     print(report.markdown())
-    folder = args.out or (None if args.smoke else HERE / "results")
     if folder is not None:
         print("\n".join(str(path) for path in report.write(folder)))
     same = all(result.note != "NOT IDENTICAL" for result in report.results)

@@ -1,7 +1,8 @@
-"""The machine and the versions that a figure belongs to."""
+"""The machine and the versions that a figure belongs to, and where such figures may be kept."""
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -10,35 +11,92 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from umem import machine
-from umem.units import GIB
+import umem
+from umem.base import host
+from umem.base.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
 
 
 def machine_facts() -> dict[str, Any]:
-    """What of this machine bears on the figures."""
-    memory = machine.meminfo("MemTotal")
+    """Return the facts about this machine that affect the figures."""
+    memory = host.meminfo("MemTotal")
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": None if memory is None else round(memory / GIB, 1),
         "kernel": platform.release(),
-        "thp": machine.transparent_huge_pages(),
+        "thp": host.transparent_huge_pages(),
     }
 
 
 def version_facts() -> dict[str, str]:
-    """The versions of what was measured; the commit ends in ``+`` where files differ from it."""
+    """Return the measured versions; the commit ends in ``+`` if files differ from it.
+
+    They are those of the first call: a commit may be made while a bench runs.
+    """
+    return dict(_first_versions())
+
+
+@functools.cache
+def _first_versions() -> dict[str, str]:
     facts = {"python": sys.version.split()[0]}
     for package in ("torch", "umem", "numpy", "scikit-learn"):
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             facts[package] = "not installed"
-    commit = _git("rev-parse", "HEAD") or "unknown"
-    facts["commit"] = commit + ("+" if _git("status", "--porcelain") else "")
+    facts["commit"] = _commit()
     return facts
+
+
+def refusal(folder: Path) -> str | None:
+    """Why no report may be written to `folder`; None where it may.
+
+    What is under bench/results can be measured again: it names a commit that is all of the code
+    that was measured. In any other folder it is the caller's own affair.
+    """
+    measured = version_facts()["commit"]
+    if not folder.resolve().is_relative_to(RESULTS):
+        return None
+    now, other = _commit(), _other_umem()
+    if measured == "unknown":
+        why = f"{ROOT} is no git checkout with a commit"
+    elif changed := changed_files():
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        why = f"the tree differs from its commit: {changed[0]}{more}. Commit first"
+    elif measured != now:
+        why = f"the tree was at {measured} at the start and is at {now} now. Measure again"
+    elif other is not None:
+        why = f"the umem that Python imports is not this tree's: {other}. Install first"
+    else:
+        return None
+    return (
+        f"a report in bench/results names the commit that it was measured at, but {why}, or "
+        "name another folder: --out FOLDER"
+    )
+
+
+def changed_files() -> list[str]:
+    """Files that differ from the commit, except reports: a run of several benches writes many."""
+    lines = _git("status", "--porcelain", "--", ".", f":(exclude){RESULTS.relative_to(ROOT)}")
+    return [line[3:] for line in lines.splitlines()]
+
+
+def _commit() -> str:
+    commit = _git("rev-parse", "--verify", "HEAD")
+    return commit + ("+" if changed_files() else "") if commit else "unknown"
+
+
+def _other_umem() -> str | None:
+    """Return the first file of the imported umem that differs from this tree's, or None."""
+    imported = Path(umem.__file__).parent
+    for path in sorted((ROOT / "umem").rglob("*.py")):
+        twin = imported / path.relative_to(ROOT / "umem")
+        if not twin.is_file() or twin.read_bytes() != path.read_bytes():
+            return str(twin)
+    return None
 
 
 def _cpu_model() -> str:
@@ -51,11 +109,11 @@ def _cpu_model() -> str:
 
 
 def _git(*words: str) -> str:
-    """What git says about this tree; empty outside a checkout or without git."""
+    """Return git's output for this tree; empty outside a checkout or without git."""
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
+    return done.stdout.rstrip()

@@ -1,4 +1,4 @@
-"""What every bench shares: interleaved rounds, medians, the machine, and the report.
+"""Shared code of the benchmarks: interleaved rounds, medians, the machine, and the report.
 
 A ratio is only worth something between figures of one run: machines drift. So the candidates take
 turns, each round gives one ratio, and the report has the median and the quartiles of those.
@@ -6,6 +6,7 @@ turns, each round gives one ratio, and the report has the median and the quartil
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
@@ -15,7 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from facts import machine_facts, version_facts
+from facts import RESULTS, ROOT, machine_facts, refusal, version_facts
+
+ASIDE = ROOT / "build" / "bench-results"  # of reports that may not be kept where they were to be
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of one value or more; a single one is its own quartiles."""
+        """Return the spread of one or more values; a single one is its own quartiles."""
         if len(values) < 2:
             return cls(values[0], values[0], values[0], 1)
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -38,7 +41,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Result:
-    """One figure. `target` is the most that it should be, in the same unit; None without one."""
+    """One figure. `target` is its upper limit in the same unit; None without one."""
 
     name: str
     spread: Spread
@@ -50,6 +53,12 @@ class Result:
     def reached(self) -> bool | None:
         """Whether the target is met; None without one."""
         return None if self.target is None else self.spread.median <= self.target
+
+    @classmethod
+    def load(cls, fields: Mapping[str, Any]) -> Result:
+        """From JSON; whether the target is met follows from the rest."""
+        known = {key: value for key, value in fields.items() if key != "reached"}
+        return cls(**{**known, "spread": Spread(**known["spread"])})
 
 
 @dataclass
@@ -74,15 +83,22 @@ class Report:
         hardware = re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
         return f"{self.theme}_{hardware}_{self.date[:10]}"
 
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        """Read a written report without its sections."""
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        results = [Result.load(result) for result in fields.pop("results")]
+        return cls(results=results, **fields)
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         results = [{**asdict(result), "reached": result.reached} for result in self.results]
         fields = {**asdict(self), "results": results}
         del fields["sections"]  # they say the details in words
         return fields
 
     def markdown(self) -> str:
-        """For people."""
+        """Format the report as markdown."""
         lines = [f"# Bench: {self.theme}", "", f"Date: {self.date}", ""]
         lines += table(("machine", "value"), self.machine.items())
         lines += table(("software", "version"), self.versions.items())
@@ -94,11 +110,50 @@ class Report:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write the JSON and the markdown file; returns both paths."""
-        folder.mkdir(parents=True, exist_ok=True)
-        data, text = (folder / f"{self.file_stem}.{suffix}" for suffix in ("json", "md"))
-        data.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
-        text.write_text(self.markdown(), encoding="utf-8")
-        return data, text
+        return write(folder, self.file_stem, self.as_dict(), self.markdown())
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every bench has; `results_folder` reads them."""
+    parser.add_argument(
+        "--smoke", action="store_true", help="does it work? small, and no figures to keep"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder of the report (default: bench/results; for --smoke: none)"
+    )
+
+
+def results_folder(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path | None:
+    """Return the report's path, None for no report; call it before anything is measured.
+
+    Ends the program with an error where a report may not be written there.
+    """
+    if args.out is None and args.smoke:
+        return None
+    folder: Path = args.out or RESULTS
+    if args.smoke and folder.resolve().is_relative_to(RESULTS):
+        parser.error(f"--smoke --out {folder}: its figures mean nothing; name another folder")
+    if (why := refusal(folder)) is not None:
+        parser.error(why)
+    return folder
+
+
+def write(folder: Path, stem: str, record: Any, page: str) -> tuple[Path, Path]:
+    """Write a report's JSON and markdown file; returns both paths.
+
+    Ends the program where the report may not be written there, with the files in `ASIDE` instead:
+    the tree may have changed since the start.
+    """
+    why = refusal(folder)
+    if why is not None:
+        folder = ASIDE
+    folder.mkdir(parents=True, exist_ok=True)
+    data, text = (folder / f"{stem}.{suffix}" for suffix in ("json", "md"))
+    data.write_text(_as_json(record), encoding="utf-8")
+    text.write_text(page, encoding="utf-8")
+    if why is not None:
+        raise SystemExit(f"{why}. This one is at {text}")
+    return data, text
 
 
 def interleave(
@@ -115,13 +170,23 @@ def interleave(
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Spread:
-    """Of the quotients of equal rounds."""
+    """Return the spread of the quotients of equal rounds."""
     return Spread.of([value / other for value, other in zip(values, base, strict=True)])
 
 
 def differences(values: Sequence[float], base: Sequence[float]) -> Spread:
-    """Of the differences of equal rounds."""
+    """Return the spread of the differences of equal rounds."""
     return Spread.of([value - other for value, other in zip(values, base, strict=True)])
+
+
+def _as_json(record: Any) -> str:
+    """Indented, but a list of plain values takes one line: lists of thousands are common."""
+
+    def joined(found: re.Match[str]) -> str:
+        return "[" + re.sub(r",\n *", ", ", found[1]) + "]"
+
+    # A newline is never within a string of JSON.
+    return re.sub(r"\[\n *([^][{}]*?)\n *\]", joined, json.dumps(record, indent=1)) + "\n"
 
 
 def _line(result: Result) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ import torch
 from harness import interleave
 
 import umem
-from umem.integrations import torch_cpu
-from umem.native import core
-from umem.units import MIB
+from umem.base.native import core
+from umem.base.units import MIB
+from umem.integrations.torch import cpu
 
 BUDGET = 64 * MIB
 OPS = 20_000
@@ -83,7 +83,7 @@ def _glibc_alloc(size: int) -> Callable[[], float]:
 
 def _torch_alloc(size: int) -> Callable[[], float]:
     """Umem is off here, so that torch's allocator is its own."""
-    return lambda: float(torch_cpu.extension(CACHE).bench_cpu_alloc(size, ITERATIONS))
+    return lambda: float(cpu.extension(CACHE).bench_cpu_alloc(size, ITERATIONS))
 
 
 def fault(rounds: int) -> Values:

@@ -19,30 +19,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import recompute_capuchin as capuchin
 import recompute_partitioner as partitioner
-from harness import Report, Result, Spread, table
-from policies.report import Target, geomean
+from harness import Report, Result, Spread, add_outputs, results_folder, table
+from policies.ratios import geomean
+from policies.report import Target
 
-from umem import replay
-from umem.devices import DeviceProfile
+from umem.analysis import bounds
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import GIB, PAGE_BYTES
 from umem.errors import NotSupportedError
-from umem.plan import bounds
-from umem.plan.recompute.bound import lower_bound_us
-from umem.plan.recompute.candidates import Checkpoints, per_block
-from umem.plan.recompute.graph import Graph
-from umem.plan.recompute.modes import Planner
-from umem.plan.recompute.rewrite import Rewritten, rewrite
 from umem.policies import registry
-from umem.trace.step import StepTrace
-from umem.units import GIB
-from umem.values import PAGE_BYTES
+from umem.recompute.planner.bound import lower_bound_us
+from umem.recompute.planner.candidates import Checkpoints, per_block
+from umem.recompute.planner.graph import RecomputeGraph
+from umem.recompute.planner.modes import RecomputePlanner
+from umem.recompute.planner.rewrite import Rewritten, rewrite
+from umem.simulation import replay
+from umem.trace.step_trace import StepTrace
 
 Row = dict[str, Any]
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parent / "build" / "bench-policies"  # the traces of bench/policies
-TORCH = "torch"  # its partitioner's best choice; what it keeps swaps as in all other modes
-MODES = ("swap", "recompute", "per_block", TORCH, "hybrid", "capuchin", "umem")
+# Choices other than umem's modes; the tensors that they keep are swapped in the same way.
+TORCH = "torch"  # the best choice of its partitioner
+HYBRID = "hybrid"  # drops cheap results, as umem's mode `speed`, and swaps the others
+CAPUCHIN = "capuchin"
+MODES = ("swap", "recompute", "per_block", TORCH, HYBRID, CAPUCHIN, "auto")
 NETS = ("resnet50_b128", "densenet121_b96", "unet_b8_512", "bert_base_b64", "gpt2_medium_b8",
         "vit_l_b64")  # fmt: skip
 SMOKE = ("resnet_smoke",)
@@ -61,11 +65,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/recompute.py", description=__doc__)
     parser.add_argument("--workload", nargs="+", help="only these of bench/policies/workloads.py")
     parser.add_argument("--device", nargs="+", default=list(DEVICES))
-    parser.add_argument("--smoke", action="store_true", help="a small network, no files")
+    add_outputs(parser)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", type=Path, default=WORK, help="traces (build/)")
-    parser.add_argument("--out", type=Path, help="folder of the results (bench/results)")
     args = parser.parse_args(argv)
+    folder = results_folder(parser, args)
     names = args.workload or (SMOKE if args.smoke else NETS)
     begin = time.monotonic()
     with ProcessPoolExecutor(min(args.jobs, len(names))) as pool:
@@ -76,14 +80,13 @@ def main(argv: list[str] | None = None) -> int:
         rows, beside, {"workloads": ", ".join(names), "seconds": round(time.monotonic() - begin)}
     )
     print(page.markdown())
-    folder = args.out or (None if args.smoke else HERE / "results")
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
     return 0
 
 
 def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row], list[Row]]:
-    """One network on all devices, in whichever process; and beside torch's partitioner."""
+    """Plan one network on all devices, in any process, and compare with torch's partitioner."""
     from policies.traces import Traces
     from policies.workloads import WORKLOADS
 
@@ -93,7 +96,7 @@ def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row],
     beside: list[Row] = []
     for device in devices:
         profile, step = traces.on(device)
-        graph = Graph(step)
+        graph = RecomputeGraph(step)
         found = list(partitioner.choices(joint, graph))
         where = {"workload": name, "device": device}
         beside += [{**where, **row} for row in partitioner.compared(graph, profile, found)]
@@ -106,7 +109,7 @@ def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row],
 
 
 def _budgets(step: StepTrace) -> Iterator[tuple[str, int]]:
-    least = max(int(bounds.largest_op(step).bytes * LARGEST), replay.least_budget(step))
+    least = max(int(bounds.largest_op(step).bytes * LARGEST), replay.min_budget(step))
     for fraction in FRACTIONS:
         wanted = int(step.peak_bytes * Fraction(fraction))
         raised = "*" if wanted < least else ""
@@ -114,30 +117,32 @@ def _budgets(step: StepTrace) -> Iterator[tuple[str, int]]:
 
 
 def measured(
-    graph: Graph, device: DeviceProfile, budget: int, found: Sequence[partitioner.Choice]
+    graph: RecomputeGraph, device: DeviceProfile, budget: int, found: Sequence[partitioner.Choice]
 ) -> Iterator[Row]:
     """Each way to choose, planned and replayed."""
     step = graph.step
     begin = time.process_time()
-    Planner(graph, device, budget).plan("umem")
+    RecomputePlanner(graph, device, budget).plan("auto")
     plan_s = time.process_time() - begin
     try:
         bound = lower_bound_us(graph, device, budget)
     except NotSupportedError:
         bound = None
-    planner = Planner(graph, device, budget)
+    planner = RecomputePlanner(graph, device, budget)
     for mode in MODES:
-        done = (
-            _torchs(partitioner.fastest(found, device, budget), device, budget)
-            if mode == TORCH
-            else replay.simulate_recompute(planner, mode)
-        )
+        done: replay.Recomputed | None
+        if mode == TORCH:
+            done = _replayed(mode, partitioner.fastest(found, device, budget), device, budget)
+        elif mode == CAPUCHIN:
+            done = _replayed(mode, capuchin.planned(graph, device, budget), device, budget)
+        else:
+            done = replay.simulate_recompute(planner, "speed" if mode == HYBRID else mode)
         row = {
             "mode": mode,
             "compute_us": step.compute_us,
             "peak_bytes": step.peak_bytes,
             "bound_us": bound,
-            "plan_s": plan_s if mode == "umem" else None,
+            "plan_s": plan_s if mode == "auto" else None,
         }
         if done is not None:
             row |= {
@@ -151,13 +156,13 @@ def measured(
         yield row
 
 
-def _torchs(new: Rewritten, device: DeviceProfile, budget: int) -> replay.Recomputed:
-    result = replay.simulate(new.step, registry.DEFAULT, device, budget)
-    return replay.Recomputed(TORCH, new, result)
+def _replayed(mode: str, new: Rewritten, device: DeviceProfile, budget: int) -> replay.Recomputed:
+    result = replay.replay_step(new.step, registry.DEFAULT, device, budget)
+    return replay.Recomputed(mode, new, result)
 
 
-def activation_cut(graph: Graph) -> dict[str, float]:
-    """The most by which recomputing alone lowers the peak of activations, and its time."""
+def activation_cut(graph: RecomputeGraph) -> dict[str, float]:
+    """Return how far recomputation alone lowers the activation peak, and its time."""
     nothing = np.zeros(graph.step.n_tensors, bool)
     whole = _activations(rewrite(graph, nothing, nothing))
     found = [rewrite(graph, *per_block(graph))]
@@ -174,7 +179,7 @@ def activation_cut(graph: Graph) -> dict[str, float]:
 
 
 def _activations(new: Rewritten) -> int:
-    """The peak of their live bytes."""
+    """Return the peak of their live bytes."""
     step = new.step
     mine = np.array([tag == "activation" for tag in step.tags])
     change = np.zeros(step.n_ops + 1, np.int64)
@@ -184,7 +189,7 @@ def _activations(new: Rewritten) -> int:
 
 
 def report(rows: Sequence[Row], beside: Sequence[Row], config: dict[str, Any]) -> Report:
-    """The tables and what was aimed at."""
+    """Return the tables and the targets."""
     page = Report("recompute", config)
     found = [*targets(rows), *partitioner.targets(beside)]
     cells = ((t.name, f"{t.value:.3f}", f"<= {t.most:g}", "yes" if t.reached else "**no**",
@@ -208,7 +213,7 @@ def targets(rows: Sequence[Row]) -> list[Target]:
     """All, of each device."""
     found: list[Target] = []
     for device in dict.fromkeys(row["device"] for row in rows):
-        mine = [r for r in rows if (r["device"], r["mode"]) == (device, "umem")]
+        mine = [r for r in rows if (r["device"], r["mode"]) == (device, "auto")]
         for share, (mean, most) in AIMS.items():
             here = [row for row in mine if row["fraction"].rstrip("*") == share]
             if not here:
@@ -256,7 +261,7 @@ def _table(rows: Sequence[Row], device: str) -> list[str]:
             groups.setdefault((row["workload"], row["fraction"]), {})[row["mode"]] = row
     lines = []
     for (workload, fraction), by_mode in groups.items():
-        best = by_mode["umem"]
+        best = by_mode["auto"]
         ratios = ("-" if "step_us" not in by_mode[mode] else f"{_ratio(by_mode[mode]):.2f}"
                   for mode in MODES)  # fmt: skip
         bound = "-" if best["bound_us"] is None else f"{best['bound_us'] / best['compute_us']:.2f}"

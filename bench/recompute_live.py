@@ -12,25 +12,32 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
-from harness import Report, Result, Spread, differences, interleave, ratios
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    differences,
+    interleave,
+    ratios,
+    results_folder,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import umem
-from umem.recompute.forward import Prepared, dropping
+from umem.base.units import MIB
+from umem.recompute.executor.forward import Prepared, dropping
 from umem.recompute.optimize import report as report_of
-from umem.units import MIB
 
-HERE = Path(__file__).resolve().parent
 OPS = 200
 
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured and how often."""
+    """Benchmark parameters and repetitions."""
 
     rounds: int = 9
     layers: int = 4
@@ -122,7 +129,7 @@ def step(net: nn.Module, x: torch.Tensor) -> float:
 
 
 def peak(net: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that a step has alive at most beyond what was there before."""
+    """Return the max bytes alive in a step, minus those alive before it."""
     step(net, x)
     net.zero_grad()
     gc.collect()
@@ -174,8 +181,8 @@ def compare(name: str, plain: nn.Sequential, x: torch.Tensor, rounds: int, repor
 
 
 def micro(rounds: int, report: Report) -> None:
-    """What an op costs more when it is looked at, and when its result is dropped and rebuilt."""
-    from umem.plan.recompute.plan import RecomputePlan
+    """Measure the overhead of an op that is observed, and of one that is dropped and rebuilt."""
+    from umem.recompute.planner.plan import RecomputePlan
 
     x = torch.randn(16, requires_grad=True)
     names = ("aten.tanh.default",) * OPS
@@ -191,7 +198,7 @@ def micro(rounds: int, report: Report) -> None:
                 with dropping(plan):
                     for _ in range(OPS):
                         y = y.tanh()
-            y.sum().backward()  # type: ignore[no-untyped-call]
+            y.sum().backward()
             return (time.perf_counter() - begin) / OPS * 1e6
 
         return timed
@@ -215,9 +222,9 @@ def micro(rounds: int, report: Report) -> None:
 def main() -> None:
     """Run all and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="small and short: does it run?")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="the report's folder")
+    add_outputs(parser)
     args = parser.parse_args()
+    folder = results_folder(parser, args)
     config = SMOKE if args.smoke else Config()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -227,9 +234,9 @@ def main() -> None:
         for name, (net, x) in nets(config).items():
             compare(name, net, x, config.rounds, report)
             del net, x
-    for path in report.write(args.out):
-        print(path)
     print(report.markdown())
+    if folder is not None:
+        print("\n".join(map(str, report.write(folder))))
 
 
 if __name__ == "__main__":

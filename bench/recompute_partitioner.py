@@ -1,4 +1,4 @@
-"""What torch's own partitioner would compute again, in the step that umem plans.
+"""Ops that torch's own partitioner would recompute, in the step that umem plans.
 
 AOTAutograd traces forward, loss and backward into one graph; `min_cut_rematerialization_partition`
 cuts it into a forward and a backward graph, by `torch._functorch.config.activation_memory_budget`.
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from harness import table
-from policies.report import Target, geomean
+from policies.ratios import geomean
+from policies.report import Target
 from torch import fx, nn
 from torch._functorch import config
 from torch._functorch.aot_autograd import aot_function
@@ -25,17 +26,16 @@ from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import stateless
 
-from umem.devices import DeviceProfile
-from umem.plan.recompute.candidates import Selection, per_block
-from umem.plan.recompute.graph import Graph
-from umem.plan.recompute.modes import Planner
-from umem.plan.recompute.rewrite import Rewritten, rewrite
-from umem.plan.recompute.score import estimate_us
-from umem.plan.surroundings import replaced
-from umem.policies.occupancy import capacity, large_live_bytes
-from umem.trace.step import StepTrace
-from umem.units import GIB
-from umem.values import PAGE_BYTES
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import GIB, PAGE_BYTES
+from umem.capture.fake_cuda import replaced
+from umem.policies.default.occupancy import capacity, large_live_bytes
+from umem.recompute.planner.candidates import Selection, per_block
+from umem.recompute.planner.graph import RecomputeGraph
+from umem.recompute.planner.modes import RecomputePlanner
+from umem.recompute.planner.rewrite import Rewritten, rewrite
+from umem.recompute.planner.score import estimate_us
+from umem.trace.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class Joint(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What the partitioner makes of a joint graph."""
+    """Result of the partitioner for a joint graph."""
 
     saved: list[fx.Node]  # for backward, parameters and inputs too
     again: list[fx.Node]  # calls of forward that are in backward
@@ -78,7 +78,7 @@ class Choice(NamedTuple):
 
 
 class _Loss(Exception):  # noqa: N818 - no error
-    """Carries a step's loss to where its gradient would begin."""
+    """Marker from a step's loss to the start of its gradient."""
 
 
 class _StepTimes(CustomRuntimeEstimator):
@@ -88,7 +88,7 @@ class _StepTimes(CustomRuntimeEstimator):
         self.us = {name: float(step.op_us[op]) for name, op in ops.items()}
 
     def __call__(self, node: fx.Node) -> float:
-        """Of a view its op's; 0 of an input."""
+        """Return the time of an op; a view has the time of its op, an input 0."""
         return max((self.us[name] for name in _origins(node, self.us)), default=0.0)
 
     def uuid(self) -> None:
@@ -151,8 +151,8 @@ def cut(joint: Joint, share: float, estimator: object = "flops") -> Cut:
     )
 
 
-def ops_of(joint: Joint, graph: Graph) -> dict[str, int]:
-    """By name of the graph's forward nodes that are no views: the op of the step that each one is.
+def ops_of(joint: Joint, graph: RecomputeGraph) -> dict[str, int]:
+    """Return the op of the step for each forward node of the graph that is not a view, by name.
 
     Raises:
         ValueError: they are not the same ops in the same order.
@@ -173,8 +173,8 @@ def ops_of(joint: Joint, graph: Graph) -> dict[str, int]:
     return {node.name: op for node, op in zip(theirs, ops, strict=False)}
 
 
-def choices(joint: Joint, graph: Graph) -> Iterator[Choice]:
-    """What torch's partitioner chooses at all its budgets, by both estimators, and per block.
+def choices(joint: Joint, graph: RecomputeGraph) -> Iterator[Choice]:
+    """Return the partitioner's choices at all budgets, by both estimators, and per block.
 
     A tensor that ops change in place is kept where any version of it is saved, and outputs of one
     op are kept together; the step cannot drop what is below 2 MiB. All three are to torch's good.
@@ -192,7 +192,7 @@ def choices(joint: Joint, graph: Graph) -> Iterator[Choice]:
     yield Choice(BLOCKS, None, rewrite(graph, *per_block(graph)))
 
 
-def selection(graph: Graph, kept_ops: Sequence[int]) -> Selection:
+def selection(graph: RecomputeGraph, kept_ops: Sequence[int]) -> Selection:
     """Keep what these ops of the forward pass make, and drop all else that may be."""
     kept = np.zeros(graph.step.n_tensors, bool)
     for op in kept_ops:
@@ -200,7 +200,9 @@ def selection(graph: Graph, kept_ops: Sequence[int]) -> Selection:
     return Selection(graph.droppable & ~kept, kept)
 
 
-def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> Iterator[Row]:
+def compared(
+    graph: RecomputeGraph, device: DeviceProfile, found: Sequence[Choice]
+) -> Iterator[Row]:
     """Each choice, and the shortest that umem finds in no more memory; neither of them swaps.
 
     Of each way only what no other choice of it beats in both peak and time, and that lowers the
@@ -211,7 +213,7 @@ def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> It
         peak = peak_of(choice.new.step)
         if peak >= whole:
             continue
-        mine = Planner(graph, device, budget_of(graph.step, peak)).plan("recompute")
+        mine = RecomputePlanner(graph, device, budget_of(graph.step, peak)).plan("recompute")
         yield {
             "way": choice.way,
             "share": choice.share,
@@ -230,13 +232,13 @@ def compared(graph: Graph, device: DeviceProfile, found: Sequence[Choice]) -> It
 
 
 def fastest(found: Sequence[Choice], device: DeviceProfile, budget: int) -> Rewritten:
-    """Of torch's choices the one that is estimated fastest where the rest swaps."""
+    """Return torch's choice with the min estimated time when the rest is swapped."""
     theirs = [one.new for one in _undominated([one for one in found if one.way != BLOCKS])]
     return min(theirs, key=lambda new: estimate_us(new.step, device, budget, compare=False))
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """How often umem's choice is slower than each way's, on each device: never."""
+    """Check how often umem's choice is slower than each other one, on each device: never."""
     found = []
     for device, way in dict.fromkeys((row["device"], row["way"]) for row in rows):
         mine = [row for row in rows if (row["device"], row["way"]) == (device, way)]
@@ -249,7 +251,7 @@ def targets(rows: Sequence[Row]) -> list[Target]:
 
 
 def section(rows: Sequence[Row]) -> list[str]:
-    """Who recomputes less at the same peak, in words and row by row."""
+    """Compare the recomputed time at the same peak, in words and row by row."""
     lines = ["## Beside torch's partitioner, and per block", ""]
     lines += [
         "Steps over compute without any swapping, both on the same ops and clock. `flops`,"
@@ -308,7 +310,7 @@ def _share(row: Row) -> str:
 
 
 def budget_of(step: StepTrace, peak: int) -> int:
-    """The largest budget, in bytes, at which umem's planner has at most `peak` of large tensors."""
+    """Return the largest budget at which umem's plan has at most `peak` bytes of large tensors."""
     pieces = step.pieces
     budget = peak // PAGE_BYTES * PAGE_BYTES
     while capacity(pieces, budget + PAGE_BYTES) <= peak:
@@ -317,7 +319,7 @@ def budget_of(step: StepTrace, peak: int) -> int:
 
 
 def peak_of(step: StepTrace) -> int:
-    """The highest sum of the bytes of large tensors."""
+    """Return the peak of the bytes of large tensors."""
     return int(large_live_bytes(step).max(initial=0))
 
 
@@ -334,7 +336,7 @@ def _undominated(found: Sequence[Choice]) -> list[Choice]:
 
 
 def _kept_bytes(new: Rewritten) -> int:
-    """Of what the forward pass makes and backward reads, or makes other things from."""
+    """Return the bytes kept by forward that backward reads, or derives other tensors from."""
     graph, n = new.graph, new.graph.step.n_tensors
     first = int(np.flatnonzero(~new.again)[graph.forward.sum()])  # of backward
     held = (new.step.last[:n] > first) & graph.made & graph.step.large
@@ -342,7 +344,7 @@ def _kept_bytes(new: Rewritten) -> int:
 
 
 def _forward(graph: fx.Graph) -> Iterator[fx.Node]:
-    """The calls before the first one that needs a gradient."""
+    """Return the calls before the first one that needs a gradient."""
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -363,7 +365,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _origins(node: fx.Node, known: Any) -> frozenset[str]:
-    """The names of the forward ops that made what a node is, is a view of, or is computed from.
+    """Return the names of the forward ops that a node is, views, or is computed from.
 
     The last is of backward's own ops that need no gradient: torch may run them in forward already,
     and save what they make in place of what they read.

@@ -13,15 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from harness import Report, Result, Spread, table
+from harness import Report, Result, Spread, add_outputs, results_folder, table
 
 from umem import _core
-from umem.units import MIB
+from umem.base.units import MIB
 
-HERE = Path(__file__).resolve().parent
 PAGE = 2 * MIB
 TARGET_NS = 1000.0  # an event: a million of them a second
 PERSISTENT, TRANSIENT = 0, 1
@@ -29,7 +27,7 @@ PERSISTENT, TRANSIENT = 0, 1
 
 @dataclass(frozen=True)
 class Config:
-    """What is replayed, and how often."""
+    """The replayed traces, and the repetitions."""
 
     events: int = 10_000_000
     parts: int = 10  # each one gives a value
@@ -49,7 +47,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the report."""
+        """Name of the case in the report."""
         return f"{self.policy}, {'no shortage' if self.share > 1 else f'{self.share:g} of peak'}"
 
 
@@ -92,7 +90,7 @@ class Step:
 
     @property
     def peak(self) -> int:
-        """Of live bytes."""
+        """Peak of live bytes."""
         change = np.zeros(len(self.ops) + 1, np.int64)
         for tensor, nbytes in enumerate(self.bytes):
             first, last = self.first[tensor], self.last[tensor]
@@ -102,7 +100,7 @@ class Step:
         return int(np.cumsum(change).max())
 
     def header(self) -> bytes:
-        """The first line and the weights."""
+        """Yield the first line and the weights."""
         lines = ['{"kind":"umem-trace","v":1,"device":"","source":"bench/replay.py","note":""}']
         for weight in self.weights:
             lines.append(
@@ -111,7 +109,7 @@ class Step:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def text(self) -> Callable[[int], bytes]:
-        """The step's lines, with the ids of what it allocates from `base` on."""
+        """Yield the step's lines; the ids of its allocations start at `base`."""
         persistent = len(self.weights)  # the first tensors
         begins: list[list[int]] = [[] for _ in self.ops]
         ends: list[list[int]] = [[] for _ in self.ops]
@@ -141,7 +139,7 @@ class Step:
         return lines
 
     def columns(self) -> dict[str, object]:
-        """For `Replay.set_step`."""
+        """Return the columns for `Replay.set_step`."""
         n, m = len(self.ops), len(self.bytes)
         kind = np.full(m, TRANSIENT, np.int64)
         kind[self.weights] = PERSISTENT
@@ -168,7 +166,7 @@ class Step:
 
 
 def options(case: Case, config: Config, peak: int) -> _core.Options:
-    """Of a replay."""
+    """Return the options of a replay."""
     made = _core.Options()
     made.profile = config.profile
     made.policy = case.policy
@@ -180,7 +178,7 @@ def options(case: Case, config: Config, peak: int) -> _core.Options:
 
 @dataclass
 class Timing:
-    """Of one replay: nanoseconds an event in each of its parts."""
+    """Times of one replay: nanoseconds per event in each of its parts."""
 
     cpu_ns: list[float]
     wall_ns: list[float]  # more on a machine that has other work, too
@@ -214,7 +212,7 @@ class CPU:
 
 
 def with_parsing(case: Case, step: Step, config: Config) -> tuple[Timing, dict[str, float]]:
-    """The whole trace as text."""
+    """Return the whole trace as text."""
     lines = step.text()
     a_step = lines(0).count(b"\n")
     steps = max(config.events // a_step // config.parts, 1)
@@ -238,7 +236,7 @@ def with_parsing(case: Case, step: Step, config: Config) -> tuple[Timing, dict[s
 
 
 def engine_only(case: Case, step: Step, config: Config) -> tuple[Timing, dict[str, float]]:
-    """As many events by repeats of the step's columns."""
+    """Replay as many events by repeating the step's columns."""
     replay = _core.Replay(options(case, config, step.peak))
     try:
         replay.set_step(step.columns())
@@ -285,12 +283,11 @@ def measure(config: Config) -> Report:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/replay.py", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="10^5 events a case, no files")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: bench/results)")
+    add_outputs(parser)
     args = parser.parse_args(argv)
+    folder = results_folder(parser, args)
     report = measure(SMOKE if args.smoke else Config())
     print(report.markdown())
-    folder = args.out or (None if args.smoke else HERE / "results")
     if folder is not None:
         print("\n".join(str(path) for path in report.write(folder)))
     return 0

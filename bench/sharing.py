@@ -1,4 +1,4 @@
-"""What a step's memory takes by each allocator: ``python bench/sharing.py [--smoke]``.
+"""Memory of a step under each allocator: ``python bench/sharing.py [--smoke]``.
 
 Writes sharing_<hardware>_<date>.{json,md} to bench/results. No figure depends on the machine: steps
 are recorded on fake tensors, umem's arena is replayed by the engine, torch's allocator is a model.
@@ -16,19 +16,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from harness import Report, Result, Spread, table
+from caching_allocator import CachingAllocator
+from harness import Report, Result, Spread, add_outputs, results_folder, table
 from policies.traces import Traces
 from policies.workloads import WORKLOADS
 
-from umem import _core, devices, replay
-from umem.devices import DeviceProfile
+from umem import _core
+from umem.base import device_profiles
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import GIB, PAGE_BYTES
 from umem.errors import NotSupportedError
-from umem.plan import packing
-from umem.plan.caching_allocator import CachingAllocator
-from umem.plan.layout import NO_PLACE, Layout, layout
-from umem.trace.step import Ints, Kind, StepTrace
-from umem.units import GIB
-from umem.values import PAGE_BYTES
+from umem.layout import packing
+from umem.layout.layout import NO_PLACE, Layout, layout
+from umem.simulation import replay
+from umem.trace.step_trace import Ints, Kind, StepTrace
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parent / "build" / "bench-policies"  # the traces are those of that bench
@@ -44,7 +45,7 @@ MOVES = (
 
 @dataclass(frozen=True)
 class Held:
-    """The most device bytes that an allocator held, and its driver calls in a steady step."""
+    """The max device bytes that an allocator held, and its driver calls in a steady step."""
 
     allocator: str
     bytes: int
@@ -65,13 +66,13 @@ class Row:
 
 
 def row(name: str, step: StepTrace, asked: Ints) -> Row:
-    """All allocators on one step; `asked` are the bytes that each tensor asked for."""
+    """Run all allocators on one step; `asked` are the requested bytes of each tensor."""
     begin = time.perf_counter()
     chosen = layout(step)
     took = (time.perf_counter() - begin) * 1e3
-    device = devices.find(DEVICE)
+    device = device_profiles.find(DEVICE)
     plenty = 4 * step.peak_bytes
-    tight = max(int(TARGET * step.peak_bytes), replay.least_budget(step))
+    tight = max(int(TARGET * step.peak_bytes), replay.min_budget(step))
     held = [
         _arena("umem, no layout", step, None, device, plenty),
         _arena("umem, no layout, tight", step, None, device, tight),
@@ -88,7 +89,7 @@ def row(name: str, step: StepTrace, asked: Ints) -> Row:
 def _arena(
     name: str, step: StepTrace, chosen: Layout | None, device: DeviceProfile, budget: int
 ) -> Held:
-    """The engine in virtual time; it holds what is resident."""
+    """Run the engine in virtual time; return its resident bytes."""
     play = replay.open_step(step, "lru", device, budget // PAGE_BYTES * PAGE_BYTES)
     try:
         if chosen is not None and (chosen.offsets != NO_PLACE).any():
@@ -98,9 +99,10 @@ def _arena(
         for _ in range(STEPS):
             before = _calls()
             play.run_step(1)
-            most = max(most, play.figures()["peak_resident_bytes"])
+            most = max(most, int(play.figures()["peak_resident_bytes"]))
         last = play.figures()
-        return Held(name, most, step.peak_bytes, _calls() - before, last["bytes_discarded"])
+        discarded = int(last["bytes_discarded"])
+        return Held(name, most, step.peak_bytes, _calls() - before, discarded)
     finally:
         play.close()
 
@@ -110,14 +112,14 @@ def _calls() -> int:
 
 
 def _packed(name: str, step: StepTrace, chosen: Layout) -> Held:
-    """A packer's range, beside the weights and the peak of the small tensors."""
+    """Return a packer's range, plus the weights and the peak of the small tensors."""
     large = step.large & (step.kind == Kind.PERSISTENT)
     beside = int(step.bytes[large].sum()) + step.small_bytes
     return Held(name, chosen.bytes + beside, step.peak_bytes, 0)
 
 
 def _torch(name: str, step: StepTrace, asked: Ints, *, expandable: bool) -> Held:
-    """The model; it holds what is reserved."""
+    """Run the model; return its reserved bytes."""
     model = CachingAllocator(expandable=expandable)
     places: dict[int, int] = {}
     for tensor in np.flatnonzero(step.kind == Kind.PERSISTENT).tolist():
@@ -156,7 +158,7 @@ def _load(step: StepTrace, amount: Ints) -> int:
 
 
 def report(rows: Sequence[Row]) -> Report:
-    """The fragmentation tables."""
+    """Return the fragmentation tables."""
     page = Report("sharing", {"workloads": ", ".join(r.workload for r in rows), "steps": STEPS})
     page.details = {"rows": [asdict(r) for r in rows]}
     names = [held.allocator for held in rows[0].held]
@@ -208,13 +210,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--workload", nargs="+", choices=names, metavar="NAME", help=", ".join(names)
     )
-    parser.add_argument("--smoke", action="store_true", help="small networks, no files")
+    add_outputs(parser)
     parser.add_argument(
         "--check-model", action="store_true", help="the model against a GPU's torch"
     )
     parser.add_argument("--work", type=Path, default=WORK, help="traces (build/bench-policies)")
-    parser.add_argument("--out", type=Path, help="folder of the results (bench/results)")
     args = parser.parse_args(argv)
+    folder = results_folder(parser, args)
     chosen = args.workload or [w.name for w in WORKLOADS.values() if w.smoke == args.smoke]
     if args.check_model:
         try:
@@ -224,7 +226,6 @@ def main(argv: list[str] | None = None) -> int:
     else:
         page = report([_row_of(name, args.work) for name in chosen])
     print(page.markdown())
-    folder = args.out or (None if args.smoke else HERE / "results")
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
     return 0
@@ -263,7 +264,7 @@ def check_model(names: Sequence[str], work: Path) -> Report:
 
 
 def _real(step: StepTrace, asked: Ints) -> int:
-    """The most bytes that torch's allocator reserved."""
+    """Return the max bytes that torch's allocator reserved."""
     import torch
 
     allocate = torch.cuda.caching_allocator_alloc

@@ -1,6 +1,6 @@
 """How long `umem.sleep` and `umem.wake` take, against the bytes over the link's bandwidth.
 
-    python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--out FOLDER]
+    python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--out FOLDER] [--smoke]
 
 Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, beside copies of as many bytes
 to and from pinned memory in the same run. Elsewhere: virtual time on the software device, beside
@@ -13,14 +13,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from harness import Report, Result, Spread
+from harness import Report, Result, Spread, add_outputs, results_folder
 
 import umem
-from umem.native import core
-from umem.units import MIB, format_bytes, parse_bytes
+from umem.base.native import core
+from umem.base.units import MIB, format_bytes, parse_bytes
 
 BLOCK = 32 * MIB
 TARGET = 1.2  # of the bytes over the link's bandwidth
@@ -109,13 +108,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bytes", type=parse_bytes, default=256 * MIB)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
+    add_outputs(parser)
     args = parser.parse_args()
     if args.bytes < BLOCK or args.rounds < 1:
         parser.error(f"at least {format_bytes(BLOCK)} and one round")
-    report = run(args.bytes, args.rounds)
+    folder = results_folder(parser, args)
+    report = run(BLOCK if args.smoke else args.bytes, 1 if args.smoke else args.rounds)
     print(report.markdown())
-    print("\n".join(str(path) for path in report.write(args.out)))
+    if folder is not None:
+        print("\n".join(map(str, report.write(folder))))
 
 
 if __name__ == "__main__":

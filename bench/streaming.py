@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, table
+from harness import Report, Result, Spread, add_outputs, results_folder, table
 
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 HERE = Path(__file__).resolve().parent
 WIDTH, LAYER = 1024, 4 * MIB
@@ -34,7 +34,7 @@ WAYS = {  # by the kind of file
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured and how often."""
+    """Benchmark parameters and repetitions."""
 
     rounds: int = 5
     layers: int = 64  # of 4 MiB, in the checkpoint
@@ -53,7 +53,7 @@ SMOKE = Config(1, 16, 16 * MIB, (("--budget=25%", "--layers=2", "--tokens=8"),))
 
 
 def made(layers: int) -> Any:
-    """A model of `layers` weights of 4 MiB."""
+    """Build a model of `layers` weights of 4 MiB."""
     import torch
 
     return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
@@ -111,11 +111,11 @@ def _ways(path: Path, net: Any) -> dict[str, Callable[[], object]]:
 
 
 def load(way: str, path: Path, config: Config) -> dict[str, float]:
-    """Load in this process: seconds, and what it holds at most beyond the start."""
+    """Load in this process; return the seconds, and the max bytes held beyond the start."""
     import torch
 
     import umem
-    import umem.checkpoint.load
+    import umem.offload.checkpoint.load
 
     torch.set_num_threads(1)
     umem.enable(device="soft", budget=config.budget, policy="lru")
@@ -135,7 +135,7 @@ def load(way: str, path: Path, config: Config) -> dict[str, float]:
 
 
 def child(*arguments: str) -> str:
-    """The output of a Python of its own."""
+    """Run Python in a process of its own and return its output."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -164,7 +164,7 @@ def loads(config: Config, smoke: bool, report: Report) -> None:
 
 
 def decodes(config: Config, report: Report) -> None:
-    """The example, as it is."""
+    """Run the example unchanged."""
     rows = []
     for arguments in config.decodes:
         out = child(str(HERE.parent / "examples" / "stream_llm.py"), *arguments)
@@ -186,20 +186,21 @@ def decodes(config: Config, report: Report) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--smoke", action="store_true", help="small, no figures to keep")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    add_outputs(parser)
     parser.add_argument("--load", nargs=2, metavar=("WAY", "PATH"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     config = SMOKE if options.smoke else Config()
     if options.load:
         print(json.dumps(load(options.load[0], Path(options.load[1]), config)))
         return
+    folder = results_folder(parser, options)
     checkpoint = format_bytes(config.layers * LAYER)
     report = Report("streaming", {**asdict(config), "checkpoint": checkpoint})
     loads(config, options.smoke, report)
     decodes(config, report)
-    for path in report.write(options.out):
-        print(path)
+    print(report.markdown())
+    if folder is not None:
+        print("\n".join(map(str, report.write(folder))))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-THREADS = 2  # the sums depend on it, and so does the least budget: 8 MiB a thread
+THREADS = 2  # the order of sums depends on it, and so does the min budget: 8 MiB per thread
 SEED = 7
 STEPS, BATCH, RATE = 12, 8, 1e-3
 
@@ -91,7 +91,7 @@ class GPT(nn.Module):
 
 
 def loss_of(net: nn.Module, tokens: Tensor) -> Tensor:
-    """How well each token is predicted from those before it, as cross entropy."""
+    """Return the cross entropy of each token given those before it."""
     scores = net(tokens[:, :-1])
     return F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -99,19 +99,19 @@ def loss_of(net: nn.Module, tokens: Tensor) -> Tensor:
 def make_step(
     config: Config = MEDIUM, batch: int = 8
 ) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Callable[[nn.Module, Tensor], Tensor]]:
-    """What `umem plan` asks for: the network, its optimizer, a batch, and the loss of both."""
+    """Return what `umem plan` needs: network, optimizer, batch and loss function."""
     net = GPT(config)
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE)
     tokens = torch.randint(config.vocabulary, (batch, config.context + 1))
     return net, optimizer, tokens, loss_of
 
 
-def load_text(least: int) -> Tensor:
-    """At least so many characters of the standard library, as codes below 128."""
+def load_text(min_chars: int) -> Tensor:
+    """Return at least `min_chars` characters of the standard library, as codes below 128."""
     text = ""
     for path in sorted(Path(os.__file__).parent.glob("*.py")):
         text += path.read_text(encoding="utf-8")
-        if len(text) >= least:
+        if len(text) >= min_chars:
             break
     return torch.tensor([min(ord(character), 127) for character in text])
 

@@ -20,7 +20,7 @@ CLASSES = 1000
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut, with the stride at 3 x 3."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions and a shortcut, with the stride at 3 x 3."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def make_step(
     tuple[Tensor, Tensor],
     Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor],
 ]:
-    """What `umem plan` asks for: the network, its optimizer, a batch, and the loss of both."""
+    """Return what `umem plan` needs: network, optimizer, batch and loss function."""
     net = ResNet(width, blocks, CLASSES)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     data = torch.randn(batch, 3, size, size), torch.randint(CLASSES, (batch,))

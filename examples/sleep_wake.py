@@ -1,4 +1,4 @@
-"""Give the device's memory to somebody else for a while, and take it back.
+"""Release device memory to another program temporarily, and take it back.
 
     python examples/sleep_wake.py
 
@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 import umem
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 WIDTH, LAYERS, BATCH = 1024, 4, 64
 
 
 def free_bytes(device: str) -> int:
-    """Device memory that anybody could have now, by the driver."""
+    """Return the device memory that is free now, as the driver reports it."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    from umem.native import core
+    from umem.base.native import core
 
     return sum(memory["free_bytes"] for memory in core.device_memory())
 

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import umem
-from umem import autoplan
-from umem.devices import DeviceProfile
-from umem.plan import bounds
-from umem.trace.steps import read_step
-from umem.units import format_bytes, parse_bytes, parse_percent
+from umem.analysis import bounds
+from umem.base import current_device
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import format_bytes, parse_bytes, parse_percent
+from umem.trace.step_builder import read_step
 
 VOCABULARY, CONTEXT, BATCH, HEAD = 2048, 128, 2, 64
 START_UP = 6  # steps: the prompt's, and those that are recorded and tried
@@ -113,27 +113,27 @@ class Decoder:
 
 
 class Step(NamedTuple):
-    """What one token of each text took."""
+    """Time and traffic of one token of each text."""
 
-    us: float  # on the software device: of its clock, in which compute waited
+    us: float  # on the software device: in virtual time, including waits
     bytes_in: int
     bytes_out: int
     planned: bool  # every operator came as planned
 
 
 def in_memory(checkpoint: Path, options: argparse.Namespace) -> list[list[int]]:
-    """The tokens, without umem."""
+    """Generate the tokens without umem."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net = Llama(options.layers, options.dim).to(device)
     net.load_state_dict(torch.load(checkpoint, mmap=True))
     decoder = Decoder(net, options.dim, device)
     for _ in range(options.tokens):
         decoder.step()
-    return decoder.texts.tolist()  # type: ignore[no-any-return]
+    return decoder.texts.tolist()
 
 
 def streamed(checkpoint: Path, options: argparse.Namespace) -> tuple[list[list[int]], list[Step]]:
-    """The tokens under umem, and the steps."""
+    """Generate the tokens under umem; return them and the steps."""
     with torch.device("meta"):  # nothing is allocated
         net = Llama(options.layers, options.dim)
     loaded = umem.load_checkpoint(net, checkpoint)
@@ -162,7 +162,7 @@ def streamed(checkpoint: Path, options: argparse.Namespace) -> tuple[list[list[i
 
 
 def report(steps: list[Step], trace: Path, budget: int, device: DeviceProfile) -> None:
-    """The settled steps beside what no schedule is below."""
+    """Print the settled steps next to the lower bound of any schedule."""
     settled = steps[START_UP:]
     step = read_step(trace)
     least = bounds.lower_bound_bytes_in(step, budget)
@@ -185,7 +185,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--dim", type=int, default=1024, help=f"a multiple of {HEAD}")
     parser.add_argument("--tokens", type=int, default=24, help=f"more than {START_UP}")
-    parser.add_argument("--policy", default="umem", help="such as stream_layers, lru")
+    parser.add_argument("--policy", default="auto", help="such as stream_layers, lru")
     parser.add_argument("--in-memory", type=Path, metavar="CHECKPOINT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not START_UP < options.tokens <= CONTEXT - 8 or options.dim % HEAD:
@@ -216,7 +216,7 @@ def main() -> None:
         device = "cuda" if torch.cuda.is_available() else "soft:a100-pcie4"
         with umem.enable(device=device, budget=budget, policy=options.policy, trace=trace):
             tokens, steps = streamed(checkpoint, options)
-            profile = autoplan.device()
+            profile = current_device.profile()
         print(f"policy {options.policy} on {profile.name}")
         report(steps, trace, budget, profile)
         print(f"tokens identical: {'yes' if tokens == expected else 'NO'}")

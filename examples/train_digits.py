@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 def make_net() -> nn.Sequential:
-    """A narrow ResNet with the blocks of ResNet-34."""
+    """Build a narrow ResNet with the blocks of ResNet-34."""
     layers: list[nn.Module] = [nn.Conv2d(1, WIDTH, 3, 1, 1, bias=False), nn.BatchNorm2d(WIDTH)]
     channels = WIDTH
     for stage, count in enumerate(BLOCKS):
@@ -64,7 +64,7 @@ def load_data() -> tuple[Tensor, Tensor]:
 
 
 def make_step() -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[float, float]]]:
-    """The network, and a function that trains it on one batch: returns loss and accuracy."""
+    """Return the network, and a function that trains it on a batch: returns loss and accuracy."""
     net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
 

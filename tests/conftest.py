@@ -1,4 +1,7 @@
-"""Every test has exactly one of the markers cpu and gpu; cpu is given where none is."""
+"""Markers, options and profiles of all tests, and a record of what each of them takes.
+
+Every test has exactly one of the markers cpu and gpu; cpu is given where none is.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,33 @@ import ctypes
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
+NIGHTLY = "nightly"  # the hypothesis profile with ten times the examples that each test asks for
+hypothesis.settings.register_profile(NIGHTLY)
+# Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
+DURATIONS = "umem/durations"
+_durations: dict[str, float] = {}
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _durations[report.nodeid] = _durations.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    cache = getattr(session.config, "cache", None)
+    if cache is not None and _durations and not hasattr(session.config, "workerinput"):
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | _durations)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    nightly = config.getoption("--hypothesis-profile") == NIGHTLY
     for item in items:
+        if nightly:
+            _multiply_examples(item, 10)
         gpu, cpu = (item.get_closest_marker(name) for name in ("gpu", "cpu"))
         if gpu and cpu:
             raise pytest.UsageError(f"{item.nodeid} is marked both cpu and gpu")
@@ -19,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cpu)
         if gpu is not None and (reason := _why_no_gpu()) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _multiply_examples(item: pytest.Item, times: int) -> None:
+    # A profile is only the default: it does not reach tests with settings of their own. The name
+    # is the one that hypothesis's plugin for pytest sets on items too.
+    test: Any = getattr(item, "obj", None)
+    if hypothesis.is_hypothesis_test(test):
+        asked = test._hypothesis_internal_use_settings
+        more = hypothesis.settings(asked, max_examples=times * asked.max_examples)
+        test._hypothesis_internal_use_settings = more
 
 
 @functools.cache  # and not before a test needs it: a started driver does not survive a fork

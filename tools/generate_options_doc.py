@@ -50,9 +50,9 @@ microseconds.
 
 
 def render() -> str:
-    """The whole page."""
-    from umem.native import core
-    from umem.options import OPTIONS
+    """Return the whole page."""
+    from umem.base.native import core
+    from umem.config.options import OPTIONS
 
     rows = []
     for option in OPTIONS:

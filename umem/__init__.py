@@ -12,134 +12,100 @@ from typing import TYPE_CHECKING
 # A checkout's package has no native core: this finds the one of the installed package.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a test compares them
+    from . import errors as errors
+    from . import policies as policies
+    from .base.stats import Stats as Stats
+    from .base.version import __version__ as __version__
+    from .errors import CheckpointError as CheckpointError
+    from .errors import ConfigError as ConfigError
+    from .errors import DriverError as DriverError
+    from .errors import NotSupportedError as NotSupportedError
+    from .errors import OutOfMemoryError as OutOfMemoryError
+    from .errors import PlanError as PlanError
+    from .errors import StateError as StateError
+    from .errors import TraceError as TraceError
+    from .errors import UmemError as UmemError
+    from .integrations import cuda_core as cuda_core
+    from .integrations.buffer import Buffer as Buffer
+    from .integrations.dlpack import export as export
+    from .offload.checkpoint.load import Loaded as Loaded
+    from .offload.checkpoint.load import load_checkpoint as load_checkpoint
+    from .offload.optimizer.paging import PagedOptimizer as PagedOptimizer
+    from .offload.optimizer.paging import page_optimizer as page_optimizer
+    from .recompute.optimize import deoptimize as deoptimize
+    from .recompute.optimize import optimize as optimize
+    from .residency.hints import PinHandle as PinHandle
+    from .residency.hints import advise as advise
+    from .residency.hints import discard as discard
+    from .residency.hints import evict as evict
+    from .residency.hints import exclude as exclude
+    from .residency.hints import keep as keep
+    from .residency.hints import pin as pin
+    from .residency.hints import prefetch as prefetch
+    from .residency.hints import tag as tag
+    from .residency.hints import unpin as unpin
+    from .residency.placement import TensorPlacement as TensorPlacement
+    from .residency.placement import scope as scope
+    from .residency.placement import tensors as tensors
+    from .residency.placement import where as where
+    from .residency.sleep import Sleep as Sleep
+    from .residency.sleep import sleep as sleep
+    from .residency.sleep import wake as wake
+    from .session import cupy as cupy
+    from .session.session import Session as Session
+    from .session.session import disable as disable
+    from .session.session import enable as enable
+    from .session.session import is_enabled as is_enabled
+    from .session.session import reset_peak_stats as reset_peak_stats
+    from .session.session import set_budget as set_budget
+    from .session.session import stats as stats
+    from .session.session import step as step
+    from .session.session import summary as summary
+    from .simulation.simulate import simulate as simulate
 
-if TYPE_CHECKING:
-    from . import cuda_core as cuda_core
-    from . import cupy as cupy
-    from .checkpoint.load import Loaded, load_checkpoint
-    from .errors import (
-        CheckpointError,
-        ConfigError,
-        DriverError,
-        NotSupportedError,
-        OutOfMemoryError,
-        PlanError,
-        StateError,
-        TraceError,
-        UmemError,
-    )
-    from .hints import Hold, advise, discard, evict, exclude, keep, pin, prefetch, tag, unpin
-    from .integrations.buffer import Buffer
-    from .integrations.dlpack import export
-    from .optimizers.paging import PagedOptimizer, page_optimizer
-    from .recompute.optimize import deoptimize, optimize
-    from .runtime import (
-        Session,
-        disable,
-        enable,
-        is_enabled,
-        reset_peak_stats,
-        set_budget,
-        stats,
-        step,
-        summary,
-    )
-    from .sleeping import Sleep, sleep, wake
-    from .statistics import Stats
-    from .whereabouts import Where, scope, tensors, where
-
-__all__ = [
-    "Buffer",
-    "CheckpointError",
-    "ConfigError",
-    "DriverError",
-    "Hold",
-    "Loaded",
-    "NotSupportedError",
-    "OutOfMemoryError",
-    "PagedOptimizer",
-    "PlanError",
-    "Session",
-    "Sleep",
-    "StateError",
-    "Stats",
-    "TraceError",
-    "UmemError",
-    "Where",
-    "__version__",
-    "advise",
-    "deoptimize",
-    "disable",
-    "discard",
-    "enable",
-    "evict",
-    "exclude",
-    "export",
-    "is_enabled",
-    "keep",
-    "load_checkpoint",
-    "optimize",
-    "page_optimizer",
-    "pin",
-    "prefetch",
-    "reset_peak_stats",
-    "scope",
-    "set_budget",
-    "sleep",
-    "stats",
-    "step",
+# The public names by the module that has them.
+_NAMES = {
+    "base.stats": "Stats",
+    "base.version": "__version__",
+    "errors": "CheckpointError ConfigError DriverError NotSupportedError OutOfMemoryError "
+    "PlanError StateError TraceError UmemError",
+    "integrations.buffer": "Buffer",
+    "integrations.dlpack": "export",
+    "offload.checkpoint.load": "Loaded load_checkpoint",
+    "offload.optimizer.paging": "PagedOptimizer page_optimizer",
+    "recompute.optimize": "deoptimize optimize",
+    "residency.hints": "PinHandle advise discard evict exclude keep pin prefetch tag unpin",
+    "residency.placement": "TensorPlacement scope tensors where",
+    "residency.sleep": "Sleep sleep wake",
+    "session.session": "Session disable enable is_enabled reset_peak_stats set_budget stats step "
     "summary",
-    "tag",
-    "tensors",
-    "unpin",
-    "wake",
-    "where",
-]
-
-
-# Modules of frameworks, some of which cannot be imported without theirs.
-_FRAMEWORKS = ("cuda_core", "cupy")
-_HOMES = {
-    "Buffer": "integrations.buffer",
-    "Stats": "statistics",
-    "export": "integrations.dlpack",
-    **dict.fromkeys(("Loaded", "load_checkpoint"), "checkpoint.load"),
-    **dict.fromkeys(("optimize", "deoptimize"), "recompute.optimize"),
-    **dict.fromkeys(("PagedOptimizer", "page_optimizer"), "optimizers.paging"),
-    **dict.fromkeys(("Sleep", "sleep", "wake"), "sleeping"),
-    **dict.fromkeys(("Where", "scope", "tensors", "where"), "whereabouts"),
-    **dict.fromkeys(
-        (
-            "Hold",
-            "advise",
-            "discard",
-            "evict",
-            "exclude",
-            "keep",
-            "pin",
-            "prefetch",
-            "tag",
-            "unpin",
-        ),
-        "hints",
-    ),
+    "simulation.simulate": "simulate",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+# Public modules. Those of frameworks cannot be imported without theirs.
+_MODULES = {
+    "errors": "errors",
+    "cuda_core": "integrations.cuda_core",
+    "cupy": "session.cupy",
+    "policies": "policies",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one table, not two
 
 
 def __getattr__(name: str) -> object:
     """Public names load their module at first use, so that autoload costs nothing when off."""
     import importlib
 
-    if name in _FRAMEWORKS:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in __all__:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "errors" if name.endswith("Error") else _HOMES.get(name, "runtime")
-    value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_FRAMEWORKS})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,10 +1,10 @@
-"""Every error that umem raises on purpose. docs/errors.md says what to do about each."""
+"""The errors that umem raises on purpose. docs/errors.md says what to do about each."""
 
 from __future__ import annotations
 
 
 class UmemError(Exception):
-    """Base of all umem errors; never raised itself."""
+    """Base class of all umem errors; never raised itself."""
 
 
 class ConfigError(UmemError, ValueError):
@@ -12,7 +12,7 @@ class ConfigError(UmemError, ValueError):
 
 
 class OutOfMemoryError(UmemError, MemoryError):
-    """Device budget and host budget together cannot hold what was asked for."""
+    """Device budget and host budget together cannot hold the requested bytes."""
 
 
 class NotSupportedError(UmemError, RuntimeError):
@@ -32,8 +32,16 @@ class TraceError(UmemError, ValueError):
 
 
 class PlanError(UmemError, RuntimeError):
-    """A program cannot be planned as it is; the message says where, and how to go on."""
+    """A program cannot be planned as it is; the message says where, and what to do."""
 
 
 class CheckpointError(UmemError, RuntimeError):
     """A checkpoint is malformed or does not fit the module; the message names file and tensors."""
+
+
+def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """Return ` (did you mean X?)` for the end of a sentence, or "" if no known word is close."""
+    import difflib  # only needed on the way to an error
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

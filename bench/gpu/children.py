@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu.guard import Guard
-from umem import config as settings
+from umem.base.units import MIB, PAGE_BYTES
+from umem.config import settings
 from umem.demo.process import RunSpec, WorkerProcess
-from umem.units import MIB
-from umem.values import PAGE_BYTES
 
 BENCH = Path(__file__).resolve().parents[1]
 SMALLEST = 32 * MIB  # budget: below it, one operator may not fit
@@ -32,7 +31,7 @@ class GpuSpec(RunSpec):
 
 
 def environment(budget: int, host_budget: int, cache: str | None) -> dict[str, str]:
-    """What every child runs with: umem's own guard, and budgets whatever the child asks for."""
+    """Return the environment of every child: the guard is on, and both budgets are always set."""
     kept = {"UMEM_TORCH_EXT_CACHE": cache} if cache else {}
     return {
         **settings.child_environment(),
@@ -45,14 +44,14 @@ def environment(budget: int, host_budget: int, cache: str | None) -> dict[str, s
 
 
 def python_path() -> str:
-    """Where a child finds this package, and what its parent was given."""
+    """Return a PYTHONPATH with this package, before the entries of the parent's."""
     given = os.environ.get("PYTHONPATH")
     return str(BENCH) if not given else f"{BENCH}{os.pathsep}{given}"
 
 
 @contextlib.contextmanager
 def worker(guard: Guard, spec: GpuSpec, timeout: float = 120.0) -> Iterator[WorkerProcess]:
-    """A started training. Under umem it holds all that the guard has left until it ends.
+    """Start a training. Under umem it holds all that the guard has left until it ends.
 
     Raises:
         GuardError: the budget is beyond the limit.

@@ -1,10 +1,10 @@
-"""What is measured and how often."""
+"""Benchmark parameters and repetitions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from umem.units import GIB, MIB
+from umem.base.units import GIB, MIB
 
 
 @dataclass(frozen=True)

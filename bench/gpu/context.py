@@ -1,4 +1,4 @@
-"""What a part that trains is given."""
+"""Context of the parts that train."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Context:
     oversubscribe: bool = False
 
     def share(self, share: float) -> Context:
-        """With that much of the time that is left."""
+        """Return the context with a share of the remaining time."""
         return replace(self, deadline=self.deadline.within(self.deadline.left * share))
 
 

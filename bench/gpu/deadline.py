@@ -20,15 +20,15 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Whether the deadline has passed."""
         return self.left == 0.0
 
     def within(self, seconds: float) -> Deadline:
-        """The earlier of this one and `seconds` from now."""
+        """Return the earlier of this deadline and one `seconds` from now."""
         return Deadline(min(self.left, seconds), self._clock)
 
     def rounds(self, count: int) -> Iterator[int]:
-        """0, 1, ... up to `count` rounds: at least one, and none that starts too late."""
+        """Yield 0, 1, ... up to `count` rounds: at least one, and none that starts too late."""
         for i in range(count):
             if i and self.passed:
                 return

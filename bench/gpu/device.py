@@ -1,4 +1,4 @@
-"""The GPU as the microbenchmarks see it: the driver's own calls, beside torch's."""
+"""The GPU for the microbenchmarks: direct driver calls, in addition to torch's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from gpu import raw, software
 from gpu.deadline import Deadline
 from gpu.guard import Guard
 from gpu.raw import CallError
-from umem.units import MIB
-from umem.values import PAGE_BYTES
+from umem.base.units import MIB, PAGE_BYTES
 
 ATTACH_GLOBAL = 1
 DEVICE, HOST = (1, 0), (2, 0)  # CUmemLocation: type, id
@@ -33,7 +32,7 @@ class Block:
     tensor: Any
 
     def part(self, begin: int, nbytes: int) -> Block:
-        """Of this block."""
+        """Return a part of this block."""
         assert begin + nbytes <= self.nbytes
         return Block(self.ptr + begin, nbytes, self.tensor[begin // 4 : (begin + nbytes) // 4])
 
@@ -46,7 +45,7 @@ class Block:
 
 
 class _View:
-    """What torch makes a tensor of without a copy."""
+    """Memory that torch wraps in a tensor without a copy."""
 
     def __init__(self, ptr: int, count: int) -> None:
         self.__cuda_array_interface__ = {
@@ -65,7 +64,7 @@ class Gpu:
         software.load_if_asked()
         import torch
 
-        from umem.native import core
+        from umem.base.native import core
 
         self.torch: Any = torch
         torch.cuda.init()
@@ -92,13 +91,13 @@ class Gpu:
         return values[0] if len(values) == 1 else tuple(values)
 
     def code(self, name: str, *arguments: Any) -> int:
-        """The CUresult of one driver call that may fail."""
+        """Return the CUresult of a driver call that may fail."""
         answer = getattr(self.calls, name)(*arguments)
         return int(answer[0] if isinstance(answer, tuple) else answer)
 
     @contextlib.contextmanager
     def managed(self, nbytes: int, what: str = "a block") -> Iterator[Block]:
-        """Managed memory for the length of a block, with nothing in it."""
+        """Provide untouched managed memory inside the `with` block."""
         with self.guard.share(nbytes, what):
             ptr = self.call("cuMemAllocManaged", nbytes, ATTACH_GLOBAL)
             try:
@@ -113,7 +112,7 @@ class Gpu:
         return ThreadPoolExecutor(count, initializer=raw.use_context, initargs=(self._context,))
 
     def free_bytes(self) -> int:
-        """Of the device now."""
+        """Return the free bytes of the device."""
         free, _ = self.call("cuMemGetInfo")
         return int(free)
 
@@ -126,7 +125,7 @@ class Gpu:
         self.call("cuMemPrefetchAsync", block.ptr, block.nbytes, where, 0, self._stream(stream))
 
     def prefetch_all(self, blocks: list[Block], where: tuple[int, int]) -> None:
-        """The same for several blocks by one call."""
+        """Do the same for several blocks in one call."""
         self._batch("cuMemPrefetchBatchAsync", blocks, where)
 
     def renew(self, blocks: list[Block]) -> None:
@@ -148,7 +147,7 @@ class Gpu:
         self.sync()
 
     def seconds(self, action: Callable[[], object]) -> float:
-        """Of an action from a quiet device until the device is quiet again."""
+        """Time an action from an idle device until the device is idle again."""
         return self.call_seconds(action)[1]
 
     def call_seconds(self, action: Callable[[], object]) -> tuple[float, float]:
@@ -201,5 +200,5 @@ class Gpu:
 
 
 def whole_pages(nbytes: float) -> int:
-    """Rounded down to pages, one at least."""
+    """Round down to pages, to at least one."""
     return max(int(nbytes) // PAGE_BYTES, 1) * PAGE_BYTES

@@ -13,8 +13,8 @@ from gpu.children import GpuSpec, worker
 from gpu.context import Context, measure_each
 from gpu.record import Record
 from gpu.sizing import Sized, short, size
+from umem.base.units import format_bytes
 from umem.demo.process import WorkerProcess
-from umem.units import format_bytes
 
 TARGET = 1.01  # times torch's own allocator
 QUESTION = "does umem cost nothing when everything fits?"

@@ -1,4 +1,4 @@
-"""The closed-form floor: the least time of a training step whose memory does not fit.
+"""Closed-form lower bound on the time of a training step whose memory does not fit.
 
 Derivation. Let an op t be the moment at which O_t bytes more than the capacity C are alive. They
 are away while t runs. Those that this step made, or used before t, had to leave before t; those
@@ -44,7 +44,7 @@ class Step:
 
     @classmethod
     def of(cls, traced: Mapping[str, Any], step_seconds: float) -> Step:
-        """From what `trace.record` returns, its op times scaled to a step that was measured."""
+        """Build a step from `trace.record`'s result, with op times scaled to a measured step."""
         times = [seconds for seconds, _ in traced["ops"]]
         total = sum(times)
         scale = step_seconds / total if total > 0 else 0.0
@@ -58,7 +58,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Of its computation."""
+        """Total compute time."""
         return sum(op.seconds for op in self.ops)
 
 
@@ -74,12 +74,12 @@ class Cuts:
 
     @property
     def peak(self) -> int:
-        """The most bytes that are wanted at once."""
+        """Peak of the bytes in use at once."""
         return max((w + s for w, s in zip(self.working, self.spanning, strict=True)), default=0)
 
 
 def cuts(step: Step) -> Cuts:
-    """In one pass over the uses of each tensor."""
+    """Compute the bound in one pass over the uses of each tensor."""
     count = len(step.ops)
     uses: dict[int, list[int]] = {}
     for t, op in enumerate(step.ops):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from umem.units import GIB, format_bytes
-from umem.values import PAGE_BYTES
+from umem.base.units import GIB, PAGE_BYTES, format_bytes
 
 SHARE = 4  # of the free memory, one part in so many
 MOST = 32 * GIB
@@ -20,7 +19,7 @@ class GuardError(RuntimeError):
 
 
 def limit_bytes(free: int) -> int:
-    """The most managed bytes at a time on a device with `free` bytes free, whole pages."""
+    """Return the max managed bytes at a time, in whole pages, with `free` bytes free."""
     return min(free // SHARE, MOST) // PAGE_BYTES * PAGE_BYTES
 
 

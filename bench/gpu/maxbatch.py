@@ -11,7 +11,7 @@ from gpu.context import Context, measure_each
 from gpu.deadline import Deadline
 from gpu.device import whole_pages
 from gpu.sizing import short, with_batch
-from umem.units import format_bytes
+from umem.base.units import format_bytes
 
 QUESTION = "how large a batch can train at the budget?"
 
@@ -23,7 +23,7 @@ def run(context: Context) -> None:
 
 
 def largest(batches: Sequence[int], fits: Callable[[int], bool], deadline: Deadline) -> int | None:
-    """The largest of the ascending `batches` that fits, by bisection; None: not the least.
+    """Return the largest of the ascending `batches` that fits, by bisection; None if none does.
 
     When the time is used up it is the largest that was seen to fit.
     """

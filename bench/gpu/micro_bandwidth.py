@@ -1,4 +1,4 @@
-"""How fast bytes travel: prefetch against pinned copies, in one call, in batches, in pieces."""
+"""Transfer bandwidth: prefetch and pinned copies, in one call, in batches, in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu.deadline import Deadline
 from gpu.device import DEVICE, HOST, Block, Gpu
 from gpu.record import Item, Record, take
 from gpu.software import NOT_COMPARABLE
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
 Measured = dict[tuple[str, int], list[float]]  # (way, bytes): seconds

@@ -1,4 +1,4 @@
-"""What single operations cost: allocating, touching, faulting, reading from afar, hinting."""
+"""Cost of single operations: allocations, first touches, faults, remote reads, hints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu.deadline import Deadline
 from gpu.device import ATTACH_GLOBAL, DEVICE, HOST, SET_ACCESSED_BY, SET_PREFERRED, Block, Gpu
 from gpu.record import Item, Record, take
 from gpu.software import NOT_COMPARABLE
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
 FLOATS_A_PAGE = PAGE // 4
@@ -87,7 +87,7 @@ class _Costs:
         self._record.decide("10 pool", "does a managed pool work?", "yes")
 
     def _free_waits(self) -> float:
-        """The time that a free takes while a kernel runs, as a share of the kernel's length."""
+        """Measure the time of a free while a kernel runs, as a share of the kernel's."""
         gpu = self._gpu
         work = gpu.busy(self._config.kernel_ms)
         alone = gpu.seconds(work)
@@ -235,7 +235,7 @@ class _Costs:
 
 
 def rss_bytes(path: Path = Path("/proc/self/status")) -> int:
-    """Of this process."""
+    """Return the resident set size of this process."""
     for row in path.read_text(encoding="ascii").splitlines():
         if row.startswith("VmRSS:"):
             return int(row.split()[1]) * 1024

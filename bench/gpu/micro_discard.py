@@ -1,4 +1,4 @@
-"""What discard spares and spoils, and what a read-mostly copy costs and spares."""
+"""Cost and benefit of discarding, and of read-mostly copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpu.device import (
 )
 from gpu.record import Item, Record, take
 from gpu.software import NOT_COMPARABLE
-from umem.units import KIB, MIB, format_bytes
+from umem.base.units import KIB, MIB, format_bytes
 
 PAGE = 2 * MIB
 
@@ -184,7 +184,7 @@ class _Discard:
         self._record.decide(item, question, NOT_COMPARABLE if self._gpu.software else outcome)
 
     def _share(self, block: Block, value: float) -> float:
-        """Of the block's pages, how many hold `value` at both ends."""
+        """Return the share of the block's pages that hold `value` at both ends."""
         good = 0
         pages = block.pieces(PAGE)
         for page in pages:
@@ -193,6 +193,6 @@ class _Discard:
         return good / len(pages)
 
     def _read(self, block: Block, begin: int, nbytes: int) -> list[float]:
-        """The CPU's view of some floats."""
+        """Return the CPU's view of some floats."""
         data = self._gpu.calls.load(block.ptr + begin, nbytes)
         return list(memoryview(data).cast("f"))

@@ -1,4 +1,4 @@
-"""What this driver can do at all: versions, batch calls, calls under stream capture."""
+"""Capabilities of this driver: versions, batch calls, calls under stream capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether moving disturbs: the calling thread, kernels' launches, the kernels, the other way."""
+"""Interference of transfers with the calling thread, launches, kernels and the other direction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu.deadline import Deadline
 from gpu.device import DEVICE, HOST, Gpu, whole_pages
 from gpu.record import Item, Record, take
 from gpu.software import NOT_COMPARABLE
-from umem.units import format_bytes
+from umem.base.units import format_bytes
 
 LAUNCHES = 200
 
@@ -27,7 +27,7 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
 
 
 def hidden_share(one: float, other: float, both: float) -> float:
-    """How much of the shorter work is hidden when both run at once: 1 all of it, 0 nothing."""
+    """Return the hidden share of the shorter work when both run at once: 1 all of it, 0 nothing."""
     return (one + other - both) / min(one, other)
 
 
@@ -115,7 +115,7 @@ class _Overlap:
         self._decide("15", "what overlaps?", "; ".join(words))
 
     def lanes(self) -> None:
-        """The same bytes out on one stream and on two, each stream with a thread of its own."""
+        """Move the same bytes out on one stream and on two, each stream with its own thread."""
         gpu = self._gpu
         second = int(gpu.torch.cuda.Stream().cuda_stream)
         with gpu.threads(2) as threads, gpu.managed(self._config.block) as block:

@@ -15,7 +15,7 @@ from gpu.deadline import Deadline
 from gpu.device import DEVICE, Gpu, whole_pages
 from gpu.record import Item, Record, take
 from gpu.software import NOT_COMPARABLE
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
 TIMES = (1.2, 2.0, 4.0)  # of the window

@@ -1,4 +1,4 @@
-"""umem beside torch and its neighbours: the allocation loop, autoload, pools, CuPy, NCCL."""
+"""umem with torch and other libraries: the allocation loop, autoload, pools, CuPy, NCCL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu.children import environment
 from gpu.context import Context
 from gpu.record import Item, take
-from umem.units import MIB, format_bytes
+from umem.base.units import MIB, format_bytes
 
 BENCH = Path(__file__).resolve().parents[1]
 SIZES = (256, 4 * MIB)
@@ -28,8 +28,8 @@ umem.enable(device="cuda")
 ALLOC_LOOP = """
 from pathlib import Path
 import torch
-from umem import torch_build
-from umem.native import core
+from umem.integrations.torch import build as torch_build
+from umem.base.native import core
 native = torch_build.load(Path({cache!r}))
 {on}
 torch.empty(1, device="cuda")
@@ -78,7 +78,7 @@ with session:
     x = torch.ones(1 << 20, device="cuda", requires_grad=True)
     (x * 2).sum().backward()
     torch.cuda.synchronize()
-    from umem.native import core
+    from umem.base.native import core
     print("in the pool: x", core.owns(x.data_ptr()), "gradient", core.owns(x.grad.data_ptr()))
 """,
     "fake backward": """

@@ -14,9 +14,9 @@ from gpu import floor, software
 from gpu.children import GpuSpec, worker
 from gpu.context import Context, measure_each
 from gpu.sizing import Sized, short, size
+from umem.base.units import format_bytes
 from umem.demo.process import WorkerProcess
 from umem.errors import UmemError
-from umem.units import format_bytes
 
 TECHNIQUES = ("plain", "save_on_cpu", "checkpoint")
 TARGET = 1.25  # times the floor, at half of the peak
@@ -61,7 +61,7 @@ def _measure_link(context: Context) -> dict[str, float]:
 
 
 def measured_link(path: Path) -> dict[str, float] | None:
-    """What the part `micro_bandwidth` wrote; None without it."""
+    """Return the output of the part `micro_bandwidth`; None without it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["details"]["bandwidth"]
     except (OSError, ValueError, KeyError):
@@ -178,7 +178,7 @@ def _result(label: str, spread: Spread, note: str, target: float | None = None) 
 
 
 def verdict(rows: list[Row]) -> str:
-    """In words: the best policy at each budget against the floor and against torch's ways."""
+    """Describe the best policy at each budget against the lower bound and torch's techniques."""
     others = {row.way: row.step.median for row in rows if row.fraction is None and row.step}
     words = []
     for fraction in sorted(

@@ -79,7 +79,7 @@ def measure(part: Part, context: Context) -> int:
 
 
 def facts() -> dict[str, Any]:
-    """Of device 0."""
+    """Return the facts about device 0."""
     software.load_if_asked()
     import torch
 
@@ -104,15 +104,15 @@ def facts() -> dict[str, Any]:
 def prepare(cache: str | None) -> None:
     """Build now what a measurement would have to wait for."""
     software.load_if_asked()
-    from umem import torch_build
-    from umem.native import core
+    from umem.base.native import core
+    from umem.integrations.torch import build
 
     assert core is not None  # loads libumem.so, which the extension joins
-    torch_build.find_or_build(None if cache is None else Path(cache))
+    build.find_or_build(None if cache is None else Path(cache))
 
 
 def _smi() -> dict[str, str]:
-    """What nvidia-smi knows and torch does not; empty without it."""
+    """Return the facts that only nvidia-smi reports; empty without it."""
     try:
         done = subprocess.run(
             ["nvidia-smi", f"--query-gpu={','.join(_SMI)}", "--format=csv,noheader", "--id=0"],

@@ -22,7 +22,7 @@ class Part:
     raw: bool = False
 
     def load(self) -> Any:
-        """The module."""
+        """Import the module."""
         return importlib.import_module(f"gpu.{self.module}")
 
 
@@ -50,7 +50,7 @@ BY_NAME = {part.name: part for part in (*PARTS, BEYOND)}
 
 
 def choose(text: str | None, allow_oversubscription: bool) -> list[Part]:
-    """The parts that a list of names and letters asks for, in order; None is all of them.
+    """Return the parts named in a list of names and letters, in order; None is all of them.
 
     Raises:
         ValueError: a part is unknown, or oversubscribes and that is not allowed.

@@ -8,7 +8,7 @@ from gpu import software
 from gpu.children import GpuSpec, worker
 from gpu.context import Context, measure_each
 from gpu.sizing import Sized, short, size
-from umem.units import format_bytes
+from umem.base.units import format_bytes
 
 TARGET = 1.02  # times the budget
 FRACTION = 0.5
@@ -52,7 +52,7 @@ def _measure(name: str, context: Context) -> None:
 
 
 def same_losses(plain: list[float], again: list[float], umem: list[float]) -> str:
-    """In words: plain torch twice, then umem, step by step."""
+    """Describe plain torch twice, then umem, step by step."""
     if plain != again:
         return "losses not comparable: plain torch does not repeat its own"
     return "the losses are plain torch's, bit by bit" if umem == plain else "the losses DIFFER"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu.record import Record
+from umem.base.units import MIB
 from umem.demo import data
-from umem.units import MIB
 
 WAYS_OF_TORCH = {"plain": "black", "save_on_cpu": "sienna", "checkpoint": "olive"}
 

@@ -35,7 +35,7 @@ class _PoolProps(ctypes.Structure):
 
 
 def has_entry(name: str, version: int) -> bool:
-    """Whether the driver has an entry point in the form that came with `version`."""
+    """Return whether the driver has an entry point in the form of `version`."""
     function, status = ctypes.c_void_p(), ctypes.c_int()
     code = _cuda().cuGetProcAddress_v2(
         name.encode(), ctypes.byref(function), version, ctypes.c_uint64(0), ctypes.byref(status)
@@ -44,7 +44,7 @@ def has_entry(name: str, version: int) -> bool:
 
 
 def current_context() -> int:
-    """The calling thread's context."""
+    """Return the calling thread's context."""
     context = ctypes.c_void_p()
     _check("cuCtxGetCurrent", _cuda().cuCtxGetCurrent(ctypes.byref(context)))
     return context.value or 0
@@ -79,7 +79,7 @@ class ManagedPool:
         _check("cuMemPoolCreate", created)
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """The address of `nbytes` from the pool, in stream order."""
+        """Allocate `nbytes` from the pool, in stream order; return the address."""
         ptr = ctypes.c_uint64()
         code = _call(
             "cuMemAllocFromPoolAsync",

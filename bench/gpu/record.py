@@ -1,4 +1,4 @@
-"""What one part of the bench found, kept in a JSON file that is written after every item."""
+"""Results of one part of the bench, in a JSON file that is written after every item."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DONE, FAILED, RUNNING = "done", "failed", "running"
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from the figures, in words."""
+    """A conclusion from the figures, in words."""
 
     item: str
     question: str
@@ -68,7 +68,7 @@ class Record:
         draft.replace(self.path)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the record for JSON."""
         fields = {**asdict(self)}
         del fields["path"]
         return fields
@@ -106,20 +106,17 @@ def _take_one(record: Record, item: Item) -> None:
 
 
 def _keep_error(record: Record, item: Item, error: Exception) -> None:
-    """Called while `error` is handled."""
+    """Record `error`, which is being handled."""
     record.errors[item.number] = f"{type(error).__name__}: {error}"
     record.details.setdefault("tracebacks", {})[item.number] = traceback.format_exc()
     record.decide(item.number, item.question, "failed: see the errors of its part")
 
 
 def load(path: Path) -> Record | None:
-    """The record in a file; None where there is none that can be read."""
+    """Read the record in a file; None if there is none that can be read."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        results = [
-            Result(**{**result, "spread": Spread(**result["spread"])})
-            for result in fields.pop("results")
-        ]
+        results = [Result.load(result) for result in fields.pop("results")]
         decisions = [Decision(**decision) for decision in fields.pop("decisions")]
         return Record(path=path, results=results, decisions=decisions, **fields)
     except (OSError, ValueError, KeyError, TypeError):

@@ -34,7 +34,7 @@ def write(
 
 
 def build(records: Sequence[Record], facts: Mapping[str, Any], config: Config) -> Report:
-    """The report without its pictures."""
+    """Return the report without its pictures."""
     report = Report("gpu", _settings(config))
     report.machine.update(facts)
     for record in records:
@@ -55,7 +55,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def sections(records: Sequence[Record], report: Report) -> list[str]:
-    """What the report says beside its figures, as markdown lines."""
+    """Return the report's text next to its figures, as markdown lines."""
     lines: list[str] = []
     if report.machine.get("software"):
         lines += [

@@ -23,12 +23,14 @@ HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent
 sys.path[0] = str(BENCH)  # not this folder: its modules are a package's
 
+from harness import add_outputs, results_folder  # noqa: E402
+
 from gpu import children, parts, report, software  # noqa: E402
 from gpu.config import SMOKE, Config  # noqa: E402
 from gpu.guard import SHARE, limit_bytes  # noqa: E402
 from gpu.record import DONE, FAILED, Record, load  # noqa: E402
-from umem import config as settings  # noqa: E402
-from umem.units import GIB, format_bytes  # noqa: E402
+from umem.base.units import GIB, format_bytes  # noqa: E402
+from umem.config import settings  # noqa: E402
 
 GRACE = 5.0  # seconds between a part's own deadline and its end by force
 SOFTWARE_BYTES = 1 * GIB
@@ -36,7 +38,7 @@ SOFTWARE_BYTES = 1 * GIB
 
 @dataclass(frozen=True)
 class Setup:
-    """What all parts of a run share. `limit`: managed bytes at a time."""
+    """State shared by all parts of a run. `limit`: max managed bytes at a time."""
 
     folder: Path
     limit: int
@@ -47,17 +49,19 @@ class Setup:
 
     @property
     def patience(self) -> float:
-        """How much longer than on a GPU a part may take: CPUs are shared."""
+        """Factor by which a part may take longer than on a GPU: CPUs are shared."""
         return 4.0 if self.smoke else 1.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _arguments(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
     try:
         chosen = parts.choose(args.parts, args.allow_oversubscription)
     except ValueError as error:
         print(f"run.py: --parts: {error}", file=sys.stderr)
         return 2
+    out = results_folder(parser, args)
     config = SMOKE if args.smoke else Config()
     cache = str(settings.load().torch_ext_cache)
     if args.smoke and software.asked_for():
@@ -66,9 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(facts, str):
         print(f"run.py: {facts}", file=sys.stderr)
         return 2
-    out = args.out or (
-        Path(tempfile.mkdtemp(prefix="umem-bench-")) if args.smoke else BENCH / "results"
-    )
+    out = out or Path(tempfile.mkdtemp(prefix="umem-bench-"))
     folder = out / "gpu-parts"
     folder.mkdir(parents=True, exist_ok=True)
     limit = limit_bytes(facts["gpu_free_bytes"])
@@ -153,7 +155,7 @@ def _child(arguments: list[str], setup: Setup, timeout: float) -> int | None:
 
 
 def _facts(smoke: bool) -> dict[str, Any] | str:
-    """Of the device, or why the bench cannot run on it."""
+    """Return the facts about the device, or the reason why the bench cannot run on it."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "gpu.part", "facts"],
         env={**settings.child_environment(), "PYTHONPATH": children.python_path()},
@@ -169,21 +171,18 @@ def _facts(smoke: bool) -> dict[str, Any] | str:
     return found
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/gpu/run.py", description=__doc__)
-    parser.add_argument(
-        "--smoke", action="store_true", help="does it work? tiny, no figures to keep"
-    )
+    add_outputs(parser)
     parser.add_argument("--parts", help="names, or letters of the groups a to e (default: all)")
     parser.add_argument("--resume", action="store_true", help="skip parts that are done already")
-    parser.add_argument("--out", type=Path, help="folder of the results (default: bench/results)")
     parser.add_argument(
         "--allow-oversubscription",
         action="store_true",
         help="also the parts that need more than the device has free: they can hang a GPU, so only "
         "on a card that nobody else uses",
     )
-    return parser.parse_args(argv)
+    return parser
 
 
 def _note(text: str) -> None:

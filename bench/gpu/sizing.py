@@ -1,17 +1,16 @@
-"""How large a workload may be so that it can run under the guard."""
+"""Sizes of the workloads that can run under the guard."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from gpu import workloads
 from gpu.children import SMALLEST, GpuSpec, worker
 from gpu.context import Context, measure_each
 from gpu.guard import Guard, GuardError
 from gpu.record import load
 from gpu.software import is_software
-from umem.demo import workloads
-from umem.units import format_bytes
-from umem.values import PAGE_BYTES
+from umem.base.units import PAGE_BYTES, format_bytes
 
 SHARE = 0.8  # of the guard's room that a peak may take: umem rounds blocks up
 TRIES = 4
@@ -28,11 +27,11 @@ class Sized:
     software: bool
 
     def budget(self, fraction: float) -> int:
-        """That share of the peak in whole pages, if umem can work with it."""
+        """Return that share of the peak in whole pages, but at least `SMALLEST`."""
         return max(int(self.peak * fraction) // PAGE_BYTES * PAGE_BYTES, SMALLEST)
 
     def ample(self, guard: Guard) -> int:
-        """A budget in which it fits with room to spare."""
+        """Return a budget well above the peak."""
         return min(max(int(1.2 * self.peak), self.peak + SMALLEST), guard.room - PAGE_BYTES)
 
 
@@ -53,14 +52,14 @@ def _keep(name: str, context: Context) -> None:
 
 
 def size(name: str, context: Context) -> Sized:
-    """What the part `sizing` found, or else a measurement of its own."""
+    """Return the result of the part `sizing`, or a new measurement."""
     record = load(context.folder / "sizing.json")
     known = {} if record is None else record.details.get("sized", {})
     return Sized(**known[name]) if name in known else fit(name, context.guard)
 
 
 def fit(name: str, guard: Guard) -> Sized:
-    """The workload as named, or with a smaller batch if its peak would not fit.
+    """Return the workload as named, or with a smaller batch if its peak would not fit.
 
     Raises:
         GuardError: not even one sample fits.
@@ -75,7 +74,7 @@ def fit(name: str, guard: Guard) -> Sized:
         room = int(SHARE * guard.room)
         if peak <= room:
             return Sized(text, peak, step_ms, is_software(seen["device"]))
-        batch = workloads.lookup(text).config.batch
+        batch = workloads.lookup(text).batch
         smaller = int(batch * 0.9 * room / peak)
         if smaller < 1:
             break
@@ -87,12 +86,12 @@ def fit(name: str, guard: Guard) -> Sized:
 
 
 def with_batch(name: str, batch: int) -> str:
-    """The workload with another batch."""
+    """Return the workload with another batch."""
     base, _, settings = name.partition(":")
     kept = [part for part in settings.split(",") if part and not part.startswith("batch=")]
     return f"{base}:{','.join([*kept, f'batch={batch}'])}"
 
 
 def short(name: str) -> str:
-    """A workload without its settings."""
+    """Return the workload's name without its settings."""
     return name.partition(":")[0]

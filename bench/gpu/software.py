@@ -12,7 +12,7 @@ NOT_COMPARABLE = "not comparable on the software driver: its kernels compute not
 
 
 def asked_for() -> bool:
-    """Whether the environment wants the software driver."""
+    """Return whether the environment asks for the software driver."""
     return bool(os.environ.get("SOFTCUDA_LIB"))
 
 
@@ -29,5 +29,5 @@ def load_if_asked() -> None:
 
 
 def is_software(device_name: str) -> bool:
-    """Whether a device of that name is the software driver's."""
+    """Return whether a device of that name belongs to the software driver."""
     return NAME in device_name

@@ -1,4 +1,4 @@
-"""What plain torch can do to need less device memory."""
+"""Techniques of plain torch to need less device memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _plain(_: Training) -> Undo:
 
 
 def _save_on_cpu(training: Training) -> Undo:
-    """What autograd saves goes to pinned host memory, and comes back when it is needed."""
+    """Offload the tensors that autograd saves to pinned host memory until they are needed."""
     from torch.autograd.graph import save_on_cpu
 
     whole = training.batch_loss
@@ -45,10 +45,9 @@ def _save_on_cpu(training: Training) -> Undo:
 
 
 def _checkpoint(training: Training) -> Undo:
-    """What a block computes is thrown away and computed again for the backward pass."""
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    import nets
     from torch.utils.checkpoint import checkpoint
-
-    from umem.demo import nets
 
     blocks: list[Any] = [m for m in training.net.modules() if isinstance(m, nets.BLOCKS)]
     for block in blocks:

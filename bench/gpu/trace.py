@@ -1,4 +1,4 @@
-"""What one training step uses, op by op: recorded in plain torch, for the floor."""
+"""The tensors that a training step uses, op by op, recorded in plain torch for the lower bound."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ class _Storages:
         return self._numbers[key]
 
     def persistent(self) -> list[int]:
-        """Of those that were there first, the ones that are still there."""
+        """Return the initial tensors that are still alive."""
         return [number for number in self._old if not self._references[number].expired()]
 
 
 def _written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that an op changes in place."""
+    """Return the tensors that an op changes in place."""
     import torch
     from torch.utils._pytree import tree_leaves
 

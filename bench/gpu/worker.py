@@ -9,16 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import umem
-from gpu import software, techniques, trace
+from gpu import software, techniques, trace, workloads
 from gpu.children import GpuSpec
-from umem.demo import worker, workloads
+from umem.demo import worker
+from umem.demo.training import Training
 from umem.errors import StateError
 
 SAMPLE_SECONDS = 0.002
 
 
 class DeviceSampler:
-    """The least free bytes of the device that a thread saw."""
+    """The min free bytes of the device that a thread saw."""
 
     def __init__(self) -> None:
         self.least = self._free()
@@ -27,7 +28,7 @@ class DeviceSampler:
         self._thread.start()
 
     def close(self) -> int:
-        """Stop; returns the least free bytes."""
+        """Stop; return the min free bytes."""
         self._stop.set()
         self._thread.join()
         return self.least
@@ -57,6 +58,10 @@ class GpuRun(worker.Run):
         self._undo = techniques.use(self.training, spec.technique)
         self._ballast = 0
 
+    def build(self, workload: str) -> Training:
+        """Make a training of `gpu.workloads` on the GPU."""
+        return workloads.build(workloads.lookup(workload), "cuda", self.spec.deterministic)
+
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
         """Beside those of every worker."""
         return {
@@ -72,7 +77,7 @@ class GpuRun(worker.Run):
 
     def _configure(self, budget: int, host_budget: int, policy: str) -> dict[str, Any]:
         """Another budget and policy from here on."""
-        from umem.native import core
+        from umem.base.native import core
 
         core.set_policy(policy)
         umem.set_budget(budget, host_budget)
@@ -81,7 +86,7 @@ class GpuRun(worker.Run):
 
     def _hold_ballast(self, leave: int) -> dict[str, Any]:
         """Take plain device memory until managed memory has only `leave` bytes; 0 gives it back."""
-        from umem.native import core
+        from umem.base.native import core
 
         calls: Any = core.driver
         self._cuda.synchronize()
@@ -110,8 +115,7 @@ class GpuRun(worker.Run):
 
         self._forget()
         try:
-            config = workloads.lookup(workload).config
-            self.training = workloads.build(config, "cuda", self.spec.deterministic)
+            self.training = self.build(workload)
             self._undo = techniques.use(self.training, "plain")
             times = [self.step()["ms"] for _ in range(steps)]
         except torch.OutOfMemoryError as error:
@@ -127,7 +131,7 @@ class GpuRun(worker.Run):
         self._cuda.empty_cache()
 
     def _peak(self) -> dict[str, Any]:
-        """What torch counts, and how much of the device is taken in all."""
+        """Return torch's counters, and the used memory of the whole device."""
         self._cuda.synchronize()
         free, total = self._cuda.mem_get_info()
         return {
@@ -140,7 +144,7 @@ class GpuRun(worker.Run):
         }
 
     def _watch(self, count: int) -> dict[str, Any]:
-        """Train `count` steps: the most device bytes in use meanwhile, whoever uses them."""
+        """Train `count` steps; return the max device bytes in use meanwhile, of all processes."""
         sampler = DeviceSampler()
         try:
             steps = [self.step() for _ in range(count)]
@@ -150,7 +154,7 @@ class GpuRun(worker.Run):
 
 
 def start(request: dict[str, Any]) -> GpuRun:
-    """The training that a `GpuSpec` describes."""
+    """Start the training that a `GpuSpec` describes."""
     return GpuRun(GpuSpec(**request))
 
 

@@ -1,4 +1,4 @@
-"""How near predictions of `umem estimate` are to traced steps: batches, and the formulas.
+"""Accuracy of `umem estimate` against traced steps: batches, and the formulas.
 
 ``python bench/policies/estimate.py [--smoke]`` writes estimate_fake-tensors_<date>.{json,md} to
 bench/results. All figures are of tensors without data: they depend on no machine.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,17 +20,18 @@ if __name__ == "__main__":
     sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
 from facts import version_facts  # noqa: E402
-from harness import table  # noqa: E402
+from harness import add_outputs, results_folder, table, write  # noqa: E402
 
 from policies import workloads as nets  # noqa: E402
-from umem import devices, replay  # noqa: E402
+from umem.analysis import batch_size  # noqa: E402
+from umem.analysis.batch_size import Sized, TensorLines  # noqa: E402
+from umem.analysis.formulas import PRECISIONS, Config, estimate, logits  # noqa: E402
+from umem.base import device_profiles  # noqa: E402
+from umem.base.units import GIB  # noqa: E402
+from umem.capture import program  # noqa: E402
 from umem.cli.estimate_program import Seen, look  # noqa: E402
-from umem.plan import batch_fit, tracer  # noqa: E402
-from umem.plan.batch_fit import Sized, TensorLines  # noqa: E402
-from umem.plan.memory_model import PRECISIONS, Config, estimate, logits  # noqa: E402
-from umem.units import GIB  # noqa: E402
+from umem.simulation import replay  # noqa: E402
 
-RESULTS = HERE.parent / "results"
 PAIR = (8, 16)
 
 
@@ -70,16 +70,16 @@ FORMULAS = {"GPT-2 medium, 1024": GPT2, "ViT-L/16": VIT}
 
 
 def seen(net: Net, batch: int) -> Seen:
-    """The step at this batch."""
-    return look(tracer.trace(partial(net.make, batch)), 0)
+    """Return the step at this batch."""
+    return look(program.trace(partial(net.make, batch)), 0)
 
 
 def predicted(name: str, net: Net) -> dict[str, Any]:
-    """A row: what two batches say of a third, and what it is."""
-    device = devices.find(devices.DEFAULT)
+    """Return a row: the errors of predicting a third batch from two, and its true bytes."""
+    device = device_profiles.find(device_profiles.DEFAULT)
     known = {batch: seen(net, batch) for batch in PAIR}
     truth = seen(net, net.third).found.total
-    line = batch_fit.line(*((batch, each.found.total) for batch, each in known.items()))
+    line = batch_size.line(*((batch, each.found.total) for batch, each in known.items()))
     first, second = (Sized(batch, each.step, each.asked) for batch, each in known.items())
     tensors = TensorLines(first, second, lambda step: replay.resident_budget(step, device))
     print(f"{name}: done", file=sys.stderr, flush=True)  # it takes minutes
@@ -93,7 +93,7 @@ def predicted(name: str, net: Net) -> dict[str, Any]:
 
 
 def compared(name: str, config: Config) -> dict[str, Any]:
-    """The kinds by formula and traced, and the activation factor that would have been right."""
+    """Compare the kinds by formula and traced, and give the exact activation factor."""
     traced = seen(NETS[name], config.batch).found
     count = traced.params // PRECISIONS[config.precision].weight
     formula = estimate(Config(**{**asdict(config), "params": count}))
@@ -110,7 +110,7 @@ def compared(name: str, config: Config) -> dict[str, Any]:
 def report(
     rows: list[dict[str, Any]], formulas: list[dict[str, Any]], facts: dict[str, str]
 ) -> str:
-    """For people."""
+    """Format the report."""
     lines = [
         "# Predictions of `umem estimate` against traced steps",
         "",
@@ -148,19 +148,18 @@ def report(
 def main() -> None:
     """Write both files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="a small network only")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_outputs(parser)
     args = parser.parse_args()
-    facts = version_facts()  # before anything is edited meanwhile
+    folder = results_folder(parser, args)
+    facts = version_facts()
     rows = [predicted(name, net) for name, net in (SMOKE if args.smoke else NETS).items()]
     formulas = [] if args.smoke else [compared(*item) for item in FORMULAS.items()]
     text = report(rows, formulas, facts)
     print(text)
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / f"estimate_fake-tensors_{datetime.date.today().isoformat()}"
-    stem.with_suffix(".md").write_text(text, encoding="utf-8")
-    known = {"versions": facts, "batches": rows, "formulas": formulas}
-    stem.with_suffix(".json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    if folder is not None:
+        known = {"versions": facts, "batches": rows, "formulas": formulas}
+        stem = f"estimate_fake-tensors_{datetime.date.today().isoformat()}"
+        print("\n".join(map(str, write(folder, stem, known, text))))
 
 
 if __name__ == "__main__":

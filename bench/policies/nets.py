@@ -1,6 +1,6 @@
 """Networks that only this bench needs: DenseNet, Inception, SE-ResNet, encoders, LSTM, Llama.
 
-Others come from umem/demo/nets.py.
+Others come from bench/nets.py and umem/demo/nets.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from nets import Bottleneck, EncoderBlock, conv_norm
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
-
-from umem.demo.nets import Bottleneck, GPTBlock, conv_norm
 
 
 class DenseLayer(nn.Module):
@@ -202,7 +201,7 @@ class Bert(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, dim)
         self.position = nn.Embedding(context, dim)
-        self.blocks = nn.Sequential(*(GPTBlock(dim, heads, causal=False) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(EncoderBlock(dim, heads) for _ in range(layers)))
         self.transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.LayerNorm(dim))
         self.head = nn.Linear(dim, vocabulary)
 
@@ -221,7 +220,7 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(3, dim, 16, 16)
         self.first = nn.Parameter(torch.zeros(1, 1, dim))
         self.position = nn.Parameter(torch.zeros(1, (image // 16) ** 2 + 1, dim))
-        self.blocks = nn.Sequential(*(GPTBlock(dim, heads, causal=False) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(EncoderBlock(dim, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
 
@@ -343,7 +342,7 @@ class Llama(nn.Module):
     def forward(
         self, tokens: Tensor, caches: Sequence[Tensor] = (), place: Tensor | None = None
     ) -> Tensor:
-        """The logits of the last token; `caches` is one a block, or none at all."""
+        """Return the logits of the last token; `caches` has one per block, or is empty."""
         x = self.token(tokens)
         for i, block in enumerate(self.blocks):
             x = block(x, caches[i] if caches else None, place)

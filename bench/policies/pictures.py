@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.report import geomean, step_ratio
+from policies.ratios import geomean, step_ratio
 from policies.study import Row
 
 COLUMNS = 4
+COLOURS = 64  # a picture of few lines and letters needs no more, and takes a third of the bytes
 
 
 def draw(rows: Sequence[Row], device: str, folder: Path, stem: str) -> list[Path]:
@@ -25,13 +27,22 @@ def draw(rows: Sequence[Row], device: str, folder: Path, stem: str) -> list[Path
     paths = []
     for name, figure in made.items():
         path = folder / f"{stem}_{device}_{name}.png"
-        figure.savefig(path, dpi=90)
+        _save(figure, path)
         paths.append(path)
     return paths
 
 
+def _save(figure: Any, path: Path) -> None:
+    from PIL import Image  # matplotlib needs it, too
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=90)
+    picture = Image.open(drawn).convert("RGB")
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
 def _spread(rows: Sequence[Row], figure_of: Any) -> Any:
-    """A dot a workload and budget, and the geometric mean."""
+    """Draw a dot per workload and budget, and the geometric mean."""
     policies = sorted(
         dict.fromkeys(row["policy"] for row in rows),
         key=lambda name: geomean(step_ratio(row) for row in rows if row["policy"] == name),

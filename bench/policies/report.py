@@ -1,25 +1,36 @@
-"""The tables: bytes over their bound, step over its floor, geometric means, what was aimed at."""
+"""The tables: bytes over their bound, step over its floor, geometric means, what was aimed at.
+
+``python bench/policies/report.py bench/results/policies_X.json [--pictures FOLDER]`` prints the
+page of a stored run again, and draws its pictures.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import argparse
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from harness import table
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # its modules are a package's
 
+from harness import Report, table
+
+from policies import summary
+from policies.ratios import bytes_ratio, geomean, step_ratio
 from policies.study import Row
 from policies.workloads import CONVOLUTIONAL, G10, WORKLOADS
-from umem.units import GIB
+from umem.base.units import GIB
 
 MAIN = "a100-pcie4"
-MODEL = "umem"  # the policy that the targets are for
+MODEL = "auto"  # the policy that the targets are for
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure and the most that it should be, from the planning study."""
+    """A figure and its upper limit, from the planning study."""
 
     name: str
     value: float
@@ -28,24 +39,8 @@ class Target:
 
     @property
     def reached(self) -> bool:
-        """Whether it is."""
+        """Whether the target is met."""
         return self.value <= self.most
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Of values above 0; not a number for none."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
-
-
-def step_ratio(row: Row) -> float:
-    """Step time over the closed-form floor."""
-    return float(row["step_us"] / row["floor_us"])
-
-
-def bytes_ratio(row: Row) -> float | None:
-    """Bytes in over their bound; None where none are needed."""
-    return row["bytes_in"] / row["bound_bytes_in"] if row["bound_bytes_in"] else None
 
 
 def sections(rows: Sequence[Row]) -> list[str]:
@@ -68,7 +63,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """What the planning study aims at, on the main device."""
+    """Return the targets of the planning study on the main device."""
     found: list[Target] = []
     for fraction, step, lru in (("1/2", 1.10, 0.78), ("1/4", 1.08, 0.83)):
         mine = _of(rows, MAIN, MODEL, fraction)
@@ -103,7 +98,7 @@ def _worst(mine: Sequence[Row]) -> list[Target]:
 
 
 def certificates(rows: Sequence[Row]) -> list[str]:
-    """Where the step is far from the closed-form floor: what a linear program shows of the rest."""
+    """List steps far from the closed-form bound, with the higher bound of a linear program."""
     header = ("workload", "device", "budget", "step ms", "floor ms", "LP floor ms")
     lines = []
     for row in rows:
@@ -118,7 +113,7 @@ def certificates(rows: Sequence[Row]) -> list[str]:
 
 
 def rankings(rows: Sequence[Row]) -> list[str]:
-    """Whether demand paging is slower than `deepum`, and that than the oracle, as G10 found."""
+    """Check that demand paging is slower than `deepum`, and that than the oracle, as in G10."""
     header = ("workload", "budget", "none", "deepum", "belady", MODEL)
     lines: list[tuple[str, ...]] = []
     for row in _of(rows, MAIN, MODEL):
@@ -137,7 +132,7 @@ def rankings(rows: Sequence[Row]) -> list[str]:
 
 
 def traffic(rows: Sequence[Row]) -> list[str]:
-    """GiB a step, in and out, of `conv_lru` beside `distance`, which moves by distance alone."""
+    """Compare GiB per step, in and out, of `conv_lru` and `distance`."""
     lines: list[tuple[str, ...]] = []
     for row in _of(rows, MAIN, "conv_lru"):
         other = _twin(rows, row, "distance")
@@ -232,7 +227,7 @@ def _mean(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
 
 
 def _of(rows: Sequence[Row], device: str, policy: str, share: str | None = None) -> list[Row]:
-    """A share includes the budgets that were raised from it."""
+    """Select the rows of a share, including the budgets that were raised from it."""
     return [
         row
         for row in rows
@@ -241,9 +236,29 @@ def _of(rows: Sequence[Row], device: str, policy: str, share: str | None = None)
 
 
 def _twin(rows: Sequence[Row], row: Row, policy: str) -> dict[str, Any] | None:
-    """The same replay under another policy."""
+    """Return the same replay under another policy."""
     keys = ("workload", "device", "fraction")
     return next(
         (r for r in rows if r["policy"] == policy and all(r[key] == row[key] for key in keys)),
         None,
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench/policies/report.py", description=__doc__)
+    parser.add_argument("record", type=Path, help="the JSON file of a run")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw them there, too")
+    args = parser.parse_args(argv)
+    page = Report.load(args.record)
+    rows = summary.rows(page.details)
+    page.sections = sections(rows)
+    print(page.markdown(), end="")
+    if args.pictures is not None:
+        from policies import pictures
+
+        pictures.draw(rows, MAIN, args.pictures, page.file_stem)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -20,17 +20,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
-from harness import Report, Result, Spread  # noqa: E402
+from harness import Report, Result, Spread, add_outputs, results_folder  # noqa: E402
 
-from policies import pictures, report, study  # noqa: E402
+from policies import pictures, report, study, summary  # noqa: E402
 from policies.study import Grid, Row  # noqa: E402
 from policies.workloads import WORKLOADS  # noqa: E402
-from umem import devices  # noqa: E402
+from umem.base import device_profiles  # noqa: E402
 from umem.policies import registry  # noqa: E402
 
 FRACTIONS = ("3/4", "1/2", "1/3", "1/4")
-REFERENCES = ("umem", "lru", "belady")  # on the devices that do not get all policies
-SMOKE_POLICIES = ("umem", "none", "lru", "conv_lru", "belady")
+REFERENCES = ("auto", "lru", "belady")  # on the devices that do not get all policies
+SMOKE_POLICIES = ("auto", "none", "lru", "conv_lru", "belady")
 WORK = HERE.parents[1] / "build" / "bench-policies"
 
 
@@ -41,11 +41,10 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     rows = _all_rows(args.workload, grid, args)
     page = _report(rows, grid, args, time.monotonic() - begin)
-    folder = args.out or (None if args.smoke else HERE.parent / "results")
     print(page.markdown())
-    if folder is not None:
-        paths = [*page.write(folder)]
-        paths += pictures.draw(rows, report.MAIN, folder, page.file_stem)
+    if args.folder is not None:
+        paths = [*page.write(args.folder)]
+        paths += pictures.draw(rows, report.MAIN, args.folder, page.file_stem)
         print("\n".join(map(str, paths)))
     return int(any("error" in row for row in rows))
 
@@ -59,18 +58,18 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--policy", nargs="+", help="only these")
     parser.add_argument("--device", nargs="+", help="only these")
     parser.add_argument("--full", action="store_true", help="all policies on all devices")
-    parser.add_argument("--smoke", action="store_true", help="small networks, seconds, no files")
+    add_outputs(parser)
     parser.add_argument("--resume", action="store_true", help="only workloads that are not done")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--work", type=Path, default=WORK, help="traces and parts (build/)")
-    parser.add_argument("--out", type=Path, help="folder of the results (bench/results)")
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error(f"--jobs {args.jobs}: allowed: 1 and up")
-    for option, known in (("policy", registry.names()), ("device", devices.names())):
+    for option, known in (("policy", registry.names()), ("device", device_profiles.names())):
         for name in getattr(args, option) or ():
             if name not in known:
                 parser.error(f"--{option} {name}: allowed: {', '.join(known)}")
+    args.folder = results_folder(parser, args)
     args.workload = args.workload or [w.name for w in WORKLOADS.values() if w.smoke == args.smoke]
     return args
 
@@ -78,14 +77,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def _grid(args: argparse.Namespace) -> Grid:
     everything = tuple(args.policy or (SMOKE_POLICIES if args.smoke else registry.names()))
     some = everything if args.full else tuple(n for n in everything if n in REFERENCES)
-    names = args.device or ((report.MAIN,) if args.smoke else devices.names())
+    names = args.device or ((report.MAIN,) if args.smoke else device_profiles.names())
     main_first = sorted(names, key=lambda name: name != report.MAIN)
     chosen = {name: everything if name == report.MAIN else some for name in main_first}
     return Grid(("1/2", "1/4") if args.smoke else FRACTIONS, chosen)
 
 
 def _all_rows(names: Sequence[str], grid: Grid, args: argparse.Namespace) -> list[Row]:
-    """In the order of the names, whichever is done first."""
+    """Yield the results in the order of the names, whichever is done first."""
     found: dict[str, list[Row]] = {}
     if args.resume:
         found = {name: part for name in names if (part := _part(name, grid, args.work)) is not None}
@@ -124,7 +123,7 @@ def _one(name: str, grid: Grid, work: Path) -> list[Row]:
 
 
 def _part(name: str, grid: Grid, work: Path) -> list[Row] | None:
-    """The rows of an earlier run of the same grid; None where there is none."""
+    """Return the rows of an earlier run of the same grid; None if there is none."""
     try:
         kept = json.loads((work / f"{name}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -141,8 +140,10 @@ def _report(rows: list[Row], grid: Grid, args: argparse.Namespace, seconds: floa
         "seconds": round(seconds),
     }
     page = Report("policies", config)
-    page.sections = report.sections(rows)
-    page.details = {"rows": rows, "targets": [asdict(t) for t in report.targets(_good(rows))]}
+    page.details = summary.of(rows)
+    stored = summary.rows(page.details)  # the page is made of what is stored, and can be again
+    page.sections = report.sections(stored)
+    page.details["targets"] = [asdict(target) for target in report.targets(_good(stored))]
     for policy in dict.fromkeys(row["policy"] for row in _good(rows)):
         times = [row["plan_ms"] for row in _good(rows) if row["policy"] == policy]
         page.results.append(Result(f"{policy}: planning a step", Spread.of(times), "ms"))

@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from umem import replay
-from umem.devices import DeviceProfile
+from umem.analysis.bounds import BUDGET_MARGIN
+from umem.analysis.bounds_lp import lp_time_floor
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import PAGE_BYTES
 from umem.errors import UmemError
-from umem.plan.bounds import BUDGET_MARGIN
-from umem.plan.bounds_lp import lp_time_floor
 from umem.policies import registry
 from umem.policies.base import Plan, Policy
-from umem.trace.step import StepTrace
-from umem.values import PAGE_BYTES
+from umem.simulation import replay
+from umem.trace.step_trace import StepTrace
 
 Row = dict[str, Any]
 
-CERTIFIED = "umem"  # the policy whose distance from the closed-form floor is explained:
+CERTIFIED = "auto"  # the policy whose distance from the closed-form floor is explained:
 CERTIFY_FROM = 1.1  # from this ratio on the stronger bound by a linear program is worked out
 PATIENCE_S = 900.0  # for a linear program: an unrolled LSTM's has 27,000 rows
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What one workload is replayed with. `devices`: by name the policies that it gets."""
+    """The replays of one workload. `devices`: the policies by the device's name."""
 
     fractions: tuple[str, ...]
     devices: dict[str, tuple[str, ...]]
 
 
 class Timed:
-    """A policy that says how long it planned, in the processor's time: other jobs run beside."""
+    """A policy that measures its planning in CPU time, because other jobs run in parallel."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -51,7 +51,7 @@ class Timed:
 def rows(
     workload: str, step_on: Callable[[str], tuple[DeviceProfile, StepTrace]], grid: Grid
 ) -> Iterator[Row]:
-    """The replays of one workload, as they are done; `step_on` gives its step on a device."""
+    """Yield the replays of a workload as they finish; `step_on` gives its step on a device."""
     for name, policies in grid.devices.items():
         device, step = step_on(name)
         done: dict[tuple[str, int], Row] = {}  # budgets may be raised to the same one
@@ -79,7 +79,7 @@ def budgets(step: StepTrace, fractions: Sequence[str]) -> list[tuple[str, int]]:
     """
     large = int(step.sum_of_accesses(step.bytes * step.large).max(initial=0))
     pages = -(-int(BUDGET_MARGIN * large + _small_room(step)) // PAGE_BYTES)
-    least = max(replay.least_budget(step), pages * PAGE_BYTES)
+    least = max(replay.min_budget(step), pages * PAGE_BYTES)
     wanted = [(fraction, int(step.peak_bytes * Fraction(fraction))) for fraction in fractions]
     return [(name, size) if size >= least else (f"{name}*", least) for name, size in wanted]
 
@@ -97,10 +97,10 @@ def _small_room(step: StepTrace) -> int:
 
 
 def _replayed(step: StepTrace, policy: str, device: DeviceProfile, budget: int) -> Row:
-    """The figures, or why there are none: one policy that fails stops no other."""
+    """Return the figures, or the reason of a failure: a policy that fails stops no other."""
     timed = Timed(registry.make(policy))
     try:
-        result = replay.simulate(step, timed, device, budget)
+        result = replay.replay_step(step, timed, device, budget)
     except (UmemError, MemoryError) as error:
         return {"policy": policy, "budget": budget, "error": f"{type(error).__name__}: {error}"}
     row = {**result.as_dict(), "plan_ms": timed.seconds * 1e3}

@@ -9,20 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from policies.workloads import WORKLOADS
-from umem import devices
-from umem.devices import DeviceProfile
-from umem.plan import roofline, tracer
-from umem.plan.recording import Recording
+from umem.base import device_profiles
+from umem.base.device_profiles import DeviceProfile
+from umem.capture import program, roofline
+from umem.capture.recording import Recording
 from umem.trace.reader import read
 from umem.trace.schema import Alloc, Header
-from umem.trace.step import Ints, StepTrace
-from umem.trace.steps import read_step
+from umem.trace.step_builder import read_step
+from umem.trace.step_trace import Ints, StepTrace
 from umem.trace.writer import Writer
 
 HERE = Path(__file__).resolve().parent
-UMEM = HERE.parents[1] / "umem"
+BENCH = HERE.parent
+UMEM = BENCH.parent / "umem"
 # What decides what is in a trace: with any other content the old files are not used.
-_SOURCES = (*HERE.glob("*s.py"), UMEM / "demo" / "nets.py", *UMEM.glob("plan/*.py"))
+_SOURCES = (
+    *HERE.glob("*s.py"),
+    BENCH / "nets.py",
+    UMEM / "demo" / "nets.py",
+    *UMEM.glob("capture/*.py"),
+)
 
 
 class Traces:
@@ -35,14 +41,14 @@ class Traces:
     @functools.cached_property
     def recording(self) -> Recording:
         """Two steps on fake tensors: the second is steady."""
-        return tracer.trace(WORKLOADS[self.workload].make)
+        return program.trace(WORKLOADS[self.workload].make)
 
     def on(self, device: str) -> tuple[DeviceProfile, StepTrace]:
-        """The step with the durations that the roofline of this device gives."""
-        return devices.find(device), read_step(self._path(device))
+        """Return the step with durations from the roofline of this device."""
+        return device_profiles.find(device), read_step(self._path(device))
 
     def asked(self, device: str) -> Ints:
-        """The bytes that each tensor of the step asked for, before they are rounded up."""
+        """Return the requested bytes of each tensor of the step, before rounding."""
         path = self._path(device)
         asked = {event.id: event.bytes for event in read(path)[1] if isinstance(event, Alloc)}
         return np.array([asked[source] for source in read_step(path).source.tolist()], np.int64)
@@ -50,7 +56,7 @@ class Traces:
     def _path(self, device: str) -> Path:
         path = self.folder / f"{self.workload}_{device}_{_version()}.jsonl.gz"
         if not path.is_file():
-            self._write(devices.find(device), path)
+            self._write(device_profiles.find(device), path)
         return path
 
     def _write(self, profile: DeviceProfile, path: Path) -> None:
@@ -58,7 +64,7 @@ class Traces:
         note = WORKLOADS[self.workload].title
         part = path.with_suffix(".part")  # no half file is ever taken for a whole one
         with Writer(part, Header(profile.name, "fake tensors", note)) as writer:
-            for event in self.recording.events(roofline.clock(profile)):
+            for event in self.recording.device_events(roofline.clock(profile)):
                 writer.write(event)
         part.rename(path)
 

@@ -55,7 +55,7 @@ def _training(
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
             scores = net(inputs)
         loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -81,7 +81,7 @@ def _text(
     precision: Precision,
     last: bool = False,
 ) -> Made:
-    """The loss is over every token, or over what comes after the last one."""
+    """Build the training; the loss is over every token, or over the token after the last one."""
     import torch
 
     def data() -> tuple[Tensor, Tensor]:
@@ -92,14 +92,15 @@ def _text(
 
 
 def _resnet(batch: int, blocks: tuple[int, ...], image: int = 224) -> Made:
-    from umem.demo import nets
+    import nets
 
     return _images(lambda: nets.ResNet50(64, blocks, CLASSES), batch, image)
 
 
 def _se_resnet(batch: int) -> Made:
+    import nets
+
     from policies.nets import SEBottleneck
-    from umem.demo import nets
 
     def make() -> nn.Module:
         return nets.ResNet50(64, (3, 4, 23, 3), CLASSES, SEBottleneck)
@@ -108,7 +109,7 @@ def _se_resnet(batch: int) -> Made:
 
 
 def _vgg16(batch: int) -> Made:
-    from umem.demo import nets
+    import nets
 
     return _images(lambda: nets.VGG16(64, 224, CLASSES, norm=False), batch, 224)
 
@@ -126,9 +127,8 @@ def _inception(batch: int) -> Made:
 
 
 def _unet(batch: int, image: int) -> Made:
+    import nets
     import torch
-
-    from umem.demo import nets
 
     class PerPixel(nets.UNet):
         def forward(self, x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def _llama(layers: int, dim: int, heads: int, hidden: int) -> nn.Module:
 
 @contextlib.contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Of what is made here: a fake module cannot be converted later."""
+    """Set the dtype of tensors made inside: a fake module cannot be converted later."""
     import torch
 
     before = torch.get_default_dtype()

@@ -11,7 +11,7 @@
 #include "driver/place.h"
 #include "driver/table.h"
 #include "runtime/accounts.h"
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
 #include "runtime/runtime.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // The C functions of libumem.so that torch.cuda.memory.CUDAPluggableAllocator is made of, with
 // torch's exact signatures. A stream is a cudaStream_t. What fails leaves as a C++ exception,
-// because torch does not look for null: those who call from C must use runtime/hooks.h.
+// because torch does not look for null: those who call from C must use runtime/alloc.h.
 #pragma once
 #include <sys/types.h>
 

@@ -4,12 +4,14 @@
 #include <bit>
 #include <string>
 
+#include "base/assert.h"
+
 namespace umem::arena {
 namespace {
 
-using backing::kNoRange;
 using driver::check;
 using driver::Entry;
+using managed::kNoRange;
 
 // Address space of a large block: whole pages up to 32 MiB, then eighths of a power of two, so
 // that ranges fit later requests of nearly the same size. Pages beyond the request are never
@@ -21,18 +23,18 @@ std::size_t range_bytes(std::size_t bytes) {
   return align_up(pages, step) << kPageShift;
 }
 
-constexpr std::size_t kMostBytes = std::size_t{1} << 47;  // of user address space
+constexpr std::size_t kMaxBytes = std::size_t{1} << 47;  // of user address space
 
 std::uint32_t units_of(std::size_t bytes) {
   return static_cast<std::uint32_t>((bytes + kUnit - 1) / kUnit);
 }
 
-void book(Shares& shares, Share which, std::int64_t n) {
-  shares[kAll].add(n);
-  shares[which].add(n);
+void record(StatArray& stats, StatType which, std::int64_t n) {
+  stats[kAll].add(n);
+  stats[which].add(n);
 }
 
-Share share_of(bool large) {
+StatType stat_type(bool large) {
   return large ? kLarge : kSmall;
 }
 
@@ -62,17 +64,17 @@ Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32
   slots_[id].kind = kind;
   slots_[id].pool = pool;
   cached_bytes_ += bytes;
-  const Share share = share_of(kind == Slot::Kind::kLarge);
-  book(tallies_.segments, share, 1);
-  book(tallies_.reserved_bytes, share, static_cast<std::int64_t>(bytes));
-  ++tallies_.driver_allocs;
+  const StatType type = stat_type(kind == Slot::Kind::kLarge);
+  record(stats_.segments, type, 1);
+  record(stats_.reserved_bytes, type, static_cast<std::int64_t>(bytes));
+  ++stats_.driver_allocs;
   if (kind == Slot::Kind::kSegment) ++empty_segments_;
-  tell(EventKind::kSegmentAlloc, ranges_[id].base, bytes, pool);
+  notify(EventKind::kSegmentAlloc, ranges_[id].base, bytes, pool);
   return id;
 }
 
 Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
-  if (bytes > kMostBytes)  // rounding it up could overflow
+  if (bytes > kMaxBytes)  // rounding it up could overflow
     return Status(Code::kOutOfHostMemory, "a block of " + std::to_string(bytes) +
                                               " bytes is larger than the address space");
   const std::uint32_t pool = pool_of(stream);
@@ -82,38 +84,41 @@ Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
   Allocation& block = result.value();
   Slot& slot = slots_[block.range];
   block.first_in_range = slot.live == 0 && slot.pending == 0;
+  UMEM_ASSERT(block.first_in_range || !block.large, "a large block is alone in its range");
   ++slot.live;
-  cached_bytes_ -= block.large ? ranges_[block.range].bytes : block.bytes;
-  book_allocation(block, bytes);
-  tell(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, pool);
+  const std::size_t taken = block.large ? ranges_[block.range].bytes : block.bytes;
+  UMEM_ASSERT(cached_bytes_ >= taken, "what is handed out was cached");
+  cached_bytes_ -= taken;
+  record_allocation(block, bytes);
+  notify(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, pool);
   return result;
 }
 
-void Arena::book_allocation(const Allocation& block, std::size_t requested) {
-  const Share share = share_of(block.large);
+void Arena::record_allocation(const Allocation& block, std::size_t requested) {
+  const StatType type = stat_type(block.large);
   const auto bytes = static_cast<std::int64_t>(block.bytes);
-  book(tallies_.allocations, share, 1);
-  book(tallies_.allocated_bytes, share, bytes);
-  book(tallies_.active, share, 1);
-  book(tallies_.active_bytes, share, bytes);
-  book(tallies_.requested_bytes, share, static_cast<std::int64_t>(requested));
-  if (!block.large) book_inactive(block, true);
+  record(stats_.allocations, type, 1);
+  record(stats_.allocated_bytes, type, bytes);
+  record(stats_.active, type, 1);
+  record(stats_.active_bytes, type, bytes);
+  record(stats_.requested_bytes, type, static_cast<std::int64_t>(requested));
+  if (!block.large) record_inactive(block, true);
 }
 
 // A segment is split while some of it is active: what is free in it cannot go back to the driver.
-void Arena::book_inactive(const Allocation& block, bool taken) {
+void Arena::record_inactive(const Allocation& block, bool taken) {
   const auto bytes = static_cast<std::int64_t>(block.bytes);
   const auto whole = block.first_in_range ? static_cast<std::int64_t>(kPageBytes) : 0;
-  book(tallies_.inactive_split_bytes, kSmall, taken ? whole - bytes : bytes - whole);
+  record(stats_.inactive_split_bytes, kSmall, taken ? whole - bytes : bytes - whole);
   if (block.first_in_range) empty_segments_ += taken ? -1u : 1u;
   std::int64_t free_blocks = 0;
   for (const auto& pool : pools_) free_blocks += pool->small.free_blocks();
   const std::int64_t split = free_blocks - empty_segments_;
-  book(tallies_.inactive_split, kSmall, split - tallies_.inactive_split[kSmall].current);
+  record(stats_.inactive_split, kSmall, split - stats_.inactive_split[kSmall].current);
 }
 
-void Arena::tell(EventKind kind, std::uintptr_t address, std::size_t bytes,
-                 std::uint32_t pool) const {
+void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes,
+                   std::uint32_t pool) const {
   if (!listener_) return;
   listener_({kind, place_.device, address, bytes,
              reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
@@ -123,6 +128,8 @@ Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
   RangeId& top = pools_[pool]->large[bytes];
   const RangeId id = top;
   if (id == kNoRange) return new_range(bytes, Slot::Kind::kLarge, pool);
+  UMEM_ASSERT(empty(id) && slots_[id].kind == Slot::Kind::kLarge,
+              "the free list holds no live block");
   top = slots_[id].next_cached;
   slots_[id].next_cached = kNoRange;
   return id;
@@ -168,7 +175,7 @@ std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
   if (range == kNoRange || range >= slots_.size()) return 0;
   const Slot& slot = slots_[range];
   const std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(ptr) - ranges_[range].base;
-  if (slot.kind == Slot::Kind::kLarge || slot.kind == Slot::Kind::kView)
+  if (slot.kind == Slot::Kind::kLarge || slot.kind == Slot::Kind::kSubrange)
     return offset == 0 && slot.live > 0 ? slot.bytes : 0;
   if (slot.kind != Slot::Kind::kSegment || offset % kUnit != 0) return 0;
   if (!pending_.empty() && pending_.count(const_cast<void*>(ptr))) return 0;
@@ -190,11 +197,12 @@ Result<Freed> Arena::free(void* ptr) {
   if (bytes == 0)
     return Status(Code::kInvalidArgument, "the pointer is not the start of a live block");
   Slot& slot = slots_[range];
+  UMEM_ASSERT(slot.live > 0, "a range counts its live blocks");
   --slot.live;
-  book(tallies_.allocations, share_of(large), -1);
-  book(tallies_.allocated_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
-  book(tallies_.requested_bytes, share_of(large), -static_cast<std::int64_t>(requested));
-  tell(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  record(stats_.allocations, stat_type(large), -1);
+  record(stats_.allocated_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
+  record(stats_.requested_bytes, stat_type(large), -static_cast<std::int64_t>(requested));
+  notify(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
   if (!recorded_.empty()) {
     if (auto found = recorded_.find(ptr); found != recorded_.end()) {
       ++slot.pending;
@@ -220,11 +228,12 @@ void Arena::reclaim(void* ptr, RangeId range) {
   const std::size_t bytes = large ? slot.bytes : pool.small.units_at(range, offset) * kUnit;
   const bool emptied = slot.live == 0 && slot.pending == 0;
   if (emptied) slot.emptied = ++clock_;
-  book(tallies_.active, share_of(large), -1);
-  book(tallies_.active_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
-  tell(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
-  if (slot.kind == Slot::Kind::kView) {
+  record(stats_.active, stat_type(large), -1);
+  record(stats_.active_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
+  notify(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  if (slot.kind == Slot::Kind::kSubrange) {
     cached_bytes_ += bytes;
+    UMEM_ASSERT(layout_ != nullptr, "a layout outlives the blocks in it");
     layout_->give_back(range);
     return;
   }
@@ -237,7 +246,7 @@ void Arena::reclaim(void* ptr, RangeId range) {
   }
   cached_bytes_ += bytes;
   pool.small.free(range, offset);
-  book_inactive({ptr, range, bytes, false, emptied}, false);
+  record_inactive({ptr, range, bytes, false, emptied}, false);
 }
 
 Status Arena::record_stream(void* ptr, cu::CUstream stream) {
@@ -313,6 +322,7 @@ Status Arena::poll(std::vector<RangeId>* dead) {
     const RangeId range = it->second.range;
     it = pending_.erase(it);
     Slot& slot = slots_[range];
+    UMEM_ASSERT(slot.pending > 0, "a range counts its pending blocks");
     --slot.pending;
     reclaim(ptr, range);
     if (slot.live == 0 && slot.pending == 0 && dead) dead->push_back(range);
@@ -322,21 +332,25 @@ Status Arena::poll(std::vector<RangeId>* dead) {
 
 void Arena::unlink_cached(RangeId range) {
   RangeId* link = &pools_[slots_[range].pool]->large[ranges_[range].bytes];
-  while (*link != range) link = &slots_[*link].next_cached;
+  while (*link != range) {
+    UMEM_ASSERT(*link != kNoRange, "an empty large range is in its free list");
+    link = &slots_[*link].next_cached;
+  }
   *link = slots_[range].next_cached;
 }
 
 Status Arena::destroy(RangeId range) {
+  UMEM_ASSERT(empty(range), "only a range without blocks goes back to the driver");
   const std::size_t bytes = ranges_[range].bytes;
   const std::uintptr_t base = ranges_[range].base;
   UMEM_RETURN_IF_ERROR(ranges_.destroy(range, place_));
   cached_bytes_ -= bytes;
   const bool large = slots_[range].kind == Slot::Kind::kLarge;
-  book(tallies_.segments, share_of(large), -1);
-  book(tallies_.reserved_bytes, share_of(large), -static_cast<std::int64_t>(bytes));
-  ++tallies_.driver_frees;
+  record(stats_.segments, stat_type(large), -1);
+  record(stats_.reserved_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
+  ++stats_.driver_frees;
   if (!large) --empty_segments_;
-  tell(EventKind::kSegmentFree, base, bytes, slots_[range].pool);
+  notify(EventKind::kSegmentFree, base, bytes, slots_[range].pool);
   slots_[range] = {};
   return {};
 }

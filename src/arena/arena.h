@@ -13,11 +13,11 @@
 
 #include "arena/layout.h"
 #include "arena/segment_pool.h"
-#include "arena/tallies.h"
-#include "backing/range_table.h"
+#include "arena/stats.h"
 #include "base/status.h"
 #include "driver/place.h"
 #include "driver/table.h"
+#include "managed/range_table.h"
 
 namespace umem::arena {
 
@@ -25,14 +25,14 @@ inline constexpr std::size_t kLargeBytes = kPageBytes;  // requests from here on
 
 struct Allocation {
   void* ptr = nullptr;
-  RangeId range = backing::kNoRange;
+  RangeId range = managed::kNoRange;
   std::size_t bytes = 0;        // what the block occupies: 256 B or 2 MiB multiples
   bool large = false;           // owns its range
   bool first_in_range = false;  // the range's bytes were dead, or are fresh
 };
 
 struct Freed {
-  RangeId range = backing::kNoRange;
+  RangeId range = managed::kNoRange;
   std::size_t bytes = 0;
   // No block in the range is live or pending any more: all its bytes are dead.
   bool last_in_range = false;
@@ -51,7 +51,7 @@ struct Footprint {
 
 class Arena {
  public:
-  Arena(const driver::Table& table, backing::RangeTable& ranges, driver::Place place)
+  Arena(const driver::Table& table, managed::RangeTable& ranges, driver::Place place)
       : table_(table), ranges_(ranges), place_(place) {}
   ~Arena();
   Arena(const Arena&) = delete;
@@ -92,26 +92,29 @@ class Arena {
   }
 
   Footprint footprint() const {
-    return {static_cast<std::size_t>(tallies_.allocated_bytes[kAll].current), cached_bytes_,
-            static_cast<std::size_t>(tallies_.allocations[kAll].current)};
+    return {static_cast<std::size_t>(stats_.allocated_bytes[kAll].current), cached_bytes_,
+            static_cast<std::size_t>(stats_.allocations[kAll].current)};
   }
-  Tallies& tallies() { return tallies_; }
+  ArenaStats& stats() { return stats_; }
   // The live block that starts at `ptr`.
   Block block_at(const void* ptr) const;
   // All ranges with their blocks, by address.
   std::vector<SegmentRow> describe() const;
-  // What is told of every allocation, release and range; null: nobody.
+  // Called with every allocation, release and range; null: no listener.
   void set_listener(void (*listener)(const Event&)) { listener_ = listener; }
+  // Asserts that the free lists hold what is free, each once, and that the sums are right. A full
+  // scan, for tests.
+  void check_invariants() const;
 
  private:
   struct Slot {  // what the arena knows of a range
-    // A view is of the layout's range.
-    enum class Kind : unsigned char { kNone, kLarge, kSegment, kView } kind = Kind::kNone;
+    // A subrange is of the layout's range.
+    enum class Kind : unsigned char { kNone, kLarge, kSegment, kSubrange } kind = Kind::kNone;
     std::uint32_t pool = 0;
     std::uint32_t live = 0, pending = 0;   // blocks
     std::size_t bytes = 0, requested = 0;  // of the live or pending large block
     std::uint64_t emptied = 0;             // when the last block left; for trim's order
-    RangeId next_cached = backing::kNoRange;
+    RangeId next_cached = managed::kNoRange;
   };
   struct Pool {  // one a stream
     cu::CUstream stream = nullptr;
@@ -119,16 +122,17 @@ class Arena {
     std::unordered_map<std::size_t, RangeId> large;  // range bytes -> stack of cached ranges
   };
   struct Pending {
-    RangeId range = backing::kNoRange;
+    RangeId range = managed::kNoRange;
     std::vector<cu::CUstream> streams;  // whose event is still to be recorded
     std::vector<cu::CUevent> events;
   };
 
+  bool empty(RangeId range) const { return slots_[range].live == 0 && slots_[range].pending == 0; }
   std::uint32_t pool_of(cu::CUstream stream);
   Result<RangeId> new_range(std::size_t bytes, Slot::Kind kind, std::uint32_t pool);
-  void book_allocation(const Allocation& block, std::size_t requested);
-  void book_inactive(const Allocation& block, bool taken);
-  void tell(EventKind kind, std::uintptr_t address, std::size_t bytes, std::uint32_t pool) const;
+  void record_allocation(const Allocation& block, std::size_t requested);
+  void record_inactive(const Allocation& block, bool taken);
+  void notify(EventKind kind, std::uintptr_t address, std::size_t bytes, std::uint32_t pool) const;
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
   Result<RangeId> cached_or_new(std::size_t bytes, std::uint32_t pool);
   Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool);
@@ -140,10 +144,10 @@ class Arena {
   Status destroy(RangeId range);
   void unlink_cached(RangeId range);
   SegmentRow describe_layout() const;
-  void book_layout(const LayoutStatus& layout, std::int64_t sign);
+  void record_layout(const LayoutStatus& layout, std::int64_t sign);
 
   const driver::Table& table_;
-  backing::RangeTable& ranges_;
+  managed::RangeTable& ranges_;
   driver::Place place_;
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Pool>> pools_;
@@ -151,7 +155,7 @@ class Arena {
   std::unordered_map<void*, Pending> pending_;  // freed, and still in use on other streams
   std::vector<cu::CUevent> spare_events_;
   std::unique_ptr<Layout> layout_;
-  Tallies tallies_;
+  ArenaStats stats_;
   std::size_t cached_bytes_ = 0;
   std::uint32_t empty_segments_ = 0;
   void (*listener_)(const Event&) = nullptr;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "arena/arena.h"
+#include "base/assert.h"
 
 namespace umem::arena {
 
@@ -14,35 +15,35 @@ Status Arena::install_layout(const std::vector<LayoutEntry>& entries, std::size_
   Result<std::unique_ptr<Layout>> made = Layout::make(ranges_, place_, entries, bytes);
   if (!made.ok()) return made.take_status();
   layout_ = std::move(made.value());
-  for (RangeId view : layout_->views()) {
-    if (slots_.size() <= view) slots_.resize(view + 1);
-    slots_[view] = {};
-    slots_[view].kind = Slot::Kind::kView;
+  for (RangeId subrange : layout_->subranges()) {
+    if (slots_.size() <= subrange) slots_.resize(subrange + 1);
+    slots_[subrange] = {};
+    slots_[subrange].kind = Slot::Kind::kSubrange;
   }
-  book_layout(layout_->status(), 1);
+  record_layout(layout_->status(), 1);
   return {};
 }
 
 Status Arena::remove_layout() {
   const LayoutStatus before = layout_->status();
   UMEM_RETURN_IF_ERROR(layout_->destroy(place_));
-  book_layout(before, -1);
-  for (RangeId view : layout_->views()) slots_[view] = {};
+  record_layout(before, -1);
+  for (RangeId subrange : layout_->subranges()) slots_[subrange] = {};
   layout_.reset();
   return {};
 }
 
 // Its range came from the driver, or went back.
-void Arena::book_layout(const LayoutStatus& layout, std::int64_t sign) {
+void Arena::record_layout(const LayoutStatus& layout, std::int64_t sign) {
   const auto bytes = static_cast<std::int64_t>(layout.bytes);
   cached_bytes_ = static_cast<std::size_t>(static_cast<std::int64_t>(cached_bytes_) + sign * bytes);
-  for (Share share : {kAll, kLarge}) {
-    tallies_.segments[share].add(sign);
-    tallies_.reserved_bytes[share].add(sign * bytes);
+  for (StatType type : {kAll, kLarge}) {
+    stats_.segments[type].add(sign);
+    stats_.reserved_bytes[type].add(sign * bytes);
   }
-  ++(sign > 0 ? tallies_.driver_allocs : tallies_.driver_frees);
-  tell(sign > 0 ? EventKind::kSegmentAlloc : EventKind::kSegmentFree, layout.base, layout.bytes,
-       pool_of(layout.stream));
+  ++(sign > 0 ? stats_.driver_allocs : stats_.driver_frees);
+  notify(sign > 0 ? EventKind::kSegmentAlloc : EventKind::kSegmentFree, layout.base, layout.bytes,
+         pool_of(layout.stream));
 }
 
 // One segment: its live blocks, and what is free between them.
@@ -51,9 +52,9 @@ SegmentRow Arena::describe_layout() const {
   SegmentRow row{
       layout.base, layout.bytes, reinterpret_cast<std::uintptr_t>(layout.stream), true, {}};
   std::vector<BlockRow> live;
-  for (RangeId view : layout_->views())
-    if (const Slot& slot = slots_[view]; slot.live + slot.pending > 0)
-      live.push_back({ranges_[view].base, slot.bytes, slot.requested, true, true});
+  for (RangeId subrange : layout_->subranges())
+    if (const Slot& slot = slots_[subrange]; slot.live + slot.pending > 0)
+      live.push_back({ranges_[subrange].base, slot.bytes, slot.requested, true, true});
   std::sort(live.begin(), live.end(),
             [](const BlockRow& a, const BlockRow& b) { return a.address < b.address; });
   std::uintptr_t at = layout.base;
@@ -74,9 +75,9 @@ std::vector<SegmentRow> Arena::describe() const {
   if (layout_) rows.push_back(describe_layout());
   for (RangeId id = 1; id < slots_.size(); ++id) {
     const Slot& slot = slots_[id];
-    if (slot.kind == Slot::Kind::kNone || slot.kind == Slot::Kind::kView) continue;
+    if (slot.kind == Slot::Kind::kNone || slot.kind == Slot::Kind::kSubrange) continue;
     const bool large = slot.kind == Slot::Kind::kLarge;
-    const backing::Range& range = ranges_[id];
+    const managed::Range& range = ranges_[id];
     rows.push_back({range.base,
                     range.bytes,
                     reinterpret_cast<std::uintptr_t>(pools_[slot.pool]->stream),
@@ -99,6 +100,30 @@ std::vector<SegmentRow> Arena::describe() const {
   std::sort(rows.begin(), rows.end(),
             [](const SegmentRow& a, const SegmentRow& b) { return a.base < b.base; });
   return rows;
+}
+
+void Arena::check_invariants() const {
+  if constexpr (!kAsserts) return;
+  std::size_t cached = layout_ ? layout_->status().bytes : 0, listed = 0;
+  for (const auto& pool : pools_) {
+    for (const auto& [bytes, first] : pool->large)
+      for (RangeId id = first; id != managed::kNoRange; id = slots_[id].next_cached, ++listed) {
+        UMEM_ASSERT(empty(id) && slots_[id].kind == Slot::Kind::kLarge,
+                    "the free list holds no live block");
+        UMEM_ASSERT(ranges_[id].bytes == bytes, "a free list has ranges of one size");
+        UMEM_ASSERT(listed < slots_.size(), "a free list has each range once");
+      }
+    cached += pool->small.check_invariants() * kUnit;
+  }
+  for (RangeId id = 1; id < slots_.size(); ++id) {
+    const Slot& slot = slots_[id];
+    if (slot.kind == Slot::Kind::kSubrange && !empty(id)) cached -= slot.bytes;
+    if (slot.kind != Slot::Kind::kLarge || !empty(id)) continue;
+    cached += ranges_[id].bytes;
+    --listed;
+  }
+  UMEM_ASSERT(listed == 0, "every empty large range is in a free list");
+  UMEM_ASSERT(cached == cached_bytes_, "cached bytes are the sum of what is free");
 }
 
 }  // namespace umem::arena

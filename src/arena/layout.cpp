@@ -4,10 +4,12 @@
 #include <string>
 #include <utility>
 
+#include "base/assert.h"
+
 namespace umem::arena {
 namespace {
 
-using backing::kNoRange;
+using managed::kNoRange;
 
 Status check(const std::vector<LayoutEntry>& entries, std::size_t bytes) {
   const auto whole = [](std::size_t n) { return n % kPageBytes == 0; };
@@ -25,7 +27,7 @@ Status check(const std::vector<LayoutEntry>& entries, std::size_t bytes) {
 
 }  // namespace
 
-Result<std::unique_ptr<Layout>> Layout::make(backing::RangeTable& ranges,
+Result<std::unique_ptr<Layout>> Layout::make(managed::RangeTable& ranges,
                                              const driver::Place& place,
                                              const std::vector<LayoutEntry>& entries,
                                              std::size_t bytes) {
@@ -34,22 +36,22 @@ Result<std::unique_ptr<Layout>> Layout::make(backing::RangeTable& ranges,
   Result<RangeId> range = ranges.create(bytes, place, bytes);
   if (!range.ok()) return range.take_status();
   made->range_ = range.value();
-  made->add_views(entries);
+  made->add_subranges(entries);
   return made;
 }
 
-// Entries at one place have one view.
-void Layout::add_views(const std::vector<LayoutEntry>& entries) {
+// Entries at one place have one subrange.
+void Layout::add_subranges(const std::vector<LayoutEntry>& entries) {
   std::map<std::pair<std::size_t, std::size_t>, RangeId> known;
   for (const LayoutEntry& entry : entries) {
     entries_.push_back({entry.bytes, kNoRange});
     if (entry.offset == kNoPlace) continue;
-    RangeId& view = known[{entry.offset, entry.bytes}];
-    if (view == kNoRange) {
-      view = ranges_.add_view(range_, entry.offset, entry.bytes);
-      views_.push_back(view);
+    RangeId& subrange = known[{entry.offset, entry.bytes}];
+    if (subrange == kNoRange) {
+      subrange = ranges_.add_subrange(range_, entry.offset, entry.bytes);
+      subranges_.push_back(subrange);
     }
-    entries_.back().view = view;
+    entries_.back().subrange = subrange;
   }
 }
 
@@ -59,23 +61,25 @@ RangeId Layout::take(std::size_t bytes, cu::CUstream stream) {
   bound_ = true;
   const bool as_planned =
       next_ < entries_.size() && entries_[next_].bytes == bytes && stream == stream_;
-  const RangeId view = as_planned ? entries_[next_].view : kNoRange;
-  if (!as_planned || (view != kNoRange && !ranges_.unseen(view, range_))) {
+  const RangeId subrange = as_planned ? entries_[next_].subrange : kNoRange;
+  if (!as_planned || (subrange != kNoRange && !ranges_.unseen(subrange, range_))) {
     armed_ = false;
     ++misses_;
     return kNoRange;
   }
+  UMEM_ASSERT(next_ < entries_.size(), "the next entry is one of the layout");
   ++next_;
-  if (view == kNoRange) return kNoRange;
+  if (subrange == kNoRange) return kNoRange;
   ++hits_;
   ++taken_;
-  ranges_.show_view(view);
-  return view;
+  ranges_.show_subrange(subrange);
+  return subrange;
 }
 
-void Layout::give_back(RangeId view) {
+void Layout::give_back(RangeId subrange) {
+  UMEM_ASSERT(taken_ > 0, "a place is given back by the block that took it");
   --taken_;
-  ranges_.hide_view(view, range_);
+  ranges_.hide_subrange(subrange, range_);
 }
 
 void Layout::step_ended() {
@@ -86,13 +90,14 @@ void Layout::step_ended() {
 }
 
 Status Layout::destroy(const driver::Place& place) {
+  UMEM_ASSERT(idle(), "a layout outlives the blocks in it");
   UMEM_RETURN_IF_ERROR(ranges_.destroy(range_, place));
-  for (RangeId view : views_) ranges_.remove_view(view);
+  for (RangeId subrange : subranges_) ranges_.remove_subrange(subrange);
   return {};
 }
 
 LayoutStatus Layout::status() const {
-  const backing::Range& range = ranges_[range_];
+  const managed::Range& range = ranges_[range_];
   return {entries_.size(), range.bytes, hits_, misses_, followed_, range.base, stream_};
 }
 

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "base/assert.h"
+
 namespace umem::arena {
 
 SegmentPool::Bin SegmentPool::bin_of(std::uint32_t units) {
@@ -42,6 +44,7 @@ void SegmentPool::insert(ChunkId id) {
   Chunk& chunk = chunks_[id];
   const auto [first, second] = bin_of(chunk.units);
   ChunkId& head = bins_[first][second];
+  UMEM_ASSERT(!chunk.free && head != id, "a free chunk is in one bin, once");
   chunk.free = true;
   ++free_blocks_;
   chunk.prev = 0;
@@ -56,6 +59,8 @@ void SegmentPool::extract(ChunkId id) {
   Chunk& chunk = chunks_[id];
   const auto [first, second] = bin_of(chunk.units);
   ChunkId& head = bins_[first][second];
+  UMEM_ASSERT(chunk.free && (chunk.prev ? chunks_[chunk.prev].next : head) == id,
+              "the bin holds the free chunk");
   if (chunk.next) chunks_[chunk.next].prev = chunk.prev;
   (chunk.prev ? chunks_[chunk.prev].next : head) = chunk.next;
   chunk.free = false;
@@ -67,6 +72,8 @@ void SegmentPool::extract(ChunkId id) {
 
 // Cuts `id` down to `units`; what is left over becomes a free chunk.
 void SegmentPool::split(ChunkId id, std::uint32_t units) {
+  UMEM_ASSERT(units > 0 && units <= chunks_[id].units,
+              "the bin holds chunks that are large enough");
   if (chunks_[id].units == units) return;
   const ChunkId rest = take_chunk_id();  // may move chunks_
   Chunk& left = chunks_[id];
@@ -87,6 +94,9 @@ void SegmentPool::split(ChunkId id, std::uint32_t units) {
 SegmentPool::ChunkId SegmentPool::join(ChunkId left, ChunkId right) {
   Chunk& kept = chunks_[left];
   const Chunk& gone = chunks_[right];
+  UMEM_ASSERT(kept.after == right && gone.before == left && kept.segment == gone.segment,
+              "neighbours are joined");
+  UMEM_ASSERT(!kept.free && !gone.free, "no chunk in a bin is joined");
   kept.units += gone.units;
   kept.after = gone.after;
   if (kept.after) chunks_[kept.after].before = left;
@@ -117,6 +127,8 @@ void SegmentPool::add(RangeId segment) {
 
 void SegmentPool::remove(RangeId segment) {
   const ChunkId id = starts_[segment][0];
+  UMEM_ASSERT(chunks_[id].free && chunks_[id].units == kSegmentUnits,
+              "a segment that is removed is all free");
   extract(id);
   unused_ids_.push_back(id);
   starts_[segment] = {};
@@ -141,6 +153,7 @@ void SegmentPool::describe(RangeId segment, std::uintptr_t base, std::vector<Blo
 
 void SegmentPool::free(RangeId segment, std::uint32_t offset) {
   ChunkId id = starts_[segment][offset];
+  UMEM_ASSERT(id != 0 && !chunks_[id].free, "a live block starts where one is freed");
   if (const ChunkId after = chunks_[id].after; after && chunks_[after].free) {
     extract(after);
     id = join(id, after);
@@ -150,6 +163,43 @@ void SegmentPool::free(RangeId segment, std::uint32_t offset) {
     id = join(before, id);
   }
   insert(id);
+}
+
+std::size_t SegmentPool::check_invariants() const {
+  if constexpr (!kAsserts) return 0;
+  std::size_t binned = 0, free_chunks = 0, free_units = 0;
+  for (unsigned first = 0; first < kFirstLevels; ++first)
+    for (unsigned second = 0; second < kSecondLevels; ++second) {
+      const ChunkId head = bins_[first][second];
+      UMEM_ASSERT((head != 0) == ((second_map_[first] >> second & 1) != 0),
+                  "the map has the bins that are not empty");
+      for (ChunkId id = head; id != 0; id = chunks_[id].next, ++binned) {
+        const Bin bin = bin_of(chunks_[id].units);
+        UMEM_ASSERT(chunks_[id].free, "a bin holds no live block");
+        UMEM_ASSERT(bin.first == first && bin.second == second,
+                    "a chunk is in the bin of its size");
+        UMEM_ASSERT(binned < chunks_.size(), "a bin has each chunk once");
+      }
+    }
+  for (const std::vector<ChunkId>& starts : starts_) {
+    if (starts.empty()) continue;
+    std::uint32_t end = 0;
+    bool after_free = false;
+    for (ChunkId id = starts[0]; id != 0; id = chunks_[id].after) {
+      const Chunk& chunk = chunks_[id];
+      UMEM_ASSERT(chunk.offset == end && starts[end] == id,
+                  "chunks fill their segment without gaps");
+      UMEM_ASSERT(!(chunk.free && after_free), "free neighbours are joined");
+      after_free = chunk.free;
+      end += chunk.units;
+      free_chunks += chunk.free ? 1 : 0;
+      free_units += chunk.free ? chunk.units : 0;
+    }
+    UMEM_ASSERT(end == kSegmentUnits, "chunks fill their segment");
+  }
+  UMEM_ASSERT(binned == free_chunks && free_chunks == free_blocks_,
+              "the bins hold all free chunks");
+  return free_units;
 }
 
 }  // namespace umem::arena

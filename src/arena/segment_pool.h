@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "arena/tallies.h"
-#include "backing/range_table.h"
+#include "arena/stats.h"
 #include "base/units.h"
+#include "managed/range_table.h"
 
 namespace umem::arena {
 
-using backing::RangeId;
+using managed::RangeId;
 
 inline constexpr std::size_t kUnit = 256;  // size and alignment of the smallest block
 inline constexpr std::uint32_t kSegmentUnits = kPageBytes / kUnit;
@@ -22,7 +22,7 @@ class SegmentPool {
  public:
   // Units of a block of `units` units, or no block when no segment has room.
   struct Block {
-    RangeId segment = backing::kNoRange;
+    RangeId segment = managed::kNoRange;
     std::uint32_t offset = 0;  // in units
   };
   Block allocate(std::uint32_t units, std::uint32_t requested_bytes);
@@ -38,13 +38,16 @@ class SegmentPool {
   // Free blocks of all segments.
   std::uint32_t free_blocks() const { return free_blocks_; }
   void free(RangeId segment, std::uint32_t offset);
+  // Asserts that chunks fill their segments and that the bins hold the free ones. A full scan.
+  // Returns the free units.
+  std::size_t check_invariants() const;
 
  private:
   static constexpr unsigned kFirstLevels = 12, kSecondBits = 3, kSecondLevels = 1u << kSecondBits;
   using ChunkId = std::uint32_t;  // 0 is none
 
   struct Chunk {
-    RangeId segment = backing::kNoRange;
+    RangeId segment = managed::kNoRange;
     std::uint32_t offset = 0, units = 0, requested = 0;
     ChunkId before = 0, after = 0;  // neighbours in the segment
     ChunkId prev = 0, next = 0;     // neighbours in the bin

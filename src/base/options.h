@@ -1,5 +1,5 @@
-// What the native side is told at start. Parsed and checked by umem/config.py, the only reader of
-// the environment.
+// What the native side is told at start. Parsed and checked by umem/config/settings.py, the only
+// reader of the environment.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -16,7 +16,7 @@ struct Options {
   double budget_percent = 0;     // 0: what is free then, less a headroom
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
-  std::size_t floor_bytes = 0;            // the least budget
+  std::size_t floor_bytes = 0;            // the minimum budget
   std::size_t piece_bytes = kPieceBytes;  // larger blocks are moved in pieces, each on its own
   std::string policy = "lru";
   bool guard = false;

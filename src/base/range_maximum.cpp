@@ -7,27 +7,27 @@ namespace umem {
 
 void RangeMaximum::reset(std::span<const std::int64_t> values, std::size_t times) {
   leaves_ = std::bit_ceil(std::max<std::size_t>(times * values.size(), 1));
-  most_.assign(2 * leaves_, kNothing);
+  max_.assign(2 * leaves_, kNothing);
   added_.assign(2 * leaves_, 0);
-  auto leaf = most_.begin() + static_cast<std::ptrdiff_t>(leaves_);
+  auto leaf = max_.begin() + static_cast<std::ptrdiff_t>(leaves_);
   for (std::size_t time = 0; time < times; ++time) leaf = std::ranges::copy(values, leaf).out;
   for (std::size_t node = leaves_; node-- > 1;)
-    most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+    max_[node] = std::max(max_[2 * node], max_[2 * node + 1]);
 }
 
-std::int64_t RangeMaximum::most(std::size_t begin, std::size_t end) const {
+std::int64_t RangeMaximum::max(std::size_t begin, std::size_t end) const {
   if (begin >= end) return kNothing;
   // From both ends up; what was added to a parent holds for all that was found below it so far.
   std::int64_t left = kNothing, right = kNothing;
   std::size_t low = begin + leaves_, high = end - 1 + leaves_;
   if (low == high) {
-    left = most_[low];
+    left = max_[low];
   } else {
-    left = most_[low];
-    right = most_[high];
+    left = max_[low];
+    right = max_[high];
     for (; low / 2 != high / 2; low /= 2, high /= 2) {
-      if (low % 2 == 0) left = std::max(left, most_[low + 1]);
-      if (high % 2 == 1) right = std::max(right, most_[high - 1]);
+      if (low % 2 == 0) left = std::max(left, max_[low + 1]);
+      if (high % 2 == 1) right = std::max(right, max_[high - 1]);
       left += added_[low / 2];
       right += added_[high / 2];
     }
@@ -40,7 +40,7 @@ std::int64_t RangeMaximum::most(std::size_t begin, std::size_t end) const {
 void RangeMaximum::add(std::size_t begin, std::size_t end, std::int64_t amount) {
   if (begin >= end) return;
   const auto whole = [&](std::size_t node) {
-    most_[node] += amount;
+    max_[node] += amount;
     added_[node] += amount;
   };
   std::size_t low = begin + leaves_, high = end + leaves_;
@@ -50,7 +50,7 @@ void RangeMaximum::add(std::size_t begin, std::size_t end, std::int64_t amount) 
   }
   const auto refresh = [&](std::size_t node) {
     for (node /= 2; node > 0; node /= 2)
-      most_[node] = std::max(most_[2 * node], most_[2 * node + 1]) + added_[node];
+      max_[node] = std::max(max_[2 * node], max_[2 * node + 1]) + added_[node];
   };
   refresh(begin + leaves_);
   refresh(end - 1 + leaves_);
@@ -64,7 +64,7 @@ std::optional<std::size_t> RangeMaximum::last_above(std::size_t begin, std::size
 
 std::optional<std::size_t> RangeMaximum::last_above(Node node, std::size_t begin, std::size_t end,
                                                     std::int64_t bound) const {
-  if (node.end <= begin || end <= node.begin || most_[node.number] + node.added <= bound)
+  if (node.end <= begin || end <= node.begin || max_[node.number] + node.added <= bound)
     return std::nullopt;
   if (node.number >= leaves_) return node.begin;
   const std::size_t middle = (node.begin + node.end) / 2;

@@ -22,12 +22,12 @@ class RangeMaximum {
   // These values, so many times over.
   void reset(std::span<const std::int64_t> values, std::size_t times = 1);
   // Ranges are from `begin` up to `end`, which is not in them; kNothing where there is none.
-  std::int64_t most(std::size_t begin, std::size_t end) const;
+  std::int64_t max(std::size_t begin, std::size_t end) const;
   void add(std::size_t begin, std::size_t end, std::int64_t amount);
   // The last place in the range with more than `bound`.
   std::optional<std::size_t> last_above(std::size_t begin, std::size_t end,
                                         std::int64_t bound) const;
-  std::int64_t at(std::size_t place) const { return most(place, place + 1); }
+  std::int64_t at(std::size_t place) const { return max(place, place + 1); }
 
  private:
   struct Node {
@@ -38,8 +38,8 @@ class RangeMaximum {
                                         std::int64_t bound) const;
 
   std::size_t leaves_ = 0;  // a power of two
-  // Of each node: the most under it, with what was added to all of it but not to its parents'.
-  std::vector<std::int64_t> most_, added_;
+  // Of each node: the maximum under it, with what was added to all of it but not to its parents'.
+  std::vector<std::int64_t> max_, added_;
 };
 
 }  // namespace umem

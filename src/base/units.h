@@ -13,7 +13,7 @@ inline constexpr std::size_t GiB = std::size_t{1} << 30;
 inline constexpr unsigned kPageShift = 21;
 inline constexpr std::size_t kPageBytes = std::size_t{1} << kPageShift;
 
-// The most that one transfer moves, and the most of a block that is in one place.
+// The maximum that one transfer moves, and the maximum of a block that is in one place.
 inline constexpr std::size_t kPieceBytes = 64 * MiB;
 
 constexpr std::size_t align_up(std::size_t n, std::size_t alignment) {

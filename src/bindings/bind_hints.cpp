@@ -15,8 +15,8 @@ namespace {
 
 using Pairs = std::vector<std::pair<std::uintptr_t, std::size_t>>;  // address, bytes
 
-runtime::Spans spans(const Pairs& pairs) {
-  runtime::Spans result;
+runtime::MemSpans spans(const Pairs& pairs) {
+  runtime::MemSpans result;
   for (const auto& [address, bytes] : pairs) result.push_back({address, bytes});
   return result;
 }
@@ -36,12 +36,12 @@ void define(py::module_& module, const char* name, Act act) {
   module.def(name, [act](const Pairs& pairs) { run([&] { return act(spans(pairs)); }); });
 }
 
-std::uint64_t hold(const Pairs& pairs, const std::string& kind,
-                   const std::vector<std::string>& labels) {
+std::uint64_t add_pins(const Pairs& pairs, const std::string& kind,
+                       const std::vector<std::string>& labels) {
   if (kind != "pin" && kind != "exempt")
     raise_if_error(Status(Code::kInvalidArgument, "a hold is pin or exempt, not '" + kind + "'"));
-  const auto wanted = kind == "pin" ? runtime::Hold::kPin : runtime::Hold::kExempt;
-  return value_of(unlocked([&] { return runtime::hold(spans(pairs), wanted, labels); }));
+  const auto wanted = kind == "pin" ? runtime::PinKind::kPin : runtime::PinKind::kExempt;
+  return value_of(unlocked([&] { return runtime::add_pins(spans(pairs), wanted, labels); }));
 }
 
 std::uint64_t exempt_all(const std::string& tag, std::size_t min_bytes, std::size_t max_bytes) {
@@ -51,7 +51,7 @@ std::uint64_t exempt_all(const std::string& tag, std::size_t min_bytes, std::siz
   return value_of(unlocked([&] { return runtime::exempt_all(wanted, min_bytes, max_bytes); }));
 }
 
-py::dict row(const runtime::Whereabouts& at) {
+py::dict row(const runtime::Placement& at) {
   py::dict result;
   result["bytes"] = at.bytes;
   result["resident_bytes"] = at.resident;
@@ -97,8 +97,8 @@ py::list blocks() {
 }  // namespace
 
 void bind_hints(py::module_& module) {
-  define(module, "prefetch", [](const runtime::Spans& all) { return runtime::prefetch(all); });
-  define(module, "evict", [](const runtime::Spans& all) { return runtime::evict(all); });
+  define(module, "prefetch", [](const runtime::MemSpans& all) { return runtime::prefetch(all); });
+  define(module, "evict", [](const runtime::MemSpans& all) { return runtime::evict(all); });
   module.def("read_mostly", [](std::uintptr_t address, std::size_t bytes, bool on) {
     run([&] { return runtime::read_mostly({{address, bytes}}, on); });
   });
@@ -112,16 +112,17 @@ void bind_hints(py::module_& module) {
     return value_of(unlocked([&] { return runtime::own_pages({address, bytes}); }));
   });
   module.def("staying", [](const Pairs& pairs) {
-    return unlocked([&] { return runtime::staying(spans(pairs)); });
+    return unlocked([&] { return runtime::kept_in_place(spans(pairs)); });
   });
-  module.def("hold", &hold);
+  module.def("hold", &add_pins);
   module.def("exempt_all", &exempt_all);
-  module.def("unhold", [](std::uint64_t number) { unlocked([&] { runtime::unhold(number); }); });
+  module.def("unhold",
+             [](std::uint64_t number) { unlocked([&] { runtime::remove_pins(number); }); });
   module.def("unpin", [](std::uintptr_t address, std::size_t bytes) {
     return unlocked([&] { return runtime::unpin({address, bytes}); });
   });
   module.def("where", [](std::uintptr_t address, std::size_t bytes) {
-    return row(value_of(unlocked([&] { return runtime::where({address, bytes}); })));
+    return row(value_of(unlocked([&] { return runtime::placement_of({address, bytes}); })));
   });
   module.def("placed_blocks", &placed_blocks);
   module.def("set_scope", [](const std::string& name) {

@@ -22,7 +22,7 @@ struct Column {
 constexpr Column kColumns[] = {
     {"bytes", &policy::Plan::bytes},
     {"kind", &policy::Plan::kind},
-    {"twin", &policy::Plan::twin},
+    {"next_alias", &policy::Plan::next_alias},
     {"address", &policy::Plan::address},
     {"allocations", &policy::Plan::allocations},
     {"access_start", &policy::Plan::access_start},
@@ -132,11 +132,11 @@ void clear() {
   raise_if_error(status);
 }
 
-void retract(std::uint64_t number) {
+void roll_back(std::uint64_t number) {
   Status status;
   {
     py::gil_scoped_release unlocked;
-    status = runtime::retract_plan(number);
+    status = runtime::roll_back_plan(number);
   }
   raise_if_error(status);
 }
@@ -146,7 +146,7 @@ void retract(std::uint64_t number) {
 void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
   module.def("clear_plans", &clear);
-  module.def("retract_plan", &retract, py::arg("number"));
+  module.def("roll_back_plan", &roll_back, py::arg("number"));
   module.def("plan_status", &status);
 }
 

@@ -67,7 +67,7 @@ replay::StepColumns columns_of(const py::dict& step) {
                               column<Int>(step, "kind"),
                               column<Int>(step, "first"),
                               column<Int>(step, "last"),
-                              column<Int>(step, "twin"),
+                              column<Int>(step, "next_alias"),
                               column<Int>(step, "source"),
                               labels<Tag>(step, "tag", residency::find_tag),
                               labels<Family>(step, "family", residency::find_family),

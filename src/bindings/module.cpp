@@ -46,10 +46,10 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_driver(module);
   umem::bindings::bind_bench(module);
   umem::bindings::bind_trace(module);
-  umem::bindings::bind_advisor(module);
+  umem::bindings::bind_victim_callback(module);
   umem::bindings::bind_plan(module);
   umem::bindings::bind_layout(module);
-  umem::bindings::bind_planning(module);
+  umem::bindings::bind_planner(module);
   umem::bindings::bind_probe(module);
   umem::bindings::bind_replay(module);
   umem::bindings::bind_sleep(module);

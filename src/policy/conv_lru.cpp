@@ -13,7 +13,7 @@ using residency::Unit;
 class ConvLru final : public residency::Policy {
  public:
   const char* name() const override { return "conv_lru"; }
-  void victims(const residency::View& view, std::size_t need,
+  void victims(const residency::CandidateView& view, std::size_t need,
                std::vector<residency::RangeId>& out) const override {
     const auto conv = [&](const Unit& unit) { return view.worth_moving(unit) && is_conv(unit); };
     const auto other = [&](const Unit& unit) { return view.worth_moving(unit) && !is_conv(unit); };

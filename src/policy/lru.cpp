@@ -9,7 +9,7 @@ using residency::Unit;
 class Lru final : public residency::Policy {
  public:
   const char* name() const override { return "lru"; }
-  void victims(const residency::View& view, std::size_t need,
+  void victims(const residency::CandidateView& view, std::size_t need,
                std::vector<residency::RangeId>& out) const override {
     const auto large = [&](const Unit& unit) { return view.worth_moving(unit); };
     const auto small = [&](const Unit& unit) { return !view.worth_moving(unit); };

@@ -8,7 +8,7 @@ class None final : public residency::Policy {
  public:
   const char* name() const override { return "none"; }
   bool active() const override { return false; }
-  void victims(const residency::View&, std::size_t,
+  void victims(const residency::CandidateView&, std::size_t,
                std::vector<residency::RangeId>&) const override {}
 };
 

@@ -8,7 +8,7 @@
 namespace umem::policy {
 namespace {
 
-constexpr std::int64_t kMost = std::int64_t{1} << 30;  // ops and tensors of one step
+constexpr std::int64_t kMax = std::int64_t{1} << 30;  // ops and tensors of one step
 
 Status bad(const std::string& column, const std::string& why) {
   return {Code::kInvalidArgument, "plan column '" + column + "': " + why};
@@ -28,7 +28,7 @@ Status has_length(const char* column, const Ints& values, std::int64_t length) {
                          " are needed");
 }
 
-// Each tensor at most `most` times in each run of the column that `start` tells.
+// Each tensor at most `max` times in each run of the column that `start` gives.
 Status distinct(const char* column, const Ints& tensors, const Ints& start, std::int64_t m) {
   std::vector<std::size_t> seen(static_cast<std::size_t>(m), 0);
   for (std::size_t run = 0; run + 1 < start.size(); ++run)
@@ -50,16 +50,18 @@ Status check_tensors(const Plan& p) {
       return bad("bytes", std::to_string(bytes) + " is not a multiple of the page, 2 MiB");
   UMEM_RETURN_IF_ERROR(has_length("kind", p.kind, m));
   UMEM_RETURN_IF_ERROR(in_range("kind", p.kind, 0, 3));
-  UMEM_RETURN_IF_ERROR(has_length("twin", p.twin, m));
-  UMEM_RETURN_IF_ERROR(in_range("twin", p.twin, -1, m - 1));
+  UMEM_RETURN_IF_ERROR(has_length("next_alias", p.next_alias, m));
+  UMEM_RETURN_IF_ERROR(in_range("next_alias", p.next_alias, -1, m - 1));
   UMEM_RETURN_IF_ERROR(has_length("address", p.address, m));
   for (std::size_t t = 0; t < p.bytes.size(); ++t) {
-    if (p.twin[t] < 0) continue;
-    const auto twin = static_cast<std::size_t>(p.twin[t]);
+    if (p.next_alias[t] < 0) continue;
+    const auto next_alias = static_cast<std::size_t>(p.next_alias[t]);
     if (p.kind[t] != static_cast<std::int64_t>(Kind::kCarried) ||
-        p.kind[twin] != static_cast<std::int64_t>(Kind::kMade) || p.bytes[twin] != p.bytes[t])
-      return bad("twin", "tensor " + std::to_string(t) +
-                             " and its twin are not carried and made, of equal bytes");
+        p.kind[next_alias] != static_cast<std::int64_t>(Kind::kMade) ||
+        p.bytes[next_alias] != p.bytes[t])
+      return bad("next_alias",
+                 "tensor " + std::to_string(t) +
+                     " and its next-step alias are not carried and made, of equal bytes");
   }
   UMEM_RETURN_IF_ERROR(in_range("allocations", p.allocations, 0, m - 1));
   return distinct("allocations", p.allocations,
@@ -79,9 +81,9 @@ Status check_accesses(const Plan& p) {
 }
 
 // The op of each item at which something has to be, or ends, that starts after another one.
-Status check_later(const char* column, const Ints& later, const Ints& after, std::int64_t most) {
+Status check_later(const char* column, const Ints& later, const Ints& after, std::int64_t max) {
   UMEM_RETURN_IF_ERROR(has_length(column, later, static_cast<std::int64_t>(after.size())));
-  UMEM_RETURN_IF_ERROR(in_range(column, later, 0, most));
+  UMEM_RETURN_IF_ERROR(in_range(column, later, 0, max));
   for (std::size_t i = 0; i < later.size(); ++i)
     if (later[i] <= after[i])
       return bad(column, std::to_string(later[i]) + " at " + std::to_string(i) +
@@ -117,21 +119,21 @@ Status check_moves(const Plan& p) {
 }
 
 Status check_numbers(const Plan& p) {
-  constexpr std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max() / 4;
+  constexpr std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max() / 4;
   UMEM_RETURN_IF_ERROR(in_range("gated", {p.gated}, 0, 1));
   UMEM_RETURN_IF_ERROR(in_range("order", {p.order}, 0, 2));
-  UMEM_RETURN_IF_ERROR(in_range("window", {p.window}, 0, kMost));
-  UMEM_RETURN_IF_ERROR(in_range("headroom", {p.headroom}, 0, most_bytes));
-  UMEM_RETURN_IF_ERROR(in_range("capacity", {p.capacity}, 0, most_bytes));
-  UMEM_RETURN_IF_ERROR(in_range("occupancy", p.occupancy, -most_bytes, most_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("window", {p.window}, 0, kMax));
+  UMEM_RETURN_IF_ERROR(in_range("headroom", {p.headroom}, 0, max_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("capacity", {p.capacity}, 0, max_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("occupancy", p.occupancy, -max_bytes, max_bytes));
   return p.gated ? has_length("occupancy", p.occupancy, p.n_ops) : Status();
 }
 
 }  // namespace
 
 Status check(const Plan& plan) {
-  UMEM_RETURN_IF_ERROR(in_range("n_ops", {plan.n_ops}, 1, kMost));
-  if (plan.n_tensors() > kMost) return bad("bytes", "more than 2^30 tensors");
+  UMEM_RETURN_IF_ERROR(in_range("n_ops", {plan.n_ops}, 1, kMax));
+  if (plan.n_tensors() > kMax) return bad("bytes", "more than 2^30 tensors");
   UMEM_RETURN_IF_ERROR(check_tensors(plan));
   UMEM_RETURN_IF_ERROR(check_accesses(plan));
   UMEM_RETURN_IF_ERROR(check_moves(plan));
@@ -144,7 +146,7 @@ Plan without_moves(const Plan& plan) {
   made.n_ops = plan.n_ops;
   made.bytes = plan.bytes;
   made.kind = plan.kind;
-  made.twin = plan.twin;
+  made.next_alias = plan.next_alias;
   made.address = plan.address;
   made.allocations = plan.allocations;
   made.access_start = plan.access_start;

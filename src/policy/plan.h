@@ -17,11 +17,11 @@ enum class Order : std::int64_t { kLru, kFifo, kFurthest };
 // umem/policies/base.py says what each means; tensors here are the large ones only.
 struct Plan {
   std::int64_t n_ops = 0;
-  Ints bytes, kind, twin;  // [m]
-  Ints address;            // [m] of what is alive where a step begins, when this is installed; or 0
-  Ints allocations;        // tensors in the order in which a step allocates them
-  Ints access_start;       // [n_ops + 1]
-  Ints access_tensor;      // a tensor once an op
+  Ints bytes, kind, next_alias;  // [m]
+  Ints address;        // [m] of what is alive where a step begins, when this is installed; or 0
+  Ints allocations;    // tensors in the order in which a step allocates them
+  Ints access_start;   // [n_ops + 1]
+  Ints access_tensor;  // a tensor once an op
   Ints evict_after, evict_tensor;
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;

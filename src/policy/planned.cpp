@@ -10,7 +10,7 @@ namespace umem::policy {
 Planned::Planned() : lru_(make_lru()) {}
 
 std::uint64_t Planned::install(Plan plan, const std::vector<RangeId>& units) {
-  if (entries_.size() == kMostPlans)
+  if (entries_.size() == kMaxPlans)
     entries_.erase(std::min_element(entries_.begin(), entries_.end(),
                                     [](auto& a, auto& b) { return a->used < b->used; }));
   entries_.push_back(std::make_unique<Entry>(std::move(plan), units));
@@ -29,15 +29,15 @@ void Planned::clear() {
   believe(nullptr);
 }
 
-bool Planned::retract(std::uint64_t number) {
+bool Planned::roll_back(std::uint64_t number) {
   const auto found = std::find_if(entries_.begin(), entries_.end(),
                                   [&](auto& entry) { return entry->number == number; });
   if (found == entries_.end()) return false;
   const Entry& old = **found;
-  std::vector<RangeId> units(old.follower.plan().bytes.size());
+  std::vector<RangeId> units(old.cursor.plan().bytes.size());
   for (std::size_t t = 0; t < units.size(); ++t)
-    units[t] = old.follower.unit_of(static_cast<Tensor>(t));
-  auto idle = std::make_unique<Entry>(without_moves(old.follower.plan()), units);
+    units[t] = old.cursor.unit_of(static_cast<Tensor>(t));
+  auto idle = std::make_unique<Entry>(without_moves(old.cursor.plan()), units);
   idle->number = old.number;
   idle->used = old.used;
   const bool acted = active_ == &old;
@@ -56,7 +56,7 @@ PlanStatus Planned::status() const {
 void Planned::choose() {
   active_ = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_)
-    if (entry->follower.alive() && (!active_ || entry->used > active_->used)) active_ = entry.get();
+    if (entry->cursor.alive() && (!active_ || entry->used > active_->used)) active_ = entry.get();
 }
 
 // In the middle of a step. Without another plan the next step may still be as planned, and until
@@ -69,8 +69,8 @@ void Planned::diverged() {
 void Planned::believe(const Entry* entry) {
   std::vector<RangeId> units;
   if (entry)
-    for (std::int64_t tensor : entry->follower.plan().read_mostly) {
-      const RangeId id = entry->follower.unit_of(static_cast<Tensor>(tensor));
+    for (std::int64_t tensor : entry->cursor.plan().read_mostly) {
+      const RangeId id = entry->cursor.unit_of(static_cast<Tensor>(tensor));
       if (id != kNoRange) units.push_back(id);
     }
   if (units == read_mostly_) return;
@@ -84,45 +84,45 @@ bool Planned::take_read_mostly(std::vector<RangeId>& out) {
   return true;
 }
 
-void Planned::admitted(const View& view, RangeId id) {
+void Planned::admitted(const CandidateView& view, RangeId id) {
   const residency::Unit& unit = view.ledger.at(id);
   if (unit.segment) return;
-  for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.admitted(id, unit.bytes);
-  if (active_ && !active_->follower.alive()) diverged();
+  for (const std::unique_ptr<Entry>& entry : entries_) entry->cursor.admitted(id, unit.bytes);
+  if (active_ && !active_->cursor.alive()) diverged();
 }
 
 void Planned::retired(RangeId id) {
-  for (const std::unique_ptr<Entry>& entry : entries_) entry->follower.retired(id);
+  for (const std::unique_ptr<Entry>& entry : entries_) entry->cursor.retired(id);
   const auto found = std::find(read_mostly_.begin(), read_mostly_.end(), id);
   if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
-  const auto copied = std::lower_bound(copied_.begin(), copied_.end(), id);
-  if (copied != copied_.end() && *copied == id) copied_.erase(copied);
+  const auto found_copy = std::lower_bound(written_back_.begin(), written_back_.end(), id);
+  if (found_copy != written_back_.end() && *found_copy == id) written_back_.erase(found_copy);
 }
 
 void Planned::evicted(RangeId id) {
-  if (active_) active_->agenda.evicted(id);
+  if (active_) active_->schedule.evicted(id);
 }
 
-Followed Planned::op_ended(const View& view, const RangeId* ids, std::size_t count) {
+Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count) {
   const bool large = std::any_of(
       ids, ids + count, [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });
   if (!large) return Followed::kNone;
   for (const std::unique_ptr<Entry>& entry : entries_) {
-    entry->last = entry->follower.op_ended(view, ids, count);
-    if (entry->last == Followed::kHit) entry->agenda.op_ended();
+    entry->last = entry->cursor.op_ended(view, ids, count);
+    if (entry->last == Followed::kHit) entry->schedule.op_ended();
   }
-  if (active_ && !active_->follower.alive()) diverged();
+  if (active_ && !active_->cursor.alive()) diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;
   return result;
 }
 
-void Planned::step_ended(const View&) {
+void Planned::step_ended(const CandidateView&) {
   Entry* complete = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
-    const bool whole = entry->follower.step_ended();
-    entry->agenda.step_began(whole);
+    const bool whole = entry->cursor.step_ended();
+    entry->schedule.step_began(whole);
     const bool better = !complete || entry.get() == active_ ||
                         (complete != active_ && entry->used > complete->used);
     if (whole && better) complete = entry.get();
@@ -135,42 +135,43 @@ void Planned::step_ended(const View&) {
   last_misses_ = std::exchange(misses_, 0);
 }
 
-bool Planned::wishes() const {
-  return read_mostly_changed_ || (copier_ != active_ && !copied_.empty()) ||
-         (active_ && (!active_->agenda.empty() || active_->agenda.waits() || headroom() > 0));
+bool Planned::has_pending() const {
+  return read_mostly_changed_ || (write_back_plan_ != active_ && !written_back_.empty()) ||
+         (active_ && (!active_->schedule.empty() || active_->schedule.waits() || headroom() > 0));
 }
 
-void Planned::evictions(const View& view, std::vector<RangeId>& out) {
-  if (active_) active_->agenda.evictions(view, out);
+void Planned::evictions(const CandidateView& view, std::vector<RangeId>& out) {
+  if (active_) active_->schedule.evictions(view, out);
 }
 
 std::size_t Planned::headroom() const {
-  return active_ ? static_cast<std::size_t>(active_->follower.plan().headroom) : 0;
+  return active_ ? static_cast<std::size_t>(active_->cursor.plan().headroom) : 0;
 }
 
 // What a plan that acts no more has copied may be written now.
-void Planned::copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) {
-  if (copier_ != active_) end = std::exchange(copied_, {});
-  copier_ = active_;
+void Planned::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+                          std::vector<RangeId>& end) {
+  if (write_back_plan_ != active_) end = std::exchange(written_back_, {});
+  write_back_plan_ = active_;
   if (!active_) return;
   const std::size_t others = end.size();
-  active_->agenda.copies(view, begin, end);
+  active_->schedule.write_backs(view, begin, end);
   for (RangeId id : begin) {
-    const auto place = std::lower_bound(copied_.begin(), copied_.end(), id);
-    if (place == copied_.end() || *place != id) copied_.insert(place, id);
+    const auto place = std::lower_bound(written_back_.begin(), written_back_.end(), id);
+    if (place == written_back_.end() || *place != id) written_back_.insert(place, id);
   }
   for (std::size_t i = others; i < end.size(); ++i) {
-    const auto place = std::lower_bound(copied_.begin(), copied_.end(), end[i]);
-    if (place != copied_.end() && *place == end[i]) copied_.erase(place);
+    const auto place = std::lower_bound(written_back_.begin(), written_back_.end(), end[i]);
+    if (place != written_back_.end() && *place == end[i]) written_back_.erase(place);
   }
 }
 
-RangeId Planned::next_fetch(const View& view) {
-  return active_ ? active_->agenda.next_fetch(view) : kNoRange;
+RangeId Planned::next_fetch(const CandidateView& view) {
+  return active_ ? active_->schedule.next_fetch(view) : kNoRange;
 }
 
 bool Planned::take_wait() {
-  return active_ && active_->agenda.take_wait();
+  return active_ && active_->schedule.take_wait();
 }
 
 std::unique_ptr<residency::Policy> make_planned() {

@@ -7,9 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "policy/agenda.h"
-#include "policy/follower.h"
 #include "policy/plan.h"
+#include "policy/plan_cursor.h"
+#include "policy/plan_schedule.h"
 #include "residency/policy.h"
 
 namespace umem::policy {
@@ -23,43 +23,44 @@ struct PlanStatus {
 
 class Planned final : public residency::Policy {
  public:
-  static constexpr std::size_t kMostPlans = 8;
+  static constexpr std::size_t kMaxPlans = 8;
 
   Planned();
-  // A step begins here. `units` as in Follower. Returns the plan's number, from 1. Of too many
+  // A step begins here. `units` as in PlanCursor. Returns the plan's number, from 1. Of too many
   // plans the one goes whose last complete step is the longest ago.
   std::uint64_t install(Plan plan, const std::vector<RangeId>& units);
   void clear();
   // A step begins here. Steps that go by the plan still do, and units leave in them as in `lru`:
   // what is known of a step outlives a plan that was no good. False: there is no such plan.
-  bool retract(std::uint64_t number);
+  bool roll_back(std::uint64_t number);
   PlanStatus status() const;
 
   const char* name() const override { return "planned"; }
-  void victims(const View& view, std::size_t need, std::vector<RangeId>& out) const override;
-  bool follows() const override { return !entries_.empty(); }
-  void admitted(const View& view, RangeId id) override;
+  void victims(const CandidateView& view, std::size_t need,
+               std::vector<RangeId>& out) const override;
+  bool is_planned() const override { return !entries_.empty(); }
+  void admitted(const CandidateView& view, RangeId id) override;
   void retired(RangeId id) override;
   void evicted(RangeId id) override;
-  Followed op_ended(const View& view, const RangeId* ids, std::size_t count) override;
-  void step_ended(const View& view) override;
-  bool wishes() const override;
-  void evictions(const View& view, std::vector<RangeId>& out) override;
+  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count) override;
+  void step_ended(const CandidateView& view) override;
+  bool has_pending() const override;
+  void evictions(const CandidateView& view, std::vector<RangeId>& out) override;
   std::size_t headroom() const override;
-  RangeId next_fetch(const View& view) override;
+  RangeId next_fetch(const CandidateView& view) override;
   bool take_wait() override;
   bool take_read_mostly(std::vector<RangeId>& out) override;
-  void copies(const View& view, std::vector<RangeId>& begin, std::vector<RangeId>& end) override;
+  void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+                   std::vector<RangeId>& end) override;
 
  private:
   struct Entry {
     Entry(Plan plan, const std::vector<RangeId>& units)
-        : follower(std::move(plan), units), agenda(follower), keep(follower.plan().bytes.size()) {
-      for (std::int64_t tensor : follower.plan().keep)
-        keep[static_cast<std::size_t>(tensor)] = true;
+        : cursor(std::move(plan), units), schedule(cursor), keep(cursor.plan().bytes.size()) {
+      for (std::int64_t tensor : cursor.plan().keep) keep[static_cast<std::size_t>(tensor)] = true;
     }
-    Follower follower;
-    Agenda agenda;
+    PlanCursor cursor;
+    PlanSchedule schedule;
     std::vector<bool> keep;
     std::uint64_t number = 0;
     std::uint64_t used = 0;  // when the last step that was as it says ended, or it came
@@ -76,9 +77,9 @@ class Planned final : public residency::Policy {
   // What nothing writes by the plan that is believed in: of the last step, or that acts now.
   std::vector<RangeId> read_mostly_;
   bool read_mostly_changed_ = false;
-  // What is copied for a while, sorted, and by whose plan.
-  std::vector<RangeId> copied_;
-  const Entry* copier_ = nullptr;
+  // The units that are written back, sorted, and the plan that asked for it.
+  std::vector<RangeId> written_back_;
+  const Entry* write_back_plan_ = nullptr;
   std::uint64_t numbers_ = 0, clock_ = 0, complete_ = 0;
   std::uint64_t hits_ = 0, misses_ = 0, last_hits_ = 0, last_misses_ = 0;
 };

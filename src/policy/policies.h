@@ -16,7 +16,7 @@ std::unique_ptr<residency::Policy> make_planned();
 // Appends resident units in recency order, oldest first, that `admit` and that may leave, until
 // they hold `need` bytes. Returns the bytes still missing.
 template <class Admit>
-std::size_t oldest_first(const residency::View& view, std::size_t need,
+std::size_t oldest_first(const residency::CandidateView& view, std::size_t need,
                          std::vector<residency::RangeId>& out, Admit admit) {
   const residency::Ledger& ledger = view.ledger;
   for (auto id = ledger.oldest_resident(); id != residency::kNoRange && need > 0;
@@ -30,8 +30,8 @@ std::size_t oldest_first(const residency::View& view, std::size_t need,
 
 // The same in passes: units of each kind only where all of those before do not suffice.
 template <class... Kinds>
-void in_passes(const residency::View& view, std::size_t need, std::vector<residency::RangeId>& out,
-               Kinds... kinds) {
+void in_passes(const residency::CandidateView& view, std::size_t need,
+               std::vector<residency::RangeId>& out, Kinds... kinds) {
   ((need = need > 0 ? oldest_first(view, need, out, kinds) : 0), ...);
 }
 

@@ -1,4 +1,4 @@
-// Who leaves under pressure while a plan is followed.
+// The victims under memory pressure while a plan is followed.
 #include <algorithm>
 #include <queue>
 #include <utility>
@@ -16,41 +16,42 @@ enum class Class : int { kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
 
 // Those that the plan calls cold; then the rest in its order, what it does not know after what it
 // does, then what the next ops use, what it keeps, and last what is too small to be worth a move.
-void Planned::victims(const View& view, std::size_t need, std::vector<RangeId>& out) const {
+void Planned::victims(const CandidateView& view, std::size_t need,
+                      std::vector<RangeId>& out) const {
   if (!active_) return lru_->victims(view, need, out);
-  const Follower& follower = active_->follower;
-  const Agenda& agenda = active_->agenda;
-  const Plan& plan = follower.plan();
+  const PlanCursor& cursor = active_->cursor;
+  const PlanSchedule& schedule = active_->schedule;
+  const Plan& plan = cursor.plan();
   const auto order = static_cast<Order>(plan.order);
   const auto take = [&](RangeId id) {
     out.push_back(id);
     need -= std::min(need, view.ledger.at(id).bytes);
   };
   const auto is_cold = [&](RangeId id) {
-    const Tensor tensor = follower.tensor_of(id);
-    return tensor != kNoTensor && agenda.cold(tensor);
+    const Tensor tensor = cursor.tensor_of(id);
+    return tensor != kNoTensor && schedule.cold(tensor);
   };
   const auto class_of = [&](RangeId id) {
     if (!view.worth_moving(view.ledger.at(id))) return Class::kSmall;
-    const Tensor tensor = follower.tensor_of(id);
+    const Tensor tensor = cursor.tensor_of(id);
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
-    const std::int64_t next = follower.next_use(tensor);
-    const auto soon = static_cast<std::int64_t>(follower.next_op()) + plan.window;
+    const std::int64_t next = cursor.next_use(tensor);
+    const auto soon = static_cast<std::int64_t>(cursor.next_op()) + plan.window;
     return next < soon ? Class::kSoon : Class::kPlain;
   };
   // Smaller goes first. By last use they come in the right order already.
   const auto rank = [&](RangeId id) -> std::int64_t {
-    const Tensor tensor = follower.tensor_of(id);
+    const Tensor tensor = cursor.tensor_of(id);
     const auto first = static_cast<std::int64_t>(view.ledger.at(id).first_use);
     if (order == Order::kFifo) return first == 0 ? kNever : first;
-    return tensor == kNoTensor ? 0 : -follower.next_use(tensor);
+    return tensor == kNoTensor ? 0 : -cursor.next_use(tensor);
   };
 
-  for (Tensor tensor : agenda.cold()) {
-    const RangeId id = follower.unit_of(tensor);
+  for (Tensor tensor : schedule.cold()) {
+    const RangeId id = cursor.unit_of(tensor);
     if (need == 0) return;
-    if (id != kNoRange && agenda.cold(tensor) && view.evictable(id) &&
+    if (id != kNoRange && schedule.cold(tensor) && view.evictable(id) &&
         std::find(out.begin(), out.end(), id) == out.end())
       take(id);
   }

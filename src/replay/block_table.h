@@ -54,14 +54,14 @@ class BlockTable {
       if (block.id != Block::kNone) act(block);
   }
   void clear() {
-    slots_.assign(kLeast, Block{});
+    slots_.assign(kMin, Block{});
     size_ = 0;
-    shift_ = kLeastShift;
+    shift_ = kMinShift;
   }
 
  private:
-  static constexpr std::size_t kLeast = 64;
-  static constexpr unsigned kLeastShift = 64 - 6;
+  static constexpr std::size_t kMin = 64;
+  static constexpr unsigned kMinShift = 64 - 6;
 
   std::size_t mask() const { return slots_.size() - 1; }
   std::size_t next(std::size_t i) const { return (i + 1) & mask(); }
@@ -80,9 +80,9 @@ class BlockTable {
       if (block.id != Block::kNone) place(block.id) = block;
   }
 
-  std::vector<Block> slots_ = std::vector<Block>(kLeast);
+  std::vector<Block> slots_ = std::vector<Block>(kMin);
   std::size_t size_ = 0;
-  unsigned shift_ = kLeastShift;
+  unsigned shift_ = kMinShift;
 };
 
 }  // namespace umem::replay

@@ -53,7 +53,7 @@ Status Player::allocate(const Event& event) {
   if (blocks_.find(event.id))
     return {Code::kInvalidArgument,
             "id " + std::to_string(event.id) + " is allocated twice without a free between"};
-  if (buffered_.size() >= kMostBuffered) UMEM_RETURN_IF_ERROR(perform());
+  if (buffered_.size() >= kMaxBuffered) UMEM_RETURN_IF_ERROR(perform());
   Block& block = blocks_.insert(event.id);
   block.bytes = event.bytes;
   if (event.bytes == 0) return {};
@@ -63,7 +63,7 @@ Status Player::allocate(const Event& event) {
 }
 
 Status Player::free(const Event& event) {
-  if (buffered_.size() >= kMostBuffered) UMEM_RETURN_IF_ERROR(perform());
+  if (buffered_.size() >= kMaxBuffered) UMEM_RETURN_IF_ERROR(perform());
   Block* block = blocks_.find(event.id);
   if (!block) return not_live("free of", event.id);
   if (block->pending) buffered_[block->pending - 1].freed = true;

@@ -39,7 +39,7 @@ class Player {
     bool freed;  // by a later action
   };
   // An op's scratch is little; a trace that allocates and frees without an op must not grow it.
-  static constexpr std::size_t kMostBuffered = 1 << 16;
+  static constexpr std::size_t kMaxBuffered = 1 << 16;
 
   Status allocate(const Event& event);
   Status free(const Event& event);

@@ -8,9 +8,9 @@ namespace {
 constexpr std::string_view kKind = "umem-trace";
 constexpr std::uint64_t kVersion = 1;
 // As umem/trace/schema.py has them.
-constexpr std::uint64_t kMostId = (std::uint64_t{1} << 63) - 1;
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 60;
-constexpr double kMostUs = 1e15, kMostFlops = 1e30;
+constexpr std::uint64_t kMaxId = (std::uint64_t{1} << 63) - 1;
+constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 60;
+constexpr double kMaxUs = 1e15, kMaxFlops = 1e30;
 
 enum Key : unsigned { kId = 1, kBytes = 2, kName = 4 };
 
@@ -43,7 +43,7 @@ bool Reader::parse_header() {
       is_trace = text == kKind;
     } else if (key == "v") {
       std::uint64_t version = 0;
-      if (!scanner_.integer("v", kMostId, version)) return false;
+      if (!scanner_.integer("v", kMaxId, version)) return false;
       if (version != kVersion)
         return scanner_.fail("version " + std::to_string(version) +
                              " is unknown; this umem reads version " + std::to_string(kVersion));
@@ -85,21 +85,21 @@ bool Reader::parse_value(std::string_view key, std::string_view& kind) {
   }
   if (key == "id") {
     seen_ |= kId;
-    return scanner_.integer("id", kMostId, event_.id);
+    return scanner_.integer("id", kMaxId, event_.id);
   }
   if (key == "bytes") {
     seen_ |= kBytes;
-    if (!scanner_.integer("bytes", kMostBytes, value)) return false;
+    if (!scanner_.integer("bytes", kMaxBytes, value)) return false;
     event_.bytes = value;
     return true;
   }
   if (key == "r" || key == "w") {
     std::vector<BlockId>& ids = key == "r" ? event_.reads : event_.writes;
     ids.clear();
-    return scanner_.integers(key == "r" ? "r" : "w", kMostId,
+    return scanner_.integers(key == "r" ? "r" : "w", kMaxId,
                              [&](std::uint64_t id) { ids.push_back(id); });
   }
-  if (key == "us") return scanner_.null() || scanner_.number("us", kMostUs, event_.us);
+  if (key == "us") return scanner_.null() || scanner_.number("us", kMaxUs, event_.us);
   if (key == "name") {
     seen_ |= kName;
     return scanner_.text("name", text);
@@ -114,8 +114,8 @@ bool Reader::parse_value(std::string_view key, std::string_view& kind) {
     event_.family = residency::find_family(text);
     return true;
   }
-  if (key == "i") return scanner_.null() || scanner_.integer("i", kMostId, value);
-  if (key == "flops") return scanner_.null() || scanner_.number("flops", kMostFlops, ignored);
+  if (key == "i") return scanner_.null() || scanner_.integer("i", kMaxId, value);
+  if (key == "flops") return scanner_.null() || scanner_.number("flops", kMaxFlops, ignored);
   return scanner_.skip();
 }
 

@@ -29,7 +29,7 @@ Result<std::unique_ptr<Replay>> Replay::open(const Options& options) {
 
 Replay::~Replay() {
   const Status status = close();
-  (void)status;  // nobody is there to be told
+  (void)status;  // there is no caller left to report it to
 }
 
 Status Replay::close() {

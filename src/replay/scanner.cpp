@@ -65,13 +65,13 @@ bool Scanner::fail_here(const char* reason) {
 }
 
 std::string Scanner::shown() const {
-  constexpr std::ptrdiff_t kMost = 40;
+  constexpr std::ptrdiff_t kMax = 40;
   const char* stop = at_;
   const bool quoted = stop < end_ && *stop == '"';
   for (stop += quoted; stop < end_; ++stop)
     if (quoted ? *stop == '"' : *stop == ',' || *stop == '}' || *stop == ']') break;
   stop = std::min(stop + (quoted && stop < end_), end_);
-  if (stop - at_ > kMost) return std::string(at_, kMost - 3) + "...";
+  if (stop - at_ > kMax) return std::string(at_, kMax - 3) + "...";
   return {at_, stop};
 }
 
@@ -194,7 +194,7 @@ bool Scanner::number_token(std::string_view what, std::string_view& token, bool&
   return true;
 }
 
-bool Scanner::integer(std::string_view what, std::uint64_t most, std::uint64_t& value) {
+bool Scanner::integer(std::string_view what, std::uint64_t max, std::uint64_t& value) {
   peek();
   const char* start = at_;
   value = 0;
@@ -202,7 +202,7 @@ bool Scanner::integer(std::string_view what, std::uint64_t most, std::uint64_t& 
     value = value * 10 + static_cast<std::uint64_t>(*at_++ - '0');
   const bool plain = at_ > start && (*at_ == ',' || *at_ == ']' || *at_ == '}') &&
                      (*start != '0' || at_ == start + 1);
-  if (plain && value <= most) return true;
+  if (plain && value <= max) return true;
   at_ = start;
   std::string_view token;
   bool integral = false;
@@ -212,24 +212,24 @@ bool Scanner::integer(std::string_view what, std::uint64_t most, std::uint64_t& 
   const auto [last, error] = std::from_chars(start, start + token.size(), value);
   const bool minus_zero = token == "-0";
   if (minus_zero) value = 0;
-  if ((error != std::errc() && !minus_zero) || value > most)
-    return fail(std::string(what) + " is " + shown() + "; allowed: 0 to " + std::to_string(most));
+  if ((error != std::errc() && !minus_zero) || value > max)
+    return fail(std::string(what) + " is " + shown() + "; allowed: 0 to " + std::to_string(max));
   at_ = start + token.size();
   return true;
 }
 
-bool Scanner::number(std::string_view what, double most, double& value) {
+bool Scanner::number(std::string_view what, double max, double& value) {
   std::string_view token;
   bool integral = false;
   if (!number_token(what, token, integral)) return false;
-  if (simple_decimal(token, value) && value <= most) return true;
+  if (simple_decimal(token, value) && value <= max) return true;
   const auto [last, error] = std::from_chars(token.data(), token.data() + token.size(), value);
   const bool tiny = error == std::errc::result_out_of_range && token.find("e-") != token.npos;
   if (tiny) value = 0;
-  if ((error == std::errc() || tiny) && value >= 0 && value <= most) return true;
+  if ((error == std::errc() || tiny) && value >= 0 && value <= max) return true;
   at_ = token.data();
   char limit[32];
-  std::snprintf(limit, sizeof limit, "%g", most);
+  std::snprintf(limit, sizeof limit, "%g", max);
   return fail(std::string(what) + " is " + shown() + "; allowed: 0 to " + limit);
 }
 

@@ -18,17 +18,17 @@ class Scanner {
   bool enter_object();
   bool next_key(std::string_view& key, bool& more);
   bool text(std::string_view what, std::string_view& value);  // valid until the next call
-  bool integer(std::string_view what, std::uint64_t most, std::uint64_t& value);
-  // A number from 0 to `most`.
-  bool number(std::string_view what, double most, double& value);
+  bool integer(std::string_view what, std::uint64_t max, std::uint64_t& value);
+  // A number from 0 to `max`.
+  bool number(std::string_view what, double max, double& value);
   // Calls `take` with every integer of a list.
   template <class Take>
-  bool integers(std::string_view what, std::uint64_t most, Take take) {
+  bool integers(std::string_view what, std::uint64_t max, Take take) {
     if (!enter(what, '[', "a list")) return false;
     if (peek() == ']') return ++at_, true;
     while (true) {
       std::uint64_t value = 0;
-      if (!integer(what, most, value)) return false;
+      if (!integer(what, max, value)) return false;
       take(value);
       const char c = peek();
       ++at_;

@@ -30,12 +30,12 @@ Status check_tensor(const StepColumns& c, std::size_t t) {
   if (ends && (c.last[t] < -1 || c.last[t] >= n || (begins && c.last[t] < c.first[t])))
     return bad(tensor_text(t) + "ends at op " + std::to_string(c.last[t]) + " of " +
                std::to_string(n));
-  if (kind != Kind::kCarried || c.twin[t] == -1) return {};
-  const bool known = c.twin[t] >= 0 && c.twin[t] < m;
+  if (kind != Kind::kCarried || c.next_alias[t] == -1) return {};
+  const bool known = c.next_alias[t] >= 0 && c.next_alias[t] < m;
   if (!known ||
-      c.kind[static_cast<std::size_t>(c.twin[t])] != static_cast<std::int64_t>(Kind::kMade))
-    return bad(tensor_text(t) + "is carried, and its twin " + std::to_string(c.twin[t]) +
-               " is no tensor of kind MADE");
+      c.kind[static_cast<std::size_t>(c.next_alias[t])] != static_cast<std::int64_t>(Kind::kMade))
+    return bad(tensor_text(t) + "is carried, and its next-step alias " +
+               std::to_string(c.next_alias[t]) + " is no tensor of kind MADE");
   return {};
 }
 
@@ -57,7 +57,7 @@ Status check_access(const StepColumns& c, std::int64_t op, std::int64_t tensor) 
 Status StepColumns::check() const {
   const std::size_t m = tensors();
   if (ops() == 0) return bad("a step has at least one op");
-  for (const auto* column : {&kind, &first, &last, &twin, &source})
+  for (const auto* column : {&kind, &first, &last, &next_alias, &source})
     if (column->size() != m) return bad("the columns of tensors differ in length");
   if (tag.size() != m || family.size() != m) return bad("the columns of tensors differ in length");
   if (access_start.size() != ops() + 1 || access_start.front() != 0 ||
@@ -103,8 +103,9 @@ StepPlayer::StepPlayer(Machine& machine, StepColumns columns)
   std::vector<bool> has_carrier(m);
   for (std::size_t t = 0; t < m; ++t) {
     if (kind(t) != Kind::kCarried) continue;
-    (columns_.twin[t] < 0 ? opening_ : carried_).push_back(static_cast<std::uint32_t>(t));
-    if (columns_.twin[t] >= 0) has_carrier[static_cast<std::size_t>(columns_.twin[t])] = true;
+    (columns_.next_alias[t] < 0 ? opening_ : carried_).push_back(static_cast<std::uint32_t>(t));
+    if (columns_.next_alias[t] >= 0)
+      has_carrier[static_cast<std::size_t>(columns_.next_alias[t])] = true;
   }
   for (std::size_t t = 0; t < m; ++t)
     if (kind(t) == Kind::kMade && !has_carrier[t])
@@ -135,7 +136,7 @@ Status StepPlayer::take_from(Player& player) {
   for (std::size_t t = 0; t < columns_.tensors(); ++t)
     if (kind(t) == Kind::kPersistent) UMEM_RETURN_IF_ERROR(take(t, t));
   for (std::uint32_t t : carried_)
-    UMEM_RETURN_IF_ERROR(take(t, static_cast<std::size_t>(columns_.twin[t])));
+    UMEM_RETURN_IF_ERROR(take(t, static_cast<std::size_t>(columns_.next_alias[t])));
   for (std::uint32_t t : closing_) {
     void* block = nullptr;
     if (columns_.source[t] >= 0 && player.take(static_cast<BlockId>(columns_.source[t]), block) &&
@@ -148,7 +149,7 @@ Status StepPlayer::take_from(Player& player) {
 Status StepPlayer::allocate_all() {
   for (std::size_t t = 0; t < columns_.tensors(); ++t) {
     const bool alive =
-        kind(t) == Kind::kPersistent || (kind(t) == Kind::kCarried && columns_.twin[t] >= 0);
+        kind(t) == Kind::kPersistent || (kind(t) == Kind::kCarried && columns_.next_alias[t] >= 0);
     if (alive) UMEM_RETURN_IF_ERROR(allocate(t));
   }
   return {};
@@ -190,7 +191,7 @@ Status StepPlayer::run() {
   for (std::uint32_t k = ends_.start[n]; k < ends_.start[n + 1]; ++k) release(ends_.ids[k]);
   for (std::uint32_t t : closing_) release(t);
   for (std::uint32_t t : carried_)
-    blocks_[t] = std::exchange(blocks_[static_cast<std::size_t>(columns_.twin[t])], nullptr);
+    blocks_[t] = std::exchange(blocks_[static_cast<std::size_t>(columns_.next_alias[t])], nullptr);
   machine_.end_step();
   return {};
 }

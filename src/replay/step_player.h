@@ -1,4 +1,4 @@
-// One step as columns (umem/trace/step.py), played over and over.
+// One step as columns (umem/trace/step_trace.py), played over and over.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,13 +14,13 @@ enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };  //
 
 // n ops, m tensors.
 struct StepColumns {
-  std::vector<double> op_us;                                         // [n]
-  std::vector<std::int64_t> bytes, kind, first, last, twin, source;  // [m]
-  std::vector<residency::Tag> tag;                                   // [m]
-  std::vector<residency::Family> family;                             // [m]
-  std::vector<std::int64_t> access_start;                            // [n + 1]
-  std::vector<std::int64_t> access_tensor;                           // [accesses]
-  std::vector<unsigned char> access_write;                           // [accesses]
+  std::vector<double> op_us;                                               // [n]
+  std::vector<std::int64_t> bytes, kind, first, last, next_alias, source;  // [m]
+  std::vector<residency::Tag> tag;                                         // [m]
+  std::vector<residency::Family> family;                                   // [m]
+  std::vector<std::int64_t> access_start;                                  // [n + 1]
+  std::vector<std::int64_t> access_tensor;                                 // [accesses]
+  std::vector<unsigned char> access_write;                                 // [accesses]
 
   std::size_t ops() const { return op_us.size(); }
   std::size_t tensors() const { return bytes.size(); }
@@ -58,10 +58,11 @@ class StepPlayer {
 
   Machine& machine_;
   const StepColumns columns_;
-  Schedule begins_, ends_;              // ends_: released before op i, or after the last one
-  std::vector<std::uint32_t> opening_;  // CARRIED without a twin: new at the begin of every run
+  Schedule begins_, ends_;  // ends_: released before op i, or after the last one
+  std::vector<std::uint32_t>
+      opening_;  // CARRIED without a next-step alias: new at the begin of every run
   std::vector<std::uint32_t> closing_;  // MADE that the next step does not know
-  std::vector<std::uint32_t> carried_;  // CARRIED that take their twin's block over
+  std::vector<std::uint32_t> carried_;  // CARRIED that take their next-step alias's block over
   std::vector<void*> blocks_;
   std::vector<double> op_end_us_;
   std::uint64_t events_ = 0;

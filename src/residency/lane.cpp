@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.h"
+
 namespace umem::residency {
 
 using driver::check;
@@ -11,16 +13,16 @@ using driver::Entry;
 namespace {
 
 // Bytes that make room when they are gone.
-std::size_t leaving(Verb verb, const std::vector<backing::Span>& spans) {
+std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   std::size_t bytes = 0;
-  if (verb == Verb::kCopy) return bytes;
-  for (const backing::Span& span : spans) bytes += span.bytes;
+  if (verb == Verb::kWriteBack) return bytes;
+  for (const managed::MemSpan& span : spans) bytes += span.bytes;
   return bytes;
 }
 
 }  // namespace
 
-// Only a process that ends keeps a lane open: its thread has no one to come back to.
+// Only a process that ends keeps a lane open: no caller is left that its thread could join.
 Lane::~Lane() {
   if (thread_.joinable()) thread_.detach();
 }
@@ -52,7 +54,7 @@ Status Lane::close() {
   return error.take();
 }
 
-Result<Ticket> Lane::submit(Verb verb, const std::vector<backing::Span>& spans,
+Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& spans,
                             const std::vector<cu::CUevent>& after) {
   const Ticket ticket = ++last_;
   if (threaded_) {
@@ -72,7 +74,7 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<backing::Span>& spans,
   return ticket;
 }
 
-Status Lane::issue(Verb verb, const std::vector<backing::Span>& spans,
+Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                    const std::vector<cu::CUevent>& after) {
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(
@@ -80,20 +82,20 @@ Status Lane::issue(Verb verb, const std::vector<backing::Span>& spans,
   return run(verb, spans);
 }
 
-Status Lane::run(Verb verb, const std::vector<backing::Span>& spans) {
+Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
   switch (verb) {
     case Verb::kBringIn:
-      return mover_.prefetch(spans, backing::Where::kDevice, stream_);
+      return memory_ops_.prefetch(spans, managed::Where::kDevice, stream_);
     case Verb::kPopulate:
-      return mover_.discard_and_prefetch(spans, stream_);
+      return memory_ops_.discard_and_prefetch(spans, stream_);
     case Verb::kDiscard:
-      return mover_.discard(spans, stream_);
+      return memory_ops_.discard(spans, stream_);
     case Verb::kSendOut:
-      return mover_.prefetch(spans, backing::Where::kHost, stream_);
+      return memory_ops_.prefetch(spans, managed::Where::kHost, stream_);
     case Verb::kDrop:
       return drop(spans);
-    case Verb::kCopy:
-      return copy(spans);
+    case Verb::kWriteBack:
+      return write_back(spans);
   }
   return {};
 }
@@ -104,25 +106,25 @@ Status Lane::catch_up() {
   return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
 }
 
-Status Lane::copy(const std::vector<backing::Span>& spans) {
+Status Lane::write_back(const std::vector<managed::MemSpan>& spans) {
   UMEM_RETURN_IF_ERROR(catch_up());
   FirstError error;
-  for (const backing::Span& span : spans) error.keep(backing::advise_read_mostly(table_, span));
-  error.keep(mover_.prefetch(spans, backing::Where::kHost, stream_));
+  for (const managed::MemSpan& span : spans) error.keep(managed::advise_read_mostly(table_, span));
+  error.keep(memory_ops_.prefetch(spans, managed::Where::kHost, stream_));
   return error.take();
 }
 
 // A prefetch to the host would leave read-mostly bytes on the device as well. So the advice is
 // taken back while they leave: where the host has a valid copy that one stays, and what has been
 // written since it was made is moved by the prefetch.
-Status Lane::drop(const std::vector<backing::Span>& spans) {
+Status Lane::drop(const std::vector<managed::MemSpan>& spans) {
   UMEM_RETURN_IF_ERROR(catch_up());
   FirstError error;
-  for (const backing::Span& span : spans)
-    error.keep(backing::collapse_copies(table_, span, backing::Where::kHost, place_.device));
-  error.keep(mover_.prefetch(spans, backing::Where::kHost, stream_));
+  for (const managed::MemSpan& span : spans)
+    error.keep(managed::collapse_copies(table_, span, managed::Where::kHost, place_.device));
+  error.keep(memory_ops_.prefetch(spans, managed::Where::kHost, stream_));
   error.keep(catch_up());  // else what is still to be moved would be copied
-  for (const backing::Span& span : spans) error.keep(backing::advise_read_mostly(table_, span));
+  for (const managed::MemSpan& span : spans) error.keep(managed::advise_read_mostly(table_, span));
   return error.take();
 }
 
@@ -140,6 +142,8 @@ Result<cu::CUevent> Lane::take_event() {
 
 // With the lock held. An event after the submission, by which others wait for it.
 Status Lane::finish(Ticket ticket, std::size_t bytes) {
+  UMEM_ASSERT(ticket >= issued_ && complete_ <= issued_,
+              "a lane issues in the order of submission");
   issued_ = ticket;
   missed_ = ticket;  // until its event is recorded
   issued_bytes_ += bytes;
@@ -151,8 +155,10 @@ Status Lane::finish(Ticket ticket, std::size_t bytes) {
     return recorded;
   }
   missed_ = 0;
+  UMEM_ASSERT(under_way_.empty() || under_way_.back().ticket <= ticket,
+              "submissions are by ticket");
   under_way_.push_back({ticket, bytes, issued_bytes_, event.value()});
-  // Who waits for one that is forgotten here waits for a later one.
+  // A wait for one that is forgotten here is a wait for a later one.
   const std::size_t kept = place_.context ? 64 : 4096;
   while (under_way_.size() > kept) {
     under_way_[1].bytes += under_way_.front().bytes;
@@ -164,6 +170,7 @@ Status Lane::finish(Ticket ticket, std::size_t bytes) {
 
 Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   if (ticket == 0) return {};
+  UMEM_ASSERT(ticket <= last_, "a wait for what was never submitted would not end");
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
   if (place_.context) poll();  // time on a software device has no end that one could ask for
@@ -180,6 +187,7 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
 void Lane::poll() {
   while (!under_way_.empty()) {
     if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
+    UMEM_ASSERT(under_way_.front().ticket >= complete_, "submissions complete in order");
     complete_ = under_way_.front().ticket;
     complete_bytes_ = under_way_.front().through;
     spare_events_.push_back(under_way_.front().event);
@@ -188,6 +196,7 @@ void Lane::poll() {
 }
 
 void Lane::issue_until(Ticket ticket) {
+  UMEM_ASSERT(ticket <= last_, "a wait for what was never submitted would not end");
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
 }
@@ -260,6 +269,7 @@ void Lane::work() {
     const Status status = issue(job.verb, job.spans, job.after);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
+    UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
     waiting_bytes_ -= bytes;
     const Status finished = finish(job.ticket, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);

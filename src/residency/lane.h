@@ -1,4 +1,5 @@
-// A lane: one side stream that moves bytes in one direction, in the order of submission.
+// A lane is a transfer queue: one side stream that moves bytes in one direction, in the order of
+// submission.
 //
 // A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
 // so that lane is driven by a thread of its own.
@@ -10,28 +11,28 @@
 #include <thread>
 #include <vector>
 
-#include "backing/mover.h"
 #include "base/status.h"
 #include "driver/place.h"
 #include "driver/table.h"
+#include "managed/memory_ops.h"
 
 namespace umem::residency {
 
 using Ticket = std::uint64_t;  // of a submission; 0: none
 
 enum class Verb : unsigned char {
-  kBringIn,   // host -> device
-  kPopulate,  // on the device without a copy: the bytes are dead
-  kDiscard,   // drop dead bytes
-  kSendOut,   // device -> host
-  kDrop,      // the same of read-mostly spans, without a copy where the host's is valid
-  kCopy,      // device -> host, and stays: the spans are read-mostly from here on
+  kBringIn,    // host -> device
+  kPopulate,   // on the device without a copy: the bytes are dead
+  kDiscard,    // drop dead bytes
+  kSendOut,    // device -> host
+  kDrop,       // the same of read-mostly spans, without a transfer if the host's copy is valid
+  kWriteBack,  // device -> host, and stays: the spans are read-mostly from here on
 };
 
 class Lane {
  public:
   Lane(const driver::Table& table, driver::Place place, bool threaded)
-      : table_(table), place_(place), mover_(table, place.device), threaded_(threaded) {}
+      : table_(table), place_(place), memory_ops_(table, place.device), threaded_(threaded) {}
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -41,7 +42,7 @@ class Lane {
   Status close();
 
   // Runs the verb on the spans after the events. With a thread, errors come by `failures`.
-  Result<Ticket> submit(Verb verb, const std::vector<backing::Span>& spans,
+  Result<Ticket> submit(Verb verb, const std::vector<managed::MemSpan>& spans,
                         const std::vector<cu::CUevent>& after);
   // What the stream is given from now on runs after the submission. Waits for the thread to have
   // issued it.
@@ -51,8 +52,8 @@ class Lane {
   // Waits for the thread to have issued it.
   void issue_until(Ticket ticket);
   // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
-  // Without a thread nobody is asked what is complete: all bytes count as under way that were
-  // submitted later.
+  // Without a thread the driver is not asked what is complete: all bytes count as under way that
+  // were submitted later.
   Ticket until(std::size_t allowed);
   // Bytes that are under way now; 0 where no time passes.
   std::size_t under_way();
@@ -60,14 +61,14 @@ class Lane {
   bool under_way(Ticket ticket);
   Ticket last() const { return last_; }
 
-  bool can_discard() const { return mover_.can_discard(); }
+  bool can_discard() const { return memory_ops_.can_discard(); }
   std::uint64_t failures();
 
  private:
   struct Job {
     Ticket ticket;
     Verb verb;
-    std::vector<backing::Span> spans;
+    std::vector<managed::MemSpan> spans;
     std::vector<cu::CUevent> after;
   };
   struct Issued {
@@ -77,12 +78,12 @@ class Lane {
     cu::CUevent event;
   };
 
-  Status issue(Verb verb, const std::vector<backing::Span>& spans,
+  Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                const std::vector<cu::CUevent>& after);
-  Status run(Verb verb, const std::vector<backing::Span>& spans);
+  Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status catch_up();
-  Status copy(const std::vector<backing::Span>& spans);
-  Status drop(const std::vector<backing::Span>& spans);
+  Status write_back(const std::vector<managed::MemSpan>& spans);
+  Status drop(const std::vector<managed::MemSpan>& spans);
   Status finish(Ticket ticket, std::size_t bytes);
   Result<cu::CUevent> take_event();
   void poll();
@@ -91,7 +92,7 @@ class Lane {
 
   const driver::Table& table_;
   driver::Place place_;
-  backing::Mover mover_;
+  managed::MemoryOps memory_ops_;
   const bool threaded_;
   cu::CUstream stream_ = nullptr;
   Ticket last_ = 0;  // submitted

@@ -1,6 +1,9 @@
 #include "residency/ledger.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
 
 namespace umem::residency {
 
@@ -15,8 +18,28 @@ Ledger::List* Ledger::list_of(State state) {
   return nullptr;
 }
 
+// What set_state allows. A discard that fails leaves the unit dead again: kGone -> kDead.
+bool Ledger::may_become(State from, State to) {
+  switch (from) {
+    case State::kNone:
+      return to == State::kVoid;
+    case State::kVoid:
+    case State::kHost:
+      return to != State::kDead;
+    case State::kDevice:
+      return to != State::kGone;
+    case State::kDead:
+      return to == State::kDevice || to == State::kGone || to == State::kNone;
+    case State::kGone:
+      return to == State::kNone || to == State::kDead;
+  }
+  return false;
+}
+
 void Ledger::link(List& list, RangeId id) {
   Unit& unit = units_[id];
+  UMEM_ASSERT(unit.older == kNoRange && unit.newer == kNoRange && list.newest != id,
+              "a unit is in one list, once");
   unit.older = list.newest;
   unit.newer = kNoRange;
   (list.newest ? units_[list.newest].newer : list.oldest) = id;
@@ -25,28 +48,32 @@ void Ledger::link(List& list, RangeId id) {
 
 void Ledger::unlink(List& list, RangeId id) {
   Unit& unit = units_[id];
+  UMEM_ASSERT((unit.older ? units_[unit.older].newer : list.oldest) == id, "the list has the unit");
+  UMEM_ASSERT((unit.newer ? units_[unit.newer].older : list.newest) == id, "the list has the unit");
   (unit.older ? units_[unit.older].newer : list.oldest) = unit.newer;
   (unit.newer ? units_[unit.newer].older : list.newest) = unit.older;
   unit.older = unit.newer = kNoRange;
 }
 
 void Ledger::account(const Unit& unit, bool entering) {
-  const auto book = [&](std::size_t& total) {
+  const auto adjust = [&](std::size_t& total) {
+    UMEM_ASSERT(entering || total >= unit.bytes, "what leaves was counted when it came");
     total = entering ? total + unit.bytes : total - unit.bytes;
   };
-  if (unit.state == State::kDevice || unit.state == State::kDead) book(resident_);
-  if (unit.state == State::kDead) book(dead_);
+  if (unit.state == State::kDevice || unit.state == State::kDead) adjust(resident_);
+  if (unit.state == State::kDead) adjust(dead_);
   if (unit.state == State::kVoid || unit.state == State::kDevice || unit.state == State::kHost)
-    book(live_);
+    adjust(live_);
   peak_resident_ = std::max(peak_resident_, resident_);
 }
 
 void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family) {
   if (units_.size() <= id) units_.resize(id + 1);
+  UMEM_ASSERT(id != kNoRange && !live(id), "only a range without a live block is admitted");
   set_state(id, State::kNone);
   Unit& unit = units_[id];
-  if (unit.pins > 0) pinned_ += bytes - unit.bytes;
-  if (unit.holds > 0) held_ += bytes - unit.bytes;
+  if (unit.op_pins > 0) op_pinned_ += bytes - unit.bytes;
+  if (unit.user_pins > 0) user_pinned_ += bytes - unit.bytes;
   unit.bytes = bytes;
   unit.segment = segment;
   unit.prefetched_unused = false;
@@ -57,6 +84,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
 }
 
 void Ledger::revive(RangeId id, Tag tag, Family family) {
+  UMEM_ASSERT(at(id).state == State::kDead, "only dead bytes are revived");
   units_[id].born = ++births_;
   set_state(id, State::kDevice);
   set_tag(id, tag, family);
@@ -64,6 +92,7 @@ void Ledger::revive(RangeId id, Tag tag, Family family) {
 }
 
 void Ledger::drop(RangeId id) {
+  UMEM_ASSERT(at(id).state == State::kDead, "only dead bytes are dropped");
   set_state(id, State::kGone);
   units_[id].dropped = true;
   dropped_ += units_[id].bytes;
@@ -72,8 +101,8 @@ void Ledger::drop(RangeId id) {
 void Ledger::remove(RangeId id) {
   set_state(id, State::kNone);
   Unit& unit = units_[id];
-  if (unit.pins > 0) pinned_ -= unit.bytes;
-  if (unit.holds > 0) held_ -= unit.bytes;
+  if (unit.op_pins > 0) op_pinned_ -= unit.bytes;
+  if (unit.user_pins > 0) user_pinned_ -= unit.bytes;
   host_ -= unit.host_bytes;
   unit = Unit{};
 }
@@ -81,6 +110,7 @@ void Ledger::remove(RangeId id) {
 void Ledger::set_state(RangeId id, State state) {
   Unit& unit = units_[id];
   if (unit.state == state) return;
+  UMEM_ASSERT(may_become(unit.state, state), "no such change of state");
   if (unit.dropped) dropped_ -= unit.bytes;
   unit.dropped = unit.discarded = false;
   if (state == State::kDevice) unit.first_use = 0;
@@ -96,7 +126,7 @@ bool Ledger::exempted(const Unit& unit) const {
   return std::any_of(exemptions_.begin(), exemptions_.end(), [&](const Exemption& rule) {
     if (rule.tag != Tag::kCount && rule.tag != unit.tag) return false;
     if (unit.segment) return rule.min_bytes < kPageBytes;
-    return rule.min_bytes <= unit.asked_bytes && unit.asked_bytes <= rule.max_bytes;
+    return rule.min_bytes <= unit.requested_bytes && unit.requested_bytes <= rule.max_bytes;
   });
 }
 
@@ -110,6 +140,36 @@ void Ledger::hold_host(RangeId id) {
   host_ += unit.bytes - unit.host_bytes;
   unit.host_bytes = unit.bytes;
   peak_host_ = std::max(peak_host_, host_);
+}
+
+void Ledger::check_invariants(const Idle& idle) const {
+  if constexpr (!kAsserts) return;
+  std::size_t resident = idle.dead, dead = idle.dead, dropped = idle.dropped, host = idle.host;
+  std::size_t live_sum = 0, op_pinned = 0, user_pinned = 0, listed = 0;
+  for (const Unit& unit : units_) {
+    const bool is_dead = unit.state == State::kDead, here = unit.state == State::kDevice;
+    resident += is_dead || here ? unit.bytes : 0;
+    dead += is_dead ? unit.bytes : 0;
+    dropped += unit.dropped ? unit.bytes : 0;
+    host += unit.host_bytes;
+    live_sum += here || unit.state == State::kHost || unit.state == State::kVoid ? unit.bytes : 0;
+    op_pinned += unit.op_pins > 0 ? unit.bytes : 0;
+    user_pinned += unit.user_pins > 0 ? unit.bytes : 0;
+    listed += is_dead || here ? 1 : 0;
+  }
+  UMEM_ASSERT(resident == resident_, "resident bytes are the sum over the units");
+  UMEM_ASSERT(dead == dead_, "dead bytes are the sum over the units");
+  UMEM_ASSERT(dropped == dropped_, "dropped bytes are the sum over the units");
+  UMEM_ASSERT(host == host_, "host bytes are the sum over the units");
+  UMEM_ASSERT(live_sum == live_, "live bytes are the sum over the units");
+  UMEM_ASSERT(op_pinned == op_pinned_, "bytes pinned by ops are the sum over the units");
+  UMEM_ASSERT(user_pinned == user_pinned_,
+              "bytes pinned by the program are the sum over the units");
+  for (const auto& [list, state] :
+       {std::pair(resident_list_, State::kDevice), std::pair(dead_list_, State::kDead)})
+    for (RangeId id = list.oldest; id != kNoRange; id = units_[id].newer, --listed)
+      UMEM_ASSERT(units_[id].state == state && listed > 0, "a list has the units of its state");
+  UMEM_ASSERT(listed == 0, "every unit on the device is in a list");
 }
 
 void Ledger::set_tag(RangeId id, Tag tag, Family family) {

@@ -1,18 +1,20 @@
-// The ledger: facts about every residency unit (a large block, or a 2 MiB segment of small ones),
-// with the resident ones in recency order. It decides nothing and moves nothing.
+// The ledger is the residency table: facts about every residency unit (a large block, or a 2 MiB
+// segment of small ones), with the resident ones in recency order. It decides nothing and moves
+// nothing.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "backing/range_table.h"
+#include "base/assert.h"
 #include "base/units.h"
+#include "managed/range_table.h"
 #include "residency/tags.h"
 
 namespace umem::residency {
 
-using backing::kNoRange;
-using backing::RangeId;
+using managed::kNoRange;
+using managed::RangeId;
 
 enum class State : unsigned char {
   kNone,    // no such unit
@@ -33,15 +35,15 @@ struct Exemption {
 };
 
 struct Unit {
-  std::size_t bytes = 0;        // device bytes that it takes when resident: whole pages
-  std::size_t asked_bytes = 0;  // of the large block that it is of, all pieces together
-  std::size_t host_bytes = 0;   // host memory that the driver holds for it, until the range goes
+  std::size_t bytes = 0;            // device bytes that it takes when resident: whole pages
+  std::size_t requested_bytes = 0;  // of the large block that it is of, all pieces together
+  std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
   std::uint64_t last_use = 0;
   std::uint64_t born = 0;       // orders blocks by their allocation; of a segment its first one
   std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
-  std::uint32_t pins = 0;                      // of running ops
-  std::uint32_t holds = 0;                     // of the program, for longer: it stays on the device
+  std::uint32_t op_pins = 0;                   // of running ops
+  std::uint32_t user_pins = 0;                 // of the program, for longer: it stays on the device
   std::uint32_t exempt = 0;                    // also of the program: policies leave it where it is
   State state = State::kNone;
   Tag tag = Tag::kTemp;
@@ -62,13 +64,16 @@ struct Unit {
 
 class Ledger {
  public:
-  const Unit& at(RangeId id) const { return units_[id]; }
+  const Unit& at(RangeId id) const {
+    UMEM_ASSERT(id < units_.size(), "the id is one that the table has seen");
+    return units_[id];
+  }
   bool has(RangeId id) const {
     return id != kNoRange && id < units_.size() && units_[id].state != State::kNone;
   }
   // Live, and not known to be on the device.
   bool away(RangeId id) const {
-    const State state = units_[id].state;
+    const State state = at(id).state;
     return state == State::kHost || state == State::kVoid;
   }
   bool live(RangeId id) const {
@@ -76,9 +81,9 @@ class Ledger {
   }
   std::size_t capacity() const { return units_.size(); }
   // The program wants it left where it is.
-  bool stays(RangeId id) const {
+  bool kept_in_place(RangeId id) const {
     const Unit& unit = units_[id];
-    return unit.holds > 0 || unit.exempt > 0 || (!exemptions_.empty() && exempted(unit));
+    return unit.user_pins > 0 || unit.exempt > 0 || (!exemptions_.empty() && exempted(unit));
   }
   bool exempted(const Unit& unit) const;
 
@@ -93,12 +98,15 @@ class Ledger {
   void touch(RangeId id);  // used now: the newest of its list
   std::uint64_t now() const { return clock_; }
   void pin(RangeId id) {
+    UMEM_ASSERT(has(id), "only a unit is pinned");
     Unit& unit = units_[id];
-    if (unit.pins++ == 0) pinned_ += unit.bytes;
+    if (unit.op_pins++ == 0) op_pinned_ += unit.bytes;
   }
   void unpin(RangeId id) {
     Unit& unit = units_[id];
-    if (unit.pins > 0 && --unit.pins == 0) pinned_ -= unit.bytes;
+    if (unit.op_pins == 0 || --unit.op_pins > 0) return;
+    UMEM_ASSERT(op_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
+    op_pinned_ -= unit.bytes;
   }
   // Shared pages between two lives count as dead or dropped units do, and hold host memory.
   void add_idle_dead(std::size_t bytes) {
@@ -106,16 +114,19 @@ class Ledger {
     dead_ += bytes;
   }
   void drop_idle(std::size_t bytes) {
+    UMEM_ASSERT(bytes <= dead_ && dead_ <= resident_, "what is dropped was dead");
     resident_ -= bytes;
     dead_ -= bytes;
     dropped_ += bytes;
   }
   void send_idle(std::size_t bytes, std::size_t new_on_host) {
+    UMEM_ASSERT(bytes <= dropped_, "what is sent was dropped");
     dropped_ -= bytes;
     host_ += new_on_host;
     peak_host_ = peak_host_ < host_ ? host_ : peak_host_;
   }
   void forget_idle(std::size_t dead, std::size_t dropped, std::size_t host) {
+    UMEM_ASSERT(dead <= dead_ && dropped <= dropped_ && host <= host_, "idle pages are counted");
     resident_ -= dead;
     dead_ -= dead;
     dropped_ -= dropped;
@@ -124,19 +135,21 @@ class Ledger {
   // Host memory that stays counted while it belongs to no unit.
   void give_host(RangeId id) { units_[id].host_bytes = 0; }
   void take_host(RangeId id, std::size_t bytes) { units_[id].host_bytes = bytes; }
-  void hold(RangeId id) {
+  void user_pin(RangeId id) {
     Unit& unit = units_[id];
-    if (unit.holds++ == 0) held_ += unit.bytes;
+    if (unit.user_pins++ == 0) user_pinned_ += unit.bytes;
   }
-  void unhold(RangeId id) {
+  void user_unpin(RangeId id) {
     Unit& unit = units_[id];
-    if (unit.holds > 0 && --unit.holds == 0) held_ -= unit.bytes;
+    if (unit.user_pins == 0 || --unit.user_pins > 0) return;
+    UMEM_ASSERT(user_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
+    user_pinned_ -= unit.bytes;
   }
   void exempt(RangeId id) { ++units_[id].exempt; }
   void unexempt(RangeId id) { units_[id].exempt -= units_[id].exempt > 0 ? 1 : 0; }
   void add_exemption(const Exemption& rule) { exemptions_.push_back(rule); }
   void remove_exemption(std::uint64_t number);
-  void set_asked_bytes(RangeId id, std::size_t bytes) { units_[id].asked_bytes = bytes; }
+  void set_requested_bytes(RangeId id, std::size_t bytes) { units_[id].requested_bytes = bytes; }
   void set_discarded(RangeId id) { units_[id].discarded = true; }
   void set_prefetched(RangeId id) { units_[id].prefetched_unused = true; }
   void set_read_mostly(RangeId id, bool on, bool by_policy) {
@@ -165,9 +178,9 @@ class Ledger {
   // Not resident for umem; in memory until the driver has a better use for it.
   std::size_t dropped_bytes() const { return dropped_; }
   std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
-  std::size_t pinned_bytes() const { return pinned_; }
-  std::size_t held_bytes() const { return held_; }
-  // The most since the last reset.
+  std::size_t op_pinned_bytes() const { return op_pinned_; }
+  std::size_t user_pinned_bytes() const { return user_pinned_; }
+  // The maximum since the last reset.
   std::size_t peak_resident_bytes() const { return peak_resident_; }
   std::size_t peak_host_bytes() const { return peak_host_; }
   void reset_peaks() {
@@ -176,11 +189,20 @@ class Ledger {
   }
   std::size_t live_bytes() const { return live_; }
 
+  // What no unit has: shared pages between two lives.
+  struct Idle {
+    std::size_t dead = 0, dropped = 0, host = 0;  // bytes
+  };
+  // Asserts that every sum is the sum over the units, and that the lists have the units of their
+  // states. A full scan.
+  void check_invariants(const Idle& idle) const;
+
  private:
   struct List {
     RangeId oldest = kNoRange, newest = kNoRange;
   };
   List* list_of(State state);
+  static bool may_become(State from, State to);
   void link(List& list, RangeId id);
   void unlink(List& list, RangeId id);
   void account(const Unit& unit, bool entering);
@@ -188,7 +210,8 @@ class Ledger {
   std::vector<Unit> units_;
   std::vector<Exemption> exemptions_;
   List resident_list_, dead_list_;
-  std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, pinned_ = 0, held_ = 0, live_ = 0;
+  std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, op_pinned_ = 0, user_pinned_ = 0,
+              live_ = 0;
   std::size_t peak_resident_ = 0, peak_host_ = 0;
   std::uint64_t clock_ = 0, births_ = 0;
 };

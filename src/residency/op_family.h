@@ -10,7 +10,7 @@
 
 namespace umem::residency {
 
-// How torch names what brackets ops: the engine's node, a leaf's gradient, an optimizer's step.
+// How torch names the scopes around ops: the engine's node, a leaf's gradient, an optimizer's step.
 constexpr std::string_view kEvaluate = "autograd::engine::evaluate_function: ";
 constexpr std::string_view kAccumulate = "torch::autograd::AccumulateGrad";
 constexpr std::string_view kOptimizerStep = "Optimizer.step#";

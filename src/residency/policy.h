@@ -11,18 +11,18 @@
 
 namespace umem::residency {
 
-struct View {
+struct CandidateView {
   const Ledger& ledger;
   std::size_t min_swap_bytes;
-  std::size_t room_bytes = 0;  // could be brought in now without evicting anything that lives
+  std::size_t available_bytes = 0;  // could be brought in now without evicting anything that lives
 
   // May leave now: resident, live, not in use by a running op, and the program does not keep it.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
-    return unit.state == State::kDevice && unit.pins == 0 && !ledger.stays(id);
+    return unit.state == State::kDevice && unit.op_pins == 0 && !ledger.kept_in_place(id);
   }
   // The program wants it left where it is.
-  bool stays(RangeId id) const { return ledger.stays(id); }
+  bool kept_in_place(RangeId id) const { return ledger.kept_in_place(id); }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {
@@ -40,34 +40,37 @@ class Policy {
   // False: the engine neither evicts nor prefetches, and the driver's faults do it all.
   virtual bool active() const { return true; }
   // Appends units to evict, first to go first, until they hold `need` bytes or none is left.
-  virtual void victims(const View& view, std::size_t need, std::vector<RangeId>& out) const = 0;
+  virtual void victims(const CandidateView& view, std::size_t need,
+                       std::vector<RangeId>& out) const = 0;
 
-  // True: it is told of all below, and asked for what it wants.
-  virtual bool follows() const { return false; }
+  // True: it follows plans, so that all below is called.
+  virtual bool is_planned() const { return false; }
   // A unit came to life, or died.
-  virtual void admitted(const View&, RangeId) {}
+  virtual void admitted(const CandidateView&, RangeId) {}
   virtual void retired(RangeId) {}
-  // A unit was sent out because room was short, and not by a wish.
+  // A unit was sent out because room was short, and not because the policy asked for it.
   virtual void evicted(RangeId) {}
   // An op ended that used these units (with repetitions; some may have died in it); a step ended.
-  virtual Followed op_ended(const View&, const RangeId*, std::size_t) { return Followed::kNone; }
-  virtual void step_ended(const View&) {}
+  virtual Followed op_ended(const CandidateView&, const RangeId*, std::size_t) {
+    return Followed::kNone;
+  }
+  virtual void step_ended(const CandidateView&) {}
 
-  // After an op or a step: whether it wants any of these. Appends what is to leave now. What is in
-  // use then has to be asked again.
-  virtual bool wishes() const { return false; }
-  virtual void evictions(const View&, std::vector<RangeId>&) {}
+  // After an op or a step: whether it has any of these requests. `evictions` appends what is to
+  // leave now; the policy repeats a request for what is in use then.
+  virtual bool has_pending() const { return false; }
+  virtual void evictions(const CandidateView&, std::vector<RangeId>&) {}
   // Bytes to be kept free beyond what is needed.
   virtual std::size_t headroom() const { return 0; }
   // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
-  virtual RangeId next_fetch(const View&) { return kNoRange; }
+  virtual RangeId next_fetch(const CandidateView&) { return kNoRange; }
   // Appends the units that nothing writes from here on, so that their copies on the host stay
   // valid; false: they are the same as at the last call.
   virtual bool take_read_mostly(std::vector<RangeId>&) { return false; }
   // Appends what is to be copied to the host now and stay, since nothing writes it until it leaves;
   // and whose copies end, since it will be written. Said once.
-  virtual void copies(const View&, std::vector<RangeId>& /*begin*/, std::vector<RangeId>& /*end*/) {
-  }
+  virtual void write_backs(const CandidateView&, std::vector<RangeId>& /*begin*/,
+                           std::vector<RangeId>& /*end*/) {}
   // Compute waits for all moves; said once.
   virtual bool take_wait() { return false; }
 };

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backing/mover.h"
+#include "managed/memory_ops.h"
+#include "residency/ledger.h"
 
 namespace umem::residency {
 
@@ -14,24 +15,22 @@ class SharedPages {
  public:
   void open(std::uintptr_t base, std::size_t bytes);
   void close() { *this = {}; }
-  bool holds(std::uintptr_t at) const { return at - base_ < pages_.size() << kPageShift; }
+  bool contains(std::uintptr_t at) const { return at - base_ < pages_.size() << kPageShift; }
 
-  struct Amounts {
-    std::size_t dead = 0, dropped = 0, host = 0;  // bytes
-  };
+  using Amounts = Ledger::Idle;
   const Amounts& amounts() const { return idle_; }  // of pages between two lives
-  Amounts count(backing::Span span) const;
+  Amounts count(managed::MemSpan span) const;
   // A block begins to live in the span.
-  void take(backing::Span span);
+  void take(managed::MemSpan span);
   // It is gone: whether its frames are still held, and how much host memory the driver holds.
-  void give_back(backing::Span span, bool resident, std::size_t host_bytes);
+  void give_back(managed::MemSpan span, bool resident, std::size_t host_bytes);
   // Appends spans of dead pages, from the lowest on, of at least `bytes` if there are so many.
-  void find_dead(std::size_t bytes, std::vector<backing::Span>& out) const;
-  void drop(const std::vector<backing::Span>& dead);
+  void find_dead(std::size_t bytes, std::vector<managed::MemSpan>& out) const;
+  void drop(const std::vector<managed::MemSpan>& dead);
   // Pages between two lives, for which the driver holds host memory from here on.
-  void hold_host(const std::vector<backing::Span>& idle);
+  void hold_host(const std::vector<managed::MemSpan>& idle);
   // Appends all pages between two lives; what is known of their frames is forgotten.
-  void lose_track(std::vector<backing::Span>& out);
+  void lose_track(std::vector<managed::MemSpan>& out);
 
   // Of the lanes: the last that moved pages which were given back since.
   std::uint64_t arrival = 0, departure = 0, populated = 0;
@@ -42,10 +41,10 @@ class SharedPages {
     bool idle = true, dead = false, dropped = false, host = false;
   };
   template <class Act>
-  static void each(std::vector<Page>& pages, std::uintptr_t base, backing::Span span, Act act);
-  void book(const Page& page, bool entering);
+  static void each(std::vector<Page>& pages, std::uintptr_t base, managed::MemSpan span, Act act);
+  void count(const Page& page, bool entering);
   template <class Want>
-  void append_runs(std::size_t bytes, std::vector<backing::Span>& out, Want want) const;
+  void append_runs(std::size_t bytes, std::vector<managed::MemSpan>& out, Want want) const;
 
   std::uintptr_t base_ = 0;
   std::vector<Page> pages_;

@@ -1,100 +1,98 @@
-// The engine's part in shared pages: a block takes them over as the one before left them.
-#include <algorithm>
+#include "residency/sharing.h"
 
-#include "residency/engine.h"
+#include <algorithm>
 
 namespace umem::residency {
 
 using driver::CallScope;
 
-void Engine::open_shared(std::uintptr_t base, std::size_t bytes) {
-  shared_.open(base, bytes);
+void Sharing::close() {
+  transfers_.out().issue_until(pages_.departure);  // not after the addresses have gone
+  const SharedPages::Amounts left = pages_.amounts();
+  state_.ledger.forget_idle(left.dead, left.dropped, left.host);
+  pages_.close();
 }
 
-void Engine::close_shared() {
-  out_.issue_until(shared_.departure);  // not after the addresses have gone
-  const SharedPages::Amounts left = shared_.amounts();
-  ledger_.forget_idle(left.dead, left.dropped, left.host);
-  shared_.close();
-}
-
-// Where all frames are still there nothing is asked of the driver.
-Status Engine::admit_shared(RangeId id, std::size_t bytes, Tag tag, Family family,
-                            cu::CUstream stream) {
-  const backing::Span place{ranges_[id].base, bytes};
-  const SharedPages::Amounts found = shared_.count(place);
+Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Family family,
+                                   cu::CUstream stream) {
+  Ledger& ledger = state_.ledger;
+  const managed::MemSpan place{state_.ranges[id].base, bytes};
+  const SharedPages::Amounts found = pages_.count(place);
   const bool whole = found.dead == bytes;
   // Waited for already, but where the wait had failed.
-  if (whole) UMEM_RETURN_IF_ERROR(await(shared_.arrival, shared_.populated, stream));
-  shared_.take(place);
-  shared_.stream = stream;
-  ledger_.forget_idle(found.dead, found.dropped, 0);
-  ledger_.add(id, bytes, false, tag, family);
-  ledger_.set_stream(id, stream);
-  ledger_.take_host(id, found.host);
-  ledger_.set_arrival(id, shared_.arrival);
-  ledger_.set_populated(id, shared_.populated);
-  ledger_.set_departure(id, shared_.departure);
-  if (whole) {
-    ledger_.set_state(id, State::kDevice);
-    return {};
-  }
-  const CallScope scope(table_, place_);
-  return quiet(stream) ? Status() : settle(id, found.dead > 0, stream);
+  if (whole) UMEM_RETURN_IF_ERROR(transfers_.await(pages_.arrival, pages_.populated, stream));
+  pages_.take(place);
+  pages_.stream = stream;
+  ledger.forget_idle(found.dead, found.dropped, 0);
+  ledger.add(id, bytes, false, tag, family);
+  ledger.set_stream(id, stream);
+  ledger.take_host(id, found.host);
+  ledger.set_arrival(id, pages_.arrival);
+  ledger.set_populated(id, pages_.populated);
+  ledger.set_departure(id, pages_.departure);
+  if (whole) ledger.set_state(id, State::kDevice);
+  return found.dead;
 }
 
-void Engine::retire_shared(RangeId id) {
-  const Unit unit = ledger_.at(id);
-  const backing::Span place = span(id);
-  shared_.arrival = std::max(shared_.arrival, unit.arrival);
-  shared_.departure = std::max(shared_.departure, unit.departure);
-  shared_.populated = std::max(shared_.populated, unit.populated);
-  if (unit.state == State::kHost) counters_.bytes_discarded += unit.bytes;
-  if (unit.state == State::kVoid && active() && !quiet(unit.stream)) {
-    const CallScope scope(table_, place_);
-    one_.assign(1, id);
-    note(discard(one_));  // drop what faults left on the device
+void Sharing::retire(RangeId id) {
+  Ledger& ledger = state_.ledger;
+  const Unit unit = ledger.at(id);
+  const managed::MemSpan place = state_.span(id);
+  pages_.arrival = std::max(pages_.arrival, unit.arrival);
+  pages_.departure = std::max(pages_.departure, unit.departure);
+  pages_.populated = std::max(pages_.populated, unit.populated);
+  if (unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
+  if (unit.state == State::kVoid && state_.active() && !state_.skip_for_capture(unit.stream)) {
+    const CallScope scope(state_.table, state_.place);
+    state_.count_error(transfers_.discard({id}));  // drop what faults left on the device
   }
   const bool resident = unit.state == State::kDevice;
-  ledger_.set_state(id, State::kNone);
-  ledger_.give_host(id);
-  shared_.give_back(place, resident, unit.host_bytes);
-  if (resident) ledger_.add_idle_dead(unit.bytes);
+  ledger.set_state(id, State::kNone);
+  ledger.give_host(id);
+  pages_.give_back(place, resident, unit.host_bytes);
+  if (resident) ledger.add_idle_dead(unit.bytes);
 }
 
-// Drops dead shared pages until `bytes` more fit or none is left.
-void Engine::drop_shared(std::size_t bytes) {
-  if (fits(bytes) || shared_.amounts().dead == 0) return;
+void Sharing::drop(std::size_t bytes) {
+  if (state_.fits(bytes) || pages_.amounts().dead == 0) return;
   spans_.clear();
-  shared_.find_dead(taken() + bytes - limits_.budget_bytes, spans_);
-  if (Status status = discard_spans(spans_); !status.ok()) return note(status);
+  pages_.find_dead(state_.taken() + bytes - state_.limits.budget_bytes, spans_);
+  if (Status status = discard(spans_); !status.ok()) return state_.count_error(status);
   std::size_t dropped = 0;
-  for (const backing::Span& span : spans_) dropped += span.bytes;
-  shared_.drop(spans_);
-  ledger_.drop_idle(dropped);
-  counters_.bytes_discarded += dropped;
+  for (const managed::MemSpan& span : spans_) dropped += span.bytes;
+  pages_.drop(spans_);
+  state_.ledger.drop_idle(dropped);
+  state_.counters.bytes_discarded += dropped;
 }
 
-Status Engine::discard_spans(const std::vector<backing::Span>& spans) {
-  events_.clear();
-  if (driver::capturing(table_, place_, shared_.stream))
-    return {Code::kBadState, "the stream of the bytes is being captured"};
-  UMEM_RETURN_IF_ERROR(streams_.after_all(shared_.stream, ledger_.now(), events_));
-  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, shared_.departure));
-  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, shared_.arrival));
-  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans, events_);
+Status Sharing::release_dead() {
+  const std::size_t dead = pages_.amounts().dead;
+  if (dead == 0) return {};
+  Ledger& ledger = state_.ledger;
+  std::vector<managed::MemSpan> spans;
+  pages_.find_dead(dead, spans);
+  UMEM_RETURN_IF_ERROR(discard(spans));
+  pages_.drop(spans);
+  ledger.drop_idle(dead);
+  state_.counters.bytes_discarded += dead;
+  std::size_t missing = 0;
+  for (const managed::MemSpan& span : spans) missing += span.bytes - pages_.count(span).host;
+  const std::size_t limit = state_.limits.host_budget_bytes;
+  if (limit > 0 && ledger.host_bytes() + missing > limit) return {};  // the driver's to take
+  Result<Ticket> ticket = transfers_.send_discarded(spans);
   if (!ticket.ok()) return ticket.take_status();
-  last_discard_ = ticket.value();
+  pages_.departure = ticket.value();
+  pages_.hold_host(spans);
+  ledger.send_idle(dead, missing);
   return {};
 }
 
-// What the driver did with the pages meanwhile is not known: with `drop` it loses what it has.
-void Engine::lose_track_of_shared(bool drop) {
-  const SharedPages::Amounts left = shared_.amounts();
-  ledger_.forget_idle(left.dead, left.dropped, 0);
+void Sharing::lose_track(bool drop) {
+  const SharedPages::Amounts left = pages_.amounts();
+  state_.ledger.forget_idle(left.dead, left.dropped, 0);
   spans_.clear();
-  shared_.lose_track(spans_);
-  if (drop && !spans_.empty()) note(discard_spans(spans_));
+  pages_.lose_track(spans_);
+  if (drop && !spans_.empty()) state_.count_error(discard(spans_));
 }
 
 }  // namespace umem::residency

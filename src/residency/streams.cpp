@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/assert.h"
+
 namespace umem::residency {
 
 using driver::check;
@@ -36,9 +38,10 @@ Status Streams::record(Stream& stream, std::uint64_t now) {
         check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
     stream.marks.push_front({0, event});
   }
-  // Recorded anew where it is: a submission that waits in a lane may hold it.
+  // Recorded again in place: a submission that waits in a lane may hold it.
   UMEM_RETURN_IF_ERROR(
       check(table_.cuEventRecord(stream.marks.front().event, stream.handle), Entry::cuEventRecord));
+  UMEM_ASSERT(now >= stream.marks.back().time, "marks are by time");
   stream.marks.push_back({now, stream.marks.front().event});
   stream.marks.pop_front();
   stream.ops = 0;

@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "base/assert.h"
 #include "base/status.h"
 #include "driver/place.h"
 #include "driver/table.h"
@@ -33,7 +34,10 @@ class Streams {
 
   // The newest arrival that the stream waits for already, and the newest population.
   std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
-  void set_awaited(cu::CUstream stream, std::uint64_t ticket) { find(stream).awaited = ticket; }
+  void set_awaited(cu::CUstream stream, std::uint64_t ticket) {
+    UMEM_ASSERT(ticket > awaited(stream), "a stream waits for later arrivals only");
+    find(stream).awaited = ticket;
+  }
   std::uint64_t awaited_local(cu::CUstream stream) { return find(stream).awaited_local; }
   // Whether it still has to wait for them.
   bool behind(cu::CUstream stream, std::uint64_t arrival, std::uint64_t populated) {
@@ -41,11 +45,12 @@ class Streams {
     return arrival > known.awaited || populated > known.awaited_local;
   }
   void set_awaited_local(cu::CUstream stream, std::uint64_t ticket) {
+    UMEM_ASSERT(ticket > awaited_local(stream), "a stream waits for later arrivals only");
     find(stream).awaited_local = ticket;
   }
 
  private:
-  static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded anew
+  static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded again
   static constexpr unsigned kOpsPerMark = 8;
   struct Mark {
     std::uint64_t time;

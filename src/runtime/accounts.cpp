@@ -17,31 +17,31 @@ void with_device(int ordinal, Act act) {
 }
 
 template <class Act>
-void each_tally(arena::Tallies& all, Act act) {
-  for (arena::Shares* shares :
+void each_stat(arena::ArenaStats& all, Act act) {
+  for (arena::StatArray* stats :
        {&all.allocations, &all.segments, &all.active, &all.inactive_split, &all.allocated_bytes,
         &all.reserved_bytes, &all.active_bytes, &all.inactive_split_bytes, &all.requested_bytes})
-    for (arena::Tally& tally : *shares) act(tally);
+    for (arena::Stat& stat : *stats) act(stat);
 }
 
 }  // namespace
 
-arena::Tallies tallies(int device) noexcept {
-  arena::Tallies result;
-  with_device(device, [&](Device& d) { result = d.arena.tallies(); });
+arena::ArenaStats arena_stats(int device) noexcept {
+  arena::ArenaStats result;
+  with_device(device, [&](Device& d) { result = d.arena.stats(); });
   return result;
 }
 
-void reset_peak_tallies(int device) noexcept {
+void reset_peak_arena_stats(int device) noexcept {
   with_device(device, [](Device& d) {
-    each_tally(d.arena.tallies(), [](arena::Tally& tally) { tally.peak = tally.current; });
+    each_stat(d.arena.stats(), [](arena::Stat& stat) { stat.peak = stat.current; });
   });
 }
 
-void reset_accumulated_tallies(int device) noexcept {
+void reset_accumulated_arena_stats(int device) noexcept {
   with_device(device, [](Device& d) {
-    arena::Tallies& all = d.arena.tallies();
-    each_tally(all, [](arena::Tally& tally) { tally.allocated = tally.freed = 0; });
+    arena::ArenaStats& all = d.arena.stats();
+    each_stat(all, [](arena::Stat& stat) { stat.allocated = stat.freed = 0; });
     all.retries = all.ooms = all.driver_allocs = all.driver_frees = 0;
   });
 }
@@ -55,8 +55,8 @@ std::vector<arena::SegmentRow> segments(int device) {
 void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   State& s = state();
   std::lock_guard guard(s.mutex);
-  const backing::RangeId id = s.ranges[s.ranges.find(ptr)].head;
-  if (id == backing::kNoRange) return nullptr;
+  const managed::RangeId id = s.ranges[s.ranges.find(ptr)].head;
+  if (id == managed::kNoRange) return nullptr;
   if (bytes) *bytes = s.ranges[id].bytes;
   return reinterpret_cast<void*>(s.ranges[id].base);
 }
@@ -68,7 +68,7 @@ void set_listener(Listener listener) noexcept {
   s.each([&](Device& device) { device.arena.set_listener(listener); });
 }
 
-std::size_t room(int device) noexcept {
+std::size_t available_bytes(int device) noexcept {
   std::size_t result = 0;
   with_device(device, [&](Device& d) {
     const residency::Limits& limits = d.engine.limits();
@@ -92,12 +92,12 @@ bool set_budget(int device, std::size_t bytes, Failure* error) noexcept {
   Options options = s.options;
   options.budget_bytes = bytes;
   Status status = check_limits(options);
-  Asked& asked = s.asked_of(device);
-  const std::size_t before = std::exchange(asked.budget_bytes, bytes);
+  Requested& requested = s.requested_of(device);
+  const std::size_t before = std::exchange(requested.budget_bytes, bytes);
   Device* open = s.forked ? nullptr : s.device(device);
   if (status.ok() && open) status = open->engine.set_limits(limits_of(s, s.options, device));
   if (status.ok()) return true;
-  asked.budget_bytes = before;
+  requested.budget_bytes = before;
   fail(error, status);
   return false;
 }
@@ -106,7 +106,7 @@ void set_outside_bytes(int device, std::size_t bytes) noexcept {
   {
     State& s = state();
     std::lock_guard guard(s.mutex);
-    s.asked_of(device).outside_bytes = bytes;  // for a device that is opened later
+    s.requested_of(device).outside_bytes = bytes;  // for a device that is opened later
   }
   with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
 }

@@ -1,20 +1,20 @@
-// A device's memory as a framework's allocator accounts for it: tallies, a map of blocks, events.
-// Plain data, as hooks.h.
+// A device's memory as a framework's allocator accounts for it: counters, a map of blocks, events.
+// Plain data, as alloc.h.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "arena/tallies.h"
+#include "arena/stats.h"
 #include "base/export.h"
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
 
 namespace umem::runtime {
 
 // Zeros for a device that served nothing yet.
-UMEM_API arena::Tallies tallies(int device) noexcept;
-UMEM_API void reset_peak_tallies(int device) noexcept;
-UMEM_API void reset_accumulated_tallies(int device) noexcept;
+UMEM_API arena::ArenaStats arena_stats(int device) noexcept;
+UMEM_API void reset_peak_arena_stats(int device) noexcept;
+UMEM_API void reset_accumulated_arena_stats(int device) noexcept;
 
 // The ranges of one device with the blocks in them, both by address. A free block is neither active
 // nor allocated; one that other streams still use is active.
@@ -23,12 +23,12 @@ UMEM_API std::vector<arena::SegmentRow> segments(int device);
 UMEM_API void* base_of(const void* ptr, std::size_t* bytes) noexcept;
 
 // What `listener` is called with, from any thread, while the runtime's lock is held: it must not
-// call back. Null: nobody. kOutOfMemory: `address` is 0, `bytes` is what was asked for.
+// call back. Null: no listener. kOutOfMemory: `address` is 0, `bytes` is what was asked for.
 using Listener = void (*)(const arena::Event& event);
 UMEM_API void set_listener(Listener listener) noexcept;
 
 // Bytes that could be handed out on the device without evicting anything.
-UMEM_API std::size_t room(int device) noexcept;
+UMEM_API std::size_t available_bytes(int device) noexcept;
 // 0 where it is found at the device's first use, which has not come.
 UMEM_API std::size_t budget(int device) noexcept;
 // Another budget for one device, until one is set for all; what the host may hold stays.

@@ -104,7 +104,7 @@ Status release_place(State& s, const driver::Place& place) {
 
 }  // namespace
 
-Device::Device(driver::Driver& driver, backing::RangeTable& ranges, driver::Place at, bool managed,
+Device::Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place at, bool managed,
                residency::Limits limits, std::unique_ptr<residency::Policy> policy)
     : place(at),
       arena(driver.table, ranges, at),
@@ -129,7 +129,7 @@ Result<Device*> open_device(State& s, int ordinal) {
   const driver::Place& place = found.value();
   const auto open = [&]() -> Result<Device*> {
     Options options = s.options;
-    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, s.asked_of(ordinal).outside_bytes, options));
+    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, s.requested_of(ordinal).outside_bytes, options));
     const bool first = s.devices.empty();
     if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
     auto made =

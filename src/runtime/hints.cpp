@@ -9,16 +9,16 @@
 namespace umem::runtime {
 namespace {
 
-using backing::RangeId;
-using backing::Span;
+using managed::MemSpan;
+using managed::RangeId;
 using residency::Engine;
 
-std::uintptr_t end_of(const Span& span) {
+std::uintptr_t end_of(const MemSpan& span) {
   return span.base + span.bytes;
 }
 
-// The same with the bytes behind a large block that nobody asked for: they are nobody else's.
-Span with_padding(const State& s, Span span) {
+// The same with the padding after a large block, which belongs to no other block.
+MemSpan with_padding(const State& s, MemSpan span) {
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(end_of(span) - 1));
   const RangeId head = s.ranges[id].pieces > 0 ? id : s.ranges[id].head;
   const std::uintptr_t base = s.ranges[head].base;
@@ -28,34 +28,34 @@ Span with_padding(const State& s, Span span) {
   return span;
 }
 
-Span whole_pages(Span span) {
+MemSpan whole_pages(MemSpan span) {
   const std::uintptr_t first = align_up(span.base, kPageBytes);
   const std::uintptr_t last = align_down(end_of(span), kPageBytes);
   return {first, last > first ? last - first : 0};
 }
 
-void add(Whereabouts& sum, Engine& engine, RangeId id, std::size_t bytes) {
+void add(Placement& sum, Engine& engine, RangeId id, std::size_t bytes) {
   const residency::Unit& unit = engine.ledger().at(id);
   sum.bytes += bytes;
   if (unit.state == residency::State::kDevice) {
     sum.resident += bytes;
-    if (engine.arriving(id)) sum.arriving += bytes;
+    if (engine.hints().arriving(id)) sum.arriving += bytes;
   } else if (unit.state == residency::State::kHost) {
     sum.evicted += bytes;
-    if (engine.leaving(id)) sum.leaving += bytes;
+    if (engine.hints().leaving(id)) sum.leaving += bytes;
   } else {
     (unit.discarded ? sum.discarded : sum.unknown) += bytes;
   }
-  sum.pins = std::max(sum.pins, unit.holds);
+  sum.pins = std::max(sum.pins, unit.user_pins);
   sum.exempt = sum.exempt || unit.exempt > 0 || engine.ledger().exempted(unit);
-  sum.in_use = sum.in_use || unit.pins > 0;
+  sum.in_use = sum.in_use || unit.op_pins > 0;
   sum.tag = residency::name(unit.tag);
   sum.family = residency::name(unit.family);
 }
 
-Whereabouts look(const State& s, Span span) {
-  Whereabouts sum;
-  each_unit(s, span, [&](Device& device, RangeId id, Span part) {
+Placement look(const State& s, MemSpan span) {
+  Placement sum;
+  each_unit(s, span, [&](Device& device, RangeId id, MemSpan part) {
     add(sum, device.engine, id, part.bytes);
   });
   sum.scope = s.scopes.name(s.scopes.of(reinterpret_cast<const void*>(span.base)));
@@ -64,82 +64,82 @@ Whereabouts look(const State& s, Span span) {
 
 }  // namespace
 
-Status check_spans(const State& s, const Spans& spans) {
+Status check_spans(const State& s, const MemSpans& spans) {
   if (!s.open()) return spans.empty() ? Status() : not_running();
-  for (const Span& span : spans) {
+  for (const MemSpan& span : spans) {
     std::size_t found = 0;
-    each_unit(s, span, [&](Device&, RangeId, Span part) { found += part.bytes; });
+    each_unit(s, span, [&](Device&, RangeId, MemSpan part) { found += part.bytes; });
     if (found < span.bytes)
       return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
   }
   return {};
 }
 
-Status bring_in(State& s, const Spans& spans) {
+Status bring_in(State& s, const MemSpans& spans) {
   const auto each = [&](auto act) {
-    for (const Span& span : spans)
-      each_unit(s, span, [&](Device& device, RangeId id, Span) { act(device.engine, id); });
+    for (const MemSpan& span : spans)
+      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) { act(device.engine, id); });
   };
   Status status;
   each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
   each([&](Engine& engine, RangeId id) {
-    if (status.ok()) status = engine.prefetch(id);
+    if (status.ok()) status = engine.hints().prefetch(id);
   });
   each([](Engine& engine, RangeId id) { engine.ledger().unpin(id); });
   return status;
 }
 
-Status prefetch(const Spans& spans) {
+Status prefetch(const MemSpans& spans) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, spans));
   return bring_in(s, spans);
 }
 
-Status evict(const Spans& spans) {
+Status evict(const MemSpans& spans) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, spans));
   Status status;
   const auto each = [&](auto act) {
-    for (const Span& span : spans)
-      each_unit(s, span, [&](Device& device, RangeId id, Span) {
+    for (const MemSpan& span : spans)
+      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
         if (status.ok()) status = act(device.engine, id);
       });
   };
-  each([](const Engine& engine, RangeId id) { return engine.check_evictable(id); });
-  each([](Engine& engine, RangeId id) { return engine.evict(id); });
+  each([](const Engine& engine, RangeId id) { return engine.hints().check_evictable(id); });
+  each([](Engine& engine, RangeId id) { return engine.hints().evict(id); });
   return status;
 }
 
-Status read_mostly(const Spans& spans, bool on) {
+Status read_mostly(const MemSpans& spans, bool on) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, spans));
   Status status;
-  for (const Span& span : spans)
-    each_unit(s, span, [&](Device& device, RangeId id, Span) {
-      if (status.ok()) status = device.engine.read_mostly(id, on);
+  for (const MemSpan& span : spans)
+    each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
+      if (status.ok()) status = device.engine.hints().read_mostly(id, on);
     });
   return status;
 }
 
-Result<std::size_t> discard(Span span, std::uintptr_t stream) {
+Result<std::size_t> discard(MemSpan span, std::uintptr_t stream) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
   if (span.bytes == 0) return std::size_t{0};
-  const Span pages = whole_pages(with_padding(s, span));
+  const MemSpan pages = whole_pages(with_padding(s, span));
   Status status;
-  each_unit(s, pages, [&](Device& device, RangeId id, Span) {
-    if (status.ok() && device.engine.ledger().at(id).pins > 0)
+  each_unit(s, pages, [&](Device& device, RangeId id, MemSpan) {
+    if (status.ok() && device.engine.ledger().at(id).op_pins > 0)
       status = {Code::kBadState, "the block is in use by a running op"};
   });
   std::size_t done = 0;
-  each_unit(s, pages, [&](Device& device, RangeId id, Span part) {
+  each_unit(s, pages, [&](Device& device, RangeId id, MemSpan part) {
     if (!status.ok()) return;
     Result<std::size_t> result =
-        device.engine.discard_live(id, part, reinterpret_cast<cu::CUstream>(stream));
+        device.engine.hints().discard_live(id, part, reinterpret_cast<cu::CUstream>(stream));
     if (result.ok())
       done += result.value();
     else
@@ -149,30 +149,30 @@ Result<std::size_t> discard(Span span, std::uintptr_t stream) {
   return done;
 }
 
-Result<std::size_t> own_pages(Span span) {
+Result<std::size_t> own_pages(MemSpan span) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
   return span.bytes == 0 ? std::size_t{0} : whole_pages(with_padding(s, span)).bytes;
 }
 
-std::vector<bool> staying(const Spans& spans) {
+std::vector<bool> kept_in_place(const MemSpans& spans) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   std::vector<bool> result;
-  for (const Span& span : spans) {
+  for (const MemSpan& span : spans) {
     bool any = false, all = true;
     if (s.open())
-      each_unit(s, span, [&](Device& device, RangeId id, Span) {
+      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
         any = true;
-        all = all && device.engine.ledger().stays(id);
+        all = all && device.engine.ledger().kept_in_place(id);
       });
     result.push_back(any && all);
   }
   return result;
 }
 
-Result<Whereabouts> where(Span span) {
+Result<Placement> placement_of(MemSpan span) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
@@ -204,7 +204,7 @@ std::vector<BlockReport> blocks() {
       if (!ledger.has(id)) continue;
       const residency::Unit& unit = ledger.at(id);
       result.push_back({s.ranges[id].base, unit.bytes, residency::name(unit.tag),
-                        residency::name(unit.family), residency::name(unit.state), unit.pins});
+                        residency::name(unit.family), residency::name(unit.state), unit.op_pins});
     }
   });
   return result;

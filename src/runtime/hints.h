@@ -5,65 +5,65 @@
 #include <string>
 #include <vector>
 
-#include "backing/mover.h"
 #include "base/export.h"
 #include "base/status.h"
 #include "driver/types.h"
+#include "managed/memory_ops.h"
 #include "residency/tags.h"
 
 namespace umem::runtime {
 
-using Spans = std::vector<backing::Span>;
+using MemSpans = std::vector<managed::MemSpan>;
 
 // All of these refuse spans that are not in memory of umem's: kInvalidArgument, and nothing is
 // done. Brings in all of it, or as much as there is room for: kOutOfDeviceMemory.
-UMEM_API Status prefetch(const Spans& spans);
-// kBadState where an op is using a unit, or the program holds it: nothing is done then.
-UMEM_API Status evict(const Spans& spans);
-UMEM_API Status read_mostly(const Spans& spans, bool on);
+UMEM_API Status prefetch(const MemSpans& spans);
+// kBadState where an op is using a unit, or the program pinned it: nothing is done then.
+UMEM_API Status evict(const MemSpans& spans);
+UMEM_API Status read_mostly(const MemSpans& spans, bool on);
 // The whole pages inside the span become indeterminate, as by a kernel on `stream` that writes
 // them. How many bytes: 0 where there is no whole page, or the driver cannot.
-UMEM_API Result<std::size_t> discard(backing::Span span, std::uintptr_t stream);
+UMEM_API Result<std::size_t> discard(managed::MemSpan span, std::uintptr_t stream);
 // How many bytes that would be at most.
-UMEM_API Result<std::size_t> own_pages(backing::Span span);
+UMEM_API Result<std::size_t> own_pages(managed::MemSpan span);
 
-enum class Hold : unsigned char {
+enum class PinKind : unsigned char {
   kPin,     // stays on the device
   kExempt,  // policies leave it where it is
 };
-// Each span lies in one block and is held until `unhold`, or until that block is released. Pins
-// bring their units in first. kOutOfDeviceMemory where the budget does not have that much: nothing
-// is held then. Returns a number for `unhold`. `labels` name the spans in messages.
-UMEM_API Result<std::uint64_t> hold(const Spans& spans, Hold kind,
-                                    const std::vector<std::string>& labels);
+// Each span lies in one block and is pinned until `remove_pins`, or until that block is released.
+// Pins bring their units in first. kOutOfDeviceMemory where the budget does not have that much:
+// nothing is pinned then. Returns a number for `remove_pins`. `labels` name the spans in messages.
+UMEM_API Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
+                                        const std::vector<std::string>& labels);
 // Ends what is left of them; a number that is not known, or not any more, is none.
-UMEM_API void unhold(std::uint64_t number);
+UMEM_API void remove_pins(std::uint64_t number);
 // Ends the newest pin of just this span. False: there is none.
-UMEM_API bool unpin(backing::Span span);
+UMEM_API bool unpin(managed::MemSpan span);
 // Blocks that there are and will be, of these sizes (as asked for) and tag (kCount: any), are left
-// where they are by policies until `unhold`.
+// where they are by policies until `remove_pins`.
 UMEM_API Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes,
                                           std::size_t max_bytes);
 
 // Where the bytes of a span are.
-struct Whereabouts {
+struct Placement {
   std::size_t bytes = 0;
   std::size_t resident = 0, evicted = 0, discarded = 0, unknown = 0;  // together: bytes
   std::size_t arriving = 0, leaving = 0;                              // of the first two
-  std::uint32_t pins = 0;                                             // the most of any unit
+  std::uint32_t pins = 0;                                             // the maximum of any unit
   bool exempt = false, in_use = false;
   const char* tag = "";
   const char* family = "";
   std::string scope;
 };
-UMEM_API Result<Whereabouts> where(backing::Span span);
+UMEM_API Result<Placement> placement_of(managed::MemSpan span);
 // Of each span whether policies leave all of its live units where they are; false where it has
 // none.
-UMEM_API std::vector<bool> staying(const Spans& spans);
+UMEM_API std::vector<bool> kept_in_place(const MemSpans& spans);
 
 struct PlacedBlock {
   std::uintptr_t address = 0;
-  Whereabouts at;  // of the bytes that were asked for
+  Placement at;  // of the bytes that were asked for
 };
 // All that are handed out, by address.
 UMEM_API std::vector<PlacedBlock> placed_blocks();

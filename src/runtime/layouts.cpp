@@ -4,17 +4,17 @@
 
 namespace umem::runtime {
 
-using backing::RangeId;
+using managed::RangeId;
 
 Status drop_idle_layout(Device& device) {
   const arena::Layout* layout = device.arena.layout();
   if (!layout || !layout->idle()) return {};
-  for (RangeId view : layout->views())
+  for (RangeId view : layout->subranges())
     if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
   const arena::LayoutStatus at = layout->status();
-  device.engine.close_shared();
+  device.engine.sharing().close();
   Status status = device.arena.remove_layout();
-  if (!status.ok()) device.engine.open_shared(at.base, at.bytes);
+  if (!status.ok()) device.engine.sharing().open(at.base, at.bytes);
   return status;
 }
 
@@ -34,7 +34,7 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
   UMEM_RETURN_IF_ERROR(trim_locked(*device, 0));
   UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
   const arena::LayoutStatus at = device->arena.layout()->status();
-  device->engine.open_shared(at.base, at.bytes);
+  device->engine.sharing().open(at.base, at.bytes);
   return {};
 }
 
@@ -45,7 +45,7 @@ void clear_layout() {
   if (!device) return;
   device->arena.retire_layout();
   const Status status = drop_idle_layout(*device);
-  (void)status;  // it serves nobody, and the stop gives it back
+  (void)status;  // it serves no block, and the stop gives it back
 }
 
 arena::LayoutStatus layout_status() {

@@ -10,7 +10,7 @@
 namespace umem::runtime {
 namespace {
 
-using backing::RangeId;
+using managed::RangeId;
 using residency::Family;
 using residency::Tag;
 
@@ -19,10 +19,10 @@ struct Purpose {
   Family family;
 };
 
-// What a block allocated under `op` is for, until the op's end tells more.
+// What a block allocated under `op` is for, until more is known at the op's end.
 Purpose purpose(const Op* op) {
   if (!op) return {Tag::kInput, Family::kNone};
-  if (!op->bracket) return {Tag::kWorkspace, op->family};
+  if (!op->scope_marker) return {Tag::kWorkspace, op->family};
   return {op->phase == Phase::kOptimizer ? Tag::kOptimizer : Tag::kTemp, op->family};
 }
 
@@ -40,7 +40,7 @@ Result<arena::Allocation> take_block(Device& device, std::size_t bytes, cu::CUst
   retire_reclaimed(device);
   Result<arena::Allocation> block = device.arena.allocate(bytes, stream);
   if (block.ok()) return block;
-  ++device.arena.tallies().retries;
+  ++device.arena.stats().retries;
   // There is no more: give back what we do not use.
   UMEM_RETURN_IF_ERROR(trim_locked(device, 0));
   return device.arena.allocate(bytes, stream);
@@ -78,7 +78,7 @@ void record_alloc(const arena::Allocation& block, std::size_t bytes, Op* op) {
   const Purpose why = purpose(op);
   trace::recorder().alloc(reinterpret_cast<std::uintptr_t>(block.ptr), bytes,
                           residency::name(why.tag), family_name(why.family),
-                          op && !op->bracket ? &op->trace : nullptr);
+                          op && !op->scope_marker ? &op->trace : nullptr);
 }
 
 // For rules and reports: what was asked for, and in which scope.
@@ -87,7 +87,7 @@ void name_block(State& s, Device& device, const arena::Allocation& block, std::s
   if (!block.large) return;
   residency::Ledger& ledger = device.engine.ledger();
   s.ranges.each_piece(block.range, [&](RangeId id) {
-    if (ledger.has(id)) ledger.set_asked_bytes(id, bytes);
+    if (ledger.has(id)) ledger.set_requested_bytes(id, bytes);
   });
 }
 
@@ -142,7 +142,7 @@ Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUst
   }
   if (!taken.ok()) {
     const Status status = taken.take_status();
-    ++device.arena.tallies().ooms;
+    ++device.arena.stats().ooms;
     if (s.listener)
       s.listener({arena::EventKind::kOutOfMemory, ordinal, 0, bytes,
                   reinterpret_cast<std::uintptr_t>(stream)});
@@ -151,11 +151,11 @@ Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUst
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(taken.value(), bytes, op);
   // In use by the op that asked for it, so not the one to leave while that op runs.
-  if (op && !op->bracket) pin(*op, taken.value().range);
+  if (op && !op->scope_marker) pin(*op, taken.value().range);
   ++s.counts.allocs;
   const std::size_t live = device.arena.footprint().live_bytes;
   device.peak_live_bytes = std::max(device.peak_live_bytes, live);
-  device.most_live_bytes = std::max(device.most_live_bytes, live);
+  device.max_live_bytes = std::max(device.max_live_bytes, live);
   return taken.value().ptr;
 }
 

@@ -52,7 +52,7 @@ Result<std::uint64_t> install_plan(policy::Plan plan) {
   for (std::size_t t = 0; t < units.size(); ++t)
     units[t] = unit_at(s, plan.address[t], plan.bytes[t]);
   const std::uint64_t number = planned.value()->install(std::move(plan), units);
-  s.device(0)->engine.carry_out(nullptr);  // what it wants where a step begins
+  s.device(0)->engine.apply_pending(nullptr);  // its requests where a step begins
   return number;
 }
 
@@ -63,21 +63,21 @@ Status clear_plans() {
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
-  s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
+  s.device(0)->engine.apply_pending(nullptr);  // the end of what it requested
   return {};
 }
 
-Status retract_plan(std::uint64_t number) {
+Status roll_back_plan(std::uint64_t number) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   Result<policy::Planned*> planned = planned_policy(s);
   if (!planned.ok()) return planned.take_status();
-  if (!planned.value()->retract(number))
+  if (!planned.value()->roll_back(number))
     return {Code::kInvalidArgument, "there is no plan " + std::to_string(number) +
                                         " (any more); umem keeps the " +
-                                        std::to_string(policy::Planned::kMostPlans) + " used last"};
-  ++s.counts.plans_retracted;
-  s.device(0)->engine.carry_out(nullptr);  // the end of what it wished for
+                                        std::to_string(policy::Planned::kMaxPlans) + " used last"};
+  ++s.counts.plans_rolled_back;
+  s.device(0)->engine.apply_pending(nullptr);  // the end of what it requested
   return {};
 }
 

@@ -14,7 +14,7 @@ UMEM_API Result<std::uint64_t> install_plan(policy::Plan plan);
 UMEM_API Status clear_plans();
 // A step begins here. The plan moves nothing from now on. kInvalidArgument: there is none of this
 // number.
-UMEM_API Status retract_plan(std::uint64_t number);
+UMEM_API Status roll_back_plan(std::uint64_t number);
 UMEM_API Result<policy::PlanStatus> plan_status();
 
 }  // namespace umem::runtime

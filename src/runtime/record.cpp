@@ -9,7 +9,7 @@
 namespace umem::runtime {
 namespace {
 
-using backing::RangeId;
+using managed::RangeId;
 
 // In the order of their allocation, as far as that is known: of large ones. Small blocks share
 // their segment's tag, which says nothing of them.
@@ -43,7 +43,7 @@ const Device* device_of(const State& s, const Op& op) {
 // A block that moves alone is its range's only one, wherever in it the storage begins.
 std::uintptr_t block_address(const State& s, const void* pointer) {
   const RangeId id = s.ranges.find(pointer);
-  const bool alone = id != backing::kNoRange && s.owner(id).engine.ledger().has(id) &&
+  const bool alone = id != managed::kNoRange && s.owner(id).engine.ledger().has(id) &&
                      !s.owner(id).engine.ledger().at(id).segment;
   return alone ? s.ranges[s.ranges[id].head].base : reinterpret_cast<std::uintptr_t>(pointer);
 }

@@ -1,11 +1,11 @@
-// What the hooks tell the recorder, and who asks for it.
+// What the hooks report to the recorder, and the calls that start, stop and read it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "base/export.h"
 #include "base/status.h"
-#include "runtime/hooks.h"
+#include "runtime/ops.h"
 #include "trace/recorder.h"
 
 namespace umem::runtime {
@@ -18,7 +18,7 @@ UMEM_API void record_stop(trace::Sink sink);
 UMEM_API trace::Batch record_take(trace::Sink sink, bool all);
 UMEM_API std::size_t record_waiting(trace::Sink sink);
 
-// With the lock held, while it is recorded and the op is no bracket.
+// With the lock held, while it is recorded and the op is not a scope marker.
 void record_begin(State& s, Op& op, const void* const* inputs, std::size_t count);
 void record_end(Op& op, Op* parent, residency::Tag tag);
 

@@ -60,7 +60,7 @@ Status open_locked(State& s, const Options& options) {
   register_fork_handlers();
   s.counts = {};
   s.options = options;
-  for (Asked& asked : s.asked) asked.budget_bytes = 0;
+  for (Requested& requested : s.requested) requested.budget_bytes = 0;
   if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
   return open_device(s, 0).take_status();
 }
@@ -78,8 +78,8 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.evictions += moved.evictions;
   result.prefetches += moved.prefetches;
   result.prefetched_unused_bytes += moved.prefetched_unused_bytes;
-  result.pinned_bytes += ledger.held_bytes();
-  result.asleep_bytes += device.engine.asleep_bytes();
+  result.pinned_bytes += ledger.user_pinned_bytes();
+  result.asleep_bytes += device.engine.sleep().asleep_bytes();
   result.capture_skips += moved.capture_skips;
   result.advice_ignored += moved.advice_ignored;
   result.plan_hits += moved.plan_hits;
@@ -170,11 +170,11 @@ Status check_limits(const Options& options) {
 
 // A device keeps the budget that it found where the options leave it open.
 residency::Limits limits_of(State& s, const Options& options, int ordinal) {
-  const Asked& asked = s.asked_of(ordinal);
-  std::size_t budget = asked.budget_bytes > 0 ? asked.budget_bytes : options.budget_bytes;
+  const Requested& requested = s.requested_of(ordinal);
+  std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
   if (const Device* device = s.device(ordinal); device && budget == 0)
     budget = device->engine.limits().budget_bytes;
-  return {budget, options.host_budget_bytes, options.min_swap_bytes, asked.outside_bytes,
+  return {budget, options.host_budget_bytes, options.min_swap_bytes, requested.outside_bytes,
           options.floor_bytes};
 }
 
@@ -208,7 +208,7 @@ Status start(const Options& options) {
       return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                    s.options.device + ":" + s.options.profile +
                                    "'; free them, or keep the device options"};
-    for (Asked& asked : s.asked) asked.budget_bytes = 0;
+    for (Requested& requested : s.requested) requested.budget_bytes = 0;
     UMEM_RETURN_IF_ERROR(apply_limits(s, options));
     s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
     s.options = options;
@@ -222,7 +222,7 @@ Status stop() {
   State& s = state();
   std::lock_guard guard(s.mutex);
   s.accepting = false;
-  end_holds(s);
+  end_pins(s);
   for (const trace::Sink sink : {trace::kPlan, trace::kFile}) trace::recorder().stop(sink);
   if (!s.open()) return {};
   FirstError error;
@@ -250,11 +250,11 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
   UMEM_RETURN_IF_ERROR(check_options(options));
-  const std::vector<Asked> before = s.asked;
-  for (Asked& asked : s.asked) asked.budget_bytes = 0;  // it is for all of them now
+  const std::vector<Requested> before = s.requested;
+  for (Requested& requested : s.requested) requested.budget_bytes = 0;  // it is for all of them now
   Status status = apply_limits(s, options);
   if (status.ok()) return {};
-  s.asked = before;
+  s.requested = before;
   const Status back = set_all_limits(s, s.options);
   (void)back;  // the refusal is what the caller has to know
   return status;

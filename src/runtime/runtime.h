@@ -10,7 +10,8 @@
 #include "base/status.h"
 #include "driver/table.h"
 #include "residency/tags.h"
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
 
 namespace umem::runtime {
 

@@ -14,7 +14,7 @@ Status check_sleep(State& s, const residency::SleepRequest& wanted) {
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
   FirstError error;
-  s.each([&](Device& device) { error.keep(device.engine.check_sleep(wanted)); });
+  s.each([&](Device& device) { error.keep(device.engine.sleep().check(wanted)); });
   return error.take();
 }
 
@@ -29,9 +29,9 @@ Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted,
   UMEM_RETURN_IF_ERROR(settle(s, device));
   slept->bytes += before - std::min(before, held_bytes(device));
   std::size_t bytes = 0;
-  UMEM_RETURN_IF_ERROR(device.engine.sleep(wanted, bytes));
+  UMEM_RETURN_IF_ERROR(device.engine.sleep().begin(wanted, bytes));
   slept->bytes += bytes;
-  Status moved = device.engine.finish_sleep();
+  Status moved = device.engine.sleep().finish();
   const driver::CallScope scope(s.driver.table, device.place);
   UMEM_RETURN_IF_ERROR(
       driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
@@ -72,7 +72,7 @@ Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
   FirstError error;
   s.each([&](Device& device) {
     std::size_t back = 0;
-    error.keep(device.engine.wake(tags, number, back));
+    error.keep(device.engine.sleep().wake(tags, number, back));
     *bytes += back;
   });
   return error.take();

@@ -1,4 +1,4 @@
-// Everything that the runtime joins, behind one lock. One object, never destroyed.
+// Everything that the runtime joins, under one lock. One object, never destroyed.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -8,33 +8,34 @@
 #include <vector>
 
 #include "arena/arena.h"
-#include "backing/range_table.h"
 #include "base/options.h"
 #include "driver/table.h"
+#include "managed/range_table.h"
 #include "residency/engine.h"
 #include "runtime/accounts.h"
-#include "runtime/advisor.h"
-#include "runtime/holds.h"
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
+#include "runtime/pins.h"
 #include "runtime/runtime.h"
+#include "runtime/victim_callback.h"
 
 namespace umem::runtime {
 
 // What was asked of one device alone, open or not; 0: nothing.
-struct Asked {
+struct Requested {
   std::size_t budget_bytes = 0, outside_bytes = 0;
 };
 
 // One device that umem serves.
 struct Device {
-  Device(driver::Driver& driver, backing::RangeTable& ranges, driver::Place place, bool managed,
+  Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place place, bool managed,
          residency::Limits limits, std::unique_ptr<residency::Policy> policy);
 
   driver::Place place;
   arena::Arena arena;
   residency::Engine engine;
   std::size_t peak_live_bytes = 0;  // since the last reset
-  std::size_t most_live_bytes = 0;  // since the start: what the cache may hold
+  std::size_t max_live_bytes = 0;   // since the start: what the cache may hold
   bool warned_larger_than_budget = false;
 };
 
@@ -44,20 +45,20 @@ struct State {
   std::atomic<bool> forked{false};     // a child of a process that used a GPU: touches nothing
   std::atomic<int> captures{0};        // between capture_begin and capture_end
   driver::Driver driver;
-  backing::RangeTable ranges{driver.table};
+  managed::RangeTable ranges{driver.table};
   Options options;
   // By ordinal; null where nothing was allocated yet. They stay until a stop that finds no live
   // block.
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Asked> asked;  // by ordinal
-  Stats counts;              // allocs, frees, ooms, steps; the rest is read when asked
-  Holds holds;
-  std::uint64_t held = 0;                        // numbers given to holds
+  std::vector<Requested> requested;  // by ordinal
+  Stats counts;                      // allocs, frees, ooms, steps; the rest is read when asked
+  Pins pins;
+  std::uint64_t last_pin_number = 0;             // given to pins and exemptions
   std::vector<residency::Exemption> exemptions;  // of every device, opened or not
   Scopes scopes;
   Listener listener = nullptr;
   std::atomic<void (*)()> step_listener{nullptr};
-  std::atomic<Advisor> advisor{nullptr};
+  std::atomic<VictimCallback> victim_callback{nullptr};
   std::optional<bool> managed;  // whether the driver's devices can have managed memory
 
   bool open() const { return !devices.empty() && !forked; }
@@ -65,13 +66,13 @@ struct State {
     const auto index = static_cast<std::size_t>(ordinal);
     return index < devices.size() ? devices[index].get() : nullptr;
   }
-  Asked& asked_of(int ordinal) {
+  Requested& requested_of(int ordinal) {
     const auto index = static_cast<std::size_t>(ordinal);
-    if (asked.size() <= index) asked.resize(index + 1);
-    return asked[index];
+    if (requested.size() <= index) requested.resize(index + 1);
+    return requested[index];
   }
   // Of a range of umem's.
-  Device& owner(backing::RangeId id) const {
+  Device& owner(managed::RangeId id) const {
     return *(devices.size() == 1 ? devices.front()
                                  : devices[static_cast<std::size_t>(ranges[id].device)]);
   }
@@ -86,12 +87,15 @@ struct State {
   bool busy() const {
     bool found = false;
     each([&](Device& device) {
-      found = found || device.arena.tallies().active[arena::kAll].current > 0 ||
-              device.engine.ledger().pinned_bytes() > 0;
+      found = found || device.arena.stats().active[arena::kAll].current > 0 ||
+              device.engine.ledger().op_pinned_bytes() > 0;
     });
     return found;
   }
 };
+
+// The top of the calling thread's op stack (ops.cpp).
+extern constinit thread_local Op* t_op;
 
 // Inline, and without a guard once made: every op asks.
 extern constinit State* g_state;
@@ -109,18 +113,19 @@ Status settle(State& s, Device& device);
 Status trim_locked(Device& device, std::size_t keep_bytes);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
-void pin(Op& op, backing::RangeId id);
+void pin(Op& op, managed::RangeId id);
 
-// advisor.cpp: asks the advisor where bytes are short, with the lock given up meanwhile: nothing
+// victim_callback.cpp: calls it where bytes are short, with the lock given up meanwhile: nothing
 // that was read under it holds afterwards. The answer holds until it is forgotten.
-void advise_on_inputs(State& s, const void* const* inputs, std::size_t count,
-                      std::unique_lock<std::mutex>& guard);
-void advise_on_block(State& s, std::size_t bytes, int device, std::unique_lock<std::mutex>& guard);
-void forget_advice(State& s);
+void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t count,
+                            std::unique_lock<std::mutex>& guard);
+void ask_victims_for_block(State& s, std::size_t bytes, int device,
+                           std::unique_lock<std::mutex>& guard);
+void forget_victims(State& s);
 
-// holds.cpp, with the lock held: all holds end; those inside a block that is released.
-void end_holds(State& s);
-void end_holds(State& s, const void* block, std::size_t bytes);
+// pins.cpp, with the lock held: ends all pins, or those inside a block that is released.
+void end_pins(State& s);
+void end_pins(State& s, const void* block, std::size_t bytes);
 
 // devices.cpp, with the lock held: opens the driver for the options; the device, at its first use;
 // gives all back.

@@ -60,7 +60,7 @@ class Clock {
   std::unordered_map<std::uintptr_t, Event> events_;
   std::uintptr_t next_handle_ = 0x1000;
   double default_tail_ = 0, host_us_ = 0, stall_us_ = 0;
-  double asked_us_ = -1;  // when somebody was last told to wait, and how often then
+  double asked_us_ = -1;  // when a caller was last told to wait, and how often then
   int asked_ = 0;
   double in_free_ = 0, out_free_ = 0;
 };

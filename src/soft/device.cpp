@@ -17,7 +17,7 @@ namespace {
 
 Device* g_device = nullptr;  // freed by close() only: faults may come during exit
 
-// A forked child keeps a private copy of the whole device, consistent because nobody was inside.
+// A forked child keeps a private copy of the whole device, consistent because no thread was inside.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -114,7 +114,7 @@ Status open(const Options& options, driver::Driver& driver) {
     }
   }
   if (options.backed) {
-    install_interposers();  // before the handler, so that nobody replaces it unseen
+    install_interposers();  // before the handler, so that it is not replaced unseen
     install_fault_handler();
   }
   driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize};

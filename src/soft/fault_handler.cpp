@@ -6,7 +6,7 @@
 namespace umem::soft {
 namespace {
 
-struct sigaction g_next;  // whom foreign faults go to
+struct sigaction g_next;  // the handler that other faults go to
 std::mutex g_chain_mutex;
 
 void run_default(int signal_number, const siginfo_t* info) {

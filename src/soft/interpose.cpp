@@ -60,9 +60,9 @@ std::size_t with_access_before(const void* buffer, std::size_t bytes, Call call)
 // As a short count would have to be continued within a part, access comes first here too.
 template <class Call>
 ssize_t with_access_to_all(const iovec* parts, int count, Call call) {
-  static constexpr int kMost = 1024;  // IOV_MAX: the kernel refuses more
-  bool open[kMost] = {};
-  const int n = std::min(count, kMost);
+  static constexpr int kMax = 1024;  // IOV_MAX: the kernel refuses more
+  bool open[kMax] = {};
+  const int n = std::min(count, kMax);
   for (int i = 0; i < n; ++i) open[i] = open_host_window(parts[i].iov_base, parts[i].iov_len);
   const ssize_t result = call();
   const int error = errno;
@@ -351,7 +351,7 @@ int count_loaded(dl_phdr_info* info, std::size_t, void* data) {
 void install_interposers() {
   static std::mutex mutex;
   static Scan scan;
-  // Somebody else is at it; or was, in the parent of this forked process.
+  // Another thread is at it; or was, in the parent of this forked process.
   std::unique_lock guard(mutex, std::try_to_lock);
   if (!guard) return;
   unsigned long long loaded = 0;

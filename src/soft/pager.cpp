@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/assert.h"
+
 namespace umem::soft {
 namespace {
 
@@ -59,6 +61,7 @@ Pager::Extent Pager::allocate(std::size_t count) {
     if (rest > 0) free_space_.emplace(first + count, rest);
     allocations_.emplace(first, count);
     for (std::size_t i = first; i < first + count; ++i) {
+      UMEM_ASSERT(!pages_[i].allocated, "allocations do not overlap");
       pages_[i] = Page{};
       pages_[i].allocated = true;
     }
@@ -68,6 +71,8 @@ Pager::Extent Pager::allocate(std::size_t count) {
 }
 
 bool Pager::free(Extent extent) {
+  UMEM_ASSERT(allocations_.count(extent.first) && allocations_[extent.first] == extent.count,
+              "what is freed is an allocation");
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
     if (!release_page(i)) return false;
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) pages_[i] = Page{};
@@ -100,6 +105,7 @@ bool Pager::release_page(std::size_t index) {
   }
   if (page.host_backed) {
     space_.drop_host(index);
+    UMEM_ASSERT(host_pages_ > 0, "a page on the host is counted");
     --host_pages_;
   }
   page = Page{};
@@ -119,6 +125,8 @@ Pager::Extent Pager::find(std::uintptr_t address) const {
 
 void Pager::append(List& list, std::size_t index) {
   Page& page = pages_[index];
+  UMEM_ASSERT(page.prev == 0 && page.next == 0 && list.head != index + 1,
+              "a page is in one list, once");
   page.prev = list.tail;
   page.next = 0;
   const auto id = static_cast<std::uint32_t>(index + 1);
@@ -131,6 +139,8 @@ void Pager::append(List& list, std::size_t index) {
 
 void Pager::remove(List& list, std::size_t index) {
   Page& page = pages_[index];
+  UMEM_ASSERT((page.prev ? pages_[page.prev - 1].next : list.head) == index + 1,
+              "the list has the page");
   (page.prev ? pages_[page.prev - 1].next : list.head) = page.next;
   (page.next ? pages_[page.next - 1].prev : list.tail) = page.prev;
   page.prev = page.next = 0;
@@ -155,10 +165,15 @@ bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
     frame = static_cast<std::uint32_t>(opened_++);
   }
   ++used_;
+  UMEM_ASSERT(used_ <= frames_, "no more frames are used than the device has");
+  UMEM_ASSERT(used_ + free_frames_.size() == opened_, "a frame is used or free");
   return true;
 }
 
 void Pager::give_frame(std::uint32_t frame) {
+  UMEM_ASSERT(used_ > 0, "a frame that is given was taken");
+  UMEM_ASSERT(free_frames_.size() < free_frames_.capacity(),
+              "the fault handler allocates no memory");
   --used_;
   free_frames_.push_back(frame);  // capacity is reserved for every frame that was ever allowed
 }
@@ -172,6 +187,8 @@ void Pager::hold_host(Page& page) {
 // Gives the page a frame and its contents, and maps it.
 bool Pager::bring(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
+  UMEM_ASSERT(page.state == PageState::kVoid || page.state == PageState::kHost,
+              "a page has one frame");
   std::uint32_t frame = 0;
   if (!take_frame(frame, moved)) return false;
   const bool copy = page.state == PageState::kHost;
@@ -191,6 +208,9 @@ bool Pager::bring(std::size_t index, Moved& moved) {
 // Takes the page's frame, saving the contents on the host if they live only there.
 bool Pager::evict(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
+  UMEM_ASSERT(!page.pinned, "plain device memory is never evicted");
+  UMEM_ASSERT(page.state != PageState::kVoid && page.state != PageState::kHost,
+              "a page without a frame is not evicted");
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   remove(list_of(page), index);
   if (page.state == PageState::kDevice) {

@@ -85,7 +85,7 @@ class Pager {
   std::size_t frames() const { return frames_; }
   std::size_t used_frames() const { return used_; }
   std::size_t peak_frames() const { return peak_; }
-  // Frames that hold contents: discarded pages keep theirs until somebody needs one.
+  // Frames that hold contents: discarded pages keep theirs until one is needed.
   std::size_t held_frames() const { return used_ - discarded_pages_; }
   void reset_peak() {
     peak_ = held_frames();

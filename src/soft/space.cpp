@@ -38,7 +38,7 @@ bool remap(void* from, void* to) {
 }
 
 // Moves the memory of one page from `from` to `to`, whose reservation is replaced, and leaves an
-// inaccessible reservation at `from`. Nobody sees an accessible page without its contents, nor a
+// inaccessible reservation at `from`. No thread sees an accessible page without its contents, nor a
 // hole that another mmap could take. On failure everything is as it was.
 bool move_page(void* from, int from_protection, void* to, int to_protection) {
   if (!set_protection(from, PROT_NONE)) return false;
@@ -68,10 +68,10 @@ Status probe_dontunmap() {
 
 }  // namespace
 
-Status Space::reserve(std::size_t pages, std::size_t least_pages, bool backed) {
+Status Space::reserve(std::size_t pages, std::size_t min_pages, bool backed) {
   if (backed) UMEM_RETURN_IF_ERROR(probe_dontunmap());
   backed_ = backed;
-  for (; pages >= least_pages && pages > 0; pages /= 2) {
+  for (; pages >= min_pages && pages > 0; pages /= 2) {
     const std::size_t bytes = pages << kPageShift;
     pages_ = pages;
     managed_ = reserve_aligned(bytes, PROT_NONE);

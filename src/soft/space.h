@@ -19,8 +19,8 @@ namespace umem::soft {
 class Space {
  public:
   // Reserves `pages` pages of managed and host space and as many frames; halves on refusal, down
-  // to `least_pages`.
-  Status reserve(std::size_t pages, std::size_t least_pages, bool backed);
+  // to `min_pages`.
+  Status reserve(std::size_t pages, std::size_t min_pages, bool backed);
   void release();
 
   bool backed() const { return backed_; }

@@ -1,4 +1,4 @@
-// The one open software device, behind device_mutex().
+// The one open software device, guarded by device_mutex().
 #pragma once
 #include <optional>
 

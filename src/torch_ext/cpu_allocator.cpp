@@ -7,7 +7,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
 #include "torch_ext/bench.h"
 #include "torch_ext/failure.h"
 

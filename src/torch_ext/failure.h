@@ -4,7 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/status.h"
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
 
 namespace umem::torch_ext {
 

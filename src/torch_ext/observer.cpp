@@ -14,7 +14,8 @@
 #include <memory>
 #include <mutex>
 
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
 #include "torch_ext/thread_state.h"
 
 namespace umem::torch_ext {
@@ -113,7 +114,7 @@ bool wants_gradient(const c10::IValue& value) {
 
 // Below autograd tensors no longer say so: inside an op it is the outermost op that knows.
 bool is_recorded(const OpRecord* parent, const at::RecordFunction& fn) {
-  if (parent && !parent->op.bracket) return parent->recorded;
+  if (parent && !parent->op.scope_marker) return parent->recorded;
   if (!c10::GradMode::is_enabled()) return false;
   const auto inputs = fn.inputs();
   return std::any_of(inputs.begin(), inputs.end(), wants_gradient);
@@ -137,7 +138,7 @@ Phase phase_within(const OpRecord* parent, OpKind kind) {
   return closure ? Phase::kForward : parent->op.phase;
 }
 
-bool is_bracket(OpKind kind) {
+bool is_scope_marker(OpKind kind) {
   return kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad || kind == OpKind::kOptimizer;
 }
 
@@ -184,16 +185,17 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->op.name = info.label;
   record->op.family = family_within(parent, info.family);
   record->op.phase = phase_within(parent, info.kind);
-  record->op.bracket = is_bracket(info.kind);
+  record->op.scope_marker = is_scope_marker(info.kind);
   std::vector<const void*>& storages = state->storages;
   storages.clear();
   Reads reads{storages};
-  // The ops inside a bracket bring in what they need themselves; empty_like reads the shape only.
-  const bool has_reads = !record->op.bracket && info.kind != OpKind::kFactory;
+  // The ops inside a scope bring in what they need themselves; empty_like reads the shape
+  // only.
+  const bool has_reads = !record->op.scope_marker && info.kind != OpKind::kFactory;
   if (has_reads || info.kind == OpKind::kAccumulateGrad)
     record->reads_tensors = add_inputs(fn, info, record->op, reads);
   if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
-  if (record->op.bracket) {
+  if (record->op.scope_marker) {
     storages.clear();
   } else {
     record->recorded = is_recorded(parent, fn);

@@ -30,10 +30,8 @@ constexpr std::string_view kFactories[] = {
 
 // Write all of `self`, and read nothing of it.
 constexpr std::string_view kOverwriting[] = {
-    "aten::copy_",         "aten::fill_",       "aten::zero_",      "aten::normal_",
-    "aten::uniform_",      "aten::random_",     "aten::bernoulli_", "aten::exponential_",
-    "aten::geometric_",    "aten::log_normal_", "aten::cauchy_",    "aten::_foreach_zero_",
-    "aten::_foreach_copy_"};
+#include "torch_ext/overwrites.def"
+};
 
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
 // composites such as contiguous(), whose copy is an op of its own when there is one.

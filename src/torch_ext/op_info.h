@@ -13,7 +13,7 @@ enum class OpKind : unsigned char {
   kCompute,         // reads or writes data
   kIgnored,         // a view, or a range that some other library marks: no data is touched
   kFactory,         // makes uninitialised memory and reads nothing
-  kBackward,        // the autograd engine's bracket around one node, and the node itself
+  kBackward,        // the autograd engine's scope around one node, and the node itself
   kAccumulateGrad,  // the node that hands a leaf its gradient
   kOptimizer,       // an optimizer's step
 };

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "runtime/hooks.h"
+#include "runtime/ops.h"
 #include "torch_ext/observer.h"
 #include "torch_ext/op_info.h"
 

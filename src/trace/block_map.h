@@ -22,7 +22,7 @@ struct Block {
 class BlockMap {
  public:
   void clear() {
-    places_.assign(places_.empty() ? kLeast : places_.size(), {});
+    places_.assign(places_.empty() ? kMin : places_.size(), {});
     count_ = 0;
   }
   Block* find(std::uintptr_t address) {
@@ -60,7 +60,7 @@ class BlockMap {
   }
 
  private:
-  static constexpr std::size_t kLeast = std::size_t{1} << 12;
+  static constexpr std::size_t kMin = std::size_t{1} << 12;
 
   std::size_t hash(std::uintptr_t address) const {
     return (((address >> 8) * 0x9E3779B97F4A7C15u) >> 20) & (places_.size() - 1);

@@ -103,11 +103,11 @@ void Recorder::clear() {
   dropped_ = 0;
 }
 
-bool Recorder::current(const Span& span) const {
+bool Recorder::current(const OpTimer& span) const {
   return span.open && span.open->recording == recording_ && any_on();
 }
 
-OpenOp* Recorder::open(Span& span) {
+OpenOp* Recorder::open(OpTimer& span) {
   if (span.open) return span.open;
   if (spare_ops_.empty()) {
     ops_.push_back(std::make_unique<OpenOp>());
@@ -125,7 +125,7 @@ OpenOp* Recorder::open(Span& span) {
   return span.open = op;
 }
 
-void Recorder::close(Span& span) {
+void Recorder::close(OpTimer& span) {
   span.open->in_use = false;
   spare_ops_.push_back(span.open);
   span.open = nullptr;
@@ -137,7 +137,7 @@ Event* Recorder::event_at(std::uint64_t number) {
 }
 
 Event* Recorder::log(Event event) {
-  if (dropped_ > 0 || events_.size() >= kMostEvents) {
+  if (dropped_ > 0 || events_.size() >= kMaxEvents) {
     ++dropped_;
     return nullptr;
   }
@@ -153,7 +153,7 @@ void Recorder::add(std::uintptr_t address, std::uint32_t id, std::uint64_t list)
   accesses_.push_back(id);
 }
 
-void Recorder::begin(Span& span, const std::uintptr_t* inputs, std::size_t count,
+void Recorder::begin(OpTimer& span, const std::uintptr_t* inputs, std::size_t count,
                      std::size_t overwritten, std::size_t written) {
   if (!any_on()) return;
   OpenOp& op = *open(span);
@@ -166,7 +166,7 @@ void Recorder::begin(Span& span, const std::uintptr_t* inputs, std::size_t count
   if (written >= count) op.written = op.inputs.size();
 }
 
-void Recorder::time(Span& span, const driver::Table& table, const driver::Place& place,
+void Recorder::time(OpTimer& span, const driver::Table& table, const driver::Place& place,
                     cu::CUstream stream) {
   if (!by_events_ || !current(span)) return;
   if (!timers_) timers_ = std::make_unique<Timers>(table, place);
@@ -176,7 +176,7 @@ void Recorder::time(Span& span, const driver::Table& table, const driver::Place&
 }
 
 void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
-                     Span* maker) {
+                     OpTimer* maker) {
   if (!any_on()) return;
   const std::uint32_t id = next_id_++;
   const std::uint64_t number = first_event_ + events_.size();
@@ -218,7 +218,7 @@ void Recorder::tag(std::uintptr_t address, const char* tag) {
   rename(*block);
 }
 
-void Recorder::timed(Span& span, cu::CUstream stream, Span* parent) {
+void Recorder::timed(OpTimer& span, cu::CUstream stream, OpTimer* parent) {
   const int above = parent && current(*parent) ? parent->open->timer : kNoTimer;
   if (!timers_ || !current(span)) return;
   if (span.open->timer == kNoTimer) return timers_->spoil(above);
@@ -227,7 +227,7 @@ void Recorder::timed(Span& span, cu::CUstream stream, Span* parent) {
   span.open->timer = kNoTimer;
 }
 
-void Recorder::end(Span& span, const char* name, const char* tag, const char* family) {
+void Recorder::end(OpTimer& span, const char* name, const char* tag, const char* family) {
   if (!span.open) return;
   OpenOp& op = *span.open;
   if (!current(span)) return close(span);

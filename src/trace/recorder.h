@@ -1,6 +1,6 @@
-// The recorder: what the runtime's hooks tell becomes a log of events, in memory, for those who
-// want it. The hooks hold the runtime's lock when they tell, so that one log has the order of
-// all threads; all calls but `recording` need that lock.
+// The recorder keeps what the runtime's hooks report as a log of events in memory. The hooks hold
+// the runtime's lock when they report, so that one log has the order of all threads; all calls but
+// `recording` need that lock.
 #pragma once
 #include <array>
 #include <atomic>
@@ -14,17 +14,17 @@
 #include "driver/table.h"
 #include "trace/block_map.h"
 #include "trace/events.h"
-#include "trace/span.h"
+#include "trace/op_timer.h"
 #include "trace/timers.h"
 
 namespace umem::trace {
 
-// Who wants the events. Each starts, takes and stops on its own; ids of blocks are common.
+// The consumers of events. Each starts, takes and stops on its own; ids of blocks are common.
 enum Sink { kPlan, kFile, kSinks };
 
 // At most so many events are kept that a sink has not taken: from there on they are counted only,
 // until all sinks stopped.
-inline constexpr std::size_t kMostEvents = 2'000'000;
+inline constexpr std::size_t kMaxEvents = 2'000'000;
 
 struct LiveBlock {
   std::uintptr_t address;
@@ -40,7 +40,7 @@ inline bool recording() {
 
 class Recorder {
  public:
-  // `live`: the blocks there are, asked for when nobody was recording. `by_events`: times of ops
+  // `live`: the blocks there are, asked for when no sink was recording. `by_events`: times of ops
   // come from events on their streams, else from the host's clock.
   void start(Sink sink, const std::vector<LiveBlock>& live, bool by_events);
   void stop(Sink sink);
@@ -50,22 +50,22 @@ class Recorder {
   bool on(Sink sink) const { return sinks_[sink].on; }
   bool any_on() const { return sinks_[kPlan].on || sinks_[kFile].on; }
 
-  // An op that is no bracket begins with these inputs: the first `overwritten` are written whole
-  // and not read, the further ones up to `written` are changed.
-  void begin(Span& span, const std::uintptr_t* inputs, std::size_t count, std::size_t overwritten,
-             std::size_t written);
+  // An op that is not a scope marker begins with these inputs: the first `overwritten` are written
+  // whole and not read, the further ones up to `written` are changed.
+  void begin(OpTimer& span, const std::uintptr_t* inputs, std::size_t count,
+             std::size_t overwritten, std::size_t written);
   // The op is about to run there. By events only one device is timed, the first.
-  void time(Span& span, const driver::Table& table, const driver::Place& place,
+  void time(OpTimer& span, const driver::Table& table, const driver::Place& place,
             cu::CUstream stream);
-  // `maker`: the op that runs, when it is no bracket.
+  // `maker`: the op that runs, when it is not a scope marker.
   void alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
-             Span* maker);
+             OpTimer* maker);
   void free(std::uintptr_t address);
   void tag(std::uintptr_t address, const char* tag);
   // The op's work is given out.
-  void timed(Span& span, cu::CUstream stream, Span* parent);
-  // `tag`: of what the op leaves behind; null: it does not say.
-  void end(Span& span, const char* name, const char* tag, const char* family);
+  void timed(OpTimer& span, cu::CUstream stream, OpTimer* parent);
+  // `tag`: of what the op leaves behind; null: not known.
+  void end(OpTimer& span, const char* name, const char* tag, const char* family);
   void step();
 
   // What the sink has not seen yet. `all`: with what ops under way may still change, and waiting
@@ -81,9 +81,9 @@ class Recorder {
     std::uint64_t dropped_before = 0;
   };
 
-  OpenOp* open(Span& span);
-  void close(Span& span);
-  bool current(const Span& span) const;
+  OpenOp* open(OpTimer& span);
+  void close(OpTimer& span);
+  bool current(const OpTimer& span) const;
   void add(std::uintptr_t address, std::uint32_t id, std::uint64_t list);
   Event* log(Event event);
   Event* event_at(std::uint64_t number);

@@ -20,7 +20,7 @@ int Timers::take() {
     free_.pop_back();
     return timer;
   }
-  if (pairs_.size() == kMost) return kNoTimer;
+  if (pairs_.size() == kMax) return kNoTimer;
   Pair pair;
   if (table_.cuEventCreate(&pair.begin, cu::CU_EVENT_DEFAULT) != CUDA_SUCCESS) return kNoTimer;
   if (table_.cuEventCreate(&pair.end, cu::CU_EVENT_DEFAULT) != CUDA_SUCCESS) {

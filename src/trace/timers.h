@@ -28,7 +28,7 @@ class Timers {
   // The op that ended last is no event after all: the number will be another's.
   void disown(std::uint64_t event);
   // All pairs are in flight, for all that is known.
-  bool full() const { return free_.empty() && pairs_.size() == kMost; }
+  bool full() const { return free_.empty() && pairs_.size() == kMax; }
   // Something inside the op is not timed, so that its own part of the time is not known.
   void spoil(int timer);
 
@@ -39,7 +39,7 @@ class Timers {
   std::uint64_t first_open(std::uint64_t none) const;
 
  private:
-  static constexpr std::size_t kMost = 4096;
+  static constexpr std::size_t kMax = 4096;
 
   struct Pair {
     cu::CUevent begin = nullptr, end = nullptr;

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import affected_tests
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,18 +30,42 @@ def test_every_test_has_exactly_one_marker(request: pytest.FixtureRequest) -> No
     ],
 )
 def test_markers_are_checked(tmp_path: Path, marks: str, code: int, words: str) -> None:
-    conftest = (ROOT / "tests" / "conftest.py").read_text()
-    (tmp_path / "conftest.py").write_text(conftest)
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\naddopts = --strict-markers\n"
-    )
-    (tmp_path / "test_it.py").write_text(f"import pytest\n\n{marks}\ndef test_it(): pass\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    program = f"import pytest\n\n{marks}\ndef test_it(): pass\n"
+    done = _run_tests(tmp_path, program, "-p", "no:cacheprovider")
     assert done.returncode == code, done.stdout + done.stderr
     assert words in done.stdout + done.stderr
+
+
+def test_the_nightly_profile_multiplies_the_examples_that_each_test_asks_for(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "from hypothesis import given, settings, strategies\n\n"
+        "@settings(max_examples=7)\n@given(strategies.integers())\ndef test_it(x): print('ran')\n"
+    )
+    assert _run_tests(tmp_path, program, "-s").stdout.count("ran") == 7
+    nightly = _run_tests(tmp_path, program, "-s", "--hypothesis-profile=nightly")
+    assert nightly.stdout.count("ran") == 70
+
+
+def test_what_each_test_takes_is_recorded(tmp_path: Path) -> None:
+    _run_tests(tmp_path, "import time\n\ndef test_it(): time.sleep(0.25)\n")
+    seconds = json.loads((tmp_path / affected_tests.DURATIONS).read_text())
+    assert list(seconds) == ["test_it.py::test_it"]
+    assert 0.25 <= seconds["test_it.py::test_it"] < 60
+
+
+def _run_tests(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests of one file with the conftest of this project, in `folder`."""
+    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\naddopts = --strict-markers\n"
+    )
+    (folder / "test_it.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, str(folder)],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
 
 
 def test_setup_py_stays_thin() -> None:
@@ -55,6 +81,31 @@ def test_the_public_names_are_documented_and_exist() -> None:
             assert getattr(umem, name).__doc__, name
 
 
+def test_type_checkers_see_the_public_names() -> None:
+    """The block for type checkers in a façade says what its table says."""
+    import umem
+    from umem import policies
+
+    for module in (umem, policies):
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text().partition("if TYPE_CHECKING")[2]
+        block = source.partition("\n\n")[0]
+        names = {line.rpartition(" as ")[2] for line in block.splitlines() if " as " in line}
+        assert names == {*module.__all__, *getattr(module, "_MODULES", ())}, module
+
+
+def test_no_module_has_the_name_of_a_public_function_next_to_it() -> None:
+    """Importing the module would put it in the function's place."""
+    import pkgutil
+
+    import umem
+    from umem import policies
+
+    for package in (umem, policies):
+        modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+        assert modules & {*package.__all__} == set(), package
+
+
 def test_every_error_class_has_a_section_in_the_docs() -> None:
     from umem import errors
 
@@ -64,8 +115,33 @@ def test_every_error_class_has_a_section_in_the_docs() -> None:
         assert re.search(rf"^## `{name}`", page, re.MULTILINE), name
 
 
+RECORDS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem[:4])
+def test_a_decision_record_has_its_form_and_a_row_in_the_index(path: Path) -> None:
+    head = re.match(
+        r"# (\d{4}): (.+)\n\nDate: (\d{4}-\d\d-\d\d)\n"
+        r"Status: (proposed|accepted|superseded by \d{4})\n",
+        path.read_text(),
+    )
+    assert head is not None, "title, date and status: see docs/decisions/README.md"
+    number, title, date, status = head.groups()
+    assert path.name.startswith(f"{number}-")
+    sections = re.findall(r"^## (.+)$", path.read_text(), re.MULTILINE)
+    assert sections == ["Question", "Facts", "Decision", "Consequences"]
+    index = (path.parent / "README.md").read_text()
+    assert f"| [{number}]({path.name}) | {title} | {date} | {status} |" in index
+
+
+def test_decision_records_are_numbered_without_gaps() -> None:
+    assert [int(path.name[:4]) for path in RECORDS] == list(range(1, len(RECORDS) + 1))
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+    assert len(re.findall(r"^\| \[\d{4}\]", index, re.MULTILINE)) == len(RECORDS) > 0
+
+
 def test_the_stub_names_what_the_native_core_has() -> None:
-    from umem.native import core
+    from umem.base.native import core
 
     stub = (ROOT / "umem" / "_core.pyi").read_text()
     functions = re.findall(r"^def (\w+)\(", stub, re.MULTILINE)

@@ -159,7 +159,7 @@ def check_type(case: dict[str, Any], error: BaseException | None) -> None:
 
 
 def check_nothing_left() -> None:
-    from umem.native import core
+    from umem.base.native import core
 
     gc.collect()
     torch.cuda.synchronize()

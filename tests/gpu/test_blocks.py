@@ -13,8 +13,8 @@ from softcuda.load import Softcuda  # noqa: E402
 from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
-from umem.integrations import torch_observer  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.native import core  # noqa: E402
+from umem.integrations.torch import observer  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20
@@ -62,7 +62,7 @@ def test_torchs_own_trace_of_memory_goes_on(program: Callable[..., tuple[str, st
 @pytest.mark.parametrize("nbytes", [256, 4 * MIB])
 def test_bench_measures_the_present_allocator(nbytes: int) -> None:
     torch.cuda.init()
-    extension = torch_observer.extension()
+    extension = observer.extension()
     allocs = umem.stats().allocs
     assert extension.bench_cuda_alloc(nbytes, 1000) > 0
     assert umem.stats().allocs >= allocs + 1000

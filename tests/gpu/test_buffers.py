@@ -1,4 +1,4 @@
-"""umem.Buffer beside torch: one budget, one ledger, the order of streams."""
+"""umem.Buffer together with torch: one budget, one residency table, the order of streams."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_buffers_need_no_torch_and_torch_keeps_its_allocator(program: Program) -
         torch.from_dlpack(buffer).fill_(i)
     assert all(bool(torch.from_dlpack(b).cpu().eq(i).all()) for i, b in enumerate(buffers))
     assert not core.owns(plain.data_ptr()) and umem.stats().evictions > 0
-    raises(umem.StateError, "asked for allocator=auto", lambda: umem.enable(budget="32MiB",
+    raises(umem.StateError, "allocator=auto was requested", lambda: umem.enable(budget="32MiB",
            device="cuda"))
     umem.disable()
     assert all(bool(torch.from_dlpack(b).cpu().eq(i).all()) for i, b in enumerate(buffers))
@@ -130,7 +130,7 @@ def test_what_a_buffer_refuses(program: Program) -> None:
     raises(umem.ConfigError, f"0 to {count - 1}", lambda: umem.Buffer(4, device=count))
     raises(umem.ConfigError, "allowed", lambda: umem.Buffer(4, device=-1))
     raises(umem.NotSupportedError, "per-thread", lambda: umem.Buffer(4, stream=2))
-    raises(TypeError, "no CUDA stream", lambda: umem.Buffer(4, stream="0"))
+    raises(TypeError, "is not a CUDA stream", lambda: umem.Buffer(4, stream="0"))
     raises(umem.OutOfMemoryError, "asked for 1024.00 GiB", lambda: umem.Buffer(1 << 40))
     buffer = umem.Buffer(4)
     raises(BufferError, "ambiguous", lambda: buffer.__dlpack__(stream=0))

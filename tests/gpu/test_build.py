@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from umem import torch_build
+from umem.integrations.torch import build
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 pytestmark = [
@@ -21,9 +21,9 @@ pytestmark = [
 
 @pytest.fixture
 def flags() -> list[str]:
-    if (problem := torch_build.cuda_problem()) is not None:
+    if (problem := build.cuda_problem()) is not None:
         pytest.skip(problem)
-    return torch_build.compile_flags(SOURCES, True)
+    return build.compile_flags(SOURCES, True)
 
 
 def compiles(flags: list[str], unit: Path) -> None:

@@ -1,4 +1,4 @@
-"""cuda.core in umem's memory, beside torch and umem.Buffer: odd orders of freeing too."""
+"""cuda.core in umem's memory, together with torch and umem.Buffer, freed in any order."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def test_what_cuda_core_is_refused(program: Program) -> None:
     raises(umem.NotSupportedError, "per-thread",
            lambda: mr.allocate(4, stream=cuda.core.PER_THREAD_DEFAULT_STREAM))
     foreign = torch.empty(MIB, device="cuda")
-    raises(umem.StateError, "was not allocated by this resource",
+    raises(umem.StateError, "was not allocated by this memory resource",
            lambda: mr.deallocate(foreign.data_ptr(), MIB, stream=s))
-    raises(umem.StateError, "was not allocated by this resource",
+    raises(umem.StateError, "was not allocated by this memory resource",
            lambda: mr.deallocate(0x1000, 4, stream=s))
     buffer = mr.allocate(4 * MIB, stream=s)
     address = int(buffer.handle)
     buffer.close()
     buffer.close()
-    raises(umem.StateError, "was freed before", lambda: mr.deallocate(address, 4, stream=s))
+    raises(umem.StateError, "is freed already", lambda: mr.deallocate(address, 4, stream=s))
     assert core.owns(foreign.data_ptr()) and umem.stats().live_bytes == 4 * MIB
     """
     )

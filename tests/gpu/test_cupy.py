@@ -1,4 +1,4 @@
-"""CuPy in umem's memory, beside torch.
+"""CuPy in umem's memory, together with torch.
 
 CuPy links NVIDIA's libcudart statically, which refuses the software driver: there its allocator,
 its memory objects and its arrays work, and what needs the runtime (streams, copies, kernels, pools,

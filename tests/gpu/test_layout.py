@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 Program = Callable[..., tuple[str, str]]
 
 TRAINING = """
-from umem.native import core
+from umem.base.native import core
 MOVES = ("cuMemAllocManaged", "cuMemFree", "cuMemPrefetchAsync", "cuMemPrefetchBatchAsync",
          "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync")
 def training(count=4, width=1024):
@@ -35,7 +35,7 @@ def test_a_step_that_fits_makes_no_driver_call(program: Program) -> None:
     out, _ = program(
         TRAINING
         + """
-enable(budget="256MiB", policy="umem", layout="auto")
+enable(budget="256MiB", policy="auto", layout="auto")
 net, step = training()
 for _ in range(6):
     step()
@@ -61,7 +61,7 @@ def test_short_memory_computes_the_same(program: Program) -> None:
         + """
 import hashlib
 def run(layout):
-    with umem.enable(budget="28MiB", policy="umem", layout=layout, device="cuda"):
+    with umem.enable(budget="28MiB", policy="auto", layout=layout, device="cuda"):
         before = core.layout_status()["hits"]  # of a layout that blocks of another run lie in
         net, step = training()
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""When memory runs out under umem: torch's exception, its observers, and life afterwards."""
+"""Out of memory under umem: torch's exception, its observers, and recovery from it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Program = Callable[..., tuple[str, str]]
 
 # 8 weights of 4 MiB, and their gradients: with what an op needs, more than the budget.
 TRAINING = """
-from umem.native import core
+from umem.base.native import core
 def training(device, count=8, width=1024):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, width, bias=False, device=device) for _ in range(count)]
@@ -32,7 +32,7 @@ def test_steps_are_recorded_planned_and_run_by_their_plan(program: Program) -> N
     out, _ = program(
         TRAINING
         + """
-enable(budget="24MiB", policy="umem")
+enable(budget="24MiB", policy="auto")
 step = training("cuda")
 for _ in range(8):
     step()
@@ -52,10 +52,10 @@ def test_a_gpu_that_is_not_used_yet_has_no_plans(program: Program) -> None:
     out, err = program(
         TRAINING
         + """
-enable(policy="umem")
+enable(policy="auto")
 umem.set_budget("24MiB")
 umem.disable()
-enable(budget="24MiB", policy="umem")
+enable(budget="24MiB", policy="auto")
 training("cpu")()  # its step is one on the host
 step = training("cuda")
 for _ in range(8):
@@ -64,7 +64,7 @@ assert core.plan_status()["plans"] >= 1, core.plan_status()
 del step
 gc.collect()
 umem.disable()
-enable(policy="umem")
+enable(policy="auto")
 print("fine")  # and exits
 """
     )
@@ -74,7 +74,7 @@ print("fine")  # and exits
 def test_times_come_from_events_however_many_ops_a_step_has(program: Program) -> None:
     out, _ = program(
         """
-from umem.native import core
+from umem.base.native import core
 enable(policy="lru")
 x = torch.zeros(MIB, device="cuda")
 core.record_start("plan")

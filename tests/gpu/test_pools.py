@@ -10,7 +10,7 @@ from softcuda.load import Softcuda  # noqa: E402
 from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.native import core  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""The life of a process under umem: forks, exits, umem turned on twice."""
+"""The lifetime of a process under umem: forks, exits, umem turned on twice."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_an_interrupt_in_the_middle_of_eviction(program: Program) -> None:
             except KeyboardInterrupt:
                 interrupts += 1
             timer.join()
-        from umem.native import core
+        from umem.base.native import core
         assert not [row for row in core.blocks() if row["pins"]]
         assert intact(tensors)
         print(len(tensors))

@@ -13,8 +13,8 @@ from support.cells import Cell  # noqa: E402
 from support.cuda_tensors import full, holds  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import DriverError, StateError  # noqa: E402
-from umem.native import core  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 Program = Callable[..., tuple[str, str]]
@@ -94,7 +94,7 @@ def test_what_streams_still_write_arrives(soft: Softcuda | None, seed: int) -> N
 
 @SEEDS
 @pytest.mark.usefixtures("umem_on")
-def test_discarded_memory_is_written_anew(soft: Softcuda | None, seed: int) -> None:
+def test_discarded_memory_is_written_again(soft: Softcuda | None, seed: int) -> None:
     if soft is not None:
         soft.seed(seed)
     full(0.0)
@@ -150,8 +150,8 @@ def test_auto_follows_what_others_take(program: Program, softcuda: Softcuda) -> 
     out, _ = program(
         """
 import os
-from umem import pressure
-from umem.native import core
+from umem.session import auto_budget
+from umem.base.native import core
 enable(budget="auto", policy="lru")
 x = blocks(10, 8)
 torch.cuda.synchronize()
@@ -160,14 +160,14 @@ driver = ctypes.CDLL(None)
 taken = ctypes.c_uint64()
 assert driver.cuMemAlloc_v2(ctypes.byref(taken), ctypes.c_size_t(120 * MIB)) == 0
 def step():
-    time.sleep(1.1 * pressure.EVERY_S)
+    time.sleep(1.1 * auto_budget.EVERY_S)
     umem.step()
     return umem.stats().budget_bytes
 low = step()
 assert first - 130 * MIB <= low <= first - 110 * MIB, (first, low)
 assert step() == low
 assert driver.cuMemFree_v2(taken) == 0
-grown = [step() for _ in range(pressure.PATIENCE)]
+grown = [step() for _ in range(auto_budget.PATIENCE)]
 assert grown[0] == low and grown[-1] >= first - 4 * MIB, (first, low, grown)
 assert intact(x)
 print("fine")

@@ -1,4 +1,4 @@
-"""What torch tells of its memory under umem: torch.cuda.memory and torch.accelerator."""
+"""torch's own memory statistics under umem: torch.cuda.memory and torch.accelerator."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
-from umem.native import core  # noqa: E402
 
 LAYERS, WIDTH = 3, 1024  # 4 MiB a weight; outputs of 512 rows have 2 MiB
 PLENTY, TIGHT = "96MiB", "36MiB"

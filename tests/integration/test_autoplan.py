@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.policies import Step, known, linear  # noqa: E402
+from support.policies import Step, linear  # noqa: E402
 
 import umem  # noqa: E402
-from umem import autoplan  # noqa: E402
-from umem.devices import DeviceProfile  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.device_profiles import DeviceProfile  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.policies.base import Fetch, Move, Plan  # noqa: E402
-from umem.trace.step import Kind, StepTrace  # noqa: E402
+from umem.session import step_driver  # noqa: E402
+from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
 LAYERS, WIDTH = 6, 1024  # 4 MiB a weight
 BUDGET = "24MiB"
@@ -43,17 +44,16 @@ class Tiny:
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny]:
-    policy = Tiny()
-    for _ in known(policy, monkeypatch):
-        yield policy
+def tiny() -> Iterator[Tiny]:
+    yield Tiny()
+    umem.disable()
 
 
 def training() -> tuple[torch.nn.Module, Step]:
     return linear(LAYERS, WIDTH)
 
 
-def losses(policy: str, work: Callable[[torch.nn.Module, Step], list[float]]) -> list[float]:
+def losses(policy: Any, work: Callable[[torch.nn.Module, Step], list[float]]) -> list[float]:
     with umem.enable(budget=BUDGET, device="soft", policy=policy):
         net, step = training()
         return work(net, step)
@@ -80,7 +80,7 @@ def test_the_second_step_is_planned_and_the_next_go_by_the_plan(tiny: Tiny) -> N
             status.append(core.plan_status())
         return result
 
-    planned = losses("tiny", work)
+    planned = losses(tiny, work)
     stats = umem.stats()
     assert planned == losses("lru", plain)  # to the last bit
     assert tiny.planned[0][1] == 24 << 20
@@ -95,7 +95,7 @@ def test_a_last_partial_batch(tiny: Tiny) -> None:
     def work(_net: torch.nn.Module, step: Step) -> list[float]:
         return [step(rows) for _ in range(3) for rows in (1024, 1024, 1024, 512)]
 
-    assert losses("tiny", work) == losses("lru", work)
+    assert losses(tiny, work) == losses("lru", work)
     assert len(tiny.planned) >= 2
 
 
@@ -112,7 +112,7 @@ def test_an_evaluation_between_epochs(tiny: Tiny) -> None:
                 result.append(float(net(torch.ones(64, WIDTH)).sum().item()))
         return result
 
-    assert losses("tiny", work) == losses("lru", work)
+    assert losses(tiny, work) == losses("lru", work)
     assert sum(c > 0 for c in complete[:15]) >= 3 + 3 + 3  # it goes on after each
 
 
@@ -126,7 +126,7 @@ def test_two_shapes_by_turns_have_a_plan_each(tiny: Tiny) -> None:
             complete.append(went_by())
         return result
 
-    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+    with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training()
         work(net, step)
         assert core.plan_status()["plans"] >= 2
@@ -143,15 +143,66 @@ def test_a_policy_that_raises_leaves_lru(
 
     monkeypatch.setattr(tiny, "plan", refuse)
     with caplog.at_level(logging.WARNING, "umem"):
-        planned = losses("tiny", plain)
+        planned = losses(tiny, plain)
     assert planned == losses("lru", plain)
-    assert [r.getMessage() for r in caplog.records] == [
-        "the policy tiny failed and lru goes on: ZeroDivisionError: of the policy"
-    ]
+    (record,) = caplog.records
+    message = "policy tiny raised ZeroDivisionError; falling back to lru: of the policy"
+    assert record.getMessage() == message
+    assert record.exc_info is not None  # with the traceback, so that its author finds the line
+    assert record.exc_info[2] is not None
+
+
+def test_a_plan_without_effect_is_named_once(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def small(trace: StepTrace, device: object, budget: int) -> Plan:
+        tensors = [t for t in range(trace.n_tensors) if not trace.large[t]][:2]
+        return Plan(trace, evict=tuple(Move(0, tensor) for tensor in tensors))
+
+    monkeypatch.setattr(tiny, "plan", small)
+    with caplog.at_level(logging.WARNING, "umem"):
+        planned = losses(tiny, plain)
+    assert planned == losses("lru", plain)
+    (record,) = caplog.records
+    assert "the plan of policy tiny has" in record.getMessage()
+    assert "only tensors of 2 MiB or more move alone" in record.getMessage()
+
+
+def test_a_plan_of_ops_that_are_not_there_leaves_lru(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tiny, "plan", lambda trace, *_: Plan(trace, evict=(Move(1_000_000, 0),)))
+    with caplog.at_level(logging.WARNING, "umem"):
+        planned = losses(tiny, plain)
+    assert planned == losses("lru", plain)
+    last = caplog.records[-1].getMessage()
+    assert "policy tiny raised PlanError; falling back to lru" in last
+    assert "evict: Move(after=1000000, tensor=0): the step has ops 0 to " in last
+
+
+def test_a_function_is_a_policy() -> None:
+    planned = Tiny()
+
+    def shuttle(trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
+        return planned.plan(trace, device, budget)
+
+    assert losses(shuttle, plain) == losses("lru", plain)
+    assert len(planned.planned) == 1
+    with umem.enable(budget=BUDGET, device="soft", policy=shuttle) as session:
+        assert "shuttle" in repr(session)
+        assert umem.enable(budget=BUDGET, device="soft", policy=shuttle).settings is not None
+        with pytest.raises(umem.StateError, match="policy"):
+            umem.enable(budget=BUDGET, device="soft", policy="lru")
+
+
+def test_a_policy_that_does_not_load_leaves_umem_off() -> None:
+    with pytest.raises(umem.ConfigError, match=r"policy=: the policy 'no_such:plan' does not load"):
+        umem.enable(budget=BUDGET, device="soft", policy="no_such:plan")
+    assert not umem.is_enabled()
 
 
 def test_another_budget_is_another_plan(tiny: Tiny) -> None:
-    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+    with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training()
         for _ in range(4):
             step(64)
@@ -167,9 +218,9 @@ def test_another_budget_is_another_plan(tiny: Tiny) -> None:
 def test_steps_that_never_repeat_are_planned_seldom(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autoplan, "_TRIES", 3)
-    monkeypatch.setattr(autoplan, "_EVERY", 10)
-    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+    monkeypatch.setattr(step_driver, "_TRIES", 3)
+    monkeypatch.setattr(step_driver, "_EVERY", 10)
+    with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training()
         for i in range(25):
             for _ in range(i):  # each step has one more of these
@@ -180,7 +231,6 @@ def test_steps_that_never_repeat_are_planned_seldom(
 
 
 def test_it_says_what_it_was_asked_for(tiny: Tiny) -> None:
-    del tiny
-    with umem.enable(budget=BUDGET, device="soft", policy="tiny"):
+    with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         assert "policy tiny" in umem.summary()
         assert core.current_options().policy == "planned"

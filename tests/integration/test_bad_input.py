@@ -1,4 +1,4 @@
-"""What programs do wrong, or do rarely: each works, or is a clear error, and loses no data."""
+"""Wrong or rare uses by programs: each works, or is a clear error, and loses no data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
-from umem.native import core  # noqa: E402
 
 MIB = 1 << 20
 

@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 from support.benches import imports
 
 from umem import cli
+from umem.analysis import formulas
+from umem.analysis.formulas import Config
+from umem.base.units import MIB
+from umem.capture.program import trace
 from umem.cli.estimate_program import look
-from umem.plan import memory_model, tracer
-from umem.plan.memory_model import Config
-from umem.units import MIB
 
 PROGRAM = """
 import torch
@@ -79,8 +80,8 @@ def test_the_kinds_of_a_step(program: str, capsys: pytest.CaptureFixture[str]) -
 def test_the_parameters_are_those_of_the_formula(capsys: pytest.CaptureFixture[str]) -> None:
     examples = pytest.importorskip("examples.gpt")
     config = examples.SMALL
-    seen = look(tracer.trace(partial(examples.make_step, config, batch=16)), 0)
-    formula = memory_model.estimate(
+    seen = look(trace(partial(examples.make_step, config, batch=16)), 0)
+    formula = formulas.estimate(
         Config(
             layers=config.layers,
             hidden=config.width,
@@ -149,8 +150,8 @@ def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["{}:ignores", "--max-batch", "--budget", "1G"], "does the program use its batch?"),
         (["{}:fails", "--max-batch", "--budget", "1G"], "with batch=16: "),
         (["{}:make_step", "--batch", "0"], "--batch 0; allowed"),
-        (["{}:make_step", "--batch", "1e12"], "allowed of a program: 1 to 1048576"),
-        (["{}:make_step", "--optimizer", "adam"], "--optimizer is of a configuration"),
+        (["{}:make_step", "--batch", "1e12"], "allowed for a program: 1 to 1048576"),
+        (["{}:make_step", "--optimizer", "adam"], "--optimizer describes a configuration"),
         (["{}:absent", "--batch", "2"], "has no 'absent'"),
         (["{}"], "allowed: pkg.mod:function"),
     ],

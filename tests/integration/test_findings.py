@@ -13,8 +13,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.errors import ConfigError, PlanError  # noqa: E402
-from umem.plan import applying, findings  # noqa: E402
-from umem.plan.findings import Finding  # noqa: E402
+from umem.lint import apply, findings  # noqa: E402
+from umem.lint.findings import Finding  # noqa: E402
 
 WIDTH = 64
 SQUARE = WIDTH * WIDTH * 4
@@ -49,12 +49,12 @@ def _make(
     return make
 
 
-def _of(kind: str, report: findings.Report) -> list[Finding]:
+def _of(kind: str, report: findings.LintReport) -> list[Finding]:
     return [finding for finding in report.findings if finding.kind == kind]
 
 
 def test_masks_made_the_same_way_are_known_to_be_equal() -> None:
-    report = findings.advise(_make())
+    report = findings.lint(_make())
     (finding,) = _of("duplicate", report)
     assert finding.modules == ("0.mask", "1.mask", "2.mask")
     assert finding.bytes == 2 * SQUARE
@@ -65,21 +65,21 @@ def test_masks_made_the_same_way_are_known_to_be_equal() -> None:
 
 def test_real_values_tell_more_and_sharing_them_changes_nothing() -> None:
     equal = _make(draw=lambda: torch.randn(WIDTH, WIDTH) * 0 + 2)
-    report = applying.with_values(equal, findings.advise(equal))
+    report = apply.with_values(equal, findings.lint(equal))
     names = [finding.modules for finding in _of("duplicate", report)]
     assert names == [("0.mask", "1.mask", "2.mask"), ("0.drawn", "1.drawn", "2.drawn")]
     assert not any("--values" in remark for remark in report.remarks)
-    checked = applying.check(equal, report.findings)
+    checked = apply.check(equal, report.findings)
     assert checked.differing == []
     assert checked.peak_before - checked.peak_after == 4 * SQUARE
     different = _make()
-    report = applying.with_values(different, findings.advise(different))
+    report = apply.with_values(different, findings.lint(different))
     assert [finding.modules for finding in _of("duplicate", report)] == names[:1]
 
 
 def test_buffers_that_a_step_writes_are_no_duplicates() -> None:
     # Equal at first: running_mean is 0 and running_var is 1 in all of them.
-    report = applying.with_values(_make(), findings.advise(_make()))
+    report = apply.with_values(_make(), findings.lint(_make()))
     assert not any("norm" in name for f in _of("duplicate", report) for name in f.modules)
     assert not any("norm" in name for name in report.constants)
 
@@ -93,7 +93,7 @@ def test_equal_tensors_within_a_step() -> None:
         return total
 
     line = f"{__file__}:{loss.__code__.co_firstlineno + 3}"
-    found = _of("duplicate", findings.advise(_make(loss=loss)))
+    found = _of("duplicate", findings.lint(_make(loss=loss)))
     finding = max((f for f in found if f.line == line), key=lambda f: f.bytes)
     assert finding.bytes == 2 * 32 * WIDTH * 4
     assert "3 tensors of equal values" in finding.what
@@ -107,7 +107,7 @@ def test_a_list_of_losses_grows() -> None:
         losses.append(loss)
         return loss
 
-    (finding,) = _of("held", findings.advise(_make(loss=keeping)))
+    (finding,) = _of("held", findings.lint(_make(loss=keeping)))
     assert finding.line == f"{__file__}:{keeping.__code__.co_firstlineno + 1}"
     assert finding.bytes == 4
     losses.clear()
@@ -141,7 +141,7 @@ def test_logits_in_a_variable_are_late() -> None:
         loss = nn.functional.cross_entropy(logits, batch[1])
         loss.backward()
 
-    (finding,) = _of("late", findings.advise(_stepping(step)))
+    (finding,) = _of("late", findings.lint(_stepping(step)))
     assert finding.line == f"{__file__}:{step.__code__.co_firstlineno + 1}"
     assert finding.bytes == LOGITS
     assert finding.peak_bytes == LOGITS
@@ -158,7 +158,7 @@ def test_what_the_step_before_left_in_a_variable_is_late() -> None:
         del logits
         loss.backward()
 
-    (finding,) = _of("late", findings.advise(_stepping(step)))
+    (finding,) = _of("late", findings.lint(_stepping(step)))
     assert (finding.bytes, finding.peak_bytes) == (LOGITS, LOGITS)
     state.clear()
 
@@ -203,11 +203,11 @@ def test_what_is_let_go_of_or_needed_is_not_late() -> None:
         nn.functional.cross_entropy(net(turns[next(steps) % 8]), labels).backward()
 
     for step in (returned, deleted, measured, averaged, copied, in_turn):
-        assert _of("late", findings.advise(_stepping(step))) == [], step.__name__
+        assert _of("late", findings.lint(_stepping(step))) == [], step.__name__
     for every, at in ((2, 0), (2, 1), (3, 0), (3, 2), (4, 3), (10, 0)):
         state.update(every=every, at=at)
         steps = iter(range(1000))
-        assert _of("late", findings.advise(_stepping(seldom))) == [], (every, at)
+        assert _of("late", findings.lint(_stepping(seldom))) == [], (every, at)
     state.clear()
 
 
@@ -224,7 +224,7 @@ def test_what_an_optimizer_has_in_its_variables_is_not_late(made: Any) -> None:
         net = nn.Linear(512, 512)
         return net, made(net.parameters()), torch.randn(4, 512), lambda net, x: net(x).sum()
 
-    assert _of("late", findings.advise(make)) == []
+    assert _of("late", findings.lint(make)) == []
 
 
 def test_what_a_module_around_it_has_is_not_late() -> None:
@@ -234,11 +234,11 @@ def test_what_a_module_around_it_has_is_not_late() -> None:
         x = torch.randn(256, WIDTH)
         return net, torch.optim.SGD(net[1].parameters()), x, lambda net, x: net(x).sum()
 
-    assert _of("late", findings.advise(make)) == []
+    assert _of("late", findings.lint(make)) == []
 
 
 def test_a_step_without_ops_has_nothing() -> None:
-    assert findings.advise(lambda: (nn.Linear(4, 4), lambda: None)).findings == []
+    assert findings.lint(lambda: (nn.Linear(4, 4), lambda: None)).findings == []
 
 
 def test_a_graph_that_is_held_is_counted_whole() -> None:
@@ -248,7 +248,7 @@ def test_a_graph_that_is_held_is_counted_whole() -> None:
         metrics.append(model(batch[0]).square().mean())  # no backward pass frees what it saves
         return model(batch[0]).sum()
 
-    held = _of("held", findings.advise(_make(loss=measuring)))
+    held = _of("held", findings.lint(_make(loss=measuring)))
     assert sum(finding.bytes for finding in held) > 3 * 2 * 32 * WIDTH * 4
     metrics.clear()
 
@@ -263,22 +263,22 @@ def test_what_a_step_replaces_or_the_first_one_makes_is_not_held() -> None:
         state["last"] = model(batch[0])
         return loss + state["scratch"].sum()
 
-    assert _of("held", findings.advise(_make(loss=averaging))) == []
+    assert _of("held", findings.lint(_make(loss=averaging))) == []
 
 
 def test_an_input_that_nothing_reads() -> None:
-    (finding,) = _of("unused", findings.advise(_make()))
+    (finding,) = _of("unused", findings.lint(_make()))
     assert finding.bytes == 48 * WIDTH * 4
     assert finding.line.startswith(f"{__file__}:")
     both = _make(loss=lambda model, batch: model(batch[0]).sum() + batch[1].sum())
-    assert _of("unused", findings.advise(both)) == []
+    assert _of("unused", findings.lint(both)) == []
 
 
 def test_a_buffer_that_nothing_reads() -> None:
     def edit(net: Any) -> None:
         net[1].register_buffer("table", torch.randn(100, 100))
 
-    found, *_ = _of("unused", findings.advise(_make(edit=edit)))
+    found, *_ = _of("unused", findings.lint(_make(edit=edit)))
     assert (found.what, found.bytes) == ("buffer 1.table is never read", 40_000)
 
 
@@ -296,7 +296,7 @@ def test_parameters_without_a_gradient() -> None:
         edit(net)
         net[2].aside = nn.Parameter(torch.ones(WIDTH, 4))
 
-    found = _of("no_gradient", findings.advise(_make(edit=both, loss=loss)))
+    found = _of("no_gradient", findings.lint(_make(edit=both, loss=loss)))
     assert [(f.what, f.bytes) for f in found] == [
         ("parameters 0.extra.weight, 0.extra.bias are never read", SQUARE + WIDTH * 4),
         ("parameter 2.aside is read, yet never gets a gradient", WIDTH * 4 * 4),
@@ -315,7 +315,7 @@ def test_gradients_by_autograd_grad_say_nothing_of_parameters() -> None:
 
         return net, step
 
-    report = findings.advise(make)
+    report = findings.lint(make)
     assert _of("no_gradient", report) == []
     assert any("unused parameters were not looked for" in remark for remark in report.remarks)
 
@@ -326,16 +326,16 @@ def test_a_clean_program_has_no_findings() -> None:
         optimizer = torch.optim.AdamW(net.parameters())
         return net, optimizer, torch.randn(32, WIDTH), lambda model, batch: model(batch).sum()
 
-    report = findings.advise(make)
+    report = findings.lint(make)
     assert report.findings == []
     assert report.peak_in_place == report.peak_bytes
 
 
 def test_torch_is_as_before_afterwards() -> None:
     before = vars(torch.autograd.Function)["apply"], nn.Module.__init__
-    findings.advise(_make())
+    findings.lint(_make())
     with pytest.raises(PlanError, match=rf"{__file__}:\d+: a step raised ZeroDivisionError"):
-        findings.advise(_make(loss=lambda model, batch: 1 / 0))
+        findings.lint(_make(loss=lambda model, batch: 1 / 0))
     assert before == (vars(torch.autograd.Function)["apply"], nn.Module.__init__)
     saved = nn.Linear(2, 2)(torch.ones(1, 2)).relu()
     assert saved.grad_fn._saved_result is not None  # no hooks are left
@@ -352,9 +352,9 @@ def test_torch_func() -> None:
 
         return step
 
-    assert _of("in_place", findings.advise(mapped)) == []
+    assert _of("in_place", findings.lint(mapped)) == []
     with pytest.raises(PlanError, match=r"use torch\.autograd in the step"):
-        findings.advise(lambda: lambda: torch.func.grad(lambda w: w.sum())(weight * 1))
+        findings.lint(lambda: lambda: torch.func.grad(lambda w: w.sum())(weight * 1))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -370,10 +370,10 @@ def test_checkpoints_under_hooks_of_ours(reentrant: bool) -> None:
             lambda model, x: checkpoint(model, x, use_reentrant=reentrant).sum(),
         )
 
-    report = findings.advise(make)
+    report = findings.lint(make)
     # What runs inside a custom function, as reentrant checkpoints do, is left alone.
     assert bool(_of("in_place", report)) != reentrant
-    checked = applying.check(make, report.findings)
+    checked = apply.check(make, report.findings)
     assert checked.differing == []
     assert len(checked.done) == (not reentrant)
 
@@ -381,19 +381,19 @@ def test_checkpoints_under_hooks_of_ours(reentrant: bool) -> None:
 def test_what_cannot_be_applied_says_so() -> None:
     finding = Finding("in_place", 1, 1, "here", "", "", ("nowhere",), True)
     with pytest.raises(ConfigError, match="no module 'nowhere'"):
-        applying.apply(nn.ReLU(), [finding])
+        apply.apply(nn.ReLU(), [finding])
     finding = Finding("duplicate", 1, 1, "here", "", "", ("ReLU.nothing", "ReLU.more"), True)
     with pytest.raises(ConfigError, match=r"no buffer 'ReLU\.nothing'"):
-        applying.apply(nn.ReLU(), [finding])
+        apply.apply(nn.ReLU(), [finding])
     with pytest.raises(PlanError, match=r"\(model, step\)"):
-        applying.check(lambda: lambda: None, [])
+        apply.check(lambda: lambda: None, [])
     counter = iter(range(100))
     unlike = _make(loss=lambda model, batch: model(batch[0]).sum() * next(counter))
     with pytest.raises(PlanError, match="differ with equal seeds, first in the loss"):
-        applying.check(unlike, [])
+        apply.check(unlike, [])
 
 
 def test_random_numbers_of_the_caller_are_left() -> None:
     before = torch.get_rng_state()
-    applying.check(_make(), findings.advise(_make()).findings)
+    apply.check(_make(), findings.lint(_make()).findings)
     assert torch.equal(before, torch.get_rng_state())

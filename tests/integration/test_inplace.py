@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from umem.plan import applying, findings  # noqa: E402
-from umem.plan.findings import Finding, Report  # noqa: E402
+from umem.lint import apply, findings  # noqa: E402
+from umem.lint.findings import Finding, LintReport  # noqa: E402
 
 WIDTH, ROWS = 64, 256
 SIZE = WIDTH * ROWS * 4  # bytes of an activation
@@ -54,7 +54,7 @@ def _make(forward: Forward, edit: Callable[[Any], object] = lambda net: None) ->
 
 
 def _found(forward: Forward, edit: Callable[[Any], object] = lambda net: None) -> list[Finding]:
-    report = findings.advise(_make(forward, edit))
+    report = findings.lint(_make(forward, edit))
     return [finding for finding in report.findings if finding.kind == "in_place"]
 
 
@@ -64,7 +64,7 @@ def _ops(found: list[Finding]) -> list[str]:
 
 def test_a_relu_after_a_linear_layer() -> None:
     make = _make(lambda net, x: net.two(net.relu(net.one(x))))
-    (finding,) = (f for f in findings.advise(make).findings if f.kind == "in_place")
+    (finding,) = (f for f in findings.lint(make).findings if f.kind == "in_place")
     assert finding.modules == ("relu",)
     assert finding.safe
     assert finding.bytes == SIZE
@@ -72,7 +72,7 @@ def test_a_relu_after_a_linear_layer() -> None:
     built = Net.__init__.__code__.co_firstlineno + 3
     assert finding.fix.endswith(f"{__file__}:{built}")
     assert finding.line.startswith(f"{__file__}:")
-    checked = applying.check(make, [finding])
+    checked = apply.check(make, [finding])
     assert checked.differing == []
     assert checked.compared > 10
 
@@ -84,13 +84,13 @@ def test_leaky_relu_keeps_its_result_in_place_and_so_one_tensor_a_call_less() ->
         return net.one(x)
 
     make = _make(forward)
-    report = findings.advise(make)
+    report = findings.lint(make)
     (finding,) = (f for f in report.findings if f.kind == "in_place")
     assert finding.modules == ("leaky",)
     assert finding.bytes == 3 * SIZE
     # The peak is in the backward pass of the third, where its result would be free already.
     assert finding.peak_bytes == 2 * SIZE
-    checked = applying.check(make, report.findings)
+    checked = apply.check(make, report.findings)
     assert checked.differing == []
     assert checked.peak_before - checked.peak_after == 2 * SIZE
     assert checked.peak_after == report.peak_in_place
@@ -100,8 +100,8 @@ def test_the_check_sees_what_is_not_legal() -> None:
     make = _make(lambda net, x: net.two(net.act(net.one(x)) * 1).relu() + net.act(net.one(x)))
     wrong = Finding("in_place", 1, 0, "here", "", "", ("relu",), True)
     harmful = _make(_used_later)
-    assert "the loss (1)" in applying.check(harmful, [wrong]).differing
-    assert applying.check(make, [wrong]).differing == []  # a relu that is never called
+    assert "the loss (1)" in apply.check(harmful, [wrong]).differing
+    assert apply.check(make, [wrong]).differing == []  # a relu that is never called
 
 
 def test_calls_in_the_program_say_how_they_are_written() -> None:
@@ -222,7 +222,7 @@ def _loss_of_the_input(net: Any, x: Any) -> Any:
     ],
 )  # fmt: skip
 def test_what_only_looks_legal_stays(forward: Forward) -> None:
-    report = findings.advise(_make(forward))
+    report = findings.lint(_make(forward))
     assert "relu" not in _ops([f for f in report.findings if f.kind == "in_place"])
     (refused,) = (refused for refused in report.refused if refused.module == "relu")
     assert refused.why
@@ -263,7 +263,7 @@ def test_elu_rounds_otherwise_and_dropout_draws_otherwise() -> None:
     for act in (nn.ELU(), nn.SELU(), nn.CELU(0.5), nn.Dropout(0.5)):
         make = _make(lambda net, x: net.two(net.act(net.one(x))),
                      lambda net, act=act: setattr(net, "act", act))  # fmt: skip
-        report = findings.advise(make)
+        report = findings.lint(make)
         assert [f for f in report.findings if f.kind == "in_place"] == []
         if not isinstance(act, nn.Dropout):
             (refused,) = report.refused
@@ -289,7 +289,7 @@ def test_one_in_place_op_may_forbid_the_next() -> None:
         return net.two(net.leaky(net.one(x)) + 1)
 
     make = _make(forward)
-    found = [f for f in findings.advise(make).findings if f.kind == "in_place"]
+    found = [f for f in findings.lint(make).findings if f.kind == "in_place"]
     assert len(found) == 1
 
 
@@ -301,9 +301,9 @@ def test_checkpointed_parts_are_looked_at_both_times() -> None:
         return checkpoint(part, x, use_reentrant=False)
 
     make = _make(forward)
-    report = findings.advise(make)
+    report = findings.lint(make)
     assert [f.modules for f in report.findings if f.kind == "in_place"] == [("relu",)]
-    assert applying.check(make, report.findings).differing == []
+    assert apply.check(make, report.findings).differing == []
 
 
 def test_the_line_that_makes_a_module_that_must_stay_too() -> None:
@@ -348,7 +348,7 @@ def test_applying_changes_no_bit_of_any_chain(layers: list[tuple[str, bool]]) ->
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         return net, optimizer, torch.randn(5, 8), lambda model, batch: model(batch).square().sum()
 
-    report: Report = findings.advise(make)
-    checked = applying.check(make, report.findings)
+    report: LintReport = findings.lint(make)
+    checked = apply.check(make, report.findings)
     assert checked.differing == []
     assert checked.peak_after <= checked.peak_before

@@ -14,8 +14,9 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from umem.plan import inplace, tracer  # noqa: E402
-from umem.plan.watch import Watcher  # noqa: E402
+from umem.capture import program  # noqa: E402
+from umem.lint import inplace  # noqa: E402
+from umem.lint.watcher import Watcher  # noqa: E402
 
 # A line of a generated program: as written, and over its first or second operand.
 UNARY = {
@@ -76,7 +77,7 @@ def test_every_line_that_may_be_in_place_changes_no_bit(lines: list[tuple[str, i
 
     run = _program(lines, {})
     watcher = Watcher()
-    tracer.trace(make, 2, watcher)
+    program.trace(make, 2, watcher)
     sites = inplace.find(watcher.watched).sites
     over = {
         int(site.line.rpartition(":")[2]) - 3: site.position

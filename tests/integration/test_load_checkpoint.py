@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ LAYERS, WIDTH = 16, 1024  # 4 MiB each
 BUDGET = "16MiB"
 
 
-def stack(layers: int = LAYERS, **options: object) -> nn.Sequential:
+def stack(layers: int = LAYERS, **options: Any) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH, **options) for _ in range(layers)))
 
 
@@ -176,7 +177,7 @@ def test_what_does_not_fit_moves_nothing(checkpoint: Path) -> None:
 
 _MEASURED = """
 import json, sys
-import torch, umem, umem.checkpoint.load
+import torch, umem, umem.offload.checkpoint.load
 torch.set_num_threads(1)
 kind, path, layers, width = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 def status(name):

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
-from umem.integrations import torch_cpu  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.native import core  # noqa: E402
+from umem.integrations.torch import cpu  # noqa: E402
 
 MIB = 1 << 20
 BOTH = pytest.mark.parametrize("observer", ["native", "python"])
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 def ext(one_thread: None) -> ModuleType:
     del one_thread
     umem.enable(budget="64MiB", device="soft", observer="native")
-    return torch_cpu.extension()
+    return cpu.extension()
 
 
 def seen_by(ext: ModuleType, work: object) -> dict[str, int]:

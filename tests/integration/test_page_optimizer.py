@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, NotSupportedError, StateError  # noqa: E402
-from umem.native import core  # noqa: E402
 
 MIB = 1 << 20
 LAYERS, SIDE, WEIGHT = 6, 1024, 2 * MIB
@@ -114,7 +114,7 @@ def _plain_first() -> Iterator[None]:
 @pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*itertools.product(MAKERS, ["lru", "umem"]), ("adam", "none"), ("momentum", "none")],
+    [*itertools.product(MAKERS, ["lru", "auto"]), ("adam", "none"), ("momentum", "none")],
 )
 def test_below_what_a_step_needs_the_bits_are_the_same(
     name: str, policy: str, release: bool
@@ -233,7 +233,7 @@ class Tied(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, seldom: bool) -> torch.Tensor:
         x = torch.tanh(self.b(torch.tanh(self.a(x))))
-        return self.c(self.a(x * self.seldom if seldom else x))  # type: ignore[no-any-return]
+        return self.c(self.a(x * self.seldom if seldom else x))
 
 
 def schedule(make: Make, page: bool, **options: Any) -> tuple[list[torch.Tensor], Any]:
@@ -352,7 +352,7 @@ class Wrapper:
         return getattr(self.optimizer, name)
 
 
-@pytest.mark.parametrize("policy", ["lru", "umem"])
+@pytest.mark.parametrize("policy", ["lru", "auto"])
 def test_a_class_of_ones_own_and_a_wrapper(policy: str) -> None:
     def made(params: Any) -> Any:
         return Wrapper(Clipping(params, lr=0.1, momentum=0.9))
@@ -368,7 +368,7 @@ def test_a_class_of_ones_own_and_a_wrapper(policy: str) -> None:
         del paged
 
 
-@pytest.mark.parametrize("policy", ["lru", "umem"])
+@pytest.mark.parametrize("policy", ["lru", "auto"])
 def test_lbfgs_with_its_closure(policy: str) -> None:
     def run(page: bool) -> list[torch.Tensor]:
         net = made_net()
@@ -589,7 +589,7 @@ def test_a_plan_moves_the_states_itself(foreach: bool) -> None:
     def look(optimizer: torch.optim.Optimizer) -> None:
         acted.append((core.plan_status()["active"], resident(states(optimizer))))
 
-    with umem.enable(budget="40MiB", device="soft", policy="umem"):
+    with umem.enable(budget="40MiB", device="soft", policy="auto"):
         _, moved = train(lambda p: adam(p, foreach=foreach), page=True, steps=6, after=look)
         status = core.plan_status()
     assert acted[0] == (0, 0)

@@ -15,7 +15,7 @@ import umem  # noqa: E402
 MIB = 1 << 20
 
 
-class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Rows(torch.utils.data.Dataset):
     def __init__(self) -> None:
         self.rows = torch.randn(64, 65536, generator=torch.Generator().manual_seed(3))  # 16 MiB
 

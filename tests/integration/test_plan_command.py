@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from umem import cli
-from umem.trace.steps import read_step
-from umem.units import MIB
+from umem.base.units import MIB
+from umem.trace.step_builder import read_step
 
 PROGRAM = """
 import torch
@@ -38,7 +38,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 def test_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", f"{program}:make_step", "--budget", "50%", "--link", "4",
-                     "--policy", "umem", "lru"]) == 0  # fmt: skip
+                     "--policy", "auto", "lru"]) == 0  # fmt: skip
     out = capsys.readouterr().out
     for words in ("50% of the peak: does not fit", "a100-pcie4+4GB/s", "activation", "<- best",
                   "would help", "nothing has to move", "roofline", "floor"):  # fmt: skip
@@ -51,7 +51,7 @@ def test_json_and_the_trace_agree(
 ) -> None:
     out = tmp_path / "step.jsonl.gz"
     options = ["--json", "--out", str(out), "--device", "h200-pcie5"]
-    policies = ["--policy", "umem", "belady", "lru"]
+    policies = ["--policy", "auto", "belady", "lru"]
     call = ["plan", f"{program}:make_step", "--budget", "60%", *options, *policies]
     assert cli.main(call) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -75,7 +75,7 @@ def test_json_and_the_trace_agree(
 
 
 def test_what_fits_costs_nothing(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", f"{program}:make_step", "--json", "--policy", "umem"]) == 0
+    assert cli.main(["plan", f"{program}:make_step", "--json", "--policy", "auto"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["fits"]
     assert answer["budget"] == 40 << 30  # the device's
@@ -116,13 +116,13 @@ def test_times_of_a_run_replace_the_roofline(
         (["--policy", "lru", "{}:make_step"], "before --policy, which took '"),
         (["{}"], "allowed: pkg.mod:function"),
         (["{}:reads"], "tensor.item()"),
-        (["{}:make_step", "--budget", "auto"], "'auto' is of a live device"),
+        (["{}:make_step", "--budget", "auto"], "'auto' needs a real device"),
         (["{}:make_step", "--budget", "120%"], "--budget: '120%'"),
         (["{}:make_step", "--device", "a100"], "no device profile 'a100'"),
         (["{}:make_step", "--device", "a100-pcie4", "--profile", "x"], "allowed: one of them"),
         (["{}:make_step", "--link", "0"], "allowed: a number above 0"),
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
-        (["{}:make_step", "--recompute", "al"], "allowed: all, umem"),
+        (["{}:make_step", "--recompute", "al"], "allowed: all, auto"),
         (["dir/step.py:make_step"], "as dir.step:make_step"),
         (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
         (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from umem import cli, devices
+from umem import cli
+from umem.base import device_profiles
+from umem.base.units import PAGE_BYTES
+from umem.capture import program, roofline
+from umem.capture.recording import Recording
 from umem.errors import PlanError
-from umem.plan import roofline, tracer
-from umem.plan.recompute.modes import executable, graph_of
-from umem.plan.recompute.plan import RecomputePlan
-from umem.plan.recompute.rewrite import rewrite
-from umem.plan.recording import Recording
-from umem.trace.step import StepTrace
-from umem.trace.steps import StepBuilder
-from umem.values import PAGE_BYTES
+from umem.recompute.planner.modes import executable, graph_of
+from umem.recompute.planner.plan import RecomputePlan
+from umem.recompute.planner.rewrite import rewrite
+from umem.trace.step_builder import StepBuilder
+from umem.trace.step_trace import StepTrace
 
 
 def convolutions() -> tuple[nn.Module, object]:
@@ -33,9 +34,9 @@ def convolutions() -> tuple[nn.Module, object]:
 
 
 def planned() -> tuple[Recording, StepTrace]:
-    recording = tracer.trace(convolutions)
+    recording = program.trace(convolutions)
     builder = StepBuilder()
-    for event in recording.events(roofline.clock(devices.find("a100-pcie4"))):
+    for event in recording.device_events(roofline.clock(device_profiles.find("a100-pcie4"))):
         builder.add(event)
     return recording, builder.step()
 
@@ -73,22 +74,20 @@ def test_a_step_of_another_recording_is_refused() -> None:
         graph_of(other, recording)
 
 
-@pytest.mark.parametrize("mode", ["all", "umem"])
+@pytest.mark.parametrize("mode", ["all", "auto"])
 def test_umem_plan_compares_ways_to_recompute(
     mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", f"{__name__}:convolutions", "--budget", "60%", "--policy", "umem"]
+    words = ["plan", f"{__name__}:convolutions", "--budget", "60%", "--policy", "auto"]
     assert cli.main([*words, "--recompute", mode, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["recompute"]
     names = [row["mode"] for row in found["modes"]]
-    assert names == (
-        ["swap", "recompute", "hybrid", "capuchin", "umem"] if mode == "all" else [mode]
-    )
+    assert names == (["swap", "recompute", "per_block", "auto"] if mode == "all" else [mode])
     steps = {row["mode"]: row["replay"]["step_us"] for row in found["modes"] if row["replay"]}
-    assert steps["umem"] == min(steps.values())
-    best = next(row for row in found["modes"] if row["mode"] == "umem")
+    assert steps["auto"] == min(steps.values())
+    best = next(row for row in found["modes"] if row["mode"] == "auto")
     RecomputePlan.from_dict(best["plan"])
-    assert found["lower_bound_us"] is None or found["lower_bound_us"] <= steps["umem"]
+    assert found["lower_bound_us"] is None or found["lower_bound_us"] <= steps["auto"]
     assert cli.main([*words, "--recompute", mode]) == 0
     assert "lower bound" in capsys.readouterr().out
 
@@ -96,5 +95,5 @@ def test_umem_plan_compares_ways_to_recompute(
 def test_an_unknown_way_is_an_error_before_the_program_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["plan", "no.such:program", "--recompute", "hybird"]) != 0
-    assert "did you mean hybrid" in capsys.readouterr().err
+    assert cli.main(["plan", "no.such:program", "--recompute", "perblock"]) != 0
+    assert "did you mean per_block" in capsys.readouterr().err

@@ -18,19 +18,19 @@ from torch.nn import functional as F  # noqa: E402, N812
 from torch.optim import optimizer as optimizers  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from umem.capture import program, script  # noqa: E402
+from umem.capture.recording import OpCost, Recording  # noqa: E402
 from umem.errors import ConfigError, PlanError  # noqa: E402
-from umem.plan import entry, script, tracer  # noqa: E402
-from umem.plan.recording import Recording, Work  # noqa: E402
 from umem.trace import schema  # noqa: E402
-from umem.trace.step import Kind, StepTrace  # noqa: E402
-from umem.trace.steps import StepBuilder  # noqa: E402
+from umem.trace.step_builder import StepBuilder  # noqa: E402
+from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
 Make = Callable[[], Any]
 
 
 def _step(recording: Recording) -> StepTrace:
     builder = StepBuilder()
-    for event in recording.events():
+    for event in recording.device_events():
         builder.add(event)
     return builder.step()
 
@@ -39,7 +39,7 @@ def _peak(recording: Recording) -> int:
     """Of the bytes asked for, over all steps."""
     live: dict[int, int] = {}
     peak = 0
-    for event in recording.events():
+    for event in recording.device_events():
         if isinstance(event, schema.Alloc):
             live[event.id] = event.bytes
             peak = max(peak, sum(live.values()))
@@ -48,8 +48,8 @@ def _peak(recording: Recording) -> int:
     return peak
 
 
-def _named(recording: Recording, name: str) -> list[Work]:
-    return [work for work in recording.last_step() if work.name == f"aten::{name}"]
+def _named(recording: Recording, name: str) -> list[tuple[schema.Op, OpCost]]:
+    return [(op, cost) for op, cost in recording.last_step() if op.name == f"aten::{name}"]
 
 
 def _of(make_net: Callable[[], nn.Module], shape: tuple[int, ...], **options: Any) -> Make:
@@ -64,22 +64,22 @@ def _of(make_net: Callable[[], nn.Module], shape: tuple[int, ...], **options: An
 
 
 def test_a_linear_layer_to_the_byte() -> None:
-    recording = tracer.trace(_of(lambda: nn.Linear(300, 200, bias=False), (100, 300)))
+    recording = program.trace(_of(lambda: nn.Linear(300, 200, bias=False), (100, 300)))
     blocks = recording.blocks
     by_tag = Counter(block.tag for block in blocks.values())
     assert by_tag["param"] == 1
-    (product,) = _named(recording, "mm")[:1]
+    ((product, cost),) = _named(recording, "mm")[:1]
     weight, batch = 300 * 200 * 4, 100 * 300 * 4
     assert sorted(blocks[i].bytes for i in product.reads) == sorted([weight, batch])
     assert [blocks[i].bytes for i in product.writes] == [100 * 200 * 4]
-    assert product.flops == 2 * 100 * 300 * 200
-    assert product.bytes == weight + batch + 100 * 200 * 4
-    assert (product.family, product.module, product.phase) == ("linear", "Linear", "forward")
-    backward = [work for work in recording.last_step() if work.phase == "backward"]
-    assert [work.name for work in backward] == ["aten::mm"]  # the batch wants no gradient
+    assert cost.flops == 2 * 100 * 300 * 200
+    assert cost.bytes == weight + batch + 100 * 200 * 4
+    assert (product.family, cost.module, cost.phase) == ("linear", "Linear", "forward")
+    backward = [op for op, cost in recording.last_step() if cost.phase == "backward"]
+    assert [op.name for op in backward] == ["aten::mm"]  # the batch wants no gradient
     gradient = blocks[backward[0].writes[0]]
     assert (gradient.tag, gradient.bytes) == ("grad", weight)
-    (update,) = [work for work in recording.last_step() if work.phase == "optimizer"]
+    (update,) = [op for op, cost in recording.last_step() if cost.phase == "optimizer"]
     assert update.name == "aten::_foreach_add_"
     assert len(update.reads) == 2
     assert len(update.writes) == 1
@@ -104,7 +104,7 @@ def test_the_peak_of_a_chain_to_the_byte() -> None:
 
         return step
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     assert _peak(recording) == 4 * size
     step = _step(recording)
     assert step.op_names == ("aten::add", "aten::mul", "aten::exp", "aten::add", "aten::neg")
@@ -121,8 +121,8 @@ def test_views_are_neither_blocks_nor_ops() -> None:
 
         return step
 
-    recording = tracer.trace(make)
-    assert [work.name for work in recording.last_step()] == ["aten::sum"]
+    recording = program.trace(make)
+    assert [op.name for op, _ in recording.last_step()] == ["aten::sum"]
     assert [block.bytes for block in recording.blocks.values()] == [64 * 64 * 4, 4, 4]
 
 
@@ -138,8 +138,8 @@ def test_in_place_ops_read_and_write_and_overwriting_ones_only_write() -> None:
 
         return step
 
-    works = tracer.trace(make).last_step()
-    assert [(work.name, work.reads, work.writes) for work in works] == [
+    ops = [op for op, _ in program.trace(make).last_step()]
+    assert [(op.name, op.reads, op.writes) for op in ops] == [
         ("aten::add_", (0, 1), (0,)),
         ("aten::copy_", (1,), (0,)),
         ("aten::zero_", (0,), (0,)),  # a part: the rest of the block stays
@@ -157,12 +157,12 @@ def test_relu_in_place_needs_one_block_less() -> None:
     def outputs(recording: Recording) -> int:
         return sum(
             recording.blocks[i].bytes
-            for work in recording.last_step()
-            if work.phase == "forward"
-            for i in work.writes
+            for op, cost in recording.last_step()
+            if cost.phase == "forward"
+            for i in op.writes
         )
 
-    one, two = (tracer.trace(net_of(inplace)) for inplace in (True, False))
+    one, two = (program.trace(net_of(inplace)) for inplace in (True, False))
     assert len(one.blocks) < len(two.blocks)
     assert outputs(one) == outputs(two)  # written to in both, by different names
 
@@ -185,21 +185,21 @@ def test_shared_weights_are_one_block() -> None:
         tokens = torch.randint(50, (4, 6))
         return net, optimizer, tokens, lambda model, batch: model(batch).sum()
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     tags = Counter(block.tag for block in recording.blocks.values())
     assert tags["param"] == 1
     assert tags["optimizer"] == 3  # step, exp_avg, exp_avg_sq
     assert all(block.bytes == 50 * 8 * 4 for block in recording.blocks.values()
                if block.tag in ("param", "grad"))  # fmt: skip
     # Rows are read, not the table.
-    assert _named(recording, "embedding")[0].bytes == 2 * 4 * 6 * 8 * 4
+    assert _named(recording, "embedding")[0][1].bytes == 2 * 4 * 6 * 8 * 4
 
 
 def test_dropout_keeps_a_mask_of_bytes() -> None:
     for make_net in (lambda: nn.Dropout(0.5), lambda: _Functional()):
-        recording = tracer.trace(_of(lambda net=make_net: nn.Sequential(nn.Linear(8, 8), net()),
+        recording = program.trace(_of(lambda net=make_net: nn.Sequential(nn.Linear(8, 8), net()),
                                      (128, 8)))  # fmt: skip
-        (drop,) = _named(recording, "native_dropout")
+        ((drop, _),) = _named(recording, "native_dropout")
         assert [recording.blocks[i].bytes for i in drop.writes] == [128 * 8 * 4, 128 * 8]
 
 
@@ -224,32 +224,36 @@ def test_attention_never_writes_its_scores(dropout: float, mask: bool) -> None:
 
         return step
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     scores = 2 * 4 * length * length * 4
     assert max(block.bytes for block in recording.blocks.values()) < scores
     assert recording.remarks == []
-    forward, backward = [w for w in recording.last_step() if w.family == "attention" and w.flops]
+    forward, backward = [
+        cost for op, cost in recording.last_step() if op.family == "attention" and cost.flops
+    ]
     assert forward.flops == 4 * 2 * 4 * length * length * 32
     assert backward.flops == 2.5 * forward.flops
 
 
 def test_rms_norm_says_what_it_cannot_do() -> None:
-    recording = tracer.trace(_of(lambda: nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64)), (8, 64)))
+    recording = program.trace(
+        _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64)), (8, 64))
+    )
     assert ["RMSNorm" in remark for remark in recording.remarks] == [True]
 
 
 def test_every_op_of_a_net_knows_its_module() -> None:
     make = _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), (8, 64))
-    works = tracer.trace(make).last_step()
-    forward = [w.module for w in works if w.phase == "forward" and w.module]
-    backward = [w.module for w in works if w.phase == "backward"]
+    costs = [cost for _, cost in program.trace(make).last_step()]
+    forward = [cost.module for cost in costs if cost.phase == "forward" and cost.module]
+    backward = [cost.module for cost in costs if cost.phase == "backward"]
     assert list(dict.fromkeys(forward)) == ["0", "1", "2"]
     assert list(dict.fromkeys(backward)) == ["2", "1", "0"]
 
 
 def test_attention_inside_of_torchs_own_layers() -> None:
     layer = lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)  # noqa: E731
-    recording = tracer.trace(_of(layer, (2, 256, 32)))
+    recording = program.trace(_of(layer, (2, 256, 32)))
     assert len(_named(recording, "_scaled_dot_product_flash_attention_for_cpu")) == 1
 
 
@@ -270,7 +274,7 @@ def test_optimizer_states(make_optimizer: Callable[[Any], Any], states: int) -> 
         x = torch.randn(4, 64)
         return net, make_optimizer(net.parameters()), x, lambda model, batch: model(batch).sum()
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     step = _step(recording)
     held = sum(int(size) for size, tag, kind in zip(step.bytes, step.tags, step.kind, strict=True)
                if tag == "optimizer" and kind == Kind.PERSISTENT)  # fmt: skip
@@ -292,7 +296,7 @@ def test_gradients_accumulate_in_place() -> None:
 
         return net, step
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     assert len(_named(recording, "add_")) == 2  # the first gradient is taken as it comes
     grads = [b for b in recording.blocks.values() if b.tag == "grad"]
     assert len(grads) == recording.steps
@@ -302,7 +306,7 @@ def test_gradients_accumulate_in_place() -> None:
 def test_the_second_step_repeats() -> None:
     make = _of(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), (16, 64),
                momentum=0.9)  # fmt: skip
-    two, four = (_step(tracer.trace(make, steps)) for steps in (2, 4))
+    two, four = (_step(program.trace(make, steps)) for steps in (2, 4))
     assert two.op_names == four.op_names
     assert list(two.bytes) == list(four.bytes)
     assert list(two.kind) == list(four.kind)
@@ -323,9 +327,9 @@ def test_checkpointing_needs_less_and_computes_again() -> None:
                 x = checkpoint(layer, x, use_reentrant=False) if self.again else layer(x)
             return x
 
-    plain, again = (tracer.trace(_of(lambda a=a: Net(a), (512, 64))) for a in (False, True))
+    plain, again = (program.trace(_of(lambda a=a: Net(a), (512, 64))) for a in (False, True))
     assert _peak(again) < 0.6 * _peak(plain)
-    flops = [sum(work.flops for work in r.last_step()) for r in (plain, again)]
+    flops = [sum(cost.flops for _, cost in r.last_step()) for r in (plain, again)]
     # The last layer of each part need not run again: torch stops where nothing more is wanted.
     assert flops[1] == pytest.approx(flops[0] * 7 / 6, rel=0.02)
 
@@ -349,7 +353,7 @@ def test_a_program_that_says_cuda_has_its_host_tensors_left_out() -> None:
 
         return net, step
 
-    recording = tracer.trace(make)
+    recording = program.trace(make)
     step = _step(recording)
     persistent = [int(size) for size, kind in zip(step.bytes, step.kind, strict=True)
                   if kind == Kind.PERSISTENT]  # fmt: skip
@@ -361,7 +365,7 @@ def test_a_program_that_says_cuda_has_its_host_tensors_left_out() -> None:
 def test_no_memory_is_used(tmp_path: Path) -> None:
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    recording = tracer.trace(_of(lambda: nn.Linear(40_000, 40_000), (64, 40_000)))
+    recording = program.trace(_of(lambda: nn.Linear(40_000, 40_000), (64, 40_000)))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
     assert _peak(recording) > 12e9  # the weights alone are 6 GiB
     assert grown < 512 * 1024
@@ -372,9 +376,9 @@ def test_torch_is_as_before_afterwards() -> None:
         torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
         optimizers._foreach_supported_types,
     )  # fmt: skip
-    tracer.trace(_of(lambda: nn.Linear(4, 4), (2, 4)))
+    program.trace(_of(lambda: nn.Linear(4, 4), (2, 4)))
     with pytest.raises(PlanError):
-        tracer.trace(lambda: 1 / 0)
+        program.trace(lambda: 1 / 0)
     assert watched == (
         torch.compile, nn.Module._apply, F.scaled_dot_product_attention, torch._VF.dropout,
         optimizers._foreach_supported_types,
@@ -404,7 +408,7 @@ def _read(make: Callable[[torch.Tensor], object]) -> Make:
 )
 def test_reading_data_names_the_line(reader: Callable[[Any], object], words: str) -> None:
     with pytest.raises(PlanError, match=words) as caught:
-        tracer.trace(_read(reader))
+        program.trace(_read(reader))
     assert str(caught.value).startswith(f"{__file__}:")
     assert "leave it out" in str(caught.value)
 
@@ -414,19 +418,19 @@ def test_what_the_program_raises_names_the_line() -> None:
         return lambda: torch.zeros(3) @ torch.zeros(4)
 
     with pytest.raises(PlanError, match=rf"{__file__}:\d+: a step raised RuntimeError"):
-        tracer.trace(make)
+        program.trace(make)
     with pytest.raises(PlanError, match="setting the program up raised ZeroDivisionError"):
-        tracer.trace(lambda: 1 / 0)
+        program.trace(lambda: 1 / 0)
     for made in (7, None, (1, 2), (nn.Linear(1, 1), 3), nn.Linear(1, 1)):
         with pytest.raises(PlanError, match="allowed: a step"):
-            tracer.trace(lambda made=made: made)
+            program.trace(lambda made=made: made)
 
 
 def test_entries(tmp_path: Path) -> None:
     (tmp_path / "progs_a.py").write_text("def make_step():\n    return 3\nVALUE = 4\n")
     (tmp_path / "progs_b.py").write_text("import nowhere_to_be_found\n")
     (tmp_path / "progs_c.py").write_text("\nraise ValueError('no')\n")
-    assert entry.find("progs_a:make_step", tmp_path)() == 3
+    assert program.find("progs_a:make_step", tmp_path)() == 3
     for text, words in [
         ("progs_a", "allowed: pkg.mod:function"),
         ("progs_a:", "allowed: pkg.mod:function"),
@@ -436,11 +440,11 @@ def test_entries(tmp_path: Path) -> None:
         ("./examples/gpt.py:make_step", "as examples.gpt:make_step, run in the folder"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            entry.find(text, tmp_path)
+            program.find(text, tmp_path)
     with pytest.raises(PlanError, match="needs 'nowhere_to_be_found'"):
-        entry.find("progs_b:f", tmp_path)
+        program.find("progs_b:f", tmp_path)
     with pytest.raises(PlanError, match=r"progs_c\.py:2: importing progs_c raised ValueError: no"):
-        entry.find("progs_c:f", tmp_path)
+        program.find("progs_c:f", tmp_path)
 
 
 SCRIPT = """

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import umem
-from umem import live, pressure
+from umem.base.native import core
+from umem.base.units import MIB
 from umem.errors import ConfigError, OutOfMemoryError, StateError
-from umem.native import core
-from umem.units import MIB
+from umem.monitor import server
+from umem.session import auto_budget
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +67,7 @@ def test_who_came_back_and_left_for_another_reason_sleeps_no_longer(on: None) ->
 
 
 @pytest.mark.parametrize("budget", ["64MiB", "24MiB"])
-@pytest.mark.parametrize("policy", ["umem", "lru"])
+@pytest.mark.parametrize("policy", ["auto", "lru"])
 def test_training_that_sleeps_gives_the_same_bits(budget: str, policy: str) -> None:
     plain = training(lambda i: None)
     freed = []
@@ -92,7 +93,7 @@ def test_training_that_sleeps_gives_the_same_bits(budget: str, policy: str) -> N
     assert all(equal)
 
 
-@pytest.mark.parametrize("policy", ["umem", "lru"])
+@pytest.mark.parametrize("policy", ["auto", "lru"])
 def test_what_is_kept_sleeps_too_and_is_there_again(policy: str) -> None:
     plain = training(nothing)
     kept: list[torch.nn.Module] = []
@@ -118,7 +119,7 @@ def test_what_is_kept_sleeps_too_and_is_there_again(policy: str) -> None:
         gc.collect()
 
 
-@pytest.mark.parametrize("policy", ["umem", "lru"])
+@pytest.mark.parametrize("policy", ["auto", "lru"])
 def test_sleeps_inside_of_steps_give_the_same_bits(policy: str) -> None:
     plain = training(nothing)
     slept_in: list[int] = []
@@ -147,7 +148,7 @@ def test_pointers_and_views_stay(on: None) -> None:
     array = x.numpy()
     with umem.sleep() as asleep:
         assert asleep.bytes >= 4 * MIB
-        assert "MiB given back" in repr(asleep)
+        assert "MiB released" in repr(asleep)
         assert umem.stats().resident_bytes == 0
         assert view[5] == 1005  # an op on demand
         assert array[7] == 7  # and an access that is none
@@ -221,7 +222,7 @@ def test_a_budget_of_auto_gives_way_to_others_and_grows_again() -> None:
         assert umem.stats().budget_bytes == 64 * MIB
 
         def step() -> int:
-            time.sleep(pressure.EVERY_S * 1.1)
+            time.sleep(auto_budget.EVERY_S * 1.1)
             umem.step()
             return umem.stats().budget_bytes // MIB
 
@@ -234,8 +235,8 @@ def test_a_budget_of_auto_gives_way_to_others_and_grows_again() -> None:
         (memory,) = core.device_memory()
         assert 48 * MIB <= memory["held_bytes"] <= 52 * MIB
         assert core.driver.cuMemFree(other) == 0
-        grown = [step() for _ in range(pressure.PATIENCE)]
-        assert grown == [52] * (pressure.PATIENCE - 1) + [64]
+        grown = [step() for _ in range(auto_budget.PATIENCE)]
+        assert grown == [52] * (auto_budget.PATIENCE - 1) + [64]
         assert all(float(t[0]) == i for i, t in enumerate(x))
         del x
         gc.collect()
@@ -246,7 +247,7 @@ def test_a_budget_that_was_set_follows_nothing() -> None:
         umem.set_budget("32MiB")
         result, other = core.driver.cuMemAlloc(48 * MIB)
         assert result == 0
-        time.sleep(pressure.EVERY_S * 1.1)
+        time.sleep(auto_budget.EVERY_S * 1.1)
         umem.step()
         assert umem.stats().budget_bytes == 32 * MIB
         assert core.driver.cuMemFree(other) == 0
@@ -258,13 +259,13 @@ def test_the_option_top_serves_while_umem_is_on(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with umem.enable(device="soft", budget="64MiB", top="on"):
         x = torch.ones(1 << 20)
-        (path,) = live.running()
-        answer = live.ask(path)
+        (path,) = server.running()
+        answer = server.ask(path)
         assert answer["stats"]["live_bytes"] == x.nbytes
         assert answer["tags"]["input"]["resident_bytes"] == x.nbytes
         assert answer["device"].startswith("soft:")
         del x
-    assert live.running() == []
+    assert server.running() == []
     with pytest.raises(ConfigError, match="UMEM_TOP"):
         umem.enable(device="soft", budget="64MiB", top=tmp_path / "none" / "x.sock")
     assert not umem.is_enabled()

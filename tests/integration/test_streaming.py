@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
-from umem.native import core  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def run(net: nn.Module, steps: int, ended: Callable[[], None] = lambda: None) ->
 
 @pytest.mark.parametrize(
     ("policy", "budget", "most"),
-    [("umem", 16, 44), ("stream_layers", 16, 44), ("umem", 24, 36), ("stream_layers", 8, 48)],
+    [("auto", 16, 44), ("stream_layers", 16, 44), ("auto", 24, 36), ("stream_layers", 8, 48)],
 )
 @pytest.mark.parametrize("make", [made, made_without_hooks])
 def test_what_is_only_read_leaves_without_a_transfer(
@@ -120,7 +120,7 @@ def test_an_exclusion_by_tag_holds_for_caches() -> None:
 
 
 def test_a_trace_knows_the_tag(tmp_path: Path) -> None:
-    from umem.trace.steps import read_step
+    from umem.trace.step_builder import read_step
 
     path = tmp_path / "trace.jsonl"
     umem.enable(device="soft", budget="32MiB", trace=path)

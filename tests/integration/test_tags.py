@@ -1,4 +1,4 @@
-"""What the blocks of a training step are named, by either observer."""
+"""Tags of the blocks of a training step, with either observer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.native import core  # noqa: E402
 
 BOTH = pytest.mark.parametrize("observer", ["native", "python"])
 F = torch.nn.functional

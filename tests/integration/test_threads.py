@@ -11,7 +11,7 @@ from support import program
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.base.native import core  # noqa: E402
 
 MIB = 1 << 20
 

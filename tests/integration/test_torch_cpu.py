@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
-from umem.integrations import torch_cpu  # noqa: E402
-from umem.native import core  # noqa: E402
+from umem.integrations.torch import cpu  # noqa: E402
 
 MIB = 1 << 20
 
@@ -165,30 +165,30 @@ def test_profiler_sees_the_memory() -> None:
 
 def test_attach_twice_changes_the_observer_and_detach_twice_does_nothing() -> None:
     umem.enable(budget="64MiB", device="soft", observer="off")
-    ext = torch_cpu.extension()
+    ext = cpu.extension()
     assert ext.allocator_installed()
     assert not ext.observer_installed()
-    torch_cpu.attach(observer="native")
+    cpu.attach(observer="native")
     assert ext.allocator_installed()
     assert ext.observer_installed()
-    torch_cpu.detach()
-    torch_cpu.detach()
-    assert not torch_cpu.is_attached()
+    cpu.detach()
+    cpu.detach()
+    assert not cpu.is_attached()
     assert not ext.allocator_installed()
     assert not ext.observer_installed()
 
 
 def test_unknown_observer_is_named_and_changes_nothing() -> None:
     with pytest.raises(ConfigError, match=r"'psychic'.*auto, native, python, off"):
-        torch_cpu.attach(observer="psychic")
-    assert not torch_cpu.is_attached()
+        cpu.attach(observer="psychic")
+    assert not cpu.is_attached()
 
 
 @pytest.mark.parametrize("nbytes", [256, 4 * MIB])
 def test_bench_measures_the_present_allocator(nbytes: int) -> None:
     umem.enable(budget="64MiB", device="soft", observer="off")
     allocs = umem.stats().allocs
-    assert torch_cpu.extension().bench_cpu_alloc(nbytes, 1000) > 0
+    assert cpu.extension().bench_cpu_alloc(nbytes, 1000) > 0
     assert umem.stats().allocs >= allocs + 1000
     with pytest.raises(ValueError, match="at least 1"):
-        torch_cpu.extension().bench_cpu_alloc(nbytes, 0)
+        cpu.extension().bench_cpu_alloc(nbytes, 0)

@@ -1,4 +1,4 @@
-"""What is recorded of a torch program: ops, what they read and write, and how long blocks live."""
+"""Recordings of torch programs: ops, what they read and write, and lifetimes of blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import TraceError  # noqa: E402
-from umem.native import core  # noqa: E402
-from umem.trace import live  # noqa: E402
+from umem.trace import native_columns  # noqa: E402
 from umem.trace.convert import convert  # noqa: E402
 from umem.trace.reader import read  # noqa: E402
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator  # noqa: E402
-from umem.trace.step import Kind  # noqa: E402
-from umem.trace.steps import StepBuilder, read_step  # noqa: E402
+from umem.trace.step_builder import StepBuilder, read_step  # noqa: E402
+from umem.trace.step_trace import Kind  # noqa: E402
 
 WIDTH = 1024  # a weight, and a batch as large, is 4 MiB
 BOTH = pytest.mark.parametrize("observer", ["native", "python"])
@@ -34,8 +34,8 @@ class Recorded:
         self.result = work()
         columns = core.record_take("plan")
         core.record_stop("plan")
-        self.events = list(live.events(columns))
-        self.ids = {place: block for block, place in live.addresses(columns).items()}
+        self.events = list(native_columns.events(columns))
+        self.ids = {place: block for block, place in native_columns.addresses(columns).items()}
         check = Validator()
         for event in self.events:
             check.check(event)  # among them: every op's inputs are alive
@@ -126,7 +126,7 @@ def test_a_step_in_columns(observer: str) -> None:
         builder = StepBuilder()
         for _ in range(2):
             step()
-            for event in live.events(core.record_take("plan")):
+            for event in native_columns.events(core.record_take("plan")):
                 builder.add(event)
         core.record_stop("plan")
         trace = builder.step()

@@ -24,9 +24,8 @@ void compare(std::size_t n, unsigned seed) {
     const std::size_t begin = std::min(a, b), end = std::max(a, b);
     const auto first = plain.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto last = plain.begin() + static_cast<std::ptrdiff_t>(end);
-    const std::int64_t most =
-        begin == end ? RangeMaximum::kNothing : *std::max_element(first, last);
-    EXPECT(tree.most(begin, end) == most);
+    const std::int64_t max = begin == end ? RangeMaximum::kNothing : *std::max_element(first, last);
+    EXPECT(tree.max(begin, end) == max);
     const auto bound = static_cast<std::int64_t>(random() % 200) - 50;
     std::size_t above = end;  // the place behind the last one above the bound
     while (above > begin && plain[above - 1] <= bound) --above;
@@ -41,7 +40,7 @@ void compare(std::size_t n, unsigned seed) {
   const RangeMaximum thrice(values, 3);
   for (std::size_t place = 0; place < 3 * n; ++place) EXPECT(thrice.at(place) == values[place % n]);
   tree.reset(values);
-  EXPECT(tree.most(0, n) == *std::max_element(values.begin(), values.end()));
+  EXPECT(tree.max(0, n) == *std::max_element(values.begin(), values.end()));
 }
 
 }  // namespace

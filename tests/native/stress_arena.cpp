@@ -19,7 +19,7 @@ namespace {
 using namespace umem;  // NOLINT: a test program
 using arena::Allocation;
 using arena::Arena;
-using backing::RangeId;
+using managed::RangeId;
 
 // The driver: address space from mmap, and events that complete when the test says so.
 std::map<std::uintptr_t, std::size_t> g_ranges;
@@ -116,9 +116,10 @@ struct Live {
   std::set<std::uintptr_t> other_streams;
 };
 
-// The tallies and the map of blocks say the same.
+// The stats and the map of blocks say the same.
 void expect_consistent(Arena& arena) {
-  const arena::Tallies& tallies = arena.tallies();
+  arena.check_invariants();
+  const arena::ArenaStats& stats = arena.stats();
   std::size_t reserved = 0, allocated = 0, active = 0, requested = 0, split = 0;
   for (const arena::SegmentRow& segment : arena.describe()) {
     reserved += segment.bytes;
@@ -136,18 +137,17 @@ void expect_consistent(Arena& arena) {
     active += in_use;
     if (!segment.large && in_use > 0) split += segment.bytes - in_use;
   }
-  const auto current = [](const arena::Shares& shares) {
-    EXPECT(shares[arena::kSmall].current + shares[arena::kLarge].current ==
-           shares[arena::kAll].current);
-    EXPECT(shares[arena::kAll].allocated - shares[arena::kAll].freed ==
-           shares[arena::kAll].current);
-    return static_cast<std::size_t>(shares[arena::kAll].current);
+  const auto current = [](const arena::StatArray& stats) {
+    EXPECT(stats[arena::kSmall].current + stats[arena::kLarge].current ==
+           stats[arena::kAll].current);
+    EXPECT(stats[arena::kAll].allocated - stats[arena::kAll].freed == stats[arena::kAll].current);
+    return static_cast<std::size_t>(stats[arena::kAll].current);
   };
-  EXPECT(current(tallies.reserved_bytes) == reserved);
-  EXPECT(current(tallies.allocated_bytes) == allocated);
-  EXPECT(current(tallies.active_bytes) == active);
-  EXPECT(current(tallies.requested_bytes) == requested);
-  EXPECT(current(tallies.inactive_split_bytes) == split);
+  EXPECT(current(stats.reserved_bytes) == reserved);
+  EXPECT(current(stats.allocated_bytes) == allocated);
+  EXPECT(current(stats.active_bytes) == active);
+  EXPECT(current(stats.requested_bytes) == requested);
+  EXPECT(current(stats.inactive_split_bytes) == split);
 }
 
 // Installs a random layout, whatever lies where, or gives an idle one back.
@@ -165,7 +165,7 @@ void change_layout(Arena& arena, std::mt19937& random) {
 
 void random_sequence(unsigned seed, int steps) {
   const driver::Table table = make_table();
-  backing::RangeTable ranges(table);
+  managed::RangeTable ranges(table);
   std::size_t live_bytes = 0;
   {
     Arena arena(table, ranges, {});
@@ -241,7 +241,7 @@ void random_sequence(unsigned seed, int steps) {
 
 void pending_blocks_are_not_reused() {
   const driver::Table table = make_table();
-  backing::RangeTable ranges(table);
+  managed::RangeTable ranges(table);
   Arena arena(table, ranges, {});
   const Allocation a = arena.allocate(4 * MiB, stream(0)).value();
   EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
@@ -260,7 +260,7 @@ void pending_blocks_are_not_reused() {
 // A block that another stream uses waits for it even while the driver refuses events.
 void refused_events(bool& refuse, std::size_t bytes) {
   const driver::Table table = make_table();
-  backing::RangeTable ranges(table);
+  managed::RangeTable ranges(table);
   {
     Arena arena(table, ranges, {});
     const Allocation a = arena.allocate(bytes, stream(0)).value();
@@ -290,7 +290,7 @@ void refused_events(bool& refuse, std::size_t bytes) {
 // No rounding on the way turns a request that cannot be met into another one.
 void huge_requests() {
   const driver::Table table = make_table();
-  backing::RangeTable ranges(table);
+  managed::RangeTable ranges(table);
   Arena arena(table, ranges, {});
   for (const std::size_t bytes : {~std::size_t{0}, ~std::size_t{0} - 4 * MiB, std::size_t{1} << 60,
                                   (std::size_t{1} << 47) + 1}) {
@@ -304,7 +304,7 @@ void huge_requests() {
 
 void refusals() {
   const driver::Table table = make_table();
-  backing::RangeTable ranges(table);
+  managed::RangeTable ranges(table);
   Arena arena(table, ranges, {});
   int foreign = 0;
   EXPECT(arena.free(&foreign).take_status().code() == Code::kInvalidArgument);

@@ -19,10 +19,10 @@
 namespace {
 
 using namespace umem;  // NOLINT: a test program
-using backing::RangeId;
+using managed::RangeId;
 
 constexpr std::size_t kBudget = 64 * MiB;
-constexpr std::size_t kMostBytes = 8 * MiB;
+constexpr std::size_t kMaxBytes = 8 * MiB;
 
 class Program {
  public:
@@ -51,6 +51,7 @@ class Program {
       }
       if (round % 16 == 15) end_step(random);
       EXPECT(engine_.ledger().resident_bytes() <= engine_.limits().budget_bytes);
+      engine_.check_invariants();
     }
     while (!live_.empty()) release(live_.begin()->first);
     for (RangeId id : cached_) {
@@ -59,7 +60,7 @@ class Program {
     }
     EXPECT(engine_.hook_errors() == 0);
     EXPECT(engine_.counters().evictions > 0);
-    EXPECT(!engine_.policy().follows() || engine_.counters().plan_hits > 0);
+    EXPECT(!engine_.policy().is_planned() || engine_.counters().plan_hits > 0);
     EXPECT(engine_.close().ok());
   }
 
@@ -83,12 +84,12 @@ class Program {
   }
 
   void allocate(std::mt19937& random) {
-    RangeId id = backing::kNoRange;
+    RangeId id = managed::kNoRange;
     if (!cached_.empty() && random() % 4) {
       id = cached_.back();
       cached_.pop_back();
     } else {
-      Result<RangeId> made = ranges_.create(kPageBytes + random() % kMostBytes, place_);
+      Result<RangeId> made = ranges_.create(kPageBytes + random() % kMaxBytes, place_);
       EXPECT(made.ok());
       id = made.value();
     }
@@ -122,7 +123,7 @@ class Program {
     }
     const auto m = static_cast<unsigned>(units.size());
     plan.kind.assign(m, 0);
-    plan.twin.assign(m, -1);
+    plan.next_alias.assign(m, -1);
     plan.address.assign(m, 0);
     plan.n_ops = 4;
     plan.access_start = {0, 1, 2, 3, 4};
@@ -148,7 +149,7 @@ class Program {
     EXPECT(policy::check(plan).ok());
     const std::vector<std::int64_t> ops = plan.access_tensor;
     planned->install(std::move(plan), units);
-    engine_.carry_out(stream(random));
+    engine_.apply_pending(stream(random));
     for (std::int64_t tensor : ops) {  // as planned, now and then to the end
       if (random() % 8 == 0) break;
       use_one(units[static_cast<std::size_t>(tensor)], stream(random));
@@ -169,13 +170,13 @@ class Program {
   void hint(std::mt19937& random) {
     const RangeId id = pick(random);
     if (random() % 4 == 0)
-      EXPECT(engine_.read_mostly(id, random() % 2 == 0).ok());
+      EXPECT(engine_.hints().read_mostly(id, random() % 2 == 0).ok());
     else
-      EXPECT((random() % 2 ? engine_.evict(id) : engine_.prefetch(id)).ok());
+      EXPECT((random() % 2 ? engine_.hints().evict(id) : engine_.hints().prefetch(id)).ok());
   }
 
   driver::Place place_;
-  backing::RangeTable ranges_;
+  managed::RangeTable ranges_;
   residency::Engine engine_;
   std::map<RangeId, unsigned char> live_;
   std::vector<RangeId> cached_;

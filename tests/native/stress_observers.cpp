@@ -13,10 +13,10 @@
 
 #include "base/units.h"
 #include "expect.h"
-#include "runtime/advisor.h"
 #include "runtime/plans.h"
 #include "runtime/record.h"
 #include "runtime/runtime.h"
+#include "runtime/victim_callback.h"
 
 namespace {
 
@@ -96,13 +96,13 @@ void change() {
   const char* const policies[] = {"planned", "lru", "planned", "none"};
   for (unsigned round = 0; !g_done; ++round) {
     EXPECT(runtime::set_policy(policies[round % 4]).ok());
-    runtime::set_advisor(round % 3 ? &advise : nullptr);
+    runtime::set_victim_callback(round % 3 ? &advise : nullptr);
     if (round % 2 == 0) {
       policy::Plan plan;
       plan.n_ops = 1;
       plan.bytes = {static_cast<std::int64_t>(2 * MiB)};
       plan.kind = {0};
-      plan.twin = {-1};
+      plan.next_alias = {-1};
       plan.address = {0};
       plan.access_start = {0, 1};
       plan.access_tensor = {0};
@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
   for (std::thread& worker : workers) worker.join();
   g_done = true;
   for (std::thread& thread : recorders) thread.join();
-  runtime::set_advisor(nullptr);
+  runtime::set_victim_callback(nullptr);
   EXPECT(recorded[0] > 0 && recorded[1] > 0 && g_asked > 0 && g_steps > 0);
   EXPECT(runtime::stats().live_bytes == 0);
   EXPECT(runtime::stop().ok());

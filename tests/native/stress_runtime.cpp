@@ -49,7 +49,7 @@ void write(const Block& block) {
 // One hint on one's own block, between ops. A refusal is fine: it is pinned, there is no room, or
 // another thread's op uses a page that the block shares.
 void hint(std::mt19937& random, const Block& block, std::vector<std::uint64_t>& holds) {
-  const backing::Span span{reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes};
+  const managed::MemSpan span{reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes};
   Status status;
   switch (random() % 6) {
     case 0:
@@ -67,18 +67,18 @@ void hint(std::mt19937& random, const Block& block, std::vector<std::uint64_t>& 
       break;
     }
     case 4: {
-      const auto kind = random() % 2 ? runtime::Hold::kPin : runtime::Hold::kExempt;
-      Result<std::uint64_t> held = runtime::hold({span}, kind, {"a block"});
+      const auto kind = random() % 2 ? runtime::PinKind::kPin : runtime::PinKind::kExempt;
+      Result<std::uint64_t> held = runtime::add_pins({span}, kind, {"a block"});
       if (held.ok()) holds.push_back(held.value());
       break;
     }
     default: {
-      Result<runtime::Whereabouts> at = runtime::where(span);
+      Result<runtime::Placement> at = runtime::placement_of(span);
       if (!at.ok() || at.value().bytes != block.bytes) ++g_wrong;
     }
   }
   while (holds.size() > 2) {  // some end with their block, before
-    runtime::unhold(holds.front());
+    runtime::remove_pins(holds.front());
     holds.erase(holds.begin());
   }
 }

@@ -22,8 +22,8 @@ from umem.errors import ConfigError
         ({"bytes": [4 * MIB, PAGE + 1]}, "multiple of the page"),
         ({"kind": [0]}, "kind.*1 values.*2"),
         ({"kind": [0, 4]}, "kind.*4 at 1"),
-        ({"twin": [-1, 0]}, "twin.*tensor 1"),
-        ({"twin": [-1, 2]}, "twin.*2 at 1"),
+        ({"next_alias": [-1, 0]}, "next_alias.*tensor 1"),
+        ({"next_alias": [-1, 2]}, "next_alias.*2 at 1"),
         ({"address": [0]}, "address"),
         ({"allocations": [1, 1]}, "twice"),
         ({"access_start": [0, 2, 2]}, "op 1 has no access"),
@@ -169,9 +169,9 @@ def test_no_plan_loses_bytes_or_exceeds_the_budget(
             for t, kind in enumerate(kinds)
         ]
         if kinds[5] == "carried":
-            tensors[5] = tensors[5]._replace(twin=1)
+            tensors[5] = tensors[5]._replace(next_alias=1)
         for plan in plans:
-            persistent = [t for t in plan["read_mostly"] if kinds[t] == "persistent"]  # type: ignore[attr-defined]
+            persistent = [t for t in plan["read_mostly"] if kinds[t] == "persistent"]
             plan = {**plan, "read_mostly": persistent}
             _core.install_plan(columns(tensors, **plan))  # type: ignore[arg-type]
         for which, leave in steps:

@@ -1,4 +1,4 @@
-"""What a plan says no op writes: it leaves without a transfer, and a write is never lost."""
+"""Blocks that no op writes by the plan leave without a transfer, and no write is ever lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds, exemptions, discards and questions on the runtime without torch."""
+"""Pins, exemptions, discards and queries on the runtime without torch."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_evict_of_several_does_all_or_nothing(memory: Memory) -> None:
     assert (state(a), state(b)) == ("evicted", "evicted")
 
 
-def test_a_hold_ends_once(memory: Memory) -> None:
+def test_a_pin_ends_once(memory: Memory) -> None:
     ptr = memory.take(4 * MIB)
     first = _core.hold([(ptr, 4 * MIB)], "pin", ["x"])
     second = _core.hold([(ptr, 4 * MIB)], "pin", ["x"])
@@ -200,7 +200,7 @@ def test_rules_about_small_sizes_hold_for_their_pages(memory: Memory) -> None:
         _core.unhold(number)
 
 
-def test_a_restart_forgets_holds_and_rules(memory: Memory) -> None:
+def test_a_restart_forgets_pins_and_rules(memory: Memory) -> None:
     ptr = memory.take(4 * MIB)
     _core.hold([(ptr, 1)], "pin", [""])
     _core.exempt_all("", 0, 1 << 62)

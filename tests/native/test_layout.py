@@ -1,4 +1,4 @@
-"""Static layouts: disjoint lives share pages, and a layout that is wrong changes nothing."""
+"""Static layouts: disjoint lifetimes share pages, and a wrong layout changes no result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.planned import MIB, PAGE, Program, options
 
 from umem import _core
 from umem.errors import StateError
-from umem.plan.packing import Block, around
+from umem.layout.packing import Lifetime, around
 
 NO_PLACE = -1
 MOVES = (
@@ -239,14 +239,14 @@ def test_blocks_of_several_pieces_share_pages_with_others() -> None:
 
 
 @st.composite
-def repeated_steps(draw: st.DrawFn) -> tuple[list[Block], int, int]:
+def repeated_steps(draw: st.DrawFn) -> tuple[list[Lifetime], int, int]:
     """Blocks of MiB with lives in a step of so many ops, some into the next one; budget in MiB."""
     ops = draw(st.integers(2, 8))
     blocks = []
     for _ in range(draw(st.integers(1, 10))):
         begin = draw(st.integers(0, ops - 1))
         mib = 2 * draw(st.integers(1, 6))
-        blocks.append(Block(mib * MIB, begin, begin + draw(st.integers(1, ops))))
+        blocks.append(Lifetime(mib * MIB, begin, begin + draw(st.integers(1, ops))))
     blocks.sort(key=lambda block: block.begin)  # as they are allocated
     return blocks, ops, draw(st.sampled_from([14, 24, 200]))
 
@@ -254,7 +254,7 @@ def repeated_steps(draw: st.DrawFn) -> tuple[list[Block], int, int]:
 @settings(max_examples=60, deadline=None)
 @given(step=repeated_steps(), evicts=st.lists(st.integers(0, 99), max_size=6))
 def test_any_step_keeps_its_bytes_in_its_layout(
-    step: tuple[list[Block], int, int], evicts: list[int]
+    step: tuple[list[Lifetime], int, int], evicts: list[int]
 ) -> None:
     blocks, ops, budget = step
     packing = around(blocks, ops)

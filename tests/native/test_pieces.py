@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.planned import MIB, PAGE, options
 
 from umem import _core
+from umem.base.units import PIECE_BYTES
 from umem.errors import OutOfMemoryError
-from umem.values import PIECE_BYTES
 
 PIECE = 4 * MIB
 

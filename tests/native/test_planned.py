@@ -215,7 +215,7 @@ def test_a_fetch_for_the_next_step_carries_over(program: Program) -> None:
 def test_carried_tensors_keep_their_place(program: Program) -> None:
     tensors = [
         Tensor(address=program.take("w")),
-        Tensor(kind="carried", twin=2),
+        Tensor(kind="carried", next_alias=2),
         Tensor(kind="made"),
     ]
     plan = columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2]], fetch=[])
@@ -238,7 +238,7 @@ def test_carried_tensors_keep_their_place(program: Program) -> None:
 def test_a_carried_tensor_that_was_not_there_is_found_by_its_first_use(program: Program) -> None:
     tensors = [
         Tensor(address=program.take("w")),
-        Tensor(kind="carried", twin=2),
+        Tensor(kind="carried", next_alias=2),
         Tensor(kind="made"),
     ]
     _core.install_plan(columns(tensors, [[0, 1], [0, 2]]))
@@ -375,7 +375,7 @@ def pressure(program: Program, **changes: object) -> set[str]:
         ({"headroom": 100 * MIB}, "abcd"),
     ],
 )
-def test_who_leaves_under_pressure(
+def test_which_tensors_leave_under_pressure(
     program: Program, changes: dict[str, object], victims: str
 ) -> None:
     assert pressure(program, **changes) == set(victims)
@@ -472,7 +472,7 @@ def moved() -> int:
     return stats["bytes_in"] + stats["bytes_out"]
 
 
-def test_a_retracted_plan_is_followed_and_moves_nothing(program: Program) -> None:
+def test_a_rolled_back_plan_is_followed_and_moves_nothing(program: Program) -> None:
     tensors = weights(program, "abc")  # all of them fit
     shuttle = columns(
         tensors, [[0], [1], [2], [0]], evict=[[0, 0]], fetch=[[1, 3, 0]], read_mostly=[0]
@@ -487,18 +487,18 @@ def test_a_retracted_plan_is_followed_and_moves_nothing(program: Program) -> Non
         return moved() - before
 
     assert step() > 0
-    _core.retract_plan(number)
+    _core.roll_back_plan(number)
     assert [step() for _ in range(3)] == [0, 0, 0]
     status = _core.plan_status()
     assert status == {"plans": 1, "active": number, "complete": number, "hits": 4, "misses": 0}
-    assert _core.stats()["plans_retracted"] == 1
+    assert _core.stats()["plans_rolled_back"] == 1
 
 
-def test_only_the_plan_named_is_retracted(program: Program) -> None:
+def test_only_the_plan_named_is_rolled_back(program: Program) -> None:
     tensors = weights(program, "ab")
     first = _core.install_plan(columns(tensors, [[0], [1]], evict=[[1, 0]]))
     second = _core.install_plan(columns(tensors, [[1], [0]], evict=[[1, 1]]))
-    _core.retract_plan(second)
+    _core.roll_back_plan(second)
     away = []
     for ops in ("ab", "ba", "ab"):
         for op in ops:
@@ -508,10 +508,10 @@ def test_only_the_plan_named_is_retracted(program: Program) -> None:
     assert away == [({"a"}, first), (set(), second), ({"a"}, first)]
 
 
-def test_a_retracted_plan_still_knows_what_is_carried(program: Program) -> None:
+def test_a_rolled_back_plan_still_knows_what_is_carried(program: Program) -> None:
     tensors = [
         Tensor(address=program.take("w")),
-        Tensor(kind="carried", twin=2, address=program.take("old")),
+        Tensor(kind="carried", next_alias=2, address=program.take("old")),
         Tensor(kind="made"),
     ]
     number = _core.install_plan(columns(tensors, [[0, 1], [0, 2], [0]], evict=[[1, 2]]))
@@ -526,19 +526,19 @@ def test_a_retracted_plan_still_knows_what_is_carried(program: Program) -> None:
         _core.step()
         complete.append(_core.plan_status()["complete"])
         if i == 1:
-            _core.retract_plan(number)
+            _core.roll_back_plan(number)
     assert complete == [number] * 4
     assert program.away() == set()
 
 
-def test_a_plan_that_is_not_there_cannot_be_retracted(program: Program) -> None:
+def test_a_plan_that_is_not_there_cannot_be_rolled_back(program: Program) -> None:
     number = _core.install_plan(columns(weights(program, "a"), [[0]]))
     with pytest.raises(ConfigError, match=f"no plan {number + 1}.*keeps the 8"):
-        _core.retract_plan(number + 1)
-    assert _core.stats()["plans_retracted"] == 0
+        _core.roll_back_plan(number + 1)
+    assert _core.stats()["plans_rolled_back"] == 0
     _core.set_policy("lru")
     with pytest.raises(StateError, match="followed by 'planned' only"):
-        _core.retract_plan(number)
+        _core.roll_back_plan(number)
 
 
 def test_without_plans_the_last_step_went_by_none(program: Program) -> None:

@@ -7,11 +7,11 @@ import pytest
 from support.planned import MIB, PAGE, options
 
 from umem import _core
-from umem.devices import DeviceProfile
+from umem.base.device_profiles import DeviceProfile
 from umem.policies import registry
 from umem.policies.base import Plan
 from umem.policies.lowering import lower
-from umem.trace.step import Kind, StepTrace
+from umem.trace.step_trace import Kind, StepTrace
 
 PROFILE = DeviceProfile("a100-pcie4", 25e3, 25e3, 20.0, 40 << 30, "the same as the native one")
 PLANNED = [name for name in registry.names() if name not in _core.policies()]
@@ -19,7 +19,9 @@ PLANNED = [name for name in registry.names() if name not in _core.policies()]
 
 def training(layers: int = 6, us: float = 200.0) -> StepTrace:
     """A stack: weights, activations, gradients that live into the next step, small tensors too."""
-    rows: list[tuple[int, int, str, int, int, int]] = []  # bytes, kind, tag, first, last, twin
+    rows: list[
+        tuple[int, int, str, int, int, int]
+    ] = []  # bytes, kind, tag, first, last, next_alias
     ops: list[list[int]] = []
     last = 2 * layers - 1
 
@@ -53,7 +55,7 @@ def training(layers: int = 6, us: float = 200.0) -> StepTrace:
         kind=np.array([row[1] for row in rows], np.int64),
         first=np.array([row[3] for row in rows], np.int64),
         last=np.array([row[4] for row in rows], np.int64),
-        twin=np.array([row[5] for row in rows], np.int64),
+        next_alias=np.array([row[5] for row in rows], np.int64),
         source=np.arange(len(rows)),
         access_start=np.cumsum([0, *map(len, ops)]),
         access_tensor=access,
@@ -62,7 +64,7 @@ def training(layers: int = 6, us: float = 200.0) -> StepTrace:
 
 
 def columns_of(trace: StepTrace) -> dict[str, object]:
-    names = "op_us bytes kind first last twin source access_start access_tensor access_write"
+    names = "op_us bytes kind first last next_alias source access_start access_tensor access_write"
     return {
         **{name: getattr(trace, name) for name in names.split()},
         "tag": trace.tags,
@@ -109,7 +111,7 @@ def test_a_replay_follows_the_plan_with_memory_behind_it_and_without(
 def test_a_plan_hides_the_transfers_that_lru_waits_for() -> None:
     trace = training(16, us=1500.0)
     budget = int(trace.peak_bytes * 0.85) // PAGE * PAGE
-    plan = registry.make("umem").plan(trace, PROFILE, budget)
+    plan = registry.make("auto").plan(trace, PROFILE, budget)
     planned = replayed(plan, trace, budget, False)
     lru = replayed(None, trace, budget, False)
     assert lru["plan_hits"] == lru["plan_misses"] == 0

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from support.steptraces import LINK, PAGE, Op, Tensor, step
 
-from umem import replay
-from umem.plan.recompute.bound import lower_bound_us
-from umem.plan.recompute.graph import Graph
-from umem.plan.recompute.rewrite import rewrite
-from umem.trace.step import StepTrace
+from umem.recompute.planner.bound import lower_bound_us
+from umem.recompute.planner.graph import RecomputeGraph
+from umem.recompute.planner.rewrite import rewrite
+from umem.simulation import replay
+from umem.trace.step_trace import StepTrace
 
 
 def _training(generator: random.Random) -> StepTrace:
@@ -46,8 +46,8 @@ def test_no_replay_is_below_the_bound(seed: int) -> None:
     pytest.importorskip("highspy")
     generator = random.Random(seed)
     trace = _training(generator)
-    graph = Graph(trace)
-    least = replay.least_budget(trace)
+    graph = RecomputeGraph(trace)
+    least = replay.min_budget(trace)
     share = generator.random()
     budget = int(least + share * max(trace.peak_bytes - least, 0)) // PAGE * PAGE
     drop = graph.droppable & np.array([generator.random() < 0.5 for _ in range(trace.n_tensors)])
@@ -55,7 +55,7 @@ def test_no_replay_is_below_the_bound(seed: int) -> None:
     assert bound >= trace.compute_us
     for chosen in (drop, graph.droppable, np.zeros_like(drop)):
         new = rewrite(graph, chosen, np.zeros_like(chosen))
-        if replay.least_budget(new.step) > budget:
+        if replay.min_budget(new.step) > budget:
             continue
-        found = replay.simulate(new.step, "umem", LINK, budget)
+        found = replay.replay_step(new.step, "auto", LINK, budget)
         assert found.step_us >= bound * (1 - 1e-6)

@@ -1,4 +1,4 @@
-"""What the recorder takes down of the runtime's hooks, without torch."""
+"""The recorder of the runtime's hooks, without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from umem import _core
-from umem.trace import live
+from umem.trace import native_columns
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def _running() -> Iterator[None]:
 
 def taken() -> list[Event]:
     """What was recorded since the last time, and each event fits its place."""
-    return list(live.events(_core.record_take("plan")))
+    return list(native_columns.events(_core.record_take("plan")))
 
 
 def op(name: str, inputs: list[int], makes: int = 0, **counts: int) -> list[int]:

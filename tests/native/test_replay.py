@@ -502,7 +502,7 @@ def columns(**changes: object) -> dict[str, object]:
         "kind": np.array([PERSISTENT, TRANSIENT, MADE, CARRIED], ints),
         "first": np.array([0, 0, 1, 0], ints),
         "last": np.array([1, 1, 1, 0], ints),
-        "twin": np.array([-1, -1, -1, 2], ints),
+        "next_alias": np.array([-1, -1, -1, 2], ints),
         "source": np.array([10, 11, 12, 13], ints),
         "access_start": np.array([0, 3, 6], ints),
         "access_tensor": np.array([0, 3, 1, 0, 1, 2], ints),
@@ -555,7 +555,7 @@ def test_a_step_goes_on_with_the_blocks_of_its_trace() -> None:
 def test_what_is_carried_nowhere_leaves_with_the_step() -> None:
     replay = _core.Replay(options(64 * MIB))
     try:
-        replay.set_step(columns(twin=np.array([-1, -1, -1, -1], np.int64)))
+        replay.set_step(columns(next_alias=np.array([-1, -1, -1, -1], np.int64)))
         replay.run_step(2)
         assert _core.stats()["live_bytes"] == 4 * MIB  # the weight alone
     finally:
@@ -584,7 +584,10 @@ def test_small_tensors_stay_small() -> None:
         ({"first": np.array([0, 2, 1, 0], np.int64)}, "tensor 1 begins at op 2 of 2"),
         ({"last": np.array([1, -1, 1, 0], np.int64)}, "tensor 1 ends at op -1"),
         ({"last": np.array([1, 0, 1, 0], np.int64)}, "op 1 accesses tensor 1 outside of its life"),
-        ({"twin": np.array([-1, -1, -1, 1], np.int64)}, "its twin 1 is no tensor of kind MADE"),
+        (
+            {"next_alias": np.array([-1, -1, -1, 1], np.int64)},
+            "its next-step alias 1 is no tensor of kind MADE",
+        ),
         ({"access_tensor": np.array([0, 3, 1, 0, 1, 9], np.int64)}, "the unknown tensor 9"),
         ({"access_start": np.array([0, 7, 6], np.int64)}, "access_start decreases"),
         ({"access_start": np.array([0, 6], np.int64)}, "access_start does not fit"),

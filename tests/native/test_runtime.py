@@ -234,7 +234,7 @@ def test_a_block_larger_than_the_budget_works_and_warns_once(
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
 
 
-def test_out_of_memory_says_who_holds_what(blocks: Blocks) -> None:
+def test_out_of_memory_lists_the_holders(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, host_budget_bytes=16 * MIB))
     for nbytes in (10 * MIB, 8 * MIB, 6 * MIB, 2 * MIB):
         blocks.take(nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # What each program needs for a good run under the slowest sanitizer.
-ARGUMENTS = {"stress_runtime": ["120"], "stress_engine": ["200"], "stress_observers": ["150"]}
+ARGUMENTS = {
+    "stress_runtime": ["120"],
+    "stress_engine": ["200"],
+    "stress_observers": ["150"],
+    "check_assert": ["on"],
+}
 
 
 def tool(name: str) -> str:
@@ -23,6 +29,25 @@ def tool(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
+
+
+def configure(folder: Path, *settings: str) -> None:
+    run(
+        [
+            tool("cmake"),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DUMEM_BUILD_NATIVE_TESTS=ON",
+            "-DUMEM_BUILD_BINDINGS=OFF",
+            *settings,
+            "-B",
+            str(folder),
+            "-S",
+            str(ROOT),
+        ]
+    )
 
 
 def run(command: list[str], **extra: str) -> None:
@@ -39,23 +64,7 @@ def run(command: list[str], **extra: str) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_stress_programs_are_clean(sanitizer: str, tmp_path: Path) -> None:
-    run(
-        [
-            tool("cmake"),
-            "-G",
-            "Ninja",
-            f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DUMEM_SANITIZE={sanitizer}",
-            "-DUMEM_BUILD_NATIVE_TESTS=ON",
-            "-DUMEM_BUILD_BINDINGS=OFF",
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-B",
-            str(tmp_path),
-            "-S",
-            str(ROOT),
-        ]
-    )
+    configure(tmp_path, f"-DUMEM_SANITIZE={sanitizer}", "-DCMAKE_BUILD_TYPE=Release")
     run([tool("cmake"), "--build", str(tmp_path)])
     programs = sorted(path.stem for path in (ROOT / "tests/native").glob("*.cpp"))
     assert programs
@@ -66,3 +75,26 @@ def test_stress_programs_are_clean(sanitizer: str, tmp_path: Path) -> None:
             UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1",
             TSAN_OPTIONS="halt_on_error=1",
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "asserts"),
+    [
+        (["-DCMAKE_BUILD_TYPE=Release"], "off"),
+        (["-DCMAKE_BUILD_TYPE=Debug"], "on"),
+        (["-DCMAKE_BUILD_TYPE=Release", "-DUMEM_SANITIZE=undefined"], "on"),
+    ],
+)
+def test_a_build_asserts_only_where_it_is_developed(
+    settings: list[str], asserts: str, tmp_path: Path
+) -> None:
+    configure(tmp_path, *settings)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    program = ROOT / "tests/native/check_assert.cpp"
+    command = next(c["command"] for c in commands if Path(c["file"]) == program)
+    sources = [program, ROOT / "src/base/assert.cpp", ROOT / "src/residency/ledger.cpp"]
+    built = str(tmp_path / "check_assert")
+    # The build's own flags, on the program and the two sources that it needs.
+    flags = command[: command.index(" -o ")].split()
+    run([*flags, *map(str, sources), "-o", built])
+    run([built, asserts])

@@ -271,7 +271,7 @@ def test_others_leave_for_a_pin_that_wakes_and_for_it_alone(program: Program) ->
         program.check(name)
 
 
-def test_a_pin_finds_no_room_beside_running_ops_and_an_op_brings_it(program: Program) -> None:
+def test_a_pin_finds_no_space_while_ops_run_and_an_op_brings_it(program: Program) -> None:
     program.take("a")
     _core.hold([(program.at["a"], 4 * MIB)], "pin", ["a"])
     _core.sleep(ALL, False)

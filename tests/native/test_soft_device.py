@@ -1,5 +1,5 @@
-"""What only the software device can show: pages that leave and come back, faults, virtual time,
-system calls on evicted pages, forked children, injected failures."""
+"""Behaviour that only the software device shows: pages that leave and come back, faults, virtual
+time, system calls on evicted pages, forked children, injected failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of torch's caching allocator beside that allocator itself, on the software driver."""
+"""The model of torch's caching allocator against the allocator itself, on the software driver."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_the_model_reserves_what_torch_does(seed: int, mib: int) -> None:
     torch_program(
         f"""
         import random
-        sys.path.insert(0, {str(ROOT)!r})
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "bench")!r}]
+        from caching_allocator import CachingAllocator
         from umem.errors import OutOfMemoryError
-        from umem.plan.caching_allocator import CachingAllocator
         rng, model = random.Random({seed}), CachingAllocator(limit={mib} * MIB)
         live, refused = [], 0
         for _ in range(600):

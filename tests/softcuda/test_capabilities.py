@@ -1,4 +1,4 @@
-"""What umem finds out about a driver, on software drivers that are old, lacking or failing."""
+"""Detected driver capabilities, on software drivers that are old, incomplete or failing."""
 
 from __future__ import annotations
 

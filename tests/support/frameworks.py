@@ -1,4 +1,4 @@
-"""What programs of other frameworks than torch need in their tests."""
+"""Helpers for tests of frameworks other than torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ real_gpu = pytest.mark.skipif(
 # Before the code of a program that runs behind the preamble of support.gpu.
 TOOLS = """
     from umem.integrations import blocks as held
-    from umem.native import core
+    from umem.base.native import core
     def raises(kind, words, act):
         try:
             act()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from umem.trace.step import Kind, StepTrace
+from umem.trace.step_trace import Kind, StepTrace
 
 Op = Sequence[int]
 Rank = Callable[[int], float]  # the object with the greatest leaves first

@@ -1,4 +1,4 @@
-"""How long a step takes with gaps spent away, as plain loops: what src/planning does."""
+"""The duration of a step with tensors swapped out in gaps, as plain loops; see src/planner."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from umem.devices import DeviceProfile
-from umem.policies.estimate import Choice, earliest
-from umem.policies.writeback import NEVER, Quiet, quiet_times
-from umem.trace.step import StepTrace
+from umem.base.device_profiles import DeviceProfile
+from umem.policies.default.estimate import GapChoice, earliest
+from umem.policies.default.writeback import NEVER, Quiet, quiet_times
+from umem.trace.step_trace import StepTrace
 
 
 class Copies:
@@ -56,7 +56,7 @@ class Copies:
 
 
 def estimate(
-    trace: StepTrace, device: DeviceProfile, choice: Choice, room: int
+    trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: int
 ) -> tuple[float, list[int]]:
     """The time of the second of two equal steps in µs, and where each copy is begun."""
     away, returns, _ = choice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +29,12 @@ def options(budget: int = 16 * MIB, **changes: object) -> _core.Options:
 
 
 class Tensor(NamedTuple):
-    """A tensor of a plan. Of a carried one `twin` is the index of the made one."""
+    """A tensor of a plan. Of a carried one `next_alias` is the index of the made one."""
 
     mib: int = 4
     kind: str = "persistent"
     address: int = 0
-    twin: int = -1
+    next_alias: int = -1
 
 
 def weights(program: Program, names: str) -> list[Tensor]:
@@ -44,10 +44,10 @@ def weights(program: Program, names: str) -> list[Tensor]:
 
 def columns(
     tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """A plan: `ops` are the tensors of each. Moves are lists of rows: evict, cold, fetch, copy."""
     made = [t for t, tensor in enumerate(tensors) if tensor.kind in ("transient", "made")]
-    moves: dict[str, object] = {}
+    moves: dict[str, Any] = {}
     for name, fields in (
         ("evict", ("after", "tensor")),
         ("cold", ("after", "tensor")),
@@ -60,7 +60,7 @@ def columns(
         "n_ops": len(ops),
         "bytes": [tensor.mib * MIB for tensor in tensors],
         "kind": [KINDS[tensor.kind] for tensor in tensors],
-        "twin": [tensor.twin for tensor in tensors],
+        "next_alias": [tensor.next_alias for tensor in tensors],
         "address": [tensor.address for tensor in tensors],
         "allocations": made,
         "access_start": np.cumsum([0, *map(len, ops)]),

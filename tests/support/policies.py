@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pytest
 import torch
 
-import umem
-from umem.policies import registry
-from umem.policies.base import Policy
-
 Step = Callable[[int], float]  # the batch's rows -> the loss
-
-
-def known(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Meanwhile `umem.enable(policy=...)` knows it; umem is off afterwards."""
-    names, make = registry.names, registry.make
-    monkeypatch.setattr(registry, "names", lambda: (*names(), policy.name))
-    monkeypatch.setattr(registry, "make", lambda n: policy if n == policy.name else make(n))
-    yield
-    umem.disable()
 
 
 def linear(layers: int, width: int) -> tuple[torch.nn.Module, Step]:
@@ -32,7 +18,7 @@ def linear(layers: int, width: int) -> tuple[torch.nn.Module, Step]:
     def step(rows: int) -> float:
         optimizer.zero_grad()
         loss = net(torch.randn(rows, width)).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return float(loss.item())
 

@@ -13,7 +13,7 @@ import gc, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
 import umem
-from umem.native import core
+from umem.base.native import core
 MIB = 1 << 20
 umem.enable(budget="8MiB", device="soft", policy=os.environ.get("TEST_POLICY", "lru"))
 def blocks(n, mib=2):

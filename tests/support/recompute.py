@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from umem.plan.recompute.plan import RecomputePlan
+from umem.recompute.planner.plan import RecomputePlan
 
 # What has no output of its own to drop.
 _VIEWS = ("view", "t.", "transpose", "expand", "select", "slice", "unsqueeze", "permute", "detach",
@@ -17,7 +17,7 @@ _VIEWS = ("view", "t.", "transpose", "expand", "select", "slice", "unsqueeze", "
 
 class _Names(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.names: list[str] = []
 
     def __torch_dispatch__(

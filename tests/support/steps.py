@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from umem.trace.step import Kind, StepTrace
-from umem.units import MIB
-from umem.values import PAGE_BYTES
+from umem.base.units import MIB, PAGE_BYTES
+from umem.trace.step_trace import Kind, StepTrace
 
 
 class Tensor(NamedTuple):
@@ -24,7 +23,7 @@ class Tensor(NamedTuple):
     kind: Kind = Kind.TRANSIENT
     tag: str = "activation"
     family: str = "linear"
-    twin: int = -1
+    next_alias: int = -1
 
 
 def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
@@ -45,7 +44,7 @@ def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
         kind=np.array([row.kind for row in tensors], np.int64),
         first=np.array([first for first, _ in lives], np.int64),
         last=np.array([last for _, last in lives], np.int64),
-        twin=np.array([row.twin for row in tensors], np.int64),
+        next_alias=np.array([row.next_alias for row in tensors], np.int64),
         source=np.arange(len(tensors), dtype=np.int64),
         access_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         access_tensor=np.array([t for _, t, _ in access], np.int64),
@@ -86,7 +85,7 @@ def steps(draw: st.DrawFn, max_ops: int = 12, max_tensors: int = 10) -> StepTrac
         rows.append(Tensor(size, uses, kind, tag))
         if kind == Kind.MADE and draw(st.booleans()):
             carried = draw(_uses(n, made_here=False))
-            rows.append(Tensor(size, carried, Kind.CARRIED, tag, twin=len(rows) - 1))
+            rows.append(Tensor(size, carried, Kind.CARRIED, tag, next_alias=len(rows) - 1))
     return make_step([float(u) for u in us], rows)
 
 

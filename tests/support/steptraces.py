@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from umem.devices import DeviceProfile
-from umem.trace.step import Kind, StepTrace
-from umem.units import MIB
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import MIB
+from umem.trace.step_trace import Kind, StepTrace
 
 PAGE = 2 * MIB
 LINK = DeviceProfile("test", 20_000.0, 20_000.0, 45.0, 1 << 40, "made up")  # 20 GB/s each way
@@ -25,7 +25,7 @@ class Tensor:
     tag: str = "activation"
     family: str = ""
     kind: Kind | None = None
-    twin: int = -1
+    next_alias: int = -1
 
 
 @dataclass
@@ -59,7 +59,7 @@ def step(tensors: Sequence[Tensor], ops: Sequence[Op]) -> StepTrace:
         kind=np.array([int(kind) for kind in kinds], np.int64),
         first=np.array([life[0] for life in lives], np.int64),
         last=np.array([life[1] for life in lives], np.int64),
-        twin=np.array([tensor.twin for tensor in tensors], np.int64),
+        next_alias=np.array([tensor.next_alias for tensor in tensors], np.int64),
         source=np.arange(len(tensors), dtype=np.int64),
         access_start=np.cumsum([0] + [len(op.touched) for op in ops]),
         access_tensor=np.array([t for op in ops for t in op.touched], np.int64),
@@ -127,7 +127,7 @@ def steps(draw: st.DrawFn) -> StepTrace:
             tensors.append(Tensor(pages, (begin, n - 1), tag, kind=Kind.MADE))
             if kind is Kind.CARRIED:
                 made = len(tensors) - 1
-                tensors.append(Tensor(pages, (0, end), tag, kind=Kind.CARRIED, twin=made))
+                tensors.append(Tensor(pages, (0, end), tag, kind=Kind.CARRIED, next_alias=made))
     ops = [_op(draw, tensors, index) for index in range(n)]
     return step(tensors, ops)
 

@@ -25,7 +25,7 @@ def train(data: Rows, hidden: int, epochs: int, **loading: Any) -> str:
         torch.nn.Linear(features, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 1)
     )
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
-    loader = torch.utils.data.DataLoader(data, **loading)  # type: ignore[arg-type]
+    loader: Any = torch.utils.data.DataLoader(data, **loading)  # type: ignore[arg-type]
     for _ in range(epochs):
         for batch in loader:
             optimizer.zero_grad()

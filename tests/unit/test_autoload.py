@@ -1,4 +1,4 @@
-"""What `import torch` and `import umem` cost and do, seen from fresh interpreters."""
+"""Costs and effects of `import torch` and `import umem`, in fresh interpreters."""
 
 from __future__ import annotations
 

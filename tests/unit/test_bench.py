@@ -79,6 +79,17 @@ def test_a_report_says_machine_versions_config_and_targets(bench: Any, tmp_path:
     assert "| free | 1.1 ms | 1.1 to 1.1 | 3 | - | - |  |" in page
 
 
+def test_a_report_is_read_as_it_was_written(bench: Any, tmp_path: Path) -> None:
+    harness = bench("harness")
+    report = harness.Report("cpu", {"names": ["a, b", "[c,  d]"]})
+    report.details = {"ms": [[1.5, 2], []], "by name": [{"x": [None, "{e}, "]}]}
+    report.results.append(harness.Result("met", harness.Spread.of([1.0, 1.1]), "x", 1.2))
+    data, text = report.write(tmp_path)
+    assert harness.Report.load(data) == report
+    assert harness.Report.load(data).markdown() == text.read_text()
+    assert "   [1.5, 2],\n" in data.read_text()
+
+
 def test_step_times_carry_targets_and_differences(bench: Any) -> None:
     cpu, harness = bench("cpu"), bench("harness")
     config = cpu.Config(fractions=(1, 4), policies=("lru",), rounds=2)

@@ -1,4 +1,4 @@
-"""torch's partitioner beside umem: its choice in umem's step, and who recomputes less."""
+"""torch's partitioner and umem: its choice in umem's step, and which recomputes less."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.benches import imports  # noqa: E402
+from support.benches import imports, module  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from umem import devices  # noqa: E402
-from umem.demo.nets import Bottleneck, GPTBlock  # noqa: E402
-from umem.plan import roofline, tracer  # noqa: E402
-from umem.plan.recompute import modes  # noqa: E402
-from umem.plan.recompute.graph import Graph  # noqa: E402
-from umem.trace.steps import last_step  # noqa: E402
+from umem.base import device_profiles  # noqa: E402
+from umem.capture import program, roofline  # noqa: E402
+from umem.demo.nets import GPTBlock  # noqa: E402
+from umem.recompute.planner import modes  # noqa: E402
+from umem.recompute.planner.graph import RecomputeGraph  # noqa: E402
+from umem.trace.step_builder import last_step  # noqa: E402
 
 Made = tuple[nn.Module, Callable[[], None]]
-DEVICE = devices.find("a100-pcie4")
+DEVICE = device_profiles.find("a100-pcie4")
 
 
 @pytest.fixture
 def partitioner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, imported as bench/recompute.py does."""
-    for module in imports(monkeypatch, "policies"):
-        yield module("recompute_partitioner")
+    for imported in imports(monkeypatch, "policies"):
+        yield imported("recompute_partitioner")
 
 
 def training(net: nn.Module, batch: Tensor) -> Made:
@@ -48,7 +48,8 @@ def transformer() -> Made:
 
 def convolutional() -> Made:
     """Norms with buffers, and activation functions in place."""
-    blocks = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1), *(Bottleneck(64, 16, 1) for _ in range(2)))
+    bottleneck = module("nets").Bottleneck
+    blocks = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1), *(bottleneck(64, 16, 1) for _ in range(2)))
     return training(blocks, torch.randn(32, 3, 64, 64))
 
 
@@ -59,9 +60,9 @@ def perceptron() -> Made:
 NETS = pytest.mark.parametrize("make", [transformer, convolutional])
 
 
-def graph_of(make: Callable[[], Made]) -> Graph:
-    recording = tracer.trace(make)
-    return modes.graph_of(last_step(recording.events(roofline.clock(DEVICE))), recording)[0]
+def graph_of(make: Callable[[], Made]) -> RecomputeGraph:
+    recording = program.trace(make)
+    return modes.graph_of(last_step(recording.device_events(roofline.clock(DEVICE))), recording)[0]
 
 
 @NETS

@@ -12,8 +12,8 @@ import pytest
 from support.benches import imports
 from support.steps import Tensor, make_step
 
-from umem.trace.step import Kind
-from umem.units import GIB, MIB
+from umem.base.units import GIB, MIB
+from umem.trace.step_trace import Kind
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def row(**given: Any) -> dict[str, Any]:
         "budget": 2 * GIB,
         "tensors": 100,
         "ops": 50,
-        "policy": "umem",
+        "policy": "auto",
         "step_us": 110.0,
         "floor_us": 100.0,
         "compute_us": 50.0,
@@ -80,7 +80,7 @@ def test_raised_budgets_count_as_their_share(bench: Any) -> None:
 
 
 def test_the_ranking_says_whether_it_is_as_published(bench: Any) -> None:
-    steps = {"none": 400.0, "deepum": 200.0, "belady": 150.0, "umem": 120.0}
+    steps = {"none": 400.0, "deepum": 200.0, "belady": 150.0, "auto": 120.0}
     rows = [row(policy=name, step_us=us) for name, us in steps.items()]
     lines = bench("policies.report").rankings(rows)
     assert "| bert_base_b64 | 1/2 | 8.00 | 4.00 | 3.00 | 2.40 | yes | yes |" in lines
@@ -102,6 +102,23 @@ def test_a_policy_that_fails_is_said_and_stops_no_other(bench: Any) -> None:
     assert "| bert_base_b64 | a100-pcie4 | 1/2 | lms | E: why |" in text
 
 
+def test_a_summary_has_all_that_the_report_says(bench: Any) -> None:
+    summary, report = bench("policies.summary"), bench("policies.report")
+    failed = {key: value for key, value in row(policy="lms").items() if not key.endswith("_us")}
+    rows = [
+        row(step_us=1234.5678912, lp_floor_us=101.0),
+        {**failed, "error": "E: why"},
+        row(policy="lru", faults=3),
+        row(fraction="1/4", budget=GIB),
+    ]
+    stored = json.loads(json.dumps(summary.of(rows)))
+    assert len(stored["cases"]) == 2
+    again = summary.rows(stored)
+    assert again[0]["step_us"] == 1234.568
+    assert [made["policy"] for made in again] == ["auto", "lms", "lru", "auto"]
+    assert report.sections(again) == report.sections(rows)
+
+
 def test_every_name_that_the_report_uses_is_a_workload(bench: Any) -> None:
     workloads = bench("policies.workloads")
     assert set(workloads.G10) | set(workloads.CONVOLUTIONAL) <= set(workloads.WORKLOADS)
@@ -117,7 +134,7 @@ def test_the_smoke_run_traces_replays_and_reports(
     assert run.main(words) == 0
     (data,) = tmp_path.glob("policies_*.json")
     record = json.loads(data.read_text())
-    rows = record["details"]["rows"]
+    rows = bench("policies.summary").rows(record["details"])
     assert len(rows) == 2 * 2 * len(run.SMOKE_POLICIES)
     for made in rows:
         assert made["step_us"] >= made["floor_us"] * (1 - 1e-9)
@@ -132,7 +149,7 @@ def test_the_smoke_run_traces_replays_and_reports(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--policy", "lur"], "--policy lur: allowed: umem"),
+        (["--policy", "lur"], "--policy lur: allowed: auto"),
         (["--device", "x"], "--device x: allowed: "),
         (["--jobs", "0"], "--jobs 0: allowed: 1 and up"),
         (["--workload", "x"], "invalid choice: 'x'"),

@@ -1,4 +1,4 @@
-"""Files of checkpoints: what is read of good ones, and what is said of bad ones."""
+"""Checkpoint files: the contents of good ones, and the errors for bad ones."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from umem.checkpoint import file_tensor, files, safetensors  # noqa: E402
 from umem.errors import CheckpointError  # noqa: E402
+from umem.offload.checkpoint import file_tensor, files, safetensors  # noqa: E402
 
 NAMES = {name: getattr(torch, of) for name, of in safetensors._DTYPES.items() if hasattr(torch, of)}
 
@@ -106,9 +106,9 @@ GOOD = {"a": row("F32", [2, 3], 0, 24), "b": row("I64", [2], 24, 40)}
     ("header", "data", "reason"),
     [
         (GOOD, bytes(39), "cut off"),
-        (GOOD, bytes(41), "more in the file than the header says"),
+        (GOOD, bytes(41), "more data in the file than the header lists"),
         (GOOD | {"b": row("I64", [2], 16, 32)}, bytes(40), "'b' overlaps"),
-        (GOOD | {"b": row("I64", [2], 32, 48)}, bytes(48), "'b' begins behind a hole"),
+        (GOOD | {"b": row("I64", [2], 32, 48)}, bytes(48), "'b' begins after a hole"),
         (GOOD | {"b": row("I64", [3], 24, 40)}, bytes(40), "needs 24 bytes, .* gives it 16"),
         (GOOD | {"b": row("I64", [2], 40, 24)}, bytes(40), "needs 16 bytes, .* gives it -16"),
         (GOOD | {"b": row("F4", [2], 24, 25)}, bytes(25), "dtype 'F4'; allowed: BOOL"),
@@ -118,10 +118,10 @@ GOOD = {"a": row("F32", [2, 3], 0, 24), "b": row("I64", [2], 24, 40)}
         (GOOD | {"b": {"dtype": "I64"}}, bytes(40), "'b' needs dtype, shape and data_offsets"),
         (GOOD | {"b": 3}, bytes(40), "'b' needs dtype"),
         (GOOD | {"b": {**row("I64", [2], 24, 40), "data_offsets": [24]}}, bytes(40), "two of them"),
-        (b'{"a": {}, "a": {}}', b"", "'a' stands twice"),
-        (b'{"a": ', b"", "no JSON"),
-        (b"{" + b"[" * 100000, b"", "no JSON"),
-        (b'{"a": "\xff"}', b"", "no JSON"),
+        (b'{"a": {}, "a": {}}', b"", "'a' is in the header twice"),
+        (b'{"a": ', b"", "not JSON"),
+        (b"{" + b"[" * 100000, b"", "not JSON"),
+        (b'{"a": "\xff"}', b"", "not JSON"),
     ],
 )
 def test_headers_that_cannot_be(tmp_path: Path, header: object, data: bytes, reason: str) -> None:
@@ -154,10 +154,10 @@ def test_a_damaged_file_is_an_error_or_has_all_its_bytes(
     [
         ("a.safetensors", b"", "it has no header"),
         ("a.safetensors", bytes(7), "it has no header"),
-        ("a.safetensors", (1 << 40).to_bytes(8, "little") + b"{}", "cut off inside of its header"),
-        ("a.pt", b"some words that are no checkpoint", "no checkpoint; allowed: a .safetensors"),
+        ("a.safetensors", (1 << 40).to_bytes(8, "little") + b"{}", "cut off inside its header"),
+        ("a.pt", b"some words that are no checkpoint", "not a checkpoint; allowed: a .safetensors"),
         ("a.pt", b"PK\x03\x04 and nothing", "cannot read it"),
-        ("a.index.json", b"{", "no JSON"),
+        ("a.index.json", b"{", "not JSON"),
         ("a.index.json", b"[]", "no weight_map"),
         ("a.index.json", b'{"weight_map": {"a": "../b.safetensors"}}', "of the same directory"),
         ("a.index.json", b'{"weight_map": {"a": 3}}', "'a' is in 3"),
@@ -203,7 +203,7 @@ def test_an_index_and_its_files_have_to_agree(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"'x' of model-1\.safetensors is not in the index"):
         files.tensors_of(tmp_path)
     (tmp_path / "model-1.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"not beside it: model-1\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"missing in its directory: model-1\.safetensors"):
         files.tensors_of(tmp_path)
 
 
@@ -232,7 +232,7 @@ class Plain:
     ("held", "reason"),
     [
         ([torch.ones(3)], "it holds a list; allowed: a state_dict"),
-        ({"model": {"a": torch.ones(3)}}, "'model' is a dict; allowed: a state_dict alone"),
+        ({"model": {"a": torch.ones(3)}}, "'model' is a dict; allowed: only a state_dict"),
         ({1: torch.ones(3)}, "1 is a Tensor"),
         ({"a": torch.ones(3).to_sparse()}, "layout torch.sparse_coo"),
         ({"a": Plain()}, "cannot read it"),
@@ -253,7 +253,7 @@ def test_torch_files_that_are_cut_off_or_old(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="cannot read it"):
             files.tensors_of(path)
     torch.save({"a": torch.ones(1000)}, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"before 1\.6"):
+    with pytest.raises(CheckpointError, match=r"before torch 1\.6"):
         files.tensors_of(path)
 
 
@@ -273,7 +273,7 @@ def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", {"a": torch.randn(1000)})
     stored = files.tensors_of(path)["a"]
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(CheckpointError, match="become shorter"):
+    with pytest.raises(CheckpointError, match="was truncated"):
         stored.copy_to(torch.empty(1000))
     path.unlink()
     with pytest.raises(CheckpointError, match="No such file"):

@@ -49,7 +49,7 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
             ("trace", "info", "--jsn", "f"),
             "info: unexpected '--jsn' (did you mean --json?)",
         ),
-        (("top", "1", "2"), "umem top: unexpected '2'; `umem top --help` says what is allowed"),
+        (("top", "1", "2"), "umem top: unexpected '2'; `umem top --help` lists what is allowed"),
         (("run", "--budget", "12 parsecs", "x.py"), "--budget: '12 parsecs'"),
         (("run", "--budget", "1MiB", "x.py"), "below the floor of 8 MiB"),
         (("run", "--policy", "lur", "x.py"), "--policy: there is no 'lur' (did you mean lru?)"),
@@ -148,12 +148,12 @@ def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
     assert report["native core"]["policies"][0] == "none"
     assert report["memory"]["total_bytes"] > 0
     assert report["options"]["budget"] == {"value": 64 << 20, "origin": "UMEM_BUDGET"}
-    assert report["options"]["host_budget"] == {"value": "auto", "origin": "(default)"}
-    assert report["options"]["guard"] == {"value": False, "origin": "(default)"}
+    assert report["options"]["host_budget"] == {"value": "auto", "origin": "default"}
+    assert report["options"]["guard"] == {"value": False, "origin": "default"}
     assert isinstance(report["cuda"]["available"]["value"], bool)
     if report["torch"]["problem"] is None:
         assert report["verdict"]["budget_bytes"] == 64 << 20
-        assert report["verdict"]["policy"] == report["options"]["policy"]["value"] == "umem"
+        assert report["verdict"]["policy"] == report["options"]["policy"]["value"] == "auto"
     text = umem("doctor", cwd=tmp_path, env=env).stdout
     assert "native core" in text
     assert "64 MiB  [UMEM_BUDGET]" in text
@@ -176,7 +176,7 @@ def test_help_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run_help_lists_all_options(capsys: pytest.CaptureFixture[str]) -> None:
-    from umem.options import SETTABLE
+    from umem.config.options import SETTABLE
 
     with pytest.raises(SystemExit) as caught:
         main(["run", "--help"])

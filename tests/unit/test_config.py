@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from umem import config, options, runtime
-from umem.config import Settings
+from umem.base.units import GIB, MIB
+from umem.config import options
+from umem.config import settings as config
+from umem.config.parsers import Budget, Device
+from umem.config.settings import Settings
 from umem.errors import ConfigError, NotSupportedError
-from umem.units import GIB, MIB
-from umem.values import Budget, Device
+from umem.session import session
 
 
 def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object) -> Settings:
@@ -23,7 +26,7 @@ def test_defaults(tmp_path: Path) -> None:
     settings = load(tmp_path)
     assert settings.budget == Budget()
     assert settings.host_budget is None
-    assert settings.policy == "umem"
+    assert settings.policy == "auto"
     assert settings.min_swap == 2 * MIB
     assert settings.device == Device("auto")
     assert settings.torch_ext_cache == Path.home() / ".cache" / "umem"
@@ -51,7 +54,7 @@ def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
-    assert load(inner).policy == "umem"
+    assert load(inner).policy == "auto"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
         ('[tool.umem]\nbudget = "x"', "budget in [tool.umem] of "),
         ("[tool.umem]\nbudget = 1.5", "1.5 is a float"),
         ("[tool.umem]\npolicy = true", "True is a bool"),
-        ("[tool.umem]\nenabled = true", "set by the environment variable UMEM only"),
+        ("[tool.umem]\nenabled = true", "only the environment variable UMEM sets this option"),
         ("[tool.umem", "cannot be read"),
         ("[tool]\numem = 3", "must be a table"),
     ],
@@ -156,10 +159,10 @@ def test_an_unknown_variable_is_an_error_with_a_hint(tmp_path: Path) -> None:
         ({"budget": -1}, "budget=: '-1' is negative"),
         ({"budget": True}, "budget=: True is a bool"),
         ({"budget": 0.5}, "budget=: 0.5 is a float"),
-        ({"enabled": True}, "UMEM only"),
+        ({"enabled": True}, "only the environment variable UMEM"),
     ],
 )
-def test_bad_arguments(tmp_path: Path, given: dict[str, object], words: str) -> None:
+def test_bad_arguments(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, **given)
     assert words in str(caught.value)
@@ -177,7 +180,7 @@ def test_equal_meaning_is_equal_settings(tmp_path: Path) -> None:
     assert by_call != load(tmp_path, budget="33MiB")
 
 
-def resolve(tmp_path: Path, available: int | None = GIB, threads: int = 1, **given: object) -> int:
+def resolve(tmp_path: Path, available: int | None = GIB, threads: int = 1, **given: Any) -> int:
     settings = load(tmp_path, **given)
     return config.resolve_budget(settings, available=available, threads=threads)
 
@@ -197,15 +200,15 @@ def test_budgets_resolve(tmp_path: Path) -> None:
             "budget=: 4 MiB is below the floor of 16 MiB, which is 4 pages",
         ),
         ({"budget": "10%", "device": "soft:64MiB"}, "below the floor"),
-        ({"budget": "50%"}, "budget=: 50% of a software device that has no size"),
+        ({"budget": "50%"}, "budget=: 50% is a share of a software device without a size"),
         ({"budget": "128MiB", "device": "soft:64MiB"}, "more than the device's 64 MiB"),
-        ({"available": None}, "auto cannot tell"),
+        ({"available": None}, "auto cannot find out"),
         ({"available": 4 * MIB}, "below the floor"),
     ],
 )
-def test_budgets_that_cannot_be(tmp_path: Path, given: dict[str, object], words: str) -> None:
+def test_budgets_that_cannot_be(tmp_path: Path, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(tmp_path, **{"available": GIB, "threads": 2, **given})  # type: ignore[arg-type]
+        resolve(tmp_path, **{"available": GIB, "threads": 2, **given})
     assert words in str(caught.value)
     assert "; allowed: " in str(caught.value)
 
@@ -229,7 +232,7 @@ def test_the_table_the_settings_and_the_call_agree() -> None:
     names = {option.name for option in options.OPTIONS}
     assert names == {f.name for f in dataclasses.fields(Settings)} - {"origins"}
     settable = {option.name for option in options.SETTABLE}
-    assert settable == set(inspect.signature(runtime.enable).parameters)
+    assert settable == set(inspect.signature(session.enable).parameters)
     assert all(option.env.startswith("UMEM") for option in options.OPTIONS)
     assert len(options.BY_ENV) == len(options.OPTIONS) == len(options.BY_NAME)
     for option in options.OPTIONS:

@@ -15,12 +15,11 @@ pytest.importorskip("sklearn", reason="the demo's digits come with scikit-learn"
 import torch
 
 from umem import cli
+from umem.base.units import MIB
 from umem.cli import demo as command
-from umem.demo import data, progress, runner, table, worker, workloads
+from umem.demo import data, plot, progress, runner, table, worker, workloads
 from umem.demo.process import RunSpec, WorkerProcess
 from umem.errors import ConfigError, NotSupportedError, StateError
-from umem.report import plot
-from umem.units import MIB
 
 TINY: dict[str, workloads.Config] = {
     "resnet": workloads.ResNetConfig(width=4, blocks=(1, 1), image=8, batch=64),
@@ -199,7 +198,7 @@ def test_the_runner_takes_budgets_from_the_measured_peak() -> None:
         seen.append(spec)
         return Recorded(spec)
 
-    plan = runner.Plan(workloads=("resnet",), steps=8)
+    plan = runner.DemoPlan(workloads=("resnet",), steps=8)
     outcome = runner.run(plan, quiet(), launch)
     assert len(seen) == len(outcome.rows) == plan.runs == 14
     assert [spec.budget for spec in seen[:2]] == [None, runner.AMPLE_BYTES]
@@ -248,7 +247,7 @@ def spoilt(how: str) -> runner.Launch:
 )
 def test_one_bad_run_spoils_the_demo_but_not_the_others(kind: str, shown: str, told: str) -> None:
     stream = io.StringIO()
-    plan = runner.Plan(workloads=("resnet",), steps=8)
+    plan = runner.DemoPlan(workloads=("resnet",), steps=8)
     outcome = runner.run(plan, progress.Lines(stream, plan.runs), spoilt(kind))
     assert not outcome.good
     assert [row.good for row in outcome.rows].count(False) == 1
@@ -267,8 +266,8 @@ def test_a_peak_measured_under_pressure_is_refused() -> None:
         def stats(self) -> dict[str, int]:
             return {**super().stats(), "bytes_out": 1}
 
-    with pytest.raises(StateError, match="its peak cannot be known"):
-        runner.run(runner.Plan(workloads=("gpt",)), quiet(), Moving)
+    with pytest.raises(StateError, match="its peak is unknown"):
+        runner.run(runner.DemoPlan(workloads=("gpt",)), quiet(), Moving)
 
 
 def test_the_ratio_is_against_the_plain_steps_around_the_run() -> None:
@@ -280,7 +279,7 @@ def test_the_ratio_is_against_the_plain_steps_around_the_run() -> None:
             slow = self.spec.budget is not None or self.steps > 7
             return {**record, "ms": record["ms"] * 3} if slow else record
 
-    plan = runner.Plan(workloads=("gpt",), fractions=(2, 4), policies=("lru",), steps=7)
+    plan = runner.DemoPlan(workloads=("gpt",), fractions=(2, 4), policies=("lru",), steps=7)
     ratios = [row.ratio for row in runner.run(plan, quiet(), Slowing).rows]
     assert ratios == [1.0, 1.5, 2.0, 2.0]  # the first one after the change sees both
 
@@ -289,12 +288,12 @@ def test_the_ratio_is_against_the_plain_steps_around_the_run() -> None:
 
 
 def test_the_table_lines_up_and_says_what_is_unknown() -> None:
-    rows = runner.run(runner.Plan(steps=8), quiet(), Recorded).rows
+    rows = runner.run(runner.DemoPlan(steps=8), quiet(), Recorded).rows
     lines = table.render(rows).splitlines()
     assert len(lines) == 2 + len(rows) + 3  # header, runs, a rule before each workload and last
     words = [" ".join(line.split()) for line in lines]
     assert words[3] == "resnet - plain torch - - - reference - - - - 10 10 1.00x"
-    assert words[-2] == "gpt 1/8 umem 100 12 12 yes 10 1 2 3 20 10 2.00x"
+    assert words[-2] == "gpt 1/8 auto 100 12 12 yes 10 1 2 3 20 10 2.00x"
     assert {len(line) for line in lines if line and "torch" not in line} == {len(lines[0])}
 
 
@@ -302,10 +301,10 @@ def test_progress_on_a_pipe_is_a_line_a_run() -> None:
     stream = io.StringIO()
     listener = progress.for_stream(stream, 22)
     assert isinstance(listener, progress.Lines)
-    runner.run(runner.Plan(workloads=("gpt",), fractions=(), steps=8), listener, Recorded)
+    runner.run(runner.DemoPlan(workloads=("gpt",), fractions=(), steps=8), listener, Recorded)
     assert stream.getvalue().splitlines() == [
-        "[1/22] gpt: plain torch: 10 ms a step, 1.00x",
-        "[2/22] gpt: lru, everything fits: 10 ms a step, 1.00x, identical",
+        "[1/22] gpt: plain torch: 10 ms per step, 1.00x",
+        "[2/22] gpt: lru, everything fits: 10 ms per step, 1.00x, identical",
     ]
 
 
@@ -314,17 +313,17 @@ def test_progress_on_a_terminal_keeps_the_lines() -> None:
     stream = io.StringIO()
     bars = progress.Bars(stream, 2)
     try:
-        runner.run(runner.Plan(workloads=("gpt",), fractions=(), steps=8), bars, Recorded)
+        runner.run(runner.DemoPlan(workloads=("gpt",), fractions=(), steps=8), bars, Recorded)
         bars.note("[building] the extension")
     finally:
         bars.close()
-    assert "gpt: lru, everything fits: 10 ms a step, 1.00x, identical" in stream.getvalue()
+    assert "gpt: lru, everything fits: 10 ms per step, 1.00x, identical" in stream.getvalue()
     assert "[building] the extension" in stream.getvalue()
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws it")
-    outcome = runner.run(runner.Plan(workloads=("resnet",), steps=8), quiet(), spoilt("fails"))
+    outcome = runner.run(runner.DemoPlan(workloads=("resnet",), steps=8), quiet(), spoilt("fails"))
     path = tmp_path / "demo.png"
     plot.check(path)
     plot.draw(command._panels(outcome), path)
@@ -340,7 +339,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("demo.xyz", "unknown type of picture.*png"), ("none/demo.png", "folder does not exist")],
+    [("demo.xyz", "unknown picture format.*png"), ("none/demo.png", "folder does not exist")],
 )
 def test_a_bad_place_for_the_picture_is_refused(tmp_path: Path, name: str, words: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib knows the types")
@@ -353,5 +352,12 @@ def test_too_few_steps_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str
     out, err = capsys.readouterr()
     assert (out, err) == (
         "",
-        "umem demo: --steps 2: the first two warm up; allowed: 3 and up\n",
+        "umem demo: --steps 2: the first two warm up; allowed: at least 3\n",
     )
+
+
+def test_the_policies_that_the_demo_compares_exist() -> None:
+    from umem.demo import runner
+    from umem.policies import registry
+
+    assert set(runner.POLICIES) <= set(registry.names())

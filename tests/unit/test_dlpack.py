@@ -16,7 +16,8 @@ class Placed:
 
     def __init__(self, kind: int, device: int = 0, versioned: bool = False) -> None:
         self.array = np.arange(6, dtype=np.int16).reshape(2, 3)
-        self.place, self.asked = (kind, device), None
+        self.place = (kind, device)
+        self.asked: dict[str, object] | None = None
         self.versioned = versioned
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -81,7 +82,7 @@ def test_numbers_of_managed_memory_come_from_the_array() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [({"copy": True}, "no copy"), ({"dl_device": (1, 0)}, r"\(1, 0\) was asked for")],
+    [({"copy": True}, "without a copy"), ({"dl_device": (1, 0)}, r"not on \(1, 0\)")],
 )
 def test_copies_and_other_devices_are_refused(asked: dict[str, object], words: str) -> None:
     with pytest.raises(BufferError, match=words):
@@ -91,7 +92,7 @@ def test_copies_and_other_devices_are_refused(asked: dict[str, object], words: s
 def test_what_is_no_gpu_memory_is_refused() -> None:
     with pytest.raises(BufferError, match="type 1 is neither CUDA"):
         umem.export(np.zeros(3))
-    with pytest.raises(TypeError, match="a list has no __dlpack__"):
+    with pytest.raises(TypeError, match="a list does not support DLPack"):
         umem.export([1])
 
 

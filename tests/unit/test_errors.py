@@ -25,7 +25,7 @@ def test_bases(kind: type[Exception], base: type[Exception]) -> None:
 
 
 def test_the_native_core_raises_them() -> None:
-    from umem.native import core
+    from umem.base.native import core
 
     with pytest.raises(errors.StateError):
         core.set_budget(64 << 20, 0)

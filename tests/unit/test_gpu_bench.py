@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.benches import imports
 
-from umem.units import GIB, MIB
+from umem.base.units import GIB, MIB
+from umem.errors import ConfigError
 
 SECOND = 1.0
 
@@ -398,10 +399,9 @@ TINY = (
 @pytest.mark.parametrize("text", TINY)
 def test_large_workloads_train_repeat_and_checkpoint_the_same(gpu: Any, text: str) -> None:
     torch = pytest.importorskip("torch", reason="the workloads are torch's")
-    from umem.demo import workloads
-
-    workloads.set_threads(1)
-    config = replace(workloads.lookup(text).config, amp=False)
+    workloads = gpu("gpu.workloads")
+    torch.set_num_threads(1)
+    config = replace(workloads.lookup(text), amp=False)
     plain = workloads.build(config)
     losses = [plain.step() for _ in range(3)]
     again = workloads.build(config)
@@ -412,10 +412,9 @@ def test_large_workloads_train_repeat_and_checkpoint_the_same(gpu: Any, text: st
     assert torch.isfinite(torch.tensor(losses)).all()
 
 
-def test_the_published_networks_have_their_parameters() -> None:
+def test_the_published_networks_have_their_parameters(gpu: Any) -> None:
     torch = pytest.importorskip("torch", reason="the networks are torch's")
-    from umem.demo import nets
-
+    nets = gpu("nets")
     with torch.device("meta"):
         resnet = nets.ResNet50(64, (3, 4, 6, 3), 1000)
         vgg = nets.VGG16(64, 224, 1000)
@@ -428,16 +427,14 @@ def test_the_published_networks_have_their_parameters() -> None:
     ("text", "words"),
     [
         ("resnet50:depth=3", "no setting 'depth'; allowed: width, blocks"),
-        ("resnet50:batch=many", "batch='many' is no int; allowed: as in batch=128"),
+        ("resnet50:batch=many", "batch='many' is not of type int; allowed: as in batch=128"),
         ("resnet50:blocks=3,4", "no setting '4'"),
+        ("resnet:batch=4", "'resnet' is unknown; allowed: resnet50, gpt2, unet, vgg16"),
     ],
 )
-def test_bad_settings_of_a_workload_are_refused(text: str, words: str) -> None:
-    from umem.demo import workloads
-    from umem.errors import ConfigError
-
+def test_bad_settings_of_a_workload_are_refused(gpu: Any, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        workloads.lookup(text)
+        gpu("gpu.workloads").lookup(text)
 
 
 # --- the report ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Layouts of steps: which tensors have a place, and that lives around the step's end count."""
+"""Layouts of steps: which tensors are placed, and lifetimes across the end of the step."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from itertools import combinations
 from hypothesis import given, settings
 from support.steptraces import PAGE, Op, Tensor, step, steps, training
 
-from umem.plan.layout import NO_PLACE, layout
-from umem.trace.step import Kind, StepTrace
+from umem.layout.layout import NO_PLACE, layout
+from umem.trace.step_trace import Kind, StepTrace
 
 
 def _alive(trace: StepTrace, tensor: int, op: int) -> bool:
-    """In steady state: what is made in a step lives in the next one as its carried twin."""
-    later = [t for t in range(trace.n_tensors) if trace.twin[t] == tensor]
+    """In steady state: what is made in a step lives in the next one as its carried next_alias."""
+    later = [t for t in range(trace.n_tensors) if trace.next_alias[t] == tensor]
     return any(trace.first[t] <= op <= trace.last[t] for t in (tensor, *later))
 
 
@@ -52,7 +52,7 @@ def test_a_training_step_takes_no_more_than_its_load() -> None:
 def test_what_is_freed_in_the_next_step_keeps_its_place_until_then() -> None:
     tensors = [
         Tensor(2, (2, 2), kind=Kind.MADE),
-        Tensor(2, (0, 0), kind=Kind.CARRIED, twin=0),
+        Tensor(2, (0, 0), kind=Kind.CARRIED, next_alias=0),
         Tensor(1, (0, 1)),
         Tensor(2, (1, 1)),
     ]
@@ -66,7 +66,7 @@ def test_what_is_freed_in_the_next_step_keeps_its_place_until_then() -> None:
 def test_what_lives_longer_than_a_step_has_no_place() -> None:
     tensors = [
         Tensor(2, (0, 1), kind=Kind.MADE),
-        Tensor(2, (0, 0), kind=Kind.CARRIED, twin=0),
+        Tensor(2, (0, 0), kind=Kind.CARRIED, next_alias=0),
         Tensor(2, (1, 1), kind=Kind.MADE),  # nobody knows its end
     ]
     trace = step(tensors, [Op(writes=[0]), Op(writes=[2])])

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import umem  # noqa: E402
-from umem.checkpoint import file_tensor  # noqa: E402
 from umem.errors import CheckpointError, ConfigError  # noqa: E402
+from umem.offload.checkpoint import file_tensor  # noqa: E402
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from umem.policies.base import Fetch, Move, Plan
 from umem.policies.lowering import lower
-from umem.trace.step import Kind, StepTrace
+from umem.trace.step_trace import Kind, StepTrace
 
 PAGE = 2 << 20
 P, T, M, C = Kind.PERSISTENT, Kind.TRANSIENT, Kind.MADE, Kind.CARRIED
@@ -25,7 +25,7 @@ def trace(
     *,
     small: Sequence[int] = (),
     first: dict[int, int] | None = None,
-    twin: dict[int, int] | None = None,
+    next_alias: dict[int, int] | None = None,
 ) -> StepTrace:
     m = len(kinds)
     large = np.array([t not in small for t in range(m)])
@@ -41,7 +41,7 @@ def trace(
         kind=np.array(kinds, np.int64),
         first=np.array([(first or {}).get(t, 0) for t in range(m)], np.int64),
         last=np.full(m, len(ops) - 1),
-        twin=np.array([(twin or {}).get(t, -1) for t in range(m)], np.int64),
+        next_alias=np.array([(next_alias or {}).get(t, -1) for t in range(m)], np.int64),
         source=np.arange(m),
         access_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         access_tensor=accesses,
@@ -58,9 +58,9 @@ def test_small_tensors_and_what_is_said_of_them_are_left_out() -> None:
     plan = Plan(
         step,
         evict=(Move(0, 1), Move(1, 2)),
-        cold=(Move(0, 1),),
+        evict_first=(Move(0, 1),),
         fetch=(Fetch(0, 2, 1), Fetch(1, 3, 0)),
-        keep=(1, 2),
+        retain=(1, 2),
     )
     columns = lower(plan, lambda t: 1000 + t)
     assert columns["n_ops"] == 3
@@ -90,7 +90,7 @@ def test_what_comes_after_an_op_that_does_not_count_waits_for_the_next_that_does
     plan = Plan(
         step,
         evict=tuple(Move(after, 0) for after in range(-1, 5)),
-        waits=(-1, 3),
+        barriers=(-1, 3),
         gated=True,
         occupancy=np.array([9, 1, 2, 7, 3], np.int64),
         capacity=10,
@@ -117,11 +117,11 @@ def test_fetches_for_the_next_step() -> None:
 def test_allocations_in_their_order() -> None:
     kinds = [P, T, C, M, T, C, T]
     first = {1: 2, 3: 1, 4: 1, 6: 0}
-    step = trace([[0], [0], [0]], kinds, small=[4], first=first, twin={2: 3})
+    step = trace([[0], [0], [0]], kinds, small=[4], first=first, next_alias={2: 3})
     columns = lower(Plan(step), lambda t: 7 * t + 1)
     # Of 0 to 6 number 4 is small; number 5 is carried from nowhere: there where a step begins.
     assert columns["allocations"].tolist() == [4, 5, 3, 1]  # type: ignore[union-attr]
-    assert columns["twin"].tolist() == [-1, -1, 3, -1, -1, -1]  # type: ignore[union-attr]
+    assert columns["next_alias"].tolist() == [-1, -1, 3, -1, -1, -1]  # type: ignore[union-attr]
     assert columns["address"].tolist() == [1, 0, 15, 0, 36, 0]  # type: ignore[union-attr]
 
 

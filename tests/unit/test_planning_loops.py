@@ -1,8 +1,9 @@
-"""The planners' loops in native code: against plain loops that do the same, and bad columns."""
+"""The planners' loops in native code, against equivalent plain loops, and on bad columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,14 @@ from hypothesis import strategies as st
 from support import plain_estimate
 from support.steptraces import steps
 
-from umem.devices import DeviceProfile
-from umem.native import core
-from umem.policies.estimate import estimate
-from umem.policies.occupancy import all_gaps, large_live_bytes
-from umem.policies.umem import _choice
-from umem.policies.writeback import NEVER
-from umem.trace.step import Floats, Ints, StepTrace
-from umem.values import PAGE_BYTES
+from umem.base.device_profiles import DeviceProfile
+from umem.base.native import core
+from umem.base.units import PAGE_BYTES
+from umem.policies.default.estimate import estimate
+from umem.policies.default.occupancy import all_gaps, large_live_bytes
+from umem.policies.default.planner import _choice
+from umem.policies.default.writeback import NEVER
+from umem.trace.step_trace import Floats, Ints, StepTrace
 
 
 def ints(*values: int) -> Ints:
@@ -37,7 +38,7 @@ def test_the_choice_is_that_of_plain_loops(data: st.DataObject) -> None:
     sizes, idles = st.integers(1, 5), st.sampled_from([1.0, 2.0, 3.0])
     ranges = st.lists(st.integers(0, places), min_size=3, max_size=3).map(sorted)
     rows = data.draw(st.lists(st.tuples(ranges, sizes, idles), max_size=12))
-    gaps = [(*row, size, idle_us) for row, size, idle_us in rows]
+    gaps: list[Any] = [(*row, size, idle_us) for row, size, idle_us in rows]
     order = data.draw(st.permutations(range(len(gaps))))
 
     left = {op: float(amount) for op, amount in enumerate(over)}
@@ -46,7 +47,7 @@ def test_the_choice_is_that_of_plain_loops(data: st.DataObject) -> None:
     def most(i: int) -> float:
         return max((left[op] for op in inside[i]), default=-np.inf)
 
-    def add(i: int, amount: int) -> None:
+    def add(i: int, amount: float) -> None:
         for op in inside[i]:
             left[op] += amount
 
@@ -62,7 +63,7 @@ def test_the_choice_is_that_of_plain_loops(data: st.DataObject) -> None:
             add(i, gaps[i][3])
             kept.append(i)
 
-    columns = [ints(*(gap[k] for gap in gaps)) for k in (1, 2, 0, 3)]
+    columns: Any = [ints(*(gap[k] for gap in gaps)) for k in (1, 2, 0, 3)]
     idle_us = floats(*(gap[4] for gap in gaps))
     found = core.choose_gaps(*columns, idle_us, ints(*over), ints(*order))
     assert sorted(found.tolist()) == sorted(set(away) - set(kept))
@@ -94,7 +95,7 @@ def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> N
             if lap:
                 starts[i] = begin - n
 
-    columns = [ints(*(row[k] for row in rows)) for k in range(3)]
+    columns: Any = [ints(*(row[k] for row in rows)) for k in range(3)]
     op, bytes_taken = core.return_starts(*columns, ints(*occupancy), room)
     assert op.tolist() == starts
     assert bytes_taken.tolist() == taken[n : 2 * n]
@@ -119,14 +120,14 @@ def test_the_estimate_is_that_of_plain_loops(trace: StepTrace, data: st.DataObje
 
 def estimated(**changed: Ints | Floats) -> float:
     """Of a step of two ops: a tensor leaves behind op 0, and is back for op 0 of the next step."""
-    columns = {
+    columns: Any = {
         "start": ints(0), "out_us": floats(10.0), "in_us": floats(10.0), "quiet": ints(-1),
         "returns": ints(0), "return_start": ints(1), "return_end": ints(2), "written": ints(),
         "due": ints(), "copy_us": floats(), "op_us": floats(5.0, 5.0), "slack_us": floats(0.0, 0.0),
     }  # fmt: skip
     columns.update(changed)
     ops = columns.pop("op_us"), columns.pop("slack_us")
-    return core.step_estimate(*ops, **columns, never=NEVER)[0]  # type: ignore[arg-type, misc]
+    return core.step_estimate(*ops, **columns, never=NEVER)[0]
 
 
 def test_a_step_waits_for_what_comes_back() -> None:

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from importlib import metadata
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ from support.steptraces import LINK, PAGE, inference, steps, training
 from umem.errors import ConfigError
 from umem.policies import registry
 from umem.policies.base import Plan, Policy
-from umem.policies.occupancy import (
+from umem.policies.default.occupancy import (
     bytes_over,
     large_live_bytes,
-    least_occupancy,
+    min_occupancy,
     movable_gaps,
     select,
 )
-from umem.trace.step import StepTrace
+from umem.trace.step_trace import StepTrace
 
 NATIVE = {"none", "lru", "conv_lru"}
 PLANNED = [name for name in registry.names() if name not in NATIVE]
@@ -91,14 +92,14 @@ def moves(plan: Plan) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("name", ["umem", "capuchin"])
+@pytest.mark.parametrize("name", ["auto", "capuchin"])
 @settings(max_examples=100, deadline=None)
 @given(trace=steps(), share=st.sampled_from([0.3, 0.5, 0.75, 1.0]))
 def test_planned_occupancy_stays_in_the_capacity(name: str, trace: StepTrace, share: float) -> None:
     budget = int(trace.peak_bytes * share)
     plan = registry.make(name).plan(trace, LINK, budget)
     assert plan is not None
-    least = least_occupancy(trace)
+    least = min_occupancy(trace)
     if name == "capuchin":  # it knows what is used before and after only
         gaps = movable_gaps(trace)
         between = select(gaps, np.flatnonzero(gaps.start >= 0))
@@ -110,13 +111,13 @@ def test_planned_occupancy_stays_in_the_capacity(name: str, trace: StepTrace, sh
     assert (there <= large_live_bytes(trace)).all()
 
 
-@pytest.mark.parametrize("name", ["umem", "autoswap", "capuchin", "distance", "vdnn", "lms"])
+@pytest.mark.parametrize("name", ["auto", "autoswap", "capuchin", "distance", "vdnn", "lms"])
 def test_nothing_moves_where_the_step_fits(name: str) -> None:
     trace = training(6)
     budget = int((trace.peak_bytes + PAGE) * (1.12 if name == "distance" else 1.0))
     plan = registry.make(name).plan(trace, LINK, budget)
     assert plan is not None
-    assert (plan.evict, plan.fetch, plan.waits) == ((), (), ())
+    assert (plan.evict, plan.fetch, plan.barriers) == ((), (), ())
 
 
 def test_names_are_cheap() -> None:
@@ -126,7 +127,7 @@ def test_names_are_cheap() -> None:
 
 
 def test_an_unknown_name_gets_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'autoswop' \(did you mean autoswap\?\); allowed: umem"):
+    with pytest.raises(ConfigError, match=r"'autoswop' \(did you mean autoswap\?\); allowed: auto"):
         registry.make("autoswop")
 
 
@@ -150,7 +151,7 @@ def broken() -> Policy:
 
 
 @pytest.fixture
-def bring(monkeypatch: pytest.MonkeyPatch):
+def bring(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Register callables of this module as entry points."""
 
     def register(*pairs: tuple[str, str]) -> None:
@@ -164,7 +165,7 @@ def bring(monkeypatch: pytest.MonkeyPatch):
     return register
 
 
-def _this():
+def _this() -> Any:
     import types
 
     module = types.ModuleType(__name__)
@@ -172,25 +173,28 @@ def _this():
     return module
 
 
-def test_third_parties_bring_policies(bring) -> None:
-    bring(("third", "Third"), ("umem", "Third"))
+def test_third_parties_bring_policies(bring: Any) -> None:
+    bring(("third", "Third"), ("auto", "Third"))
     assert registry.names()[-1] == "third"
-    assert registry.names().count("umem") == 1
+    assert registry.names().count("auto") == 1
     assert isinstance(registry.make("third"), Policy)
-    assert registry.make("umem").plan(training(2), LINK, PAGE) is not None  # the built-in one
+    assert registry.make("auto").plan(training(2), LINK, PAGE) is not None  # the built-in one
 
 
 @pytest.mark.parametrize(
     ("brought", "words"),
     [
-        ((("third", "NoPolicy"),), r"gave a NoPolicy .* must have a `name` and a method `plan"),
-        ((("third", "broken"),), r"does not load: RuntimeError\('boom'\)"),
+        (
+            (("third", "NoPolicy"),),
+            r"is a NoPolicy, not a policy: a policy has a `name`",
+        ),
+        ((("third", "broken"),), r"cannot be made: RuntimeError\('boom'\)"),
         ((("third", "absent"),), r"does not load: AttributeError"),
         ((("third", "Renamed"),), r"calls itself 'other'"),
         ((("third", "Third"), ("third", "Renamed")), r"registered more than once: by .* and "),
     ],
 )
-def test_what_is_no_policy_is_refused(bring, brought, words: str) -> None:
+def test_what_is_no_policy_is_refused(bring: Any, brought: Any, words: str) -> None:
     bring(*brought)
     with pytest.raises(ConfigError, match=words):
         registry.make("third")

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.benches import module
 from support.steptraces import LINK, PAGE, Op, Tensor, step
 
 from umem.errors import ConfigError, PlanError
-from umem.plan.recompute.bound import lower_bound_us
-from umem.plan.recompute.candidates import Checkpoints, Selection, per_block
-from umem.plan.recompute.graph import Graph
-from umem.plan.recompute.modes import Planner
-from umem.plan.recompute.plan import MODES, RecomputePlan, check
-from umem.plan.recompute.reduced import reduced
-from umem.plan.recompute.rewrite import Rewritten, rewrite
-from umem.plan.recompute.search import Search
-from umem.trace.step import Bools, StepTrace
+from umem.recompute.planner.bound import lower_bound_us
+from umem.recompute.planner.candidates import Checkpoints, Selection, per_block
+from umem.recompute.planner.graph import RecomputeGraph
+from umem.recompute.planner.modes import RecomputePlanner
+from umem.recompute.planner.plan import MODES, RecomputePlan, check
+from umem.recompute.planner.reduced import reduced
+from umem.recompute.planner.rewrite import Rewritten, rewrite
+from umem.recompute.planner.search import Search
+from umem.trace.step_trace import Bools, StepTrace
 
 WEIGHT = 0
 
@@ -57,7 +58,7 @@ def _life(ops: Sequence[Op], tensor: int) -> tuple[int, int]:
     return uses[0], uses[-1]
 
 
-def drop_of(graph: Graph, tensors: Sequence[int]) -> Selection:
+def drop_of(graph: RecomputeGraph, tensors: Sequence[int]) -> Selection:
     drop = np.zeros(graph.step.n_tensors, bool)
     drop[list(tensors)] = True
     return Selection(drop, np.zeros_like(drop))
@@ -120,7 +121,7 @@ def _symbols(trace: StepTrace, origin: np.ndarray) -> list[list[object]]:
 
 @pytest.mark.parametrize("mode", ["speed", "memory"])
 def test_a_dropped_chain_is_made_again_in_order(mode: str) -> None:
-    graph = Graph(training(6))
+    graph = RecomputeGraph(training(6))
     acts = list(range(7, 13))
     new = rewrite(graph, *drop_of(graph, acts[1:4]), mode)  # type: ignore[arg-type]
     check_step(new)
@@ -132,7 +133,7 @@ def test_a_dropped_chain_is_made_again_in_order(mode: str) -> None:
 
 def test_dropping_nothing_changes_nothing() -> None:
     whole = training(4, in_place=(1,))
-    new = rewrite(Graph(whole), *drop_of(Graph(whole), []))
+    new = rewrite(RecomputeGraph(whole), *drop_of(RecomputeGraph(whole), []))
     for column in ("op_us", "first", "last", "access_tensor", "access_write", "access_start"):
         assert (getattr(new.step, column) == getattr(whole, column)).all()
     assert new.step.op_names == whole.op_names
@@ -140,7 +141,7 @@ def test_dropping_nothing_changes_nothing() -> None:
 
 
 def test_all_dropped_turns_over_and_checkpoints_do_not() -> None:
-    graph = Graph(training(32))
+    graph = RecomputeGraph(training(32))
     nothing = np.zeros(graph.step.n_tensors, bool)
     everything = rewrite(graph, graph.droppable, nothing)
     assert everything.step.peak_bytes >= 0.9 * graph.step.peak_bytes
@@ -149,7 +150,7 @@ def test_all_dropped_turns_over_and_checkpoints_do_not() -> None:
 
 
 def test_in_place_ops_run_again_on_the_copy() -> None:
-    graph = Graph(training(4, in_place=(1, 2)))
+    graph = RecomputeGraph(training(4, in_place=(1, 2)))
     tensor = 4 + 1 + 1
     new = rewrite(graph, *drop_of(graph, [tensor]))
     check_values(new)
@@ -167,7 +168,7 @@ def overwritten(by_forward: bool) -> StepTrace:
 
 @pytest.mark.parametrize("by_forward", [True, False])
 def test_what_was_made_from_an_overwritten_input_is_not_dropped(by_forward: bool) -> None:
-    assert not Graph(overwritten(by_forward)).droppable.any()
+    assert not RecomputeGraph(overwritten(by_forward)).droppable.any()
 
 
 def test_an_earlier_version_is_made_again_from_the_start() -> None:
@@ -182,7 +183,7 @@ def test_an_earlier_version_is_made_again_from_the_start() -> None:
         Op("exp_backward", [2], [3]),
         Op("relu_backward", [1], [3]),
     ]
-    graph = Graph(step(tensors, ops))
+    graph = RecomputeGraph(step(tensors, ops))
     new = rewrite(graph, *drop_of(graph, [2]))
     check_values(new)
     assert new.origin[new.again].tolist() == [0, 1]
@@ -196,14 +197,14 @@ def test_what_the_program_holds_is_not_dropped() -> None:
         [Tensor(4, None, "input"), Tensor(4, (0, 39)), Tensor(4, (1, 39), "temp")],
         [Op("mul", [0], [1]), Op("mul_backward", [1], [2])] + [Op("add", [2], [2])] * 38,
     )
-    assert not Graph(long).droppable.any()
-    assert Graph(training(4)).droppable.any()
+    assert not RecomputeGraph(long).droppable.any()
+    assert RecomputeGraph(training(4)).droppable.any()
 
 
 def test_outputs_of_one_op_are_dropped_together() -> None:
     tensors = [Tensor(4, None, "input"), Tensor(4, (0, 2)), Tensor(2, (0, 2)), Tensor(4, (1, 2))]
     ops = [Op("max_pool", [0], [1, 2]), Op("pool_backward", [2], [3]), Op("mul", [1, 3], [])]
-    graph = Graph(step(tensors, ops))
+    graph = RecomputeGraph(step(tensors, ops))
     new = rewrite(graph, *drop_of(graph, [1]))
     assert new.dropped.tolist() == [False, True, True, False]
     check_values(new)
@@ -240,7 +241,7 @@ def graphs(draw: st.DrawFn) -> StepTrace:
 def test_any_selection_gives_a_valid_step_with_the_same_values(
     trace: StepTrace, data: st.DataObject
 ) -> None:
-    graph = Graph(trace)
+    graph = RecomputeGraph(trace)
     drop, keep = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(2))
     for mode in ("speed", "memory"):
         new = rewrite(graph, drop, keep, mode)
@@ -254,7 +255,7 @@ def test_any_selection_gives_a_valid_step_with_the_same_values(
 @settings(max_examples=25, deadline=None)
 def test_no_step_that_fits_is_below_the_bound(trace: StepTrace, data: st.DataObject) -> None:
     pytest.importorskip("highspy")
-    graph = Graph(trace)
+    graph = RecomputeGraph(trace)
     drop, keep = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(2))
     new = rewrite(graph, drop, keep)
     assert lower_bound_us(graph, LINK, new.step.peak_bytes) <= new.step.compute_us + 1e-3
@@ -266,7 +267,7 @@ def _bools(count: int) -> st.SearchStrategy[list[bool]]:
 
 def test_copies_that_go_after_each_use_lower_the_peak() -> None:
     for layers, pages in itertools.product((4, 9, 16), (2, 8)):
-        graph = Graph(training(layers, pages=pages))
+        graph = RecomputeGraph(training(layers, pages=pages))
         nothing: Bools = np.zeros(graph.step.n_tensors, bool)
         memory = rewrite(graph, graph.droppable, nothing, "memory")
         speed = rewrite(graph, graph.droppable, nothing, "speed")
@@ -277,8 +278,8 @@ def test_copies_that_go_after_each_use_lower_the_peak() -> None:
 @given(graphs())
 @settings(max_examples=60, deadline=None)
 def test_the_reduced_step_has_the_same_decisions(trace: StepTrace) -> None:
-    graph = Graph(trace)
-    small = Graph(*reduced(trace, graph.forward, graph.last_wanted))
+    graph = RecomputeGraph(trace)
+    small = RecomputeGraph(*reduced(trace, graph.forward, graph.last_wanted))
     assert (small.droppable == graph.droppable).all()
     nothing: Bools = np.zeros(trace.n_tensors, bool)
     whole, less = (rewrite(one, one.droppable, nothing) for one in (graph, small))
@@ -289,13 +290,13 @@ def test_the_reduced_step_has_the_same_decisions(trace: StepTrace) -> None:
         assert less.step.compute_us == pytest.approx(whole.step.compute_us)
 
 
-def budget_of(graph: Graph, share: float) -> int:
+def budget_of(graph: RecomputeGraph, share: float) -> int:
     return int(graph.step.peak_bytes * share) // PAGE * PAGE
 
 
 @pytest.mark.parametrize("share", [0.7, 0.5, 0.4])
 def test_the_search_is_never_slower_than_recompute_or_swap_alone(share: float) -> None:
-    graph = Graph(training(24, us=1500.0))
+    graph = RecomputeGraph(training(24, us=1500.0))
     search = Search(graph, LINK, budget_of(graph, share))
     best = search.best()
     alone = search.recompute_only()
@@ -308,17 +309,19 @@ def test_the_search_is_never_slower_than_recompute_or_swap_alone(share: float) -
 
 
 def test_a_step_that_fits_is_left_alone() -> None:
-    graph = Graph(training(8))
-    planner = Planner(graph, LINK, 2 * graph.step.peak_bytes)
-    for mode in ("umem", "recompute", "swap", "capuchin"):
+    graph = RecomputeGraph(training(8))
+    planner = RecomputePlanner(graph, LINK, 2 * graph.step.peak_bytes)
+    for mode in ("auto", "recompute", "swap"):
         new = planner.plan(mode)
         assert new is not None
         assert not new.again.any()
+    capuchin = module("recompute_capuchin").planned(graph, LINK, planner.budget)
+    assert not capuchin.again.any()
 
 
 def test_the_bound_is_below_what_the_search_finds() -> None:
     pytest.importorskip("highspy")
-    graph = Graph(training(24, us=300.0))
+    graph = RecomputeGraph(training(24, us=300.0))
     budget = budget_of(graph, 0.4)
     search = Search(graph, LINK, budget)
     bound = lower_bound_us(graph, LINK, budget)
@@ -326,15 +329,11 @@ def test_the_bound_is_below_what_the_search_finds() -> None:
 
 
 def test_capuchin_swaps_what_hides_and_recomputes_what_is_cheap() -> None:
-    slow = Graph(training(16, us=20_000.0))  # all transfers hide
-    planner = Planner(slow, LINK, budget_of(slow, 0.6))
-    new = planner.plan("capuchin")
-    assert new is not None
-    assert not new.dropped.any()
-    quick = Graph(training(16, us=50.0))  # none does
-    new = Planner(quick, LINK, budget_of(quick, 0.6)).plan("capuchin")
-    assert new is not None
-    assert new.dropped.any()
+    capuchin = module("recompute_capuchin")
+    slow = RecomputeGraph(training(16, us=20_000.0))  # all transfers hide
+    assert not capuchin.planned(slow, LINK, budget_of(slow, 0.6)).dropped.any()
+    quick = RecomputeGraph(training(16, us=50.0))  # none does
+    assert capuchin.planned(quick, LINK, budget_of(quick, 0.6)).dropped.any()
 
 
 def test_blocks_keep_their_inputs() -> None:
@@ -354,7 +353,7 @@ def test_blocks_keep_their_inputs() -> None:
     ops += [Op("linear_backward", [t], [len(tensors) - 1]) for t in reversed(made)]
     for tensor in range(2, len(tensors)):
         tensors[tensor].life = _life(ops, tensor)
-    graph = Graph(step(tensors, ops))
+    graph = RecomputeGraph(step(tensors, ops))
     kept = np.flatnonzero(per_block(graph).keep).tolist()
     assert kept == carried[:-1]  # nobody reads the last one in forward
 
@@ -362,8 +361,8 @@ def test_blocks_keep_their_inputs() -> None:
 def test_modes_are_checked_by_name() -> None:
     for mode in MODES:
         check(mode)
-    with pytest.raises(ConfigError, match="did you mean hybrid"):
-        check("hybird")
+    with pytest.raises(ConfigError, match="did you mean per_block"):
+        check("perblock")
 
 
 def test_a_plan_goes_through_json() -> None:
@@ -375,5 +374,5 @@ def test_a_plan_goes_through_json() -> None:
     with pytest.raises(PlanError, match="speed, memory"):
         RecomputePlan((), (), "fast")  # type: ignore[arg-type]
     for bad in ({}, {**plan.as_dict(), "drop": ["0"]}, {**plan.as_dict(), "names": "relu"}):
-        with pytest.raises(PlanError, match="no recompute plan"):
+        with pytest.raises(PlanError, match="not a recompute plan"):
             RecomputePlan.from_dict(bad)

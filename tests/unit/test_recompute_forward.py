@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from umem.errors import StateError  # noqa: E402
-from umem.plan.recompute.plan import RecomputePlan  # noqa: E402
-from umem.recompute.forward import Prepared, Tally, dropping  # noqa: E402
+from umem.recompute.executor.forward import Prepared, Tally, dropping  # noqa: E402
+from umem.recompute.planner.plan import RecomputePlan  # noqa: E402
 
 Mode = Literal["speed", "memory"]
 MODES = pytest.mark.parametrize("mode", ["speed", "memory"])

@@ -1,4 +1,4 @@
-"""Random programs, with views and ops in place, under random plans: gradients are never others."""
+"""Random programs, with views and ops in place, under random plans: gradients never differ."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from support.recompute import names_of  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from umem.plan.recompute.plan import RecomputePlan  # noqa: E402
-from umem.recompute.forward import Prepared, dropping  # noqa: E402
+from umem.recompute.executor.forward import Prepared, dropping  # noqa: E402
+from umem.recompute.planner.plan import RecomputePlan  # noqa: E402
 
 Op = Callable[[Any, Any], Any]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import synthetic
 from support.steps import Tensor, make_step, steps
 
-from umem import replay
+from umem.analysis import bounds
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import MIB
 from umem.cli import main
-from umem.devices import DeviceProfile
 from umem.errors import ConfigError, OutOfMemoryError, TraceError
-from umem.plan import bounds
 from umem.policies import registry
 from umem.policies.base import Plan
-from umem.trace import synthetic
+from umem.simulation import replay
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
-from umem.trace.step import Kind, StepTrace
-from umem.trace.steps import StepBuilder
+from umem.trace.step_builder import StepBuilder
+from umem.trace.step_trace import Kind, StepTrace
 from umem.trace.writer import Writer
-from umem.units import MIB
 
 PAGE = 2 * MIB
 # A page takes 10 µs in and 20 µs out.
@@ -56,8 +56,8 @@ def write(path: Path, events: object, device: str = "a100-pcie4") -> Path:
 
 
 def test_where_all_fits_nothing_moves_and_the_step_is_its_compute_time() -> None:
-    for policy in ("lru", "umem", "belady"):
-        result = replay.simulate(cyclic_step(), policy, LINK, 12 * PAGE)
+    for policy in ("lru", "auto", "belady"):
+        result = replay.replay_step(cyclic_step(), policy, LINK, 12 * PAGE)
         assert result.step_us == pytest.approx(3000.0)
         assert (result.compute_us, result.stall_us) == (pytest.approx(3000.0), pytest.approx(0.0))
         assert (result.bytes_in, result.bytes_out, result.bound_bytes_in) == (0, 0, 0)
@@ -68,7 +68,7 @@ def test_where_all_fits_nothing_moves_and_the_step_is_its_compute_time() -> None
 
 def test_lru_on_a_cyclic_step_reloads_everything_one_after_the_other() -> None:
     """Before each op: 4 pages out in 80 µs, then 4 in in 40 µs; no op hides any of it."""
-    result = replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE)
+    result = replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE)
     assert (result.bytes_in, result.bytes_out) == (12 * PAGE, 12 * PAGE)
     assert result.step_us == pytest.approx(3 * (1000 + 80 + 40), rel=1e-3)
     assert result.stall_us == pytest.approx(3 * 120, rel=1e-2)
@@ -78,7 +78,7 @@ def test_lru_on_a_cyclic_step_reloads_everything_one_after_the_other() -> None:
 
 def test_a_plan_hides_the_weights_that_stream_by() -> None:
     """If one stayed, the others would change places once in the open; so all three take turns."""
-    result = replay.simulate(cyclic_step(), "umem", LINK, 8 * PAGE)
+    result = replay.replay_step(cyclic_step(), "auto", LINK, 8 * PAGE)
     assert (result.bytes_in, result.bytes_out) == (12 * PAGE, 0)
     assert result.step_us == result.floor_us == pytest.approx(3000, rel=1e-3)
     assert (result.plan_misses, result.prefetched_unused) == (0, 0)
@@ -89,24 +89,24 @@ def test_a_plan_hides_all_moves_where_there_is_time_between() -> None:
     """Activations leave behind the ops that follow their making, and return in time."""
     step = step_of(synthetic.chain(6, 2 * PAGE, us=1000.0, steps=2))
     room = 6 * PAGE
-    lru, umem = (replay.simulate(step, name, LINK, room) for name in ("lru", "umem"))
+    lru, umem = (replay.replay_step(step, name, LINK, room) for name in ("lru", "auto"))
     assert umem.step_us == pytest.approx(umem.compute_us, rel=1e-3)
     assert umem.bytes_in == umem.bound_bytes_in == lru.bytes_in == 6 * PAGE
     assert lru.step_us == pytest.approx(12_000 + 3 * 60)  # each tensor: out, then in, in the open
 
 
 def test_a_budget_below_the_largest_op_is_raised_and_said() -> None:
-    result = replay.simulate(cyclic_step(), "lru", LINK, PAGE)
-    assert result.budget == replay.least_budget(cyclic_step()) == 5 * PAGE  # 1.05 * 4 pages
+    result = replay.replay_step(cyclic_step(), "lru", LINK, PAGE)
+    assert result.budget == replay.min_budget(cyclic_step()) == 5 * PAGE  # 1.05 * 4 pages
     assert result.raised_from == PAGE
     assert "raised to 10 MiB" in replay.raised_note(result)
-    fits = replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE + 1)
+    fits = replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE + 1)
     assert (fits.budget, fits.raised_from) == (8 * PAGE, None)  # whole pages
 
 
 def test_a_slower_link_is_slower() -> None:
     slow = DeviceProfile("slow", PAGE / 100, PAGE / 200, 45.0, 1 << 40, "made up")
-    result = replay.simulate(cyclic_step(), "lru", slow, 8 * PAGE)
+    result = replay.replay_step(cyclic_step(), "lru", slow, 8 * PAGE)
     assert result.step_us == pytest.approx(3 * (1000 + 800 + 400), rel=1e-3)
 
 
@@ -117,7 +117,7 @@ def test_a_slower_link_is_slower() -> None:
 def test_no_policy_is_below_the_bounds(policy: str) -> None:
     step = step_of(synthetic.training(8, 2 * PAGE, 5 * PAGE, 3, us=200.0, small=2, optimizer=True))
     for share in (0.75, 0.5, 0.3):
-        _hold_bounds(replay.simulate(step, policy, LINK, int(share * step.peak_bytes)))
+        _hold_bounds(replay.replay_step(step, policy, LINK, int(share * step.peak_bytes)))
 
 
 @given(steps(), st.sampled_from(ALL), st.floats(0.3, 1.0))
@@ -125,7 +125,7 @@ def test_no_policy_is_below_the_bounds(policy: str) -> None:
 def test_no_policy_is_below_the_bounds_on_random_steps(
     step: StepTrace, policy: str, share: float
 ) -> None:
-    _hold_bounds(replay.simulate(step, policy, LINK, int(share * step.peak_bytes)))
+    _hold_bounds(replay.replay_step(step, policy, LINK, int(share * step.peak_bytes)))
 
 
 def _hold_bounds(result: replay.Result) -> None:
@@ -138,7 +138,7 @@ def _hold_bounds(result: replay.Result) -> None:
 def test_the_planner_is_not_slower_than_lru_on_a_training() -> None:
     step = step_of(synthetic.training(16, 2 * PAGE, 8 * PAGE, 3, us=400.0))
     lru, umem = (
-        replay.simulate(step, name, LINK, step.peak_bytes // 2) for name in ("lru", "umem")
+        replay.replay_step(step, name, LINK, step.peak_bytes // 2) for name in ("lru", "auto")
     )
     assert umem.step_us < 0.95 * lru.step_us
     assert umem.bytes_in <= lru.bytes_in
@@ -152,8 +152,8 @@ def test_a_file_and_its_last_step_give_the_same_figures(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl.gz", events)
     step, peak, device, _ = replay.load(path)
     assert (peak, device) == (step.peak_bytes, "a100-pcie4")
-    for policy in ("lru", "umem"):
-        alone = replay.simulate(step, policy, LINK, peak // 2)
+    for policy in ("lru", "auto"):
+        alone = replay.replay_step(step, policy, LINK, peak // 2)
         whole = replay.replay_file(path, policy, LINK, peak // 2)
         for key in ("step_us", "bytes_in", "bytes_out", "compute_us", "floor_us"):
             assert getattr(whole, key) == pytest.approx(getattr(alone, key), rel=2e-3), key
@@ -178,7 +178,7 @@ def test_what_follows_the_last_step_is_not_replayed(
     end = [*(Free(i) for i in range(3)), Step(), Alloc(9, PAGE), Op("last", (9,), ())]
     path = write(tmp_path / "t.jsonl", [*cyclic_events(), *end])
     assert replay.load(path).lines == replay.load(alone).lines
-    for policy in ("lru", "umem"):
+    for policy in ("lru", "auto"):
         results = [replay.replay_file(file, policy, LINK, 8 * PAGE) for file in (path, alone)]
         for key in ("step_us", "bytes_in", "steps", "events"):
             assert len({getattr(result, key) for result in results}) == 1, key
@@ -198,15 +198,15 @@ def test_what_lives_past_the_step_goes_round() -> None:
     """A gradient that the next step frees is no leak: each repeat is as the one before."""
     step = step_of(synthetic.training(4, PAGE, PAGE, 3, optimizer=True))
     assert Kind.CARRIED in step.kind
-    result = replay.simulate(step, "lru", LINK, 2 * step.peak_bytes, repeats=5)
+    result = replay.replay_step(step, "lru", LINK, 2 * step.peak_bytes, repeats=5)
     assert result.peak_resident <= step.peak_bytes + PAGE
 
 
 def test_bad_arguments() -> None:
     with pytest.raises(ConfigError, match="repeats=0"):
-        replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, repeats=0)
+        replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, repeats=0)
     with pytest.raises(ConfigError, match="did you mean lru"):
-        replay.simulate(cyclic_step(), "lur", LINK, 8 * PAGE)
+        replay.replay_step(cyclic_step(), "lur", LINK, 8 * PAGE)
 
     class Silent:
         name = "silent"
@@ -215,13 +215,13 @@ def test_bad_arguments() -> None:
             return None
 
     with pytest.raises(ConfigError, match="'silent' made no plan"):
-        replay.simulate(cyclic_step(), Silent(), LINK, 8 * PAGE)
+        replay.replay_step(cyclic_step(), Silent(), LINK, 8 * PAGE)
 
 
 def test_a_host_budget_that_is_too_small_is_an_error() -> None:
     with pytest.raises(MemoryError):
-        replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=PAGE)
-    replay.simulate(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=64 * PAGE)  # as before
+        replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=PAGE)
+    replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=64 * PAGE)  # as before
 
 
 def test_out_of_memory_in_a_file_has_its_place(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ KEYS = {
 def test_json_has_one_object_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "t.jsonl", synthetic.training(6, 2 * PAGE, 4 * PAGE, 2))
     peak = replay.load(path)[1]
-    words = ["--policy", "lru", "umem", "--budget", "50%", "2GiB", "--json", "--link", "50"]
+    words = ["--policy", "lru", "auto", "--budget", "50%", "2GiB", "--json", "--link", "50"]
     assert main(["replay", str(path), *words]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [set(row) for row in rows] == [KEYS] * 4
     assert {row["device"] for row in rows} == {"a100-pcie4+50GB/s"}
-    assert [row["policy"] for row in rows] == ["lru", "umem"] * 2
+    assert [row["policy"] for row in rows] == ["lru", "auto"] * 2
     assert [row["budget"] for row in rows[2:]] == [2048 * MIB] * 2
     assert {row["budget"] for row in rows[:2]} == {int(peak * 0.5) // PAGE * PAGE}
     assert all(math.isfinite(row["events_per_s"]) and row["events_per_s"] > 0 for row in rows)
@@ -271,14 +271,14 @@ def test_the_table_marks_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "reason"),
     [
         (["--budget", "auto"], "--budget auto: a trace has no free memory"),
-        (["--budget", "0%"], "'0%' is not above 0%"),
-        (["--budget", "200%"], "up to 100%"),
+        (["--budget", "0%"], "'0%' is not a percentage above 0"),
+        (["--budget", "200%"], "above 0 and up to 100"),
         (["--budget", "x"], "--budget: 'x' is not a number of bytes"),
         (["--policy", "lur"], "did you mean lru?"),
         (["--device", "a100"], "a100-pcie4"),
         (["--link", "0"], "allowed: a number above 0"),
         (["--link", "nan"], "allowed: a number above 0"),
-        (["--repeat", "0"], "--repeat 0; allowed: 1 and up"),
+        (["--repeat", "0"], "--repeat 0; allowed: at least 1"),
         (["--host-budget", "0"], "--host-budget 0"),
         (["--profile", "missing.toml"], "missing.toml"),
     ],
@@ -315,9 +315,9 @@ def test_a_replay_that_fails_stops_no_other(
     assert good["bytes_in"] == 0
 
 
-def test_least_budget_is_the_bounds_own() -> None:
+def test_min_budget_is_that_of_the_bounds() -> None:
     step = cyclic_step()
-    assert replay.least_budget(step) == bounds.least_budget(step)
+    assert replay.min_budget(step) == bounds.min_budget(step)
 
 
 def test_resident_budget_is_where_nothing_moves() -> None:
@@ -327,7 +327,7 @@ def test_resident_budget_is_where_nothing_moves() -> None:
     least = replay.resident_budget(step, LINK)
     # Small tensors share a segment or two, which the sum of their bytes is no whole number of.
     assert step.peak_bytes <= least <= step.peak_bytes + 3 * PAGE
-    enough, less = (replay.simulate(step, "lru", LINK, least - n) for n in (0, PAGE))
+    enough, less = (replay.replay_step(step, "lru", LINK, least - n) for n in (0, PAGE))
     assert enough.bytes_in == enough.bytes_out == 0
     assert less.bytes_in + less.bytes_out > 0
 

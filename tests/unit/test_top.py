@@ -1,20 +1,21 @@
-"""What `umem top` shows of two samples, and what `umem.summary()` is in a notebook."""
+"""The display of `umem top` for two samples, and `umem.summary()` in a notebook."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from umem.report import text, top
-from umem.statistics import Stats
-from umem.units import GIB, MIB
+from umem.base.stats import Stats
+from umem.base.units import GIB, MIB
+from umem.monitor import summary as text
+from umem.monitor import top
 
 NAMES = [field.name for field in dataclasses.fields(Stats)]
 
 
 def sample(seconds: float, pid: int = 7, program: str = "train.py", **stats: int) -> dict[str, Any]:
     return {
-        "pid": pid, "program": program, "time": seconds, "device": "cuda", "policy": "umem",
+        "pid": pid, "program": program, "time": seconds, "device": "cuda", "policy": "auto",
         "allocator": "subclass", "stats": {**dict.fromkeys(NAMES, 0), **stats},
         "tags": {
             "param": {"blocks": 2, "bytes": 8 * MIB, "resident_bytes": 2 * MIB},
@@ -35,7 +36,7 @@ def test_rates_are_of_the_time_between() -> None:
     assert view["plan_hit_share"] == 0.9
     shown = top.render(view)
     assert "lane in   5 GiB, 2 GiB/s" in shown
-    assert "90.0 % of ops as planned (190 of 210 in all)" in shown
+    assert "90.0 % of ops as planned (190 of 210 in total)" in shown
 
 
 def test_without_an_earlier_sample_there_are_no_rates() -> None:
@@ -66,7 +67,7 @@ def test_a_programs_name_moves_no_cursor() -> None:
 
 def test_a_summary_is_text_and_a_table() -> None:
     stats = Stats(**{**dict.fromkeys(NAMES, 0), "budget_bytes": 32 * MIB, "evictions": 5})
-    words = {"device": "soft", "policy": "<lru>", "allocator": "subclass: a & b"}
+    words: Any = {"device": "soft", "policy": "<lru>", "allocator": "subclass: a & b"}
     summary = text.Summary(stats, **words)
     assert summary == str(summary) == repr(summary) == text.summary(stats, **words)
     table = summary._repr_html_()

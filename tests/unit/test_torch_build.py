@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from umem import torch_build
 from umem.errors import NotSupportedError
+from umem.integrations.torch import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ class Project:
         return str(path)
 
     def find_or_build(self, cxx: str | None = None, log: list[str] | None = None) -> Path:
-        return torch_build.find_or_build(
+        return build.find_or_build(
             self.cache,
             (log if log is not None else []).append,
             package_dirs=[self.package],
@@ -83,7 +83,7 @@ def project(tmp_path: Path) -> Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     made.package.mkdir()
-    (made.package / torch_build.LIBRARY).write_bytes(b"")
+    (made.package / build.LIBRARY).write_bytes(b"")
     return made
 
 
@@ -103,7 +103,7 @@ def test_builds_once_and_says_so(project: Project) -> None:
 
 
 def test_the_installed_extension_comes_first_and_needs_no_compiler(project: Project) -> None:
-    torch_build.build(
+    build.build(
         project.package,
         package_dirs=[project.package],
         sources=project.sources,
@@ -126,18 +126,18 @@ def test_the_installed_extension_comes_first_and_needs_no_compiler(project: Proj
 def test_key_follows_the_files_that_are_compiled(
     project: Project, name: str, changes: bool
 ) -> None:
-    before = torch_build.key(project.sources, False)
+    before = build.key(project.sources, False)
     path = project.sources / name
     path.write_text(path.read_text() + "// changed\n")
-    assert (torch_build.key(project.sources, False) != before) is changes
+    assert (build.key(project.sources, False) != before) is changes
 
 
 def test_key_follows_the_torch_version(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    before = torch_build.key(project.sources, False)
+    before = build.key(project.sources, False)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    assert torch_build.key(project.sources, False) != before
+    assert build.key(project.sources, False) != before
 
 
 def test_second_process_waits_for_the_first(project: Project) -> None:
@@ -145,7 +145,7 @@ def test_second_process_waits_for_the_first(project: Project) -> None:
         """
         import sys
         from pathlib import Path
-        from umem import torch_build
+        from umem.integrations.torch import build as torch_build
         root, cxx = Path(sys.argv[1]), sys.argv[2]
         print(torch_build.find_or_build(
             root / "cache", package_dirs=[root / "package"], sources=root / "src", cxx=cxx))
@@ -185,7 +185,7 @@ def test_compile_error_shows_its_first_lines_and_the_log(project: Project) -> No
         project.find_or_build("c++")
     message = str(caught.value)
     assert "nonsense" in message
-    log = Path(message.rsplit("The whole log is in ", 1)[1].rstrip("."))
+    log = Path(message.rsplit("The full log is in ", 1)[1].rstrip("."))
     assert "nonsense" in log.read_text()
     assert list(project.cache.glob("*.so")) == []
 
@@ -206,7 +206,7 @@ def test_cache_that_cannot_be_written_names_the_option(project: Project) -> None
 
 
 def test_missing_library_and_sources_say_how_to_install(project: Project) -> None:
-    (project.package / torch_build.LIBRARY).unlink()
+    (project.package / build.LIBRARY).unlink()
     with pytest.raises(NotSupportedError, match=r"libumem\.so.*pip install"):
         project.find_or_build(project.compiler())
     (project.sources / "torch_ext" / "module.cpp").unlink()
@@ -217,13 +217,13 @@ def test_missing_library_and_sources_say_how_to_install(project: Project) -> Non
 def test_a_file_that_is_no_extension_is_a_clear_error(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, torch_build.NAME, raising=False)
-    monkeypatch.setattr(torch_build, "_source_dir", lambda _dirs: project.sources)
+    monkeypatch.delitem(sys.modules, build.NAME, raising=False)
+    monkeypatch.setattr(build, "_source_dir", lambda _dirs: project.sources)
     broken = project.find_or_build(project.compiler())
     broken.write_bytes(b"not a library")
     with pytest.raises(NotSupportedError, match="cannot be loaded"):
-        torch_build.load(project.cache, package_dirs=[project.package])
-    assert torch_build.NAME not in sys.modules
+        build.load(project.cache, package_dirs=[project.package])
+    assert build.NAME not in sys.modules
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
@@ -231,7 +231,7 @@ def test_our_own_sources_compile_without_warnings() -> None:
     sources = ROOT / "src"
     if not (sources / "torch_ext").is_dir():
         pytest.skip("not in a source tree")
-    flags = torch_build.compile_flags(sources, False)
+    flags = build.compile_flags(sources, False)
     # The smallest units; the whole extension is built by the integration tests.
     for name in ("cpu_allocator.cpp", "thread_state.cpp"):
         command = ["c++", *flags, "-Werror", "-fsyntax-only", str(sources / "torch_ext" / name)]
@@ -252,12 +252,12 @@ def cuda_project(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     (include / "cuda.h").touch()
     (include / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  13000\n")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch_build, "_cuda_include_dirs", lambda _version: [include])
+    monkeypatch.setattr(build, "_cuda_include_dirs", lambda _version: [include])
     return project
 
 
 def test_the_cuda_part_is_built_where_torch_and_the_headers_have_it(cuda_project: Project) -> None:
-    assert torch_build.cuda_problem() is None
+    assert build.cuda_problem() is None
     cuda_project.find_or_build(cuda_project.compiler())
     compiled = [call for call in cuda_project.calls if " -c " in call]
     (linked,) = [call for call in cuda_project.calls if "-shared " in call]
@@ -273,7 +273,7 @@ def test_without_cuda_in_torch_there_is_no_cuda_part(
     import torch
 
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert torch_build.cuda_problem() == "this torch is built without CUDA"
+    assert build.cuda_problem() == "this torch is built without CUDA"
     cuda_project.find_or_build(cuda_project.compiler())
     assert not any("/cuda/part.cpp" in call for call in cuda_project.calls)
     assert not any(
@@ -290,7 +290,7 @@ def test_without_cudas_headers_it_is_built_without_and_says_why(
         header.unlink()
     else:
         header.write_text("#define CUDART_VERSION 12080\n")
-    problem = torch_build.cuda_problem()
+    problem = build.cuda_problem()
     assert problem is not None
     for words in ("CUDA 13", str(header.parent), "nvidia-cuda-runtime==13.*", "CUDA_HOME"):
         assert words in problem
@@ -299,7 +299,7 @@ def test_without_cudas_headers_it_is_built_without_and_says_why(
 
 
 def test_an_extension_with_cuda_is_found_where_the_headers_are_gone(cuda_project: Project) -> None:
-    built = torch_build.build(
+    built = build.build(
         cuda_project.package,
         package_dirs=[cuda_project.package],
         sources=cuda_project.sources,
@@ -311,9 +311,9 @@ def test_an_extension_with_cuda_is_found_where_the_headers_are_gone(cuda_project
 
 def test_key_follows_the_cuda_part(cuda_project: Project) -> None:
     part = cuda_project.sources / "torch_ext" / "cuda" / "part.cpp"
-    keys = [torch_build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
+    keys = [build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
     part.write_text("int c;\n")
-    now = [torch_build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
+    now = [build.key(cuda_project.sources, with_cuda) for with_cuda in (False, True)]
     assert keys[0] != keys[1]
     assert now[0] == keys[0]
     assert now[1] != keys[1]
@@ -323,5 +323,5 @@ def test_headers_are_taken_from_the_toolkit_that_cuda_home_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr(torch_build.importlib.util, "find_spec", lambda _name: None)
-    assert tmp_path / "include" in torch_build._cuda_include_dirs("13.0")
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _name: None)
+    assert tmp_path / "include" in build._cuda_include_dirs("13.0")

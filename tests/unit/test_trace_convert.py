@@ -1,4 +1,4 @@
-"""`umem trace info` and `umem trace convert`, as their users run them."""
+"""`umem trace info` and `umem trace convert`, run as users run them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.synthetic import random_trace, training
 
 from umem import TraceError
 from umem.cli import main
-from umem.trace import snapshot
+from umem.trace import torch_snapshot
 from umem.trace.convert import convert
 from umem.trace.info import examine
 from umem.trace.reader import read
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
-from umem.trace.steps import read_step
-from umem.trace.synthetic import random_trace, training
+from umem.trace.step_builder import read_step
 from umem.trace.writer import Writer
 
 MIB = 1 << 20
@@ -39,8 +39,8 @@ def write(path: Path, events: Iterable[Event]) -> Path:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Two steps by hand; the peak is in the second step's first op, inside it."""
-    step = [Alloc(2, 3 * MIB, "activation"), Op("mm", (1,), (2,), 5.0), Free(2), Step()]
-    events = [Alloc(1, 4 * MIB, "param", "linear"), *step]
+    step: list[Any] = [Alloc(2, 3 * MIB, "activation"), Op("mm", (1,), (2,), 5.0), Free(2), Step()]
+    events: list[Any] = [Alloc(1, 4 * MIB, "param", "linear"), *step]
     events += [step[0], Alloc(3, MIB, "workspace"), Free(3), *step[1:]]
     return write(tmp_path / "small.jsonl", [*events, Op("end", (1,), (1,))])
 
@@ -78,7 +78,7 @@ def test_info_says_what_the_trace_holds(small: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "8 MiB live in op 1, mm" in text
     assert "3 MiB   37.5%  activation" in text
-    assert "3, 1 of them without a time" in text
+    assert "3, 1 without a time" in text
     assert "1 of 4 tensors are below 2 MiB, with 9.1% of what is allocated" in text
 
 
@@ -112,7 +112,7 @@ def test_names_from_a_file_stay_on_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "t.jsonl"
-    events = [Alloc(1, MIB, "a\nb\x1b[31m", "\x00"), Op("x\ry", (1,), ())]
+    events: list[Any] = [Alloc(1, MIB, "a\nb\x1b[31m", "\x00"), Op("x\ry", (1,), ())]
     with Writer(path, Header("d\n", "s\n", "n\n")) as writer:
         for event in events:
             writer.write(event)
@@ -144,7 +144,16 @@ def test_the_last_step_alone_is_planned_the_same(tmp_path: Path) -> None:
     alone = tmp_path / "b.jsonl"
     assert main(["trace", "convert", str(whole), str(alone), "--step", "last"]) == 0
     before, after = read_step(whole), read_step(alone)
-    for name in ("op_us", "bytes", "kind", "first", "last", "twin", "source", "access_tensor"):
+    for name in (
+        "op_us",
+        "bytes",
+        "kind",
+        "first",
+        "last",
+        "next_alias",
+        "source",
+        "access_tensor",
+    ):
         assert getattr(before, name).tolist() == getattr(after, name).tolist()
     info = examine(alone)
     assert (info.steps, info.ops) == (1, 12)
@@ -240,12 +249,12 @@ class Evil:
     [
         (Evil(), "not a pickle of a memory snapshot: it names "),
         ({"segments": [Path("x")]}, "it names pathlib"),
-        ([1], "not as torch.cuda.memory._snapshot"),
+        ([1], "not as torch.cuda.memory._snapshot writes it"),
         ({"segments": []}, "KeyError: 'device_traces'"),
         (snapshot_of([]), "the snapshot has no history"),
-        (snapshot_of([entry("alloc", -1, 1)]), "'-1' is no address or size"),
-        (snapshot_of([entry("alloc", 1, 1 << 61)]), "is no address or size"),
-        (snapshot_of([entry("alloc", 1, "x")]), "'x' is no address or size"),  # type: ignore[arg-type]
+        (snapshot_of([entry("alloc", -1, 1)]), "'-1' is not an address or a size"),
+        (snapshot_of([entry("alloc", 1, 1 << 61)]), "is not an address or a size"),
+        (snapshot_of([entry("alloc", 1, "x")]), "'x' is not an address or a size"),
         (snapshot_of(["alloc"]), "TypeError"),  # type: ignore[list-item]
     ],
 )
@@ -288,7 +297,7 @@ def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
     events: list[Event] = []
     failure = f"{path}: "
     try:
-        events.extend(snapshot.read(path)[1])
+        events.extend(torch_snapshot.read(path)[1])
     except TraceError as error:
         failure = str(error)
     assert failure.startswith(f"{path}: ")
@@ -305,11 +314,14 @@ def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
         (["convert", "none.jsonl", "t.jsonl"], "none.jsonl: No such file or directory"),
         (["convert", "bad.jsonl", "t.jsonl"], "bad.jsonl:3: free of id 7"),
         (["convert", "bad.jsonl", "t.json"], "bad.jsonl:3: free of id 7"),
-        (["convert", "bad.jsonl", "t.csv"], "t.csv: the name must end in .jsonl, .jsonl.gz, .json"),
+        (
+            ["convert", "bad.jsonl", "t.csv"],
+            "t.csv: not a known format; the name must end in .jsonl, ",
+        ),
         (["convert", "bad.jsonl", "no/t.jsonl"], "no/t.jsonl: No such file or directory"),
         (["convert", "bad.jsonl", "no/t.json"], "no/t.json: No such file or directory"),
-        (["convert", "bad.jsonl", "t.jsonl", "--gpu", "0"], "only a memory snapshot has several"),
-        (["convert", "empty.jsonl", "t.jsonl", "--step", "last"], "there is no step"),
+        (["convert", "bad.jsonl", "t.jsonl", "--gpu", "0"], "--gpu is for memory snapshots"),
+        (["convert", "empty.jsonl", "t.jsonl", "--step", "last"], "no step: the trace has no op"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_nothing(
@@ -351,7 +363,7 @@ def test_what_is_whole_of_a_trace_cut_off_is_kept(
     assert 0 < len(kept) < len(events)
     if ending == ".jsonl":
         assert len(kept) == cut.read_bytes().count(b"\n") - 1
-    assert f"cut off: {len(kept) + 1} whole lines are left" in caplog.text
+    assert f"cut off; {len(kept) + 1} whole lines were read" in caplog.text
 
 
 def test_partial_keeps_all_of_a_whole_trace_and_refuses_a_damaged_one(tmp_path: Path) -> None:

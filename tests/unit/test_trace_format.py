@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.synthetic import random_trace, training
 
 from umem import TraceError
 from umem.trace import reader
 from umem.trace.reader import read
 from umem.trace.schema import MAX_BYTES, MAX_ID, Alloc, Event, Free, Header, Op, Step, Validator
-from umem.trace.step import Kind
-from umem.trace.steps import read_step
-from umem.trace.synthetic import random_trace, training
+from umem.trace.step_builder import read_step
+from umem.trace.step_trace import Kind
 from umem.trace.writer import Writer, to_json
 
 HEADER = '{"kind":"umem-trace","v":1,"device":"d","source":"s","note":"n"}\n'
@@ -179,7 +179,10 @@ BAD: dict[str, tuple[str | bytes, str]] = {
         HEADER + '{"e":"step","x":' + "[" * 20 + "]" * 20 + "}\n",
         "2: 'x' is nest",
     ),
-    "extra inf": (HEADER + '{"e":"step","x":[1e999]}\n', "2: 'x' holds inf, which JSON has not"),
+    "extra inf": (
+        HEADER + '{"e":"step","x":[1e999]}\n',
+        "2: 'x' holds inf, which JSON cannot hold",
+    ),
     "a long line": (
         HEADER + '{"e":"step","x":"' + "y" * (1 << 20) + '"}\n',
         "2: the line is longer",
@@ -280,7 +283,7 @@ def test_the_writer_refuses_what_cannot_be_read(tmp_path: Path) -> None:
             (Op("x", (), (), float("nan")), ":5: us is nan; allowed"),
             (Step({"e": 1}), ":6: 'e' is a key of the format"),
             (Step({"x": object()}), ":7: 'x' holds a object"),
-            ("step", ":8: str is no event"),
+            ("step", ":8: str is not an event"),
         ]
         for event, reason in refused:
             with pytest.raises(TraceError, match=reason):

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable
 
 import pytest
+from support.synthetic import chain, cyclic, random_trace, training
 
 from umem.trace.schema import Alloc, Event, Free, Op, Validator
-from umem.trace.synthetic import chain, cyclic, random_trace, training
 
 
 def reloads(events: Iterable[Event], capacity: int) -> int:

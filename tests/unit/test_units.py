@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.units import GIB, KIB, MIB, format_bytes, parse_bytes, parse_percent
+from umem.base.units import GIB, KIB, MIB, format_bytes, parse_bytes, parse_percent
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_whole_numbers_scale_exactly(number: int, unit: str) -> None:
 @given(st.integers(0, 1 << 50))
 def test_what_is_formatted_reads_back_closely(count: int) -> None:
     back = parse_bytes(format_bytes(count))
-    assert abs(back - count) <= count * 0.005
+    assert abs(back - count) <= count * 0.005 + 1  # a whole number of bytes is cut off
     if count % MIB == 0 and count < GIB:
         assert back == count
 

@@ -1,22 +1,49 @@
-"""The command line: ``umem COMMAND ...``. One module a command; see base.Command."""
+"""The command line: ``umem COMMAND ...``. One module per command; see base.Command."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
+import signal
 import sys
 from typing import cast
 
-from .. import __version__
-from ..errors import UmemError
-from ..values import did_you_mean
+from ..base.version import __version__
+from ..errors import UmemError, did_you_mean
 from .base import Command
 
-COMMANDS = ("run", "plan", "estimate", "advise", "doctor", "demo", "replay", "trace", "top")
+COMMANDS = ("run", "plan", "estimate", "lint", "doctor", "demo", "replay", "trace", "top")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code, 2 for errors of the user or the machine."""
+    """Run one command; return its exit code, 2 for errors of the user or the machine.
+
+    A reader of stdout that closes it early, as `head` does, ends the command silently, with the
+    exit code that a shell reports for a program ended by SIGPIPE.
+    """
+    try:
+        try:
+            return _run(argv)
+        finally:  # also after --help: errors of the interpreter's last flush cannot be caught
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads_stdout():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _nobody_reads_stdout() -> bool:
+    """Return whether stdout is a closed pipe; other broken pipes are errors like any other."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
@@ -35,15 +62,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _unexpected(word: str, parser: argparse.ArgumentParser) -> str:
-    # Argparse has no public list of them.
+    # Argparse has no public list of the options.
     hint = did_you_mean(word.partition("=")[0], list(parser._option_string_actions))
-    return f"{parser.prog}: unexpected {word!r}{hint}; `{parser.prog} --help` says what is allowed"
+    return f"{parser.prog}: unexpected {word!r}{hint}; `{parser.prog} --help` lists what is allowed"
 
 
 def _innermost(
     parser: argparse.ArgumentParser, args: argparse.Namespace
 ) -> argparse.ArgumentParser:
-    """The parser of the command, or of the command's command, that was given."""
+    """Return the parser of the given command or subcommand."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return _innermost(action.choices[getattr(args, action.dest)], args)

@@ -1,7 +1,7 @@
-"""What a command's module offers. One module a command, named as the command.
+"""The interface of a command's module. One module per command, with the command's name.
 
 Importing the module must be cheap (no torch, no numpy): the parser of every command is built for
-`umem --help`. Heavy imports belong into `main`.
+`umem --help`. Heavy imports belong in `main`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 from typing import Protocol, TypeAlias
 
-# As text, because the class is generic for type checkers only.
+# As text, because the class is generic only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 class Command(Protocol):
-    """A module under umem/cli that is a command."""
+    """A command: a module in umem/cli."""
 
     def add_parser(self, subparsers: Subparsers) -> None:
-        """Add the command's parser to `umem`'s."""
+        """Add the command's parser to that of `umem`."""
 
     def main(self, args: argparse.Namespace) -> int:
-        """Run it; returns the exit code. A `UmemError` becomes one line on stderr and exit 2."""
+        """Run the command; return its exit code. A `UmemError` becomes one line and exit code 2."""

@@ -1,4 +1,4 @@
-"""``umem demo``: train real networks out-of-core here and compare with plain torch."""
+"""``umem demo``: train real networks out-of-core on this machine and compare with plain torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from umem.cli.base import Subparsers
-    from umem.demo.runner import Outcome, Plan
-    from umem.report.plot import Panel
+    from umem.demo.plot import Panel
+    from umem.demo.runner import DemoOutcome, DemoPlan
 
-LEAST_STEPS = 3  # two warm up
+MIN_STEPS = 3  # two of them warm up
 QUICK_STEPS = 4
 DEFAULT_PLOT = Path("umem-demo.png")
 
@@ -29,23 +29,22 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--workload", choices=("all", "resnet", "gpt"), default="all", help="default: all"
     )
-    parser.add_argument("--steps", type=int, help="training steps of a run, 3 or more (default: 7)")
+    parser.add_argument("--steps", type=int, help="training steps per run, 3 or more (default: 7)")
     parser.add_argument("--quick", action="store_true", help="4 steps, lru at 1/4 only")
     parser.add_argument("--device", default="soft", help="soft[:PROFILE] or cuda (default: soft)")
-    parser.add_argument("--plot", type=Path, help=f"the picture (default: {DEFAULT_PLOT})")
+    parser.add_argument("--plot", type=Path, help=f"file of the picture (default: {DEFAULT_PLOT})")
     parser.add_argument(
-        "--json", action="store_true", help="only JSON on stdout; a picture only with --plot"
+        "--json", action="store_true", help="print only JSON; draw a picture only with --plot"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if every run was identical and within its budget, else 1.
+    """Run the demo; return 0 if every run was identical and within its budget, else 1.
 
     Raises:
-        UmemError: it cannot run here, or an option is wrong.
+        UmemError: the demo cannot run here, or an option is wrong.
     """
-    from umem.demo import progress, runner, table
-    from umem.report import plot
+    from umem.demo import plot, progress, runner, table
 
     plan = _plan(args)
     path = args.plot or (None if args.json else DEFAULT_PLOT)
@@ -67,32 +66,34 @@ def main(args: argparse.Namespace) -> int:
     return 0 if outcome.good else 1
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    from umem import config
-    from umem.demo.runner import FRACTIONS, POLICIES, Plan
-    from umem.demo.workloads import DEMO
+def _plan(args: argparse.Namespace) -> DemoPlan:
+    from umem.config import settings
+    from umem.demo.runner import FRACTIONS, POLICIES, DemoPlan
+    from umem.demo.workloads import WORKLOADS
     from umem.errors import ConfigError
 
-    steps = args.steps if args.steps is not None else QUICK_STEPS if args.quick else Plan().steps
-    if steps < LEAST_STEPS:
-        raise ConfigError(f"--steps {steps}: the first two warm up; allowed: {LEAST_STEPS} and up")
-    return Plan(
-        workloads=DEMO if args.workload == "all" else (args.workload,),
+    steps = (
+        args.steps if args.steps is not None else QUICK_STEPS if args.quick else DemoPlan().steps
+    )
+    if steps < MIN_STEPS:
+        raise ConfigError(f"--steps {steps}: the first two warm up; allowed: at least {MIN_STEPS}")
+    return DemoPlan(
+        workloads=tuple(WORKLOADS) if args.workload == "all" else (args.workload,),
         fractions=(4,) if args.quick else FRACTIONS,
         policies=("lru",) if args.quick else POLICIES,
         steps=steps,
         device=args.device,
-        # The workers do not see umem's variables, so that plain torch stays plain.
-        torch_ext_cache=str(config.load().torch_ext_cache),
+        # The workers do not get umem's variables, so that plain torch stays plain.
+        torch_ext_cache=str(settings.load().torch_ext_cache),
     )
 
 
-def _check(plan: Plan, path: Path | None) -> None:
-    """What can be known to fail fails now, not after minutes."""
-    from umem import config, startup
-    from umem.demo import data
+def _check(plan: DemoPlan, path: Path | None) -> None:
+    """Check options that would otherwise fail after minutes."""
+    from umem.config import settings
+    from umem.demo import data, plot
     from umem.demo.runner import AMPLE_BYTES
-    from umem.report import plot
+    from umem.session import resolve
 
     data.need("torch")
     if "resnet" in plan.workloads:
@@ -100,11 +101,11 @@ def _check(plan: Plan, path: Path | None) -> None:
     if path is not None:
         plot.check(path)
     given = {"device": plan.device, "budget": AMPLE_BYTES}
-    startup.native_options(config.load(given, flags=True), threads=1)
+    resolve.native_options(settings.load(given, flags=True), threads=1)
 
 
-def _panels(outcome: Outcome) -> list[list[Panel]]:
-    from umem.report.plot import Panel
+def _panels(outcome: DemoOutcome) -> list[list[Panel]]:
+    from umem.demo.plot import Panel
 
     rows: list[list[Panel]] = []
     for name in outcome.plan.workloads:
@@ -123,12 +124,8 @@ def _panels(outcome: Outcome) -> list[list[Panel]]:
     return rows
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: DemoOutcome) -> str:
     if outcome.good:
-        return (
-            f"All {len(outcome.rows)} runs gave the same bits as plain torch, each in its budget."
-        )
+        return f"All {len(outcome.rows)} runs are bit-identical to plain torch and in budget."
     bad = sum(not row.good for row in outcome.rows)
-    return (
-        f"{bad} of {len(outcome.rows)} runs failed, differ from plain torch or exceeded the budget."
-    )
+    return f"{bad} of {len(outcome.rows)} runs failed, differ from plain torch or went over budget."

@@ -1,4 +1,4 @@
-"""``umem doctor``: what this machine and installation can do, and what umem would do here."""
+"""``umem doctor``: report what works on this machine, and what umem would do."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import __path__ as package_path
-from .. import __version__, config, machine
+from ..base import host
+from ..base.units import format_bytes
+from ..base.version import __version__
+from ..config.options import BY_NAME, OPTIONS
+from ..config.parsers import Budget, Device
+from ..config.settings import load
 from ..errors import UmemError
-from ..options import OPTIONS
-from ..units import format_bytes
-from ..values import Budget, Device
 from . import doctor_cuda
 from .base import Subparsers
 from .doctor_cuda import Facts
 
 if TYPE_CHECKING:
-    from ..config import Settings
-    from ..native import core
+    from ..base.native import core
+    from ..config.settings import Settings
 
-EXTENSION = "_torch_ext-*.so"  # as torch_build names it, with a key of torch and the sources
+EXTENSION = "_torch_ext-*.so"  # as torch/build.py names it, with a key of torch and the sources
 _SIZES = {option.name for option in OPTIONS if option.kind == "size"}
-# What an absent value says to people; JSON has null, or an empty list.
+# Text for absent values; JSON has null, or an empty list.
 _WHEN_NONE = {
     "problem": "none",
     "version": "not installed",
-    "built_for_cuda": "no: a build for CPUs",
+    "built_for_cuda": "no: a CPU build",
     "c++": "none: install g++ to build the torch extension",
-    "built": "none yet: it is built at first use, once",
+    "built": "not yet: it is built once, at first use",
     "cgroup_limit_bytes": "unlimited",
-    "budget_bytes": "worked out at first use",
+    "budget_bytes": "determined at first use",
 }
 
 
@@ -48,21 +49,21 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `umem doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what works on this machine",
-        description="Say what works here and what umem would do. Exit code 1 if it cannot work.",
+        help="check this machine and installation",
+        description="Report what works here and what umem would do; exit code 1 if it cannot work.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; 0 when umem can be enabled here, else 1."""
+    """Print the report; return 0 if umem can be enabled here, else 1."""
     report = examine()
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["verdict"]["works"] else 1
 
 
 def examine() -> dict[str, Facts]:
-    """All facts by section. No section raises: a failure is a fact too."""
+    """Collect all facts by section. No section raises: a failure is a fact too."""
     sections: dict[str, Callable[[], Facts]] = {
         "python": _python,
         "torch": _torch,
@@ -85,7 +86,7 @@ def examine() -> dict[str, Facts]:
 
 
 def render(report: dict[str, Facts]) -> str:
-    """The report as text, one line a fact, and below it what it means."""
+    """Format the report, one line per fact, followed by its meaning."""
     return "\n".join(
         f"{section if index == 0 else '':<16} {line}"
         for section, facts in report.items()
@@ -135,7 +136,7 @@ def _torch_version() -> str | None:
 
 
 def _torch() -> Facts:
-    from ..startup import torch_problem
+    from ..integrations.torch.version import torch_problem
 
     version = _torch_version()
     return {
@@ -146,7 +147,7 @@ def _torch() -> Facts:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA that torch was built for. Read from its files, as importing it takes seconds."""
+    """Return the CUDA version of torch's build, read from its files: importing takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -163,7 +164,7 @@ def _compiler() -> Facts:
 
 
 def _native() -> Facts:
-    from ..native import core
+    from ..base.native import core
 
     return {
         "version": core.__version__,
@@ -174,8 +175,10 @@ def _native() -> Facts:
 
 
 def _extension() -> Facts:
-    cache = config.load().torch_ext_cache
-    folders = (*map(Path, package_path), cache)
+    from ..integrations.torch import build
+
+    cache = load().torch_ext_cache
+    folders = (*build.own_dirs(), cache)
     built = [path for folder in folders for path in folder.glob(EXTENSION)]
     return {
         "built": [str(path) for path in built],
@@ -186,55 +189,62 @@ def _extension() -> Facts:
 def _kernel() -> Facts:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "huge_pages": machine.transparent_huge_pages(),
+        "huge_pages": host.transparent_huge_pages(),
     }
 
 
 def _memory() -> Facts:
     return {
-        "total_bytes": machine.meminfo("MemTotal"),
-        "available_bytes": machine.available_memory(),
-        "cgroup_limit_bytes": machine.cgroup_limit(),
+        "total_bytes": host.meminfo("MemTotal"),
+        "available_bytes": host.available_memory(),
+        "cgroup_limit_bytes": host.cgroup_limit(),
         "cores": len(os.sched_getaffinity(0)),
     }
 
 
 def _cuda() -> Facts:
-    from ..native import core
+    from ..base.native import core
 
     return doctor_cuda.facts(core.probe_cuda())
 
 
 def _options() -> Facts:
-    settings = config.load()
+    settings = load()
     return {
         option.name: {
             "value": _plain(option.name, getattr(settings, option.name)),
-            "origin": settings.origins[option.name].removeprefix(f"{option.name} "),
+            "origin": _origin(option.name, settings.origins[option.name]),
         }
         for option in OPTIONS
     }
 
 
+def _origin(name: str, origin: str) -> str:
+    return "default" if origin == f"{name} (default)" else origin.removeprefix(f"{name} ")
+
+
 def _plain(name: str, value: object) -> object:
-    """A parsed value for JSON: a size as bytes, and words as they are written in the option."""
-    if name == "host_budget" and not value:
-        return "auto" if value is None else "unlimited"
+    """Return a value for JSON: a size as bytes, words as they are written in the option."""
+    if value is None:  # it stands for the default of its option: auto, off
+        return BY_NAME[name].default
+    if name == "host_budget" and value == 0:
+        return "unlimited"
     if isinstance(value, Budget) and value.bytes is not None:
         return value.bytes
     return value if isinstance(value, (bool, int)) else str(value)
 
 
 def _verdict() -> Facts:
-    from ..startup import native_options, torch_problem
+    from ..integrations.torch.version import torch_problem
+    from ..session.resolve import native_options
 
     problem = torch_problem(_torch_version())
     if problem is not None:
         return _cannot(problem)
     try:
-        settings = config.load()
+        settings = load()
         if settings.device.kind == "auto" and _torch_cuda() is None:
-            # As it will be once torch is imported, which says so itself then.
+            # As after `import torch`, which would then choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
     except UmemError as error:
@@ -256,16 +266,16 @@ def _soft_verdict(options: core.Options) -> Facts:
 
 
 def _cuda_verdict(settings: Settings) -> Facts:
-    from ..native import core
+    from ..base.native import core
 
     probe = core.probe_cuda()
     if not probe["devices"]:
         return _cannot(f"{probe['reason']}; use UMEM_DEVICE=soft")
     if _torch_cuda() is None:
         return _cannot("torch is built without CUDA; install a CUDA build, or use UMEM_DEVICE=soft")
-    memory = "managed" if probe["available"] else "plain: nothing is evicted"
+    memory = "managed" if probe["available"] else "plain device memory: nothing is evicted"
     facts = {"works": True, "device": "cuda", "memory": memory}
-    # A GPU's free memory can be asked for once it has a context, which doctor does not make.
+    # The free memory of a GPU needs a context, which doctor does not create.
     budget = settings.budget
     if budget.bytes is not None:
         return {**facts, "budget_bytes": budget.bytes}

@@ -1,34 +1,34 @@
-"""The "cuda" section of `umem doctor`: each fact with what it means and what umem does about it."""
+"""The "cuda" section of `umem doctor`: each fact with its meaning and umem's use of it."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
 
-from .. import machine
+from ..base import host
 
 if TYPE_CHECKING:
-    from ..native import core
+    from ..base.native import core
 
 Facts = dict[str, Any]  # JSON values by name
 
-# Names of vGPU profiles as NVIDIA writes them: "GRID V100D-16Q", "NVIDIA A10-8Q". A guess by name.
+# Names of vGPU profiles as NVIDIA writes them: "GRID V100D-16Q", "NVIDIA A10-8Q". A guess.
 _VGPU = re.compile(r"^GRID\b|-\d+[ABCQ](ME)?$")
 _DISCARD_VERSION = 13000
 
 
 def is_vgpu(name: str) -> bool:
-    """Whether a device's name looks like a share of a GPU that a hypervisor hands out."""
+    """Return whether a device's name looks like a share of a GPU from a hypervisor."""
     return _VGPU.search(name) is not None
 
 
 def is_mig(name: str) -> bool:
-    """Whether a device's name is that of a MIG instance, as "NVIDIA H100 80GB HBM3 MIG 1g.10gb"."""
+    """Return whether the name is a MIG instance's, as "NVIDIA H100 80GB HBM3 MIG 1g.10gb"."""
     return re.search(r"\bMIG\b", name) is not None
 
 
 def facts(probe: core.CudaProbe) -> Facts:
-    """All facts about the driver and its devices; only the first without a driver."""
+    """Return all facts about the driver and its devices; without a driver only the first."""
     report: Facts = {"available": _available(probe)}
     if probe["driver_version"] == 0:
         return report
@@ -46,11 +46,11 @@ def facts(probe: core.CudaProbe) -> Facts:
 
 def _unused(details: Facts) -> Facts:
     rest = {name: fact for name, fact in details.items() if name != "total_bytes"}
-    return details | {n: {**fact, "umem": "makes no use of it here"} for n, fact in rest.items()}
+    return details | {n: {**fact, "umem": "does not use it here"} for n, fact in rest.items()}
 
 
 def version_text(version: int) -> str:
-    """13000 as 13.0."""
+    """Format 13000 as 13.0."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
@@ -64,19 +64,21 @@ def _yes_no(value: bool, yes: tuple[str, str], no: tuple[str, str]) -> Facts:
 
 def _available(probe: core.CudaProbe) -> Facts:
     if probe["available"]:
-        return _fact(True, "managed memory can exceed device memory", "can serve torch on the GPU")
+        return _fact(
+            True, "managed memory can exceed device memory", "can be torch's allocator on the GPU"
+        )
     if probe["devices"]:
         return _fact(
-            False, probe["reason"], "uses plain device memory: torch works, and nothing is evicted"
+            False, probe["reason"], "uses plain device memory: torch works, but nothing is evicted"
         )
-    return _fact(False, probe["reason"], "offers the software device only")
+    return _fact(False, probe["reason"], "offers only the software device")
 
 
 def _driver_version(probe: core.CudaProbe) -> Facts:
     version = probe["driver_version"]
     older = version < _DISCARD_VERSION
-    umem = "does without what came with CUDA 13.0" if older else "uses the entry points below"
-    return _fact(version, "the CUDA that the driver was made for", umem)
+    umem = "works without the entry points of CUDA 13.0" if older else "uses the entry points below"
+    return _fact(version, "the CUDA version that the driver supports", umem)
 
 
 def _concurrent_managed_access(probe: core.CudaProbe) -> Facts:
@@ -85,7 +87,7 @@ def _concurrent_managed_access(probe: core.CudaProbe) -> Facts:
         ("host and device may use managed memory at once, and it may exceed the device's",
          "takes memory from cuMemAllocManaged"),
         ("a device cannot page managed memory in and out: WSL, some vGPU, devices before Pascal",
-         "uses plain device memory on all devices: no memory is gained"),
+         "uses plain device memory on all devices, so no memory is gained"),
     )  # fmt: skip
 
 
@@ -93,17 +95,17 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
     return {
         "batch_prefetch": _yes_no(
             probe["batch_prefetch"],
-            ("one driver call moves many ranges", "moves all ranges of an operator by one call"),
-            ("the driver moves one range a call", "moves range by range"),
+            ("one driver call moves many ranges", "moves all ranges of an operator in one call"),
+            ("the driver moves one range per call", "moves range by range"),
         ),
         "discard": _yes_no(
             probe["discard"],
-            ("bytes can be declared dead", "drops freed blocks when room is short"),
-            ("dead bytes travel like live ones", "frees dead ranges when room is short"),
+            ("bytes can be declared dead", "discards freed blocks when memory is short"),
+            ("dead bytes are copied like live ones", "frees dead ranges when memory is short"),
         ),
         "discard_and_prefetch": _yes_no(
             probe["discard_and_prefetch"],
-            ("dead ranges get device memory without a copy", "does so for blocks that it reuses"),
+            ("dead ranges get device memory without a copy", "uses this for blocks that it reuses"),
             ("dead ranges come back with their old bytes", "copies them in with reused blocks"),
         ),
         "location_info": _yes_no(
@@ -116,17 +118,17 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
 
 def _wsl() -> Facts:
     return _yes_no(
-        machine.is_wsl(),
-        ("Windows pages for the driver", "goes by concurrent managed access"),
-        ("not the Windows Subsystem for Linux", "ignores it"),
+        host.is_wsl(),
+        ("Windows does the paging for the driver", "depends on concurrent managed access"),
+        ("not the Windows Subsystem for Linux", "does not depend on it"),
     )
 
 
 def _host_memory() -> Facts:
     return _fact(
-        machine.total_memory(),
-        "memory of this machine or of its control group, the smaller; evicted bytes keep their "
-        "place in it until they are freed",
+        host.total_memory(),
+        "memory of this machine or of its control group, the smaller; evicted bytes stay in it "
+        "until they are freed",
         "evicts no more than the host budget (UMEM_HOST_BUDGET)",
     )
 
@@ -137,9 +139,11 @@ def _device(device: core.CudaDevice) -> Facts:
         "total_bytes": _fact(
             device["total_bytes"],
             "the memory of the device",
-            "stays within the budget (UMEM_BUDGET), a part of it",
+            "uses at most the budget (UMEM_BUDGET)",
         ),
-        "compute_capability": _fact(device["compute_capability"], "the generation", "ignores it"),
+        "compute_capability": _fact(
+            device["compute_capability"], "the GPU generation", "does not depend on it"
+        ),
         "concurrent_managed_access": _yes_no(
             device["concurrent_managed_access"],
             ("the device pages managed memory", "needs this of every device"),
@@ -148,7 +152,7 @@ def _device(device: core.CudaDevice) -> Facts:
         "pageable_memory_access": _pageable(device),
         "integrated": _yes_no(
             device["integrated"],
-            ("device memory is the host's memory", "treats it as a device, and gains no memory"),
+            ("device memory is the host's memory", "treats it as a device, but gains no memory"),
             ("device memory is its own", "evicts to the host's memory"),
         ),
         **_link(device["pci_bus_id"]),
@@ -161,40 +165,42 @@ def _kind_of_device(name: str) -> Facts:
     if is_vgpu(name):
         return _fact(
             name,
-            "a virtual GPU, by its name: some profiles have no managed memory",
-            "goes by concurrent managed access",
+            "a virtual GPU, judged by its name: some profiles have no managed memory",
+            "depends on concurrent managed access",
         )
-    return _fact(name, "a whole GPU, by its name", "ignores it")
+    return _fact(name, "a whole GPU, judged by its name", "does not depend on it")
 
 
 def _pageable(device: core.CudaDevice) -> Facts:
     if device["pageable_uses_host_page_tables"]:
-        meaning = "kernels can use memory of malloc, through the host's page tables (ATS)"
+        meaning = "kernels can use memory from malloc, through the host's page tables (ATS)"
     elif device["pageable_memory_access"]:
-        meaning = "kernels can use memory of malloc, by page faults (HMM)"
+        meaning = "kernels can use memory from malloc, by page faults (HMM)"
     else:
-        meaning = "kernels cannot use memory of malloc"
-    return _fact(device["pageable_memory_access"], meaning, "uses managed memory all the same")
+        meaning = "kernels cannot use memory from malloc"
+    return _fact(device["pageable_memory_access"], meaning, "uses managed memory anyway")
 
 
 def _link(bus_id: str) -> Facts:
-    now, most = machine.pcie_link_now(bus_id), machine.pcie_link_most(bus_id)
+    now, most = host.pcie_link_now(bus_id), host.pcie_link_max(bus_id)
     return {
-        "pci_bus_id": _fact(bus_id or None, "where the device is", "reads the link's speed there"),
+        "pci_bus_id": _fact(
+            bus_id or None, "address of the device", "reads the link's speed there"
+        ),
         "link_gb_per_s": _fact(
             _rounded(most),
-            "GB/s each way that PCIe allows at most, before packet headers: what evicting and "
-            "fetching cannot exceed, unless the device has another link to the host",
-            "ignores it",
+            "max GB/s each way of the PCIe link, before packet headers: the limit of eviction and "
+            "prefetch, unless the device has another link to the host",
+            "only reports it",
         ),
         "link_gb_per_s_now": _fact(
             _rounded(now),
-            "the same as the link runs now; an idle device may have slowed it down",
-            "ignores it",
+            "current GB/s of the link; an idle device may have slowed it down",
+            "only reports it",
         ),
     }
 
 
-def _rounded(link: machine.PcieLink | None) -> float | None:
+def _rounded(link: host.PcieLink | None) -> float | None:
     speed = None if link is None else link.gb_per_s
     return None if speed is None else round(speed, 2)

@@ -1,4 +1,4 @@
-"""``umem estimate``: what training takes, from a few numbers or from the program itself."""
+"""``umem estimate``: memory of a training, from a few numbers or from the program itself."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import re
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from ..base.units import BYTES_ALLOWED, format_bytes, parse_bytes, parse_percent
 from ..errors import ConfigError
-from ..units import BYTES_ALLOWED, format_bytes, parse_bytes, parse_percent
 from . import estimate_text, program
 
 if TYPE_CHECKING:
-    from ..plan.batch_fit import Fit
-    from ..plan.memory_model import Config, Estimate
+    from ..analysis.formulas import MemoryEstimate
     from .base import Subparsers
 
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?", re.ASCII)
-_MOST_BUDGET = 1 << 46  # half of what a process can address
+_MAX_BUDGET = 1 << 46  # half of a process's address space
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 COUNT_ALLOWED = "a whole number above 0, such as 350000, 1.5e9 or 1.5B (K, M, B, T)"
-# The options that are counts, and what each says.
+# The options that are counts, and their help texts.
 _COUNTS = {
-    "params": "parameters (default: those of a GPT of these layers)",
-    "batch": "samples a step (default: 1; of a program: its own)",
-    "layers": "blocks of a transformer",
-    "hidden": "its width",
-    "heads": "its heads of attention",
-    "sequence": "tokens of a sample",
-    "vocabulary": "words; with them the logits count",
-    "activation_elements": "elements a sample that backward needs, in place of a transformer's",
-    "activation_factor": "elements a token, layer and hidden unit (default: 12)",
+    "params": "number of parameters (default: that of a GPT with these layers)",
+    "batch": "samples per step (default: 1; for a program: its own)",
+    "layers": "transformer blocks",
+    "hidden": "width of the transformer",
+    "heads": "attention heads",
+    "sequence": "tokens per sample",
+    "vocabulary": "vocabulary size; if given, the logits are included",
+    "activation_elements": "saved elements per sample, instead of those of a transformer",
+    "activation_factor": "saved elements per token, layer and hidden unit (default: 12)",
 }
 _CHOICES = {
     "optimizer": "sgd, momentum, adagrad, rmsprop, lion, adam (default), adamw or adam8bit",
@@ -41,36 +40,24 @@ _CHOICES = {
     "checkpointing": "none (default), sqrt (every sqrt(layers) layers) or block (every layer)",
     "attention": "fused (default), or scores: kept for every pair of tokens",
 }
-_OF_PROGRAM = ("batch",)  # of those above; the others are of a configuration
-
-
-class Outcome(NamedTuple):
-    """All that was found out."""
-
-    program: str | None  # None: a configuration
-    config: Config | None
-    batch: int | None  # None: the program's own
-    peak: str | None  # the op
-    found: Estimate
-    budget: int | None
-    fit: Fit | None
+_OF_PROGRAM = ("batch",)  # of those above, for a program; the others belong to a configuration
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add ``estimate`` to the command line."""
     parser = subparsers.add_parser(
         "estimate",
-        help="memory of a training by kind, and the largest batch, without a GPU",
-        description="Say what training takes: parameters, gradients, optimizer, activations. From "
+        help="estimate memory by kind, and the largest batch, without a GPU",
+        description="Estimate the memory of parameters, gradients, optimizer and activations: from "
         "numbers by formulas, or from a program by running its step on tensors without data.",
         usage="umem estimate --params 1.5e9 [options]\n"
         "       umem estimate pkg.mod:function [--batch N] [--budget SIZE [--max-batch]]\n"
         "       umem estimate [--budget SIZE] --script train.py [args ...]",
         allow_abbrev=False,
     )
-    text = "pkg.mod:function as umem plan takes it; with --batch it is called as function(batch=N)"
+    text = "pkg.mod:function as for umem plan; with --batch it is called as function(batch=N)"
     parser.add_argument("program", nargs="?", help=text)
-    text = "run a script for three steps of its optimizer; what follows are its arguments"
+    text = "run a script for three steps of its optimizer; its arguments follow"
     parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
     for name, text in _COUNTS.items():
         parser.add_argument(_flag(name), metavar="N", help=text)
@@ -78,22 +65,22 @@ def add_parser(subparsers: Subparsers) -> None:
         parser.add_argument(_flag(name), metavar="NAME", help=text)
     text = "gradients are fused into one float32 buffer"
     parser.add_argument("--flat-buffer", action="store_true", help=text)
-    text = "memory that lies free in pieces, of a configuration, as 30%%"
+    text = "fragmentation of a configuration, as 30%%"
     parser.add_argument("--fragmentation", metavar="PERCENT", help=text)
-    text = f"of cuBLAS, cuDNN and the like, on top: {BYTES_ALLOWED}"
+    text = f"additional bytes of cuBLAS, cuDNN and the like: {BYTES_ALLOWED}"
     parser.add_argument("--workspace", metavar="SIZE", help=text)
-    parser.add_argument("--budget", metavar="SIZE", help=f"the memory there is: {BYTES_ALLOWED}")
-    text = "the largest batch within the budget"
+    parser.add_argument("--budget", metavar="SIZE", help=f"available memory: {BYTES_ALLOWED}")
+    text = "find the largest batch within the budget"
     parser.add_argument("--max-batch", action="store_true", help=text)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Estimate and print; 0 also where it does not fit, which is an answer.
+    """Print the estimate; return 0 even if it does not fit, which is a valid answer.
 
     Raises:
         ConfigError: a bad option, or no such function.
-        PlanError: the program cannot be run without data, or the batch changes nothing.
+        PlanError: the program cannot be run without data, or its memory ignores the batch.
         NotSupportedError: torch is missing, and a program is given.
     """
     outcome = estimate(args)
@@ -102,22 +89,22 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def estimate(args: argparse.Namespace) -> Outcome:
-    """Take the options for a program's or for a configuration's."""
+def estimate(args: argparse.Namespace) -> estimate_text.EstimateAnswer:
+    """Estimate from the options, for a program or a configuration."""
     budget = None if args.budget is None else _size("--budget", args.budget)
-    if budget is not None and not 0 < budget <= _MOST_BUDGET:
-        most = format_bytes(_MOST_BUDGET)
+    if budget is not None and not 0 < budget <= _MAX_BUDGET:
+        most = format_bytes(_MAX_BUDGET)
         raise ConfigError(f"--budget {args.budget}; allowed: more than 0 bytes, up to {most}")
     if args.max_batch and budget is None:
-        raise ConfigError("--max-batch needs the memory there is; add --budget, such as 24GiB")
+        raise ConfigError("--max-batch needs the available memory; add --budget, such as 24GiB")
     if args.program is None and not args.script:
         return _of_config(args, budget)
     _check_program(args)
     return _of_program(args, budget)
 
 
-def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """For JSON. Sizes in bytes; names are stable."""
+def as_dict(outcome: estimate_text.EstimateAnswer) -> dict[str, Any]:
+    """Return the answer for JSON. Sizes in bytes; names are stable."""
     found, fit = outcome.found, outcome.fit
     answer: dict[str, Any] = {
         "program": outcome.program,
@@ -142,8 +129,8 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
     return answer
 
 
-def _of_config(args: argparse.Namespace, budget: int | None) -> Outcome:
-    from ..plan import batch_fit, memory_model
+def _of_config(args: argparse.Namespace, budget: int | None) -> estimate_text.EstimateAnswer:
+    from ..analysis import batch_size, formulas
 
     given: dict[str, Any] = {name: _count(name, getattr(args, name)) for name in _COUNTS}
     given |= {name: getattr(args, name) for name in _CHOICES}
@@ -155,21 +142,25 @@ def _of_config(args: argparse.Namespace, budget: int | None) -> Outcome:
             "nothing to estimate; give --params, such as 1.5e9, or --layers and --hidden, or a "
             "program, such as examples.gpt:make_step"
         )
-    config = memory_model.Config(**given, flat_buffer=args.flat_buffer)
+    config = formulas.Config(**given, flat_buffer=args.flat_buffer)
 
-    def at(batch: int) -> Estimate:
-        return memory_model.estimate(replace(config, batch=batch))
+    def at(batch: int) -> MemoryEstimate:
+        return formulas.estimate(replace(config, batch=batch))
 
     if not args.max_batch or budget is None:
-        return Outcome(None, config, config.batch, None, at(config.batch), budget, None)
+        return estimate_text.EstimateAnswer(
+            None, config, config.batch, None, at(config.batch), budget, None
+        )
     if at(2).total == at(1).total:
         raise ConfigError(
-            "--max-batch: nothing given depends on the batch; add --layers, --hidden and "
+            "--max-batch: none of the options depends on the batch; add --layers, --hidden and "
             "--sequence, or --activation-elements"
         )
-    fit = batch_fit.largest_batch(lambda batch: at(batch).total, budget)
+    fit = batch_size.largest_batch(lambda batch: at(batch).total, budget)
     shown = config.batch if args.batch is not None else max(fit.batch, 1)
-    return Outcome(None, replace(config, batch=shown), shown, None, at(shown), budget, fit)
+    return estimate_text.EstimateAnswer(
+        None, replace(config, batch=shown), shown, None, at(shown), budget, fit
+    )
 
 
 def _check_program(args: argparse.Namespace) -> None:
@@ -180,19 +171,19 @@ def _check_program(args: argparse.Namespace) -> None:
     known += ["flat_buffer"] if args.flat_buffer else []
     if known:
         raise ConfigError(
-            f"{_flag(known[0])} is of a configuration, and a program says it itself; allowed with "
+            f"{_flag(known[0])} describes a configuration, and a program has its own; allowed with "
             "a program: --batch, --workspace, --budget, --max-batch, --json"
         )
     if args.script and (args.max_batch or args.batch is not None):
         option = "--max-batch" if args.max_batch else "--batch"
         raise ConfigError(
-            f"{option} is not for a script, whose batch is its own; write a function that takes "
+            f"{option} does not work with a script, which has its own batch; write a function of "
             "batch=N and returns its step (umem estimate pkg.mod:function)"
         )
 
 
-def _of_program(args: argparse.Namespace, budget: int | None) -> Outcome:
-    from ..plan import batch_fit
+def _of_program(args: argparse.Namespace, budget: int | None) -> estimate_text.EstimateAnswer:
+    from ..analysis import batch_size
     from .estimate_program import Program, look
 
     workspace = 0 if args.workspace is None else _size("--workspace", args.workspace)
@@ -200,19 +191,21 @@ def _of_program(args: argparse.Namespace, budget: int | None) -> Outcome:
     if batch is None and not args.max_batch:
         name, recording = program.record(args)
         seen = look(recording, workspace)
-        return Outcome(name, None, None, seen.peak, seen.found, budget, None)
-    if batch is not None and batch > batch_fit.MOST:
-        raise ConfigError(f"--batch {args.batch}; allowed of a program: 1 to {batch_fit.MOST}")
+        return estimate_text.EstimateAnswer(name, None, None, seen.peak, seen.found, budget, None)
+    if batch is not None and batch > batch_size.MOST:
+        raise ConfigError(f"--batch {args.batch}; allowed for a program: 1 to {batch_size.MOST}")
     program.need_torch()
     chosen = Program(args.program, Path.cwd(), workspace)
     fit = None
     if args.max_batch and budget is not None:
-        fit = batch_fit.largest_batch(
+        fit = batch_size.largest_batch(
             lambda size: chosen.at(size).found.total, budget, model=chosen.lines
         )
         batch = batch or max(fit.batch, 1)
     seen = chosen.at(batch or 1)
-    return Outcome(args.program, None, batch, seen.peak, seen.found, budget, fit)
+    return estimate_text.EstimateAnswer(
+        args.program, None, batch, seen.peak, seen.found, budget, fit
+    )
 
 
 def _flag(name: str) -> str:
@@ -220,7 +213,7 @@ def _flag(name: str) -> str:
 
 
 def _count(name: str, text: str | None) -> int | None:
-    """A number of things as people write it; bounds are the configuration's."""
+    """Parse a count as people write it; the configuration checks its bounds."""
     if text is None:
         return None
     word = text.strip().lower()

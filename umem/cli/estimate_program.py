@@ -1,4 +1,4 @@
-"""A program whose batch can be chosen, looked at on tensors without data."""
+"""Memory of a program with a variable batch, measured on tensors without data."""
 
 from __future__ import annotations
 
@@ -8,51 +8,52 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import devices
+from ..base import device_profiles
 from ..errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
-    from ..plan.batch_fit import TensorLines
-    from ..plan.memory_model import Estimate
-    from ..plan.recording import Recording
-    from ..trace.step import Ints, StepTrace
+    from ..analysis.batch_size import TensorLines
+    from ..analysis.formulas import MemoryEstimate
+    from ..capture.recording import Recording
+    from ..trace.step_trace import Ints, StepTrace
 
 
 class Seen(NamedTuple):
-    """A step's memory."""
+    """Memory of a step."""
 
-    found: Estimate
+    found: MemoryEstimate
     peak: str  # the op at the peak of tensors
     step: StepTrace
-    asked: Ints  # [m] bytes of each tensor as asked for
+    asked: Ints  # [m] requested bytes of each tensor
 
 
 def look(recording: Recording, workspace: int) -> Seen:
-    """What a recorded step takes in umem's arena, and `workspace` bytes on top."""
-    from .. import replay
-    from ..plan import analysis, roofline, step_estimate
-    from ..trace.steps import last_step
+    """Return the memory of a recorded step in umem's arena, with `workspace` bytes added."""
+    from ..analysis import step_memory, summary
+    from ..capture import roofline
+    from ..simulation import replay
+    from ..trace.step_builder import last_step
 
     device = _device()
-    step = last_step(recording.events(roofline.clock(device)))
+    step = last_step(recording.device_events(roofline.clock(device)))
     resident = replay.resident_budget(step, device)
-    found = step_estimate.of_step(step, recording, resident, workspace)
-    place = analysis.place(step, recording, int(step.live_bytes.argmax()))
-    return Seen(found, str(place), step, step_estimate.asked_bytes(step, recording))
+    found = step_memory.of_step(step, recording, resident, workspace)
+    place = summary.place(step, recording, int(step.live_bytes.argmax()))
+    return Seen(found, str(place), step, step_memory.requested_bytes(step, recording))
 
 
 class Program:
-    """A function of the user's that takes `batch`.
+    """A user's function that takes `batch`.
 
     Raises:
-        ConfigError: there is no such function, or it takes no `batch`.
+        ConfigError: no such function, or it takes no `batch`.
         PlanError: its module raises.
     """
 
     def __init__(self, text: str, directory: Path, workspace: int) -> None:
-        from ..plan import entry
+        from ..capture import program
 
-        self._make: Callable[..., object] = entry.find(text, directory)
+        self._make: Callable[..., object] = program.find(text, directory)
         self._workspace = workspace
         self._known: dict[int, Seen] = {}
         taken = _parameters(self._make)
@@ -64,25 +65,25 @@ class Program:
             )
 
     def at(self, batch: int) -> Seen:
-        """The step at a batch; traced once.
+        """Return the step at a batch; each is traced once.
 
         Raises:
             PlanError: the program cannot be run without data at this batch.
         """
-        from ..plan import tracer
+        from ..capture import program
 
         if batch not in self._known:
             try:
-                recording = tracer.trace(functools.partial(self._make, batch=batch))
+                recording = program.trace(functools.partial(self._make, batch=batch))
             except PlanError as error:
                 raise PlanError(f"with batch={batch}: {error}") from error
             self._known[batch] = look(recording, self._workspace)
         return self._known[batch]
 
     def lines(self, first: int, second: int) -> TensorLines | None:
-        """A model of all batches by two; None where these have different steps."""
-        from .. import replay
-        from ..plan.batch_fit import Sized, TensorLines, alike
+        """Return a model for all batches from two of them; None if their steps differ."""
+        from ..analysis.batch_size import Sized, TensorLines, alike
+        from ..simulation import replay
 
         one, other = self.at(first), self.at(second)
         if not alike(one.step, other.step):
@@ -94,15 +95,15 @@ class Program:
         )
 
 
-def _device() -> devices.DeviceProfile:
-    """Any: its link is not used where nothing moves."""
-    return devices.find(devices.DEFAULT)
+def _device() -> device_profiles.DeviceProfile:
+    """Return any device profile: the link is not used if nothing moves."""
+    return device_profiles.find(device_profiles.DEFAULT)
 
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     try:
         return [*inspect.signature(function).parameters.values()]
-    except ValueError:  # of native code, which does not say
+    except ValueError:  # native code may have no signature
         return []
 
 

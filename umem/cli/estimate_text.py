@@ -1,33 +1,46 @@
-"""The answer of ``umem estimate`` for people."""
+"""The answer of ``umem estimate`` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..units import format_bytes
+from ..base.units import format_bytes
 
 if TYPE_CHECKING:
-    from .estimate import Outcome
+    from ..analysis.batch_size import Fit
+    from ..analysis.formulas import Config, MemoryEstimate
 
-_WIDTH = 16  # of the first column
-# What is in each kind, in the order of the answer; the first three are the states.
+_WIDTH = 16  # width of the first column
+# Notes for each kind, in the order of the answer; the first three are the states.
 _STATES = ("params", "grads", "optimizer")
 _OTHERS = {
     "inputs": "",
     "activations": "kept for backward",
     "temp": "used once",
     "workspace": "of libraries",
-    "fragmentation": "taken and not used",
+    "fragmentation": "allocated but unused",
 }
 
 
-def render(outcome: Outcome) -> str:
-    """The whole answer."""
+class EstimateAnswer(NamedTuple):
+    """The answer of ``umem estimate``."""
+
+    program: str | None  # None for a configuration
+    config: Config | None
+    batch: int | None  # None for the program's own batch
+    peak: str | None  # the op at the peak
+    found: MemoryEstimate
+    budget: int | None
+    fit: Fit | None
+
+
+def render(outcome: EstimateAnswer) -> str:
+    """Format the whole answer."""
     return "\n".join([*_about(outcome), *_kinds(outcome), *_budget(outcome)])
 
 
-def _about(outcome: Outcome) -> Iterator[str]:
+def _about(outcome: EstimateAnswer) -> Iterator[str]:
     config = outcome.config
     if config is None:
         batch = "" if outcome.batch is None else f", batch {outcome.batch}"
@@ -37,14 +50,14 @@ def _about(outcome: Outcome) -> Iterator[str]:
     yield _row("config", f"{config.optimizer}, {config.precision} precision, batch {config.batch}")
     if config.sequence is not None:
         yield _row(
-            "", f"activations by formula: {config.activation_factor} elements a token, layer"
+            "", f"activations by formula: {config.activation_factor} elements per token, layer"
         )
         yield _row("", "and hidden unit; what a program keeps: umem estimate pkg.mod:function")
     if config.checkpointing != "none":
         yield _row("", f"checkpoints ({config.checkpointing}): about 33% more time, to recompute")
 
 
-def _kinds(outcome: Outcome) -> Iterator[str]:
+def _kinds(outcome: EstimateAnswer) -> Iterator[str]:
     found = outcome.found
     yield _row("states", _size(found.states))
     for name in _STATES:
@@ -56,7 +69,7 @@ def _kinds(outcome: Outcome) -> Iterator[str]:
     yield _row("total", _size(found.total))
 
 
-def _budget(outcome: Outcome) -> Iterator[str]:
+def _budget(outcome: EstimateAnswer) -> Iterator[str]:
     if outcome.budget is None:
         return
     needs = outcome.found.total
@@ -77,7 +90,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
 
 
 def _size(count: int) -> str:
-    """Both as data sheets and papers write it, and as memory is counted."""
+    """Format a size in decimal units, as in data sheets and papers, and in binary units."""
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(count) >= factor:
             return f"{count / factor:.1f} {unit} ({format_bytes(count)})"

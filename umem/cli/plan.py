@@ -1,4 +1,4 @@
-"""``umem plan``: will a program fit, how slow will it be, and what limits it; without a GPU."""
+"""``umem plan``: predict whether a program fits, its slowdown and bottleneck, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,54 +7,31 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from .. import devices
+from ..base import device_profiles
+from ..base.units import BYTES_ALLOWED
+from ..config.parsers import parse_budget
 from ..errors import ConfigError
-from ..units import BYTES_ALLOWED
-from ..values import parse_budget
 from . import plan_recompute, plan_text, program
 
 if TYPE_CHECKING:
-    from ..devices import DeviceProfile
-    from ..plan.analysis import Memory
-    from ..plan.recording import Recording
-    from ..replay import Result
-    from ..trace.schema import Event
-    from ..trace.step import StepTrace
+    from ..base.device_profiles import DeviceProfile
+    from ..capture.recording import Recording
     from .base import Subparsers
 
-POLICIES = ("umem", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
+POLICIES = ("auto", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
 BUDGET_ALLOWED = f"a percentage of the step's peak as 50%, or {BYTES_ALLOWED}"
-
-
-class Outcome(NamedTuple):
-    """All that was found out."""
-
-    program: str
-    recording: Recording
-    events: list[Event]
-    step: StepTrace
-    device: DeviceProfile
-    memory: Memory
-    asked: int  # bytes
-    budget: int  # at which it was replayed: at least what the largest op needs
-    floor: dict[str, Any]
-    results: list[Result]  # the fastest first
-    hidden_from: int | None
-    advice: list[str]
-    seconds: float
-    recomputed: plan_recompute.Table | None = None
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add ``plan`` to the command line."""
-    from ..plan.recompute.plan import MODES
+    from ..recompute.planner.plan import MODES
 
     parser = subparsers.add_parser(
         "plan",
         help="predict memory and time of a program, without a GPU",
-        description="Run a training step on tensors without data and say how much memory it "
+        description="Run a training step on tensors without data and predict how much memory it "
         "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
         usage="umem plan pkg.mod:function [options]\n"
         "       umem plan [options] --script train.py [args ...]",
@@ -63,27 +40,31 @@ def add_parser(subparsers: Subparsers) -> None:
     program.add_arguments(parser, "three")
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
-    text = f"a device profile (default: {devices.DEFAULT})"
+    text = f"a device profile (default: {device_profiles.DEFAULT})"
     parser.add_argument("--device", help=text)
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="a profile in TOML or JSON")
-    parser.add_argument("--link", type=float, metavar="GB/s", help="another link, each way")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
+    )
+    parser.add_argument(
+        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
+    )
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
-    text = f"also what not to keep for backward: all, or one of {', '.join(MODES)}"
+    text = f"also evaluate activation recomputation: all, or one of {', '.join(MODES)}"
     parser.add_argument("--recompute", metavar="MODE", help=text)
-    text = "a trace of the program whose ops have times; they correct the roofline"
+    text = "a trace of the program with op times, which correct the roofline"
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)
     text = "write the planned steps as a trace (.jsonl, .jsonl.gz), for umem replay"
     parser.add_argument("--out", type=Path, metavar="TRACE", help=text)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Plan and print; 0 also where the program does not fit, which is an answer.
+    """Print the plan; return 0 even if the program does not fit, which is a valid answer.
 
     Raises:
         ConfigError: a bad option, or no such function.
-        PlanError: the program cannot be run without data; says where.
+        PlanError: the program cannot be run without data; the message says where.
         NotSupportedError: torch is missing.
     """
     outcome = plan(args)
@@ -94,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def plan(args: argparse.Namespace) -> Outcome:
-    """Trace the program, look at its memory, and replay it under the policies."""
+def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
+    """Trace the program, analyse its memory, and replay it under the policies."""
     _check_program(args)
     device = _device(args)
     budget = None if args.budget is None else _budget(args.budget)
@@ -105,24 +86,24 @@ def plan(args: argparse.Namespace) -> Outcome:
     began = time.monotonic()
     name, recording = program.record(args)
     seconds = time.monotonic() - began
-    events = recording.events(_clock(args, device, recording))
-    from .. import replay
-    from ..plan import analysis, bounds
-    from ..trace.steps import last_step
+    events = recording.device_events(_clock(args, device, recording))
+    from ..analysis import bounds, summary
+    from ..simulation import replay
+    from ..trace.step_builder import last_step
 
     step = last_step(events)
 
-    found = analysis.memory(step, recording)
+    found = summary.memory(step, recording)
     if budget is None:
         asked = device.memory_bytes
     else:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
-    room = max(asked, replay.least_budget(step))
+    room = max(asked, replay.min_budget(step))
     floor = bounds.closed_form_floor(step, device, room)
-    results = [replay.simulate(step, policy, device, room) for policy in policies]
+    results = [replay.replay_step(step, policy, device, room) for policy in policies]
     results.sort(key=lambda result: result.step_us)
     slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
-    return Outcome(
+    return plan_text.PlanAnswer(
         program=name,
         recording=recording,
         events=events,
@@ -134,18 +115,18 @@ def plan(args: argparse.Namespace) -> Outcome:
         floor={
             "us": floor.us,
             "bound": floor.bound,
-            "op": None if floor.op < 0 else str(analysis.place(step, recording, floor.op)),
+            "op": None if floor.op < 0 else str(summary.place(step, recording, floor.op)),
         },
         results=results,
-        hidden_from=analysis.hidden_from(step, device),
-        advice=analysis.advice(found, step, device, room, slowdown),
+        hidden_from=summary.hidden_from(step, device),
+        advice=summary.advice(found, step, device, room, slowdown),
         seconds=seconds,
         recomputed=plan_recompute.table(step, recording, device, room, modes) if modes else None,
     )
 
 
-def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """For JSON. Sizes in bytes, times in µs; names are stable."""
+def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
+    """Return the answer for JSON. Sizes in bytes, times in µs; names are stable."""
     found, step = outcome.memory, outcome.step
     return {
         "program": outcome.program,
@@ -179,11 +160,11 @@ def _device(args: argparse.Namespace) -> DeviceProfile:
     if args.profile is not None and args.device is not None:
         raise ConfigError("--device and --profile are both given; allowed: one of them")
     profile = (
-        devices.load(args.profile)
+        device_profiles.load(args.profile)
         if args.profile is not None
-        else devices.find(args.device or devices.DEFAULT)
+        else device_profiles.find(args.device or device_profiles.DEFAULT)
     )
-    return profile if args.link is None else devices.with_link(profile, args.link)
+    return profile if args.link is None else device_profiles.with_link(profile, args.link)
 
 
 def _budget(text: str) -> Any:
@@ -192,7 +173,7 @@ def _budget(text: str) -> Any:
     except ValueError as error:
         raise ConfigError(f"--budget: {error}; allowed: {BUDGET_ALLOWED}") from None
     if budget.bytes is None and budget.percent is None:
-        raise ConfigError(f"--budget: 'auto' is of a live device; allowed: {BUDGET_ALLOWED}")
+        raise ConfigError(f"--budget: 'auto' needs a real device; allowed: {BUDGET_ALLOWED}")
     return budget
 
 
@@ -208,7 +189,7 @@ def _check_program(args: argparse.Namespace) -> None:
 
 
 def _clock(args: argparse.Namespace, device: DeviceProfile, recording: Recording) -> Any:
-    from ..plan import roofline
+    from ..capture import roofline
     from ..trace.reader import read
 
     clock = roofline.clock(device)
@@ -223,11 +204,11 @@ def _policies(given: list[str]) -> list[str]:
     if given == ["all"]:
         return [name for name in registry.names() if name != "none"]
     for name in given:
-        registry.make(name)  # an unknown one is an error before the program runs
+        registry.make(name)  # an unknown name is an error before the program runs
     return given
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
     import torch
 
     from ..trace.schema import Header

@@ -1,4 +1,4 @@
-"""``umem plan --recompute``: what it would bring not to keep everything for backward."""
+"""``umem plan --recompute``: evaluation of activation recomputation."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..devices import DeviceProfile
-    from ..plan.recompute.plan import RecomputePlan
-    from ..plan.recording import Recording
-    from ..replay import Result
-    from ..trace.step import StepTrace
+    from ..base.device_profiles import DeviceProfile
+    from ..capture.recording import Recording
+    from ..recompute.planner.plan import RecomputePlan
+    from ..simulation.replay import Result
+    from ..trace.step_trace import StepTrace
 
-ALL = ("swap", "recompute", "hybrid", "capuchin", "umem")
+ALL = ("swap", "recompute", "per_block", "auto")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to choose. Sizes in bytes, times in µs."""
+    """Result of one mode. Sizes in bytes, times in µs."""
 
     mode: str
-    result: Result | None  # None: no way was found that fits
-    again_us: float = 0.0  # of the ops that run a second time
+    result: Result | None  # None: no plan found that fits
+    again_us: float = 0.0  # time of the ops that run a second time
     peak_bytes: int = 0  # without swapping
     seconds: float = 0.0  # for planning and replay
-    plan: RecomputePlan | None = None  # what a program executes
+    plan: RecomputePlan | None = None  # the plan that a program would execute
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row for JSON."""
         return {
             "mode": self.mode,
             "replay": None if self.result is None else self.result.as_dict(),
@@ -41,26 +41,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All ways that were asked for."""
+    """Results of all requested modes."""
 
     rows: list[Row]
-    compute_us: float  # of the step without any
-    bound_us: float | None  # that none is below; None without highspy
+    compute_us: float  # of the step without recomputation
+    bound_us: float | None  # lower bound for all of them; None without highspy
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the table for JSON."""
         return {"lower_bound_us": self.bound_us, "modes": [row.as_dict() for row in self.rows]}
 
 
 def modes(given: str | None) -> tuple[str, ...]:
-    """The ways that an option asks for; none without it.
+    """Return the modes that the option names; none without it.
 
     Raises:
-        ConfigError: there is no such way.
+        ConfigError: no such mode.
     """
     if given is None or given == "all":
         return ALL if given else ()
-    from ..plan.recompute.plan import check
+    from ..recompute.planner.plan import check
 
     check(given, "all")
     return (given,)
@@ -73,18 +73,18 @@ def table(
     budget: int,
     modes: tuple[str, ...],
 ) -> Table:
-    """Plan and replay each way.
+    """Plan and replay each mode.
 
     Raises:
         PlanError: the step is not the recording's.
     """
     from ..errors import NotSupportedError
-    from ..plan.recompute.bound import lower_bound_us
-    from ..plan.recompute.modes import Planner, executable, graph_of
-    from ..replay import simulate_recompute
+    from ..recompute.planner.bound import lower_bound_us
+    from ..recompute.planner.modes import RecomputePlanner, executable, graph_of
+    from ..simulation.replay import simulate_recompute
 
     graph, ordinals = graph_of(step, recording)
-    planner = Planner(graph, device, budget)
+    planner = RecomputePlanner(graph, device, budget)
     rows = []
     for mode in modes:
         began = time.perf_counter()

@@ -1,27 +1,52 @@
-"""The answer of ``umem plan`` for people."""
+"""The answer of ``umem plan`` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..units import format_bytes
+from ..base.units import format_bytes
 
 if TYPE_CHECKING:
-    from .plan import Outcome
+    from ..analysis.summary import Memory
+    from ..base.device_profiles import DeviceProfile
+    from ..capture.recording import Recording
+    from ..simulation.replay import Result
+    from ..trace.schema import Event
+    from ..trace.step_trace import StepTrace
+    from . import plan_recompute
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 14  # of the first column
+_WIDTH = 14  # width of the first column
 _GIB = 1 << 30
 
 
-def render(outcome: Outcome) -> str:
-    """The whole answer, some lines a topic."""
+class PlanAnswer(NamedTuple):
+    """The answer of ``umem plan``."""
+
+    program: str
+    recording: Recording
+    events: list[Event]
+    step: StepTrace
+    device: DeviceProfile
+    memory: Memory
+    asked: int  # bytes
+    budget: int  # of the replay: at least what the largest op needs
+    floor: dict[str, Any]
+    results: list[Result]  # the fastest first
+    hidden_from: int | None
+    advice: list[str]
+    seconds: float
+    recomputed: plan_recompute.Table | None = None
+
+
+def render(outcome: PlanAnswer) -> str:
+    """Format the whole answer, some lines per topic."""
     parts = (_program, _memory, _budget, _policies, _recomputed, _budgets, _advice)
     return "\n".join(line for part in parts for line in part(outcome))
 
 
-def _program(outcome: Outcome) -> Iterator[str]:
+def _program(outcome: PlanAnswer) -> Iterator[str]:
     step, device = outcome.step, outcome.device
     yield _row(
         "program",
@@ -36,7 +61,7 @@ def _program(outcome: Outcome) -> Iterator[str]:
         yield _row("note", remark)
 
 
-def _memory(outcome: Outcome) -> Iterator[str]:
+def _memory(outcome: PlanAnswer) -> Iterator[str]:
     found = outcome.memory
     yield _row("peak", f"{format_bytes(found.peak_bytes)} at {found.peak}")
     top = max((max(values) for values in found.over_time.values()), default=0)
@@ -48,7 +73,7 @@ def _memory(outcome: Outcome) -> Iterator[str]:
         yield _row("  large tensor", f"{format_bytes(holder.bytes)} {kind}{made}")
 
 
-def _budget(outcome: Outcome) -> Iterator[str]:
+def _budget(outcome: PlanAnswer) -> Iterator[str]:
     found = outcome.memory
     fits = "everything fits"
     if outcome.asked < found.peak_bytes:
@@ -70,7 +95,7 @@ def _budget(outcome: Outcome) -> Iterator[str]:
     )
 
 
-def _policies(outcome: Outcome) -> Iterator[str]:
+def _policies(outcome: PlanAnswer) -> Iterator[str]:
     for index, result in enumerate(outcome.results):
         ratio = result.step_us / result.compute_us if result.compute_us else 1.0
         moved = f"{result.bytes_in / _GIB:.2f} GiB in, {result.bytes_out / _GIB:.2f} GiB out"
@@ -81,7 +106,7 @@ def _policies(outcome: Outcome) -> Iterator[str]:
         )
 
 
-def _recomputed(outcome: Outcome) -> Iterator[str]:
+def _recomputed(outcome: PlanAnswer) -> Iterator[str]:
     table = outcome.recomputed
     if table is None:
         return
@@ -111,7 +136,7 @@ def _cells(values: Sequence[str], widths: Sequence[int]) -> str:
     return " ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
 
 
-def _budgets(outcome: Outcome) -> Iterator[str]:
+def _budgets(outcome: PlanAnswer) -> Iterator[str]:
     least, peak = outcome.memory.largest_op_bytes, outcome.memory.peak_bytes
     yield _row("budgets", f"{format_bytes(peak)}: nothing has to move")
     if outcome.hidden_from is not None and outcome.hidden_from < peak:
@@ -120,7 +145,7 @@ def _budgets(outcome: Outcome) -> Iterator[str]:
     yield _row("", f"{format_bytes(least)}: {outcome.memory.largest_op} alone")
 
 
-def _advice(outcome: Outcome) -> Iterator[str]:
+def _advice(outcome: PlanAnswer) -> Iterator[str]:
     for index, text in enumerate(outcome.advice):
         yield _row("would help" if index == 0 else "", text)
 
@@ -134,6 +159,6 @@ def _ms(us: float) -> str:
 
 
 def _bars(values: Sequence[int], top: int) -> str:
-    """One character a value; the highest bar is `top`."""
+    """Draw one character per value; the highest bar is `top`."""
     last = len(_BARS) - 1
     return "".join(_BARS[-(-value * last // top) if top else 0] for value in values)

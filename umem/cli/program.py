@@ -1,4 +1,4 @@
-"""The program of a command that runs it without data: a function of the user's, or a script."""
+"""The program of commands that run it without data: a user's function, or a script."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, NotSupportedError
 
 if TYPE_CHECKING:
-    from ..plan.recording import Recording
+    from ..capture.recording import Recording
 
 _EXAMPLE = "examples.gpt:make_step"
 
 
 def add_arguments(parser: argparse.ArgumentParser, steps: str) -> None:
-    """Add what names the program; `steps` of a script's optimizer are run."""
+    """Add the options that name the program; `steps` steps of a script's optimizer are run."""
     text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
     parser.add_argument(
         "program", nargs="?", help=f"{text}or (model, optimizer, batch, loss_fn(model, batch))"
     )
-    text = f"run a script for {steps} steps of its optimizer; what follows are its arguments"
+    text = f"run a script for {steps} steps of its optimizer; its arguments follow"
     parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
 
 
 def check(args: argparse.Namespace, command: str, hint: str = "") -> None:
-    """Exactly one of them is given.
+    """Check that exactly one of function and script is given.
 
     Raises:
-        ConfigError: none, or both.
+        ConfigError: none or both are given.
     """
     if (args.program is None) == (not args.script):
         raise ConfigError(
@@ -38,33 +38,33 @@ def check(args: argparse.Namespace, command: str, hint: str = "") -> None:
 
 
 def record(args: argparse.Namespace) -> tuple[str, Recording]:
-    """Run what the options name, on tensors without data; its name and what it did.
+    """Run the program on tensors without data; return its name and the recording.
 
     Raises:
-        ConfigError: there is no such function, or script.
-        PlanError: it cannot be run so; says where.
+        ConfigError: no such function or script.
+        PlanError: it cannot be run without data; the message says where.
         NotSupportedError: torch is missing.
     """
     need_torch()
-    from ..plan import entry, tracer
+    from ..capture import program
 
     if args.script:
-        from ..plan import script
+        from ..capture import script
 
         return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
-    return args.program, tracer.trace(entry.find(args.program, Path.cwd()))
+    return args.program, program.trace(program.find(args.program, Path.cwd()))
 
 
 def need_torch() -> None:
-    """Such programs run with torch.
+    """Check that torch, which runs such programs, can be imported.
 
     Raises:
-        NotSupportedError: it is missing.
+        NotSupportedError: it cannot be imported.
     """
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise NotSupportedError(
-            f"planning runs the program with torch, which cannot be imported ({error}); install "
-            "torch, also a build for CPUs will do"
+            f"torch, which runs the program, cannot be imported ({error}); install "
+            "torch (a CPU build is enough)"
         ) from None

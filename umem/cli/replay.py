@@ -1,4 +1,4 @@
-"""``umem replay TRACE``: what each policy would make of a recorded step, in virtual time."""
+"""``umem replay TRACE``: run a recorded step under policies, in virtual time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .. import devices
+from ..base import device_profiles
+from ..base.units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
+from ..config.parsers import parse_budget
 from ..errors import ConfigError, UmemError
-from ..units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
-from ..values import parse_budget
+from ..policies import registry
 
 if TYPE_CHECKING:
-    from ..devices import DeviceProfile
-    from ..replay import Result
+    from ..base.device_profiles import DeviceProfile
+    from ..simulation.replay import Result
     from .base import Subparsers
 
 BUDGET_ALLOWED = f"a percentage of the trace's peak as 50%, or {BYTES_ALLOWED}"
@@ -24,11 +25,11 @@ HEADER = (
     "", "policy", "budget", "of peak", "device", "step ms", "/compute", "/floor", "stall ms",
     "in GiB", "/bound", "out GiB", "faults", "evictions", "unused GiB", "off plan",
 )  # fmt: skip
-_WORDS = (0, 1, 4)  # columns that are aligned to the left
+_WORDS = (0, 1, 4)  # columns aligned to the left
 
 
 class Failure(NamedTuple):
-    """A replay that could not be."""
+    """A replay that failed."""
 
     policy: str
     budget: int
@@ -41,44 +42,56 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="replay a recorded trace under policies, budgets and devices",
-        description="Replay a trace on a simulated device: the engine that runs programs, in "
+        description="Replay a trace on a simulated device: with the engine that runs programs, in "
         "virtual time and without their memory. The last step is repeated until two in a row are "
-        "equal; the figures are of the last one. Exit code 1 if a replay failed.",
+        "equal; the figures are those of the last one. Exit code 1 if a replay failed.",
     )
     parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument(
-        "--policy", nargs="+", default=["umem"], help="names, or all (default: umem)"
+        "--policy",
+        nargs="+",
+        default=["auto"],
+        metavar="POLICY",
+        help=f"all, or some of {registry.listed(registry.names())} (default: auto)",
     )
     text = f"{BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
     parser.add_argument("--budget", nargs="+", default=["50%"], help=text)
     parser.add_argument(
         "--device",
         nargs="+",
-        help=f"device profiles (default: the trace's own where it is one, else {devices.DEFAULT})",
+        help="device profiles (default: the trace's own if it is one, else "
+        f"{device_profiles.DEFAULT})",
     )
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="a device profile, TOML, JSON")
     parser.add_argument(
-        "--link", type=float, metavar="GB/s", help="another link, each way, for every device"
+        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
+    )
+    parser.add_argument(
+        "--link",
+        type=float,
+        metavar="GB/s",
+        help="bandwidth of another link, each way, for every device",
     )
     parser.add_argument(
         "--host-budget",
         default="unlimited",
         metavar="SIZE",
-        help=f"what evicted tensors may take: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
+        help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
     )
     parser.add_argument(
-        "--repeat", type=int, metavar="N", help="repeats of the last step at most (default: 6)"
+        "--repeat", type=int, metavar="N", help="max repeats of the last step (default: 6)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line and replay")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per replay, one per line"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replay every combination; 1 if one of them failed.
+    """Replay every combination; return 1 if one of them failed.
 
     Raises:
         UmemError: a bad trace or option, or the native core is missing.
     """
-    from .. import replay
+    from ..simulation import replay
 
     loaded = replay.load(args.trace)
     peak = loaded.peak_bytes
@@ -93,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
     host = _host_budget(args.host_budget)
     repeats = replay.REPEATS if args.repeat is None else args.repeat
     if repeats < 1:
-        raise ConfigError(f"--repeat {repeats}; allowed: 1 and up")
+        raise ConfigError(f"--repeat {repeats}; allowed: at least 1")
 
     def runs() -> Iterator[Result | Failure]:
         for device, budget, policy in combinations:
@@ -121,8 +134,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def render(rows: Sequence[Result | Failure], peak: int) -> str:
-    """A table, one line a replay, the fastest of its budget and device marked; then the notes."""
-    from ..replay import raised_note
+    """Format a table, one line per replay, the fastest of each budget and device marked."""
+    from ..simulation.replay import raised_note
 
     results = [row for row in rows if not isinstance(row, Failure)]
     best: dict[tuple[str, int], float] = {}
@@ -138,7 +151,7 @@ def render(rows: Sequence[Result | Failure], peak: int) -> str:
         for row in rows
         if isinstance(row, Failure)
     ]
-    legend = "* the fastest; floor and bound: no schedule of moves is below" if results else ""
+    legend = "* fastest; /floor and /bound: relative to proven lower bounds" if results else ""
     return "\n".join(part for part in (*table, legend, *notes, *failed) if part)
 
 
@@ -165,7 +178,7 @@ def _cells(row: Result, peak: int, best: float) -> tuple[str, ...]:
 
 
 def _ratio(value: float, base: float) -> str:
-    """A dash where nothing is needed and nothing is done."""
+    """Format a ratio; a dash if the base and the value are 0."""
     if base > 0:
         return f"{value / base:.3f}"
     return "-" if value == 0 else "inf"
@@ -178,30 +191,30 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _policies(names: Sequence[str]) -> list[str]:
-    from ..policies import registry
-
     known = registry.names()
     chosen = [name for given in names for name in (known if given == "all" else (given,))]
     for name in chosen:
         if name not in known:
-            registry.make(name)  # its error says which there are
+            registry.make(name)  # its error lists the known names
     return list(dict.fromkeys(chosen))
 
 
 def _profiles(args: argparse.Namespace, recorded: str) -> list[DeviceProfile]:
-    found = [devices.find(name) for name in args.device or ()]
+    found = [device_profiles.find(name) for name in args.device or ()]
     if args.profile is not None:
-        found.append(devices.load(args.profile))
+        found.append(device_profiles.load(args.profile))
     if not found:
         own = recorded.removeprefix("soft:")
-        found = [devices.find(own if own in devices.names() else devices.DEFAULT)]
+        found = [
+            device_profiles.find(own if own in device_profiles.names() else device_profiles.DEFAULT)
+        ]
     if args.link is not None:
-        found = [devices.with_link(device, args.link) for device in found]
+        found = [device_profiles.with_link(device, args.link) for device in found]
     return found
 
 
 def _budget(text: str, peak: int) -> int:
-    """In bytes.
+    """Return the budget in bytes.
 
     Raises:
         ConfigError: neither bytes nor a percentage above 0 and up to 100.

@@ -1,4 +1,4 @@
-"""``umem run [options] script.py args...``: a program under umem, unchanged.
+"""``umem run [options] script.py args...``: run an unchanged program under umem.
 
 The interpreter replaces this process, so process id, signals and exit code are the program's own,
 and child processes inherit the options.
@@ -10,8 +10,9 @@ import argparse
 import os
 import sys
 
-from .. import config
+from ..config import settings
 from ..errors import ConfigError, NotSupportedError
+from ..policies import registry
 from .base import Subparsers
 
 
@@ -20,8 +21,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a Python program under umem",
-        description="Run a Python program under umem. Options stand before the program.",
+        description="Run a Python program under umem. Options go before the program.",
         usage="umem run [options] (script.py | -m module) [args ...]",
+        epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
     add_program(parser)
@@ -29,31 +31,31 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add umem's options, and after them the program and its arguments."""
-    config.add_arguments(parser)
-    rest = argparse.REMAINDER  # what follows the program's name belongs to the program
+    settings.add_arguments(parser)
+    rest = argparse.REMAINDER  # everything after the program's name belongs to the program
     parser.add_argument("-m", dest="module", nargs=rest, help="run a module as python -m does")
     parser.add_argument("script", nargs=rest, help="the program and its arguments")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; returns only by an error.
+    """Replace this process by the program; return only by an error.
 
     Raises:
         ConfigError: a bad option, or no such script.
         NotSupportedError: umem cannot work here, so the program is not started.
     """
-    given = config.given_arguments(args)
+    given = settings.given_arguments(args)
     check_options(given)
     command = [*_interpreter(), *_program(args)]
     _check_installed()
-    environment = config.run_environment(given)
+    environment = settings.run_environment(given)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, environment)
 
 
 def _check_installed() -> None:
-    """Torch finds umem by its entry point only: a path to its files is not enough."""
+    """Check that umem is installed: torch finds it by its entry point, not by a path."""
     from importlib.metadata import entry_points
 
     if not entry_points(group="torch.backends", name="umem"):
@@ -64,13 +66,13 @@ def _check_installed() -> None:
 
 
 def check_options(given: dict[str, str]) -> None:
-    """Find bad options here, where they are one line and not a traceback out of `import torch`.
+    """Check the options here, so that errors are one line and no traceback from `import torch`.
 
-    Torch, and with it the number of its threads, is left for later: one thread is the least.
+    Without torch the number of threads is unknown; the check assumes one, the minimum.
     """
-    from .. import startup
+    from ..session import resolve
 
-    startup.native_options(config.load(given, flags=True), threads=1)
+    resolve.native_options(settings.load(given, flags=True), threads=1)
 
 
 def _interpreter() -> list[str]:

@@ -1,4 +1,4 @@
-"""``umem top [PID]``: what umem does in a running process, as it changes."""
+"""``umem top [PID]``: show live statistics of a running process."""
 
 from __future__ import annotations
 
@@ -21,36 +21,35 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `umem top`."""
     parser = subparsers.add_parser(
         "top",
-        help="show what umem does in a running process",
-        description="Show what umem does in a running process of the same user, which was started "
-        "with UMEM_TOP=1. With --once or where the output is no terminal: one look.",
+        help="show live statistics of a running process",
+        description="Show live statistics of a running process of the same user that was started "
+        "with UMEM_TOP=1. With --once, or if the output is not a terminal: print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
     parser.add_argument("--socket", type=Path, metavar="PATH", help="its socket, if it has its own")
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
-                        help="between two looks; default 1")  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="one look, over one interval")
-    parser.add_argument("--json", action="store_true", help="one JSON object a look")
+                        help="time between two samples; default 1")  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="print one sample, over one interval")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per sample")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Show the process until it ends, or one look.
+    """Show samples until the process ends, or one.
 
     Raises:
         ConfigError: both a process and a socket were given.
         StateError: no such process answers, or several do and none was named.
     """
-    from .. import live
-    from ..report import top
+    from ..monitor import server, top
 
     path = _socket(args)
-    before = live.ask(path)
+    before = server.ask(path)
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:
         while True:
             time.sleep(args.interval)
             try:
-                now = live.ask(path)
+                now = server.ask(path)
             except StateError:
                 if once:
                     raise
@@ -63,15 +62,15 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _socket(args: argparse.Namespace) -> Path:
-    from .. import live
+    from ..monitor import server
 
     if args.socket is not None:
         if args.pid is not None:
             raise ConfigError("give a process id or --socket, not both")
         return Path(args.socket)
     if args.pid is not None:
-        return live.find(args.pid)
-    sockets = live.running()
+        return server.find(args.pid)
+    sockets = server.running()
     if len(sockets) == 1:
         return sockets[0]
     names = ", ".join(path.stem for path in sockets)
@@ -84,7 +83,7 @@ def _socket(args: argparse.Namespace) -> Path:
 
 @contextlib.contextmanager
 def _screen(plain: bool) -> Iterator[Callable[[str], Any]]:
-    """How a look is shown: in place on a terminal, through rich where it is there, or in lines."""
+    """Return a function that shows a sample: in place on a terminal, else as lines."""
     if plain:
         yield lambda text: print(text, flush=True)
         return

@@ -1,4 +1,4 @@
-"""``umem trace ...``: look at traces and convert them. One module a subcommand."""
+"""``umem trace ...``: inspect and convert traces. One module per subcommand."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `umem trace`."""
     parser = subparsers.add_parser(
         "trace",
-        help="look at a trace of a program's memory, or convert it",
-        description="Work with traces: what a program allocates, reads, writes and frees.",
+        help="record, inspect or convert a trace",
+        description="Work with traces: a program's allocations, reads, writes and frees.",
     )
     parts = parser.add_subparsers(dest="trace_command", required=True, metavar="SUBCOMMAND")
     for command in _SUBCOMMANDS.values():
@@ -27,5 +27,5 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the subcommand; returns its exit code."""
+    """Run the subcommand; return its exit code."""
     return _SUBCOMMANDS[args.trace_command].main(args)

@@ -1,4 +1,4 @@
-"""``umem trace info``: check a trace, and say what it holds."""
+"""``umem trace info``: check a trace and print its figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..units import format_bytes
+from ..base.units import format_bytes
 from .base import Subparsers
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `umem trace info`."""
     parser = subparsers.add_parser(
         "info",
-        help="check a trace and say what it holds",
-        description="Read a trace to its end: what is malformed is one line with its place and "
-        "exit code 2, else its figures.",
+        help="check a trace and print its figures",
+        description="Read a trace to its end and print its figures. A malformed trace gives one "
+        "line with the place of the error, and exit code 2.",
     )
-    parser.add_argument("file", metavar="FILE", help=".jsonl, packed or not")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("file", metavar="FILE", help=".jsonl or .jsonl.gz")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the figures; returns the exit code.
+    """Print the figures; return the exit code.
 
     Raises:
-        TraceError: the file is no valid trace.
+        TraceError: the file is not a valid trace.
     """
     from ..trace.info import examine
 
@@ -40,17 +40,17 @@ def main(args: argparse.Namespace) -> int:
 
 
 def render(info: Info) -> str:
-    """The figures as text, one line each."""
+    """Format the figures, one line each."""
     return "\n".join(f"{name:<13} {text}".rstrip() for name, text in _lines(info))
 
 
 def _lines(info: Info) -> Iterator[tuple[str, str]]:
-    yield "device", _plain(info.device) or "not said"
-    yield "source", _plain(info.source) or "not said"
+    yield "device", _plain(info.device) or "unknown"
+    yield "source", _plain(info.source) or "unknown"
     if info.note:
         yield "note", _plain(info.note)
     yield "events", f"{info.events}: {info.allocs} allocations, {info.frees} frees"
-    timed = f", {info.ops_without_time} of them without a time" if info.ops_without_time else ""
+    timed = f", {info.ops_without_time} without a time" if info.ops_without_time else ""
     yield "ops", f"{info.ops}{timed}"
     yield "steps", f"{info.steps}" if info.steps else "none marked: the trace is one step"
     if info.step_compute_us is not None:
@@ -89,5 +89,5 @@ def _tag(tag: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line, whatever a file has in its names."""
+    """Keep text from a file on one line."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -25,10 +25,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; as `umem run --trace FILE`.
+    """Replace this process by the program, as `umem run --trace FILE` does.
 
     Raises:
-        ConfigError: the file's name, or as `umem run`.
+        ConfigError: a bad file name, or as `umem run`.
     """
     if not args.output.endswith((".jsonl", ".jsonl.gz")):
         raise ConfigError(f"-o {args.output}; allowed: FILE.jsonl or FILE.jsonl.gz")

@@ -1,1 +1,1 @@
-"""What ``umem demo`` trains and how it compares the runs; the benches reuse the workloads."""
+"""The trainings of ``umem demo`` and their comparison."""

@@ -1,4 +1,4 @@
-"""Real data that installed packages carry: nothing is downloaded."""
+"""Real data from installed packages; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def need(module: str) -> Any:
     """Import an optional module of the demo.
 
     Raises:
-        NotSupportedError: it is not installed; the message says what to install.
+        NotSupportedError: the module is not installed; the message says what to install.
     """
     try:
         return importlib.import_module(module)
@@ -29,7 +29,7 @@ def need(module: str) -> Any:
 
 
 def digits(image: int) -> tuple[Tensor, Tensor]:
-    """All 1797 handwritten digits of scikit-learn as (images, labels) on the CPU.
+    """Return all 1797 handwritten digits of scikit-learn as (images, labels) on the CPU.
 
     The images are (1797, 1, image, image) float32, scaled up from 8 x 8 and normalised; the labels
     are int64 in 0..9.
@@ -45,13 +45,13 @@ def digits(image: int) -> tuple[Tensor, Tensor]:
 
 
 def stdlib_text(limit: int, folder: Path | None = None) -> str:
-    """The first `limit` characters of the sorted sources of Python's standard library.
+    """Return the first `limit` characters of the sorted sources of Python's standard library.
 
     Only top-level ``*.py`` files count, in name order, and only their ASCII characters: the same
     Python gives the same text on every machine.
 
     Raises:
-        NotSupportedError: this Python came without its sources.
+        NotSupportedError: this Python has no sources of its standard library.
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
     parts: list[str] = []
@@ -63,6 +63,6 @@ def stdlib_text(limit: int, folder: Path | None = None) -> str:
         if size >= limit:
             return "".join(parts)[:limit]
     raise NotSupportedError(
-        f"{root} holds {size} characters of Python source, the demo's text needs {limit}: "
+        f"{root} holds {size} characters of Python source, but the demo's text needs {limit}; "
         "use a Python that ships the sources of its standard library"
     )

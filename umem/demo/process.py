@@ -1,7 +1,7 @@
-"""One training in one process of its own, stepped from here.
+"""A training in a process of its own, driven from this one.
 
 A run under umem must not share a process with a plain one: torch's allocator, its threads and its
-caches would mix. Both sides speak JSON lines: commands on stdin, replies on stdout.
+caches would mix. Both sides exchange JSON lines: commands on stdin, replies on stdout.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from umem.config import child_environment
+from umem.config.settings import child_environment
 from umem.errors import StateError
 
-# Without it torch refuses cuBLAS under deterministic algorithms.
+# Without it torch refuses cuBLAS with deterministic algorithms.
 REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a worker trains, and under what; sizes in bytes.
+    """The training of a worker, and how umem runs it; sizes in bytes.
 
-    `budget` None means plain torch: umem is not even enabled. `sample_ms` 0 takes no samples.
+    `budget` None means plain torch: umem is not even enabled. with `sample_ms` 0 there are no
+    samples.
     """
 
     workload: str
@@ -38,7 +39,7 @@ class RunSpec:
     observer: str = "auto"
     sample_ms: float = 0.0
     torch_ext_cache: str | None = None
-    deterministic: bool = True  # on a GPU: else the fastest algorithms
+    deterministic: bool = True  # on a GPU; False: the fastest algorithms
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget <= 0:
@@ -59,14 +60,14 @@ class WorkerProcess:
         """Start the process and wait until its training is built.
 
         Args:
-            spec: what to train.
-            on_note: gets each line that the worker writes to stderr.
-            timeout: seconds that one command may take, the start included.
+            spec: the training.
+            on_note: called with each line that the worker writes to stderr.
+            timeout: maximum seconds of a command, including the start.
             command: another program that speaks the same protocol.
-            environment: variables on top of this process's, from which umem's are taken away.
+            environment: variables added to this process's environment without umem's.
 
         Raises:
-            StateError: the worker died, timed out or reported an error; says its last words.
+            StateError: the worker died, timed out or reported an error; with its last output.
         """
         self.spec = spec
         self._timeout = timeout
@@ -95,21 +96,21 @@ class WorkerProcess:
         self.close()
 
     def step(self, count: int = 1) -> list[dict[str, Any]]:
-        """Train `count` steps: one record each with `ms` and `loss`."""
+        """Train `count` steps; return one record each with `ms` and `loss`."""
         records: list[dict[str, Any]] = self.call("step", count=count)["steps"]
         return records
 
     def stats(self) -> dict[str, int]:
-        """The statistics of umem in the worker; empty for plain torch."""
+        """Return the worker's umem statistics; empty for plain torch."""
         record: dict[str, int] = self.call("stats")["stats"]
         return record
 
     def finish(self) -> dict[str, Any]:
-        """Fingerprint, statistics and samples: the last command."""
+        """End the training; return fingerprint, statistics and samples."""
         return self.call("finish")
 
     def call(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send one command and wait for its reply."""
+        """Send a command and return its reply."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -132,10 +133,10 @@ class WorkerProcess:
         return reply
 
     def close(self) -> None:
-        """End the process, by force where it does not go by itself."""
+        """End the process, by force if it does not end by itself."""
         process = self._process
         if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # gone already, which is what we want
+            with contextlib.suppress(BrokenPipeError):  # the process has ended already
                 process.stdin.close()
         try:
             process.wait(timeout=10)
@@ -162,5 +163,5 @@ class WorkerProcess:
             )
         code = self._process.wait(timeout=10)
         self._listener.join(timeout=5)
-        words = "\n".join(self._words) or "(it said nothing)"
+        words = "\n".join(self._words) or "(no output)"
         return f"the worker for {self.spec} died at {command!r} (exit code {code}):\n{words}"

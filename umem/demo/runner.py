@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from umem.base.units import GIB, format_bytes
 from umem.errors import StateError, UmemError
-from umem.units import GIB, format_bytes
 
 from .process import RunSpec, WorkerProcess
-from .workloads import DEMO
+from .workloads import WORKLOADS
 
 AMPLE_BYTES = 1 * GIB  # well above every workload's peak; frames are only backed once used
 FRACTIONS = (2, 4, 8)
-POLICIES = ("none", "lru", "conv_lru", "umem")
+POLICIES = ("none", "lru", "conv_lru", "auto")
 PAGE_BYTES = 2 << 20
 SAMPLE_MS = 4.0
 PLAIN_STEPS = 2  # of plain torch between two runs
-WARM_STEPS = 2  # umem learns in the first, the optimizer's state appears in it
+WARM_STEPS = 2  # umem observes the first; the optimizer's state is allocated in it
 
 
 Sample = tuple[float, int, int]  # ms, resident bytes, live bytes
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a demo runs. `steps` counts the warm-up."""
+class DemoPlan:
+    """The runs of a demo. `steps` includes the warm-up."""
 
-    workloads: tuple[str, ...] = DEMO
+    workloads: tuple[str, ...] = tuple(WORKLOADS)
     fractions: tuple[int, ...] = FRACTIONS
     policies: tuple[str, ...] = POLICIES
     steps: int = 7
@@ -38,18 +38,17 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """How many processes that takes."""
+        """Number of processes."""
         return len(self.workloads) * (2 + len(self.fractions) * len(self.policies))
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run's figures; sizes in bytes, `_per_step` and `step_ms` over the steady steps.
+class DemoRow:
+    """Figures of one run; sizes in bytes, `_per_step` and `step_ms` over the steady steps.
 
     `fraction` is 0 for the plain run and 1 for the one in which everything fits. `plain_ms` is a
-    plain step just before and after the run, since machines drift. `ratio` is
-    against plain steps taken just before and after. What plain torch does not tell is
-    None. `problem` says why a run has no figures.
+    plain step just before and after the run, because machines drift; `ratio` is relative to it.
+    Figures that plain torch does not have are None. `problem` says why a run has no figures.
     """
 
     workload: str
@@ -73,7 +72,7 @@ class Row:
 
     @property
     def within_budget(self) -> bool:
-        """Whether the most resident bytes stayed in the budget; plain torch has none."""
+        """True if the max resident bytes stayed in the budget; plain torch has none."""
         if self.budget_bytes is None:
             return True
         return self.peak_resident_bytes is not None and (
@@ -82,7 +81,7 @@ class Row:
 
     @property
     def good(self) -> bool:
-        """Identical to plain torch and within the budget."""
+        """True if identical to plain torch and within the budget."""
         return self.problem is None and self.identical and self.within_budget
 
 
@@ -101,23 +100,23 @@ class Measured:
 
 
 class Progress(Protocol):
-    """Who hears how the demo goes."""
+    """Receiver of the demo's progress."""
 
     def begin(self, title: str, steps: int) -> None:
-        """A run starts."""
+        """Start a run."""
 
     def step(self, done: int, milliseconds: float) -> None:
-        """It trained one more step."""
+        """Count one more trained step."""
 
-    def end(self, row: Row) -> None:
-        """It ended."""
+    def end(self, row: DemoRow) -> None:
+        """End the run."""
 
     def note(self, text: str) -> None:
-        """It said something."""
+        """Report a message of the run."""
 
 
 class Worker(Protocol):
-    """A started training; `process.WorkerProcess` is one."""
+    """A started training, such as `process.WorkerProcess`."""
 
     def __enter__(self) -> Worker: ...
 
@@ -134,10 +133,10 @@ Launch = Callable[[RunSpec, Callable[[str], None]], Worker]
 
 
 def measure(worker: Worker, spec: RunSpec, steps: int, progress: Progress) -> Measured:
-    """Train `steps` steps.
+    """Train `steps` steps and return the outcome.
 
     Raises:
-        StateError: the worker failed; says how.
+        StateError: the worker failed; the message says how.
     """
     records: list[dict[str, Any]] = []
     warm_stats: dict[str, int] = {}
@@ -161,20 +160,20 @@ def measure(worker: Worker, spec: RunSpec, steps: int, progress: Progress) -> Me
 
 
 @dataclass
-class Outcome:
+class DemoOutcome:
     """All runs of a demo, and the samples of each by workload, fraction and policy."""
 
-    plan: Plan
-    rows: list[Row] = field(default_factory=list)
+    plan: DemoPlan
+    rows: list[DemoRow] = field(default_factory=list)
     samples: dict[tuple[str, int, str], list[Sample]] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
-        """Whether every run was identical and within its budget."""
+        """True if every run was identical and within its budget."""
         return bool(self.rows) and all(row.good for row in self.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the outcome for JSON."""
         rows = [
             {**asdict(row), "within_budget": row.within_budget, "good": row.good}
             for row in self.rows
@@ -182,14 +181,15 @@ class Outcome:
         return {"good": self.good, "plan": asdict(self.plan), "rows": rows}
 
 
-def run(plan: Plan, progress: Progress, launch: Launch = WorkerProcess) -> Outcome:
-    """Run everything in `plan`; a run under a budget that fails becomes a row with a problem.
+def run(plan: DemoPlan, progress: Progress, launch: Launch = WorkerProcess) -> DemoOutcome:
+    """Run everything in `plan`; a failed run under a budget becomes a row with a problem.
 
     Raises:
-        StateError: a plain run or one with an ample budget failed, without which nothing can be
-            compared.
+        StateError: a plain run or one with an ample budget failed; without these there is nothing
+        to
+            compare with.
     """
-    outcome = Outcome(plan)
+    outcome = DemoOutcome(plan)
     for name in plan.workloads:
         for row, samples in _run_workload(name, plan, progress, launch):
             outcome.rows.append(row)
@@ -199,8 +199,8 @@ def run(plan: Plan, progress: Progress, launch: Launch = WorkerProcess) -> Outco
 
 
 def _run_workload(
-    name: str, plan: Plan, progress: Progress, launch: Launch
-) -> Iterator[tuple[Row, list[Sample]]]:
+    name: str, plan: DemoPlan, progress: Progress, launch: Launch
+) -> Iterator[tuple[DemoRow, list[Sample]]]:
     base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache)
     progress.begin(f"{name}: plain torch", plan.steps)
     with launch(base, progress.note) as reference:
@@ -212,7 +212,7 @@ def _run_workload(
         row, measured = beside.run(roomy, 1, None)
         if measured.stats["bytes_out"]:
             raise StateError(
-                f"{name} moved bytes out of {format_bytes(AMPLE_BYTES)}: its peak cannot be known"
+                f"{name} moved bytes within {format_bytes(AMPLE_BYTES)}: its peak is unknown"
             )
         peak = measured.stats["peak_live_bytes"]
         yield replace(row, peak_bytes=peak), measured.samples
@@ -224,16 +224,16 @@ def _run_workload(
                 try:
                     row, measured = beside.run(spec, fraction, peak)
                 except UmemError as error:
-                    yield Row(name, policy, fraction, peak, budget, problem=str(error)), []
+                    yield DemoRow(name, policy, fraction, peak, budget, problem=str(error)), []
                 else:
                     yield row, measured.samples
 
 
 class _Beside:
-    """Runs with plain steps before and after each: machines drift, so only neighbours compare."""
+    """Runs with plain steps before and after each, because machines drift."""
 
     def __init__(
-        self, reference: Worker, plain: Measured, plan: Plan, progress: Progress, launch: Launch
+        self, reference: Worker, plain: Measured, plan: DemoPlan, progress: Progress, launch: Launch
     ) -> None:
         self._reference = reference
         self._plain = plain
@@ -242,8 +242,8 @@ class _Beside:
         self._launch = launch
         self._before = plain.step_ms[-PLAIN_STEPS:]
 
-    def run(self, spec: RunSpec, fraction: int, peak: int | None) -> tuple[Row, Measured]:
-        """Measure `spec`; StateError where it fails."""
+    def run(self, spec: RunSpec, fraction: int, peak: int | None) -> tuple[DemoRow, Measured]:
+        """Measure `spec`; raise StateError if it fails."""
         memory = "everything fits" if fraction == 1 else f"1/{fraction} of the peak"
         self._progress.begin(f"{spec.workload}: {spec.policy}, {memory}", self._plan.steps)
         with self._launch(spec, self._progress.note) as worker:
@@ -256,12 +256,12 @@ class _Beside:
 
 def make_row(
     measured: Measured, plain: Measured, plain_ms: Sequence[float], fraction: int, peak: int | None
-) -> Row:
-    """The figures of one run; `plain_ms` are plain torch's steps around it."""
+) -> DemoRow:
+    """Return the figures of a run; `plain_ms` are the times of plain torch's steps around it."""
     spec = measured.spec
     steady = measured.step_ms[WARM_STEPS:]
     step_ms = statistics.median(steady)
-    row = Row(
+    row = DemoRow(
         workload=spec.workload,
         policy="plain torch" if spec.budget is None else spec.policy,
         fraction=fraction,

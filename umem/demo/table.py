@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from umem.units import MIB
+from umem.base.units import MIB
 
-from .runner import Row
+from .runner import DemoRow
 
 HEADER = (
     ("", "workload"),
@@ -16,19 +16,19 @@ HEADER = (
     ("budget", "MiB"),
     ("peak resident", "MiB"),
     ("", "identical"),
-    ("faults", "a step"),
-    ("in MiB", "a step"),
-    ("out MiB", "a step"),
-    ("dead MiB not", "moved a step"),
-    ("ms", "a step"),
+    ("faults", "per step"),
+    ("in MiB", "per step"),
+    ("out MiB", "per step"),
+    ("MiB avoided", "per step"),
+    ("ms", "per step"),
     ("plain ms", "around it"),
     ("time", "ratio"),
 )
-_LEFT = 3  # the first columns are words
+_LEFT = 3  # the first columns are text
 
 
-def render(rows: Sequence[Row]) -> str:
-    """One line a run, then the reason of each run without figures."""
+def render(rows: Sequence[DemoRow]) -> str:
+    """Format one line per run, then the reason of each run without figures."""
     top, second = zip(*HEADER, strict=True)
     cells = [list(top), list(second), *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
@@ -45,11 +45,11 @@ def render(rows: Sequence[Row]) -> str:
     return "\n".join([*parts, rule, *notes])
 
 
-def brief(row: Row) -> str:
-    """One run in a few words, for the progress."""
+def brief(row: DemoRow) -> str:
+    """Format a run in a few words, for the progress."""
     if row.problem is not None:
         return "failed: " + row.problem.splitlines()[0]
-    words = [f"{row.step_ms:.0f} ms a step", f"{row.ratio:.2f}x"]
+    words = [f"{row.step_ms:.0f} ms per step", f"{row.ratio:.2f}x"]
     if row.fraction:
         words.append("identical" if row.identical else "NOT IDENTICAL")
         if not row.within_budget:
@@ -57,15 +57,15 @@ def brief(row: Row) -> str:
     return ", ".join(words)
 
 
-def _name(row: Row) -> str:
+def _name(row: DemoRow) -> str:
     return f"{row.workload}, {_memory(row)}, {row.policy}"
 
 
-def _memory(row: Row) -> str:
+def _memory(row: DemoRow) -> str:
     return {0: "-", 1: "all fits"}.get(row.fraction, f"1/{row.fraction}")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: DemoRow) -> list[str]:
     return [
         row.workload,
         _memory(row),
@@ -84,7 +84,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _identical(row: Row) -> str:
+def _identical(row: DemoRow) -> str:
     if row.fraction == 0:
         return "reference"
     if row.problem is not None:

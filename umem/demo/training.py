@@ -1,4 +1,4 @@
-"""One training, stepped by whoever holds it, and the fingerprint of what it computed."""
+"""A training that its owner steps, and the fingerprint of its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Training:
     losses: list[float] = field(default_factory=list)
 
     def step(self) -> float:
-        """Train on the next batch; returns its loss."""
+        """Train on the next batch; return its loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.batch_loss(len(self.losses))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -35,7 +35,7 @@ class Training:
         return self.losses[-1]
 
     def fingerprint(self) -> dict[str, str]:
-        """The last loss as a hex float, and SHA-256 of all losses, weights and optimizer state."""
+        """Return the last loss as a hex float, and SHA-256 of losses, weights and the optimizer."""
         return {
             "loss": self.losses[-1].hex(),
             "losses_sha256": hashlib.sha256(
@@ -46,7 +46,7 @@ class Training:
 
 
 def state_sha256(net: nn.Module, optimizer: Optimizer) -> str:
-    """SHA-256 over names, types, shapes and bytes of the weights and of the optimizer state."""
+    """Return SHA-256 over names, types, shapes and bytes of the weights and the optimizer state."""
     digest = hashlib.sha256()
     for name, tensor in net.state_dict().items():
         _digest_tensor(digest, name, tensor)

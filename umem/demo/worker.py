@@ -1,6 +1,6 @@
 """The process that trains: ``python -m umem.demo.worker``.
 
-With ``--serve`` it obeys `process.WorkerProcess`; without, it trains `--steps` and prints the
+With ``--serve`` it serves `process.WorkerProcess`; without, it trains `--steps` and prints the
 result as one JSON object.
 """
 
@@ -22,10 +22,11 @@ from umem.errors import UmemError
 
 from . import workloads
 from .process import RunSpec
+from .training import Training
 
 
 class Sampler:
-    """Resident and live bytes over time, taken by a thread and at the end of each step."""
+    """Sampler of resident and live bytes over time, by a thread and at the end of each step."""
 
     def __init__(self, period_ms: float) -> None:
         self._period = period_ms / 1000.0
@@ -45,7 +46,7 @@ class Sampler:
             self._points.append(point)
 
     def close(self) -> list[tuple[float, int, int]]:
-        """Stop sampling; returns the points in time order."""
+        """Stop sampling; return the points in time order."""
         self._stop.set()
         self._thread.join()
         return sorted(self._points)
@@ -56,11 +57,11 @@ class Sampler:
 
 
 class Run:
-    """One training under one spec."""
+    """A training for one spec."""
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
-        workloads.set_threads(spec.threads)  # before umem checks its floor against them
+        workloads.set_threads(spec.threads)  # before umem checks its minimum budget against them
         if spec.budget is not None:
             umem.enable(
                 budget=spec.budget,
@@ -69,14 +70,18 @@ class Run:
                 observer=spec.observer,
                 torch_ext_cache=spec.torch_ext_cache,
             )
-        target = "cuda" if spec.device.startswith("cuda") else "cpu"
-        config = workloads.lookup(spec.workload).config
-        self.training = workloads.build(config, target, spec.deterministic)
+        self.training = self.build(spec.workload)
         sampled = spec.budget is not None and spec.sample_ms > 0
         self._sampler = Sampler(spec.sample_ms) if sampled else None
 
+    def build(self, workload: str) -> Training:
+        """Make the training of a workload on the device."""
+        target = "cuda" if self.spec.device.startswith("cuda") else "cpu"
+        config = workloads.lookup(workload).config
+        return workloads.build(config, target, self.spec.deterministic)
+
     def step(self) -> dict[str, float]:
-        """Train one step: its time in ms (the loss is read, so it is complete) and its loss."""
+        """Train one step; return its time in ms (reading the loss completes it) and its loss."""
         begin = time.perf_counter()
         loss = self.training.step()
         elapsed = (time.perf_counter() - begin) * 1e3
@@ -85,11 +90,11 @@ class Run:
         return {"ms": elapsed, "loss": loss}
 
     def stats(self) -> dict[str, int]:
-        """The statistics of umem as of now, empty without umem."""
+        """Return umem's current statistics; empty without umem."""
         return {} if self.spec.budget is None else asdict(umem.stats())
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        """What `WorkerProcess.call` may ask for, by name."""
+        """Return the commands of `WorkerProcess.call` by name."""
         return {
             "step": lambda count: {"steps": [self.step() for _ in range(count)]},
             "stats": lambda: {"stats": self.stats()},
@@ -97,7 +102,7 @@ class Run:
         }
 
     def finish(self) -> dict[str, Any]:
-        """The fingerprint, then the statistics: reading all weights must keep the budget too."""
+        """Return fingerprint, then statistics: reading all weights has to keep the budget too."""
         samples = [] if self._sampler is None else self._sampler.close()
         fingerprint = self.training.fingerprint()
         return {"fingerprint": fingerprint, "stats": self.stats(), "samples": samples}
@@ -107,14 +112,14 @@ Start = Callable[[dict[str, Any]], Run]
 
 
 def start_run(request: dict[str, Any]) -> Run:
-    """The training that a `RunSpec` describes."""
+    """Start the training that a `RunSpec` describes."""
     return Run(RunSpec(**request))
 
 
 def answer(
     run: Run | None, request: dict[str, Any], start: Start = start_run
 ) -> tuple[Run | None, dict[str, Any]]:
-    """Obey one command of `WorkerProcess`."""
+    """Run one command of `WorkerProcess`."""
     command = request.pop("do")
     if command == "start":
         run = start(request)
@@ -127,7 +132,7 @@ def answer(
 
 
 def serve(commands: TextIO, replies: TextIO, start: Start = start_run) -> None:
-    """Obey commands until the input ends."""
+    """Run commands until the input ends."""
     run: Run | None = None
     for line in commands:
         try:
@@ -140,7 +145,7 @@ def serve(commands: TextIO, replies: TextIO, start: Start = start_run) -> None:
 
 @contextlib.contextmanager
 def private_stdout() -> Iterator[TextIO]:
-    """The replies' stream; whatever else prints goes to stderr, so it cannot break the protocol."""
+    """Provide the replies' stream; other output goes to stderr, so it cannot break the protocol."""
     replies = sys.stdout
     sys.stdout = sys.stderr
     try:
@@ -151,9 +156,9 @@ def private_stdout() -> Iterator[TextIO]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m umem.demo.worker", description=__doc__)
-    parser.add_argument("--serve", action="store_true", help="obey JSON commands from stdin")
+    parser.add_argument("--serve", action="store_true", help="read JSON commands from stdin")
     parser.add_argument("--workload", choices=sorted(workloads.WORKLOADS), default="resnet")
-    parser.add_argument("--budget", type=int, help="bytes; plain torch without it")
+    parser.add_argument("--budget", type=int, help="in bytes; without it, plain torch")
     parser.add_argument("--policy", default="lru")
     parser.add_argument("--device", default="soft")
     parser.add_argument("--threads", type=int, default=1)

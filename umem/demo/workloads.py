@@ -1,19 +1,14 @@
-"""The trainings of the demo and of the benches, defined once, for any torch device.
-
-A workload is a description that travels as text, `name` or `name:setting=value,...`; `build` makes
-the training.
-"""
+"""The trainings of the demo, for any torch device: small enough for a CPU, on real data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from umem.errors import ConfigError
 
-from . import data, large
-from .large import GPT2Config, ResNet50Config, UNetConfig, VGG16Config
+from . import data
 from .training import SEED, Training
 
 if TYPE_CHECKING:
@@ -24,7 +19,7 @@ if TYPE_CHECKING:
 class ResNetConfig:
     """A ResNet on the handwritten digits; lengths in pixels.
 
-    The defaults are ResNet-34's layout, narrow: about 185 MiB at its peak for half a second of one
+    The defaults are ResNet-34's layout, but narrow: about 185 MiB at its peak, half a second of one
     core, with no tensor above 6 MiB, so that an eighth of the peak still holds one operator.
     """
 
@@ -51,11 +46,11 @@ class GPTConfig:
     learning_rate: float = 2e-3
 
 
-Config = ResNetConfig | GPTConfig | large.LargeConfig
+Config = ResNetConfig | GPTConfig
 
 
 def _order(count: int, batch: int) -> Callable[[int], Tensor]:
-    """Indices of batch i: one fixed shuffle, walked round and round."""
+    """Return a function from i to the indices of batch i: one fixed shuffle, repeated."""
     torch = data.need("torch")
     shuffle = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
 
@@ -124,71 +119,38 @@ WORKLOADS: dict[str, Workload] = {
     for w in (
         Workload("resnet", "ResNet on scikit-learn's handwritten digits", ResNetConfig()),
         Workload("gpt", "GPT (characters) on Python's standard library", GPTConfig()),
-        Workload("resnet50", "ResNet-50", ResNet50Config()),
-        Workload("gpt2", "GPT-2 medium", GPT2Config()),
-        Workload("unet", "U-Net", UNetConfig()),
-        Workload("vgg16", "VGG-16", VGG16Config()),
     )
 }
-DEMO = ("resnet", "gpt")  # the ones that a CPU trains in seconds, on real data
 
 
-def lookup(text: str) -> Workload:
-    """The workload of that name, with the settings that follow it: ``resnet50:batch=64,image=128``.
-
-    Lists are written as ``3x4x6x3``, switches as 0 or 1.
+def lookup(name: str) -> Workload:
+    """Return the workload of that name.
 
     Raises:
-        ConfigError: there is no such workload or setting, or a bad value.
+        ConfigError: no such workload.
     """
-    name, _, settings = text.partition(":")
     if name not in WORKLOADS:
         raise ConfigError(f"workload {name!r} is unknown; allowed: {', '.join(WORKLOADS)}")
-    found = WORKLOADS[name]
-    given = dict(_setting(found.config, name, part) for part in settings.split(",") if part)
-    return Workload(text, found.title, replace(found.config, **given))
-
-
-def _setting(config: Config, name: str, text: str) -> tuple[str, Any]:
-    key, _, value = text.partition("=")
-    known = [field.name for field in fields(config)]
-    if key not in known:
-        raise ConfigError(f"workload {name} has no setting {key!r}; allowed: {', '.join(known)}")
-    default = getattr(config, key)
-    try:
-        if isinstance(default, tuple):
-            return key, tuple(int(part) for part in value.split("x"))
-        return key, bool(int(value)) if isinstance(default, bool) else type(default)(value)
-    except ValueError:
-        raise ConfigError(
-            f"workload {name}: {key}={value!r} is no {type(default).__name__}; "
-            f"allowed: as in {key}={_written(default)}"
-        ) from None
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "x".join(str(part) for part in value)
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return WORKLOADS[name]
 
 
 def set_threads(threads: int) -> None:
     """Fix torch's CPU threads.
 
-    The order of sums depends on their number, and so does the least budget of the software device
-    (4 frames of 2 MiB a thread).
+    The order of sums depends on their number, and so does the minimum budget of the software device
+    (4 frames of 2 MiB per thread).
     """
     data.need("torch").set_num_threads(threads)
 
 
-def build(config: Config, device: str = "cpu", deterministic: bool = True) -> Training:
-    """Make the training on a torch device ("cpu", "cuda", ...), the same on every call.
+def seed(device: str, deterministic: bool) -> None:
+    """Seed torch.
 
-    Seeds torch; `set_threads` is the caller's. `deterministic` chooses, on a GPU, between the
-    algorithms that repeat bit by bit and the fastest ones.
+    On a GPU, `deterministic` selects the algorithms that repeat bit by bit instead of the fastest
+    ones.
 
     Raises:
-        NotSupportedError: torch or scikit-learn is missing.
+        NotSupportedError: torch is missing.
     """
     torch: Any = data.need("torch")
     torch.manual_seed(SEED)
@@ -196,9 +158,18 @@ def build(config: Config, device: str = "cpu", deterministic: bool = True) -> Tr
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cudnn.benchmark = not deterministic
         torch.use_deterministic_algorithms(deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # it would only cost time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # filling would only cost time
+
+
+def build(config: Config, device: str = "cpu", deterministic: bool = True) -> Training:
+    """Make the training on a torch device ("cpu", "cuda", ...), the same on every call.
+
+    The caller calls `set_threads`; `deterministic` is that of `seed`.
+
+    Raises:
+        NotSupportedError: torch or scikit-learn is missing.
+    """
+    seed(device, deterministic)
     if isinstance(config, ResNetConfig):
         return _build_resnet(config, device)
-    if isinstance(config, GPTConfig):
-        return _build_gpt(config, device)
-    return large.build(config, device)
+    return _build_gpt(config, device)

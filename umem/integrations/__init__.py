@@ -1,1 +1,1 @@
-"""One file a framework; nothing below imports these."""
+"""Integrations: one file per framework; lower layers do not import these."""

@@ -1,8 +1,8 @@
-"""Memory of umem's for others than torch: who holds it, and on which stream it is in order.
+"""Blocks of umem's memory for frameworks other than torch: their holders and streams.
 
-A block is freed with its last reference, whoever has that: an array, a view of it, or a consumer of
-its DLPack capsule. All comes from the one native allocator, so one budget and one ledger hold for
-all frameworks.
+A block is freed with its last reference: an array, a view of it, or a consumer of its DLPack
+capsule. All blocks come from the one native allocator, so all frameworks share one budget and one
+residency table.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..base.native import core
 from ..errors import ConfigError, NotSupportedError, StateError
-from ..native import core
-from .attached import Parts
+from .bindings import Bindings
 
-GUESTS = Parts()  # what umem put into frameworks other than torch; out again when it goes off
+EXTERNAL = Bindings()  # parts in frameworks other than torch; removed when umem is turned off
 
-# address -> (holder, bytes). Single dict operations only, because the garbage collector may free a
-# block between any two lines.
+# Address -> (holder, bytes). Only single dict operations are used, because the garbage collector
+# may free a block between any two lines.
 _held: dict[int, tuple[str, int]] = {}
 # The engine asks streams for events as long as it knows of blocks on them, and a framework destroys
-# a stream with its last reference.
+# a stream with its last reference, so the streams are kept here.
 _streams: dict[tuple[int, int], object] = {}
 
-_LEGACY, _PER_THREAD = 1, 2  # CUDA's two handles that are no pointers
+_LEGACY, _PER_THREAD = 1, 2  # CUDA's two special handles, which are not pointers
 
 
 def stream_handle(stream: object) -> int:
-    """The handle of any framework's stream; 0 for None and for the legacy default stream.
+    """Return the handle of any framework's stream; 0 for None and the legacy default stream.
 
     Raises:
-        NotSupportedError: the per-thread default stream, which is another stream on each thread,
-            and so cannot be waited for by others.
-        TypeError: no stream.
+        NotSupportedError: the per-thread default stream, which is a different stream on each
+            thread, so that other threads cannot wait for it.
+        TypeError: `stream` is not a stream.
     """
     handle = _handle(stream)
     if handle == _PER_THREAD:
         raise NotSupportedError(
-            "umem cannot follow the per-thread default stream, which is another one on each "
+            "umem does not support the per-thread default stream, which is a different one on each "
             "thread; use a stream of your own, or the legacy default stream (unset "
             "CUPY_CUDA_PER_THREAD_DEFAULT_STREAM, CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM)"
         )
@@ -63,19 +63,20 @@ def _handle(stream: object) -> int:
     if hasattr(handle, "__int__") and not isinstance(handle, (bool, float)) and int(handle) >= 0:
         return int(handle)
     raise TypeError(
-        f"{stream!r} is no CUDA stream; allowed: None, a handle, an object with __cuda_stream__, "
-        "a stream of torch, CuPy, cuda.core or Numba"
+        f"{stream!r} is not a CUDA stream; allowed: None, a handle, an object with "
+        "__cuda_stream__, a stream of torch, CuPy, cuda.core or Numba"
     )
 
 
-class Block:
-    """One allocation.
+class ExternalBlock:
+    """One allocation for a framework other than torch.
 
     Args:
-        nbytes: 0 takes no memory, and its address is 0.
-        holder: what `umem.summary()` calls it.
+        nbytes: bytes; a block of 0 bytes takes no memory and has address 0.
+        holder: the holder's name in `umem.summary()`.
         device: the device's number.
-        stream: that uses it first, and after which it is used again. Kept alive.
+        stream: the stream that uses the block first; after a free, the memory is reused in its
+            order. Kept alive.
 
     Raises:
         ConfigError: there is no such device, or the software device was given a stream.
@@ -95,15 +96,16 @@ class Block:
         if core.stream_captures(device, handle):
             raise StateError(
                 "a CUDA graph is being captured on the stream, and umem's memory cannot be a part "
-                "of it; allocate before the capture begins"
+                "of it; allocate before the capture starts"
             )
         self.ptr = core.allocate(nbytes, device, handle)
         _held[self.ptr] = (holder, nbytes)
         _keep(device, handle, stream)
 
     def also_on(self, stream: object) -> None:
-        """From now on the stream may use it too: after what its own stream holds; it is used again
-        after both.
+        """Let another stream use the block too, after the work that its own stream has now.
+
+        The memory is reused after both streams are done with it.
         """
         handle = stream_handle(stream)
         if handle != self.stream and self.ptr:
@@ -111,19 +113,19 @@ class Block:
             core.record_stream(self.ptr, handle)
             _keep(self.device, handle, stream)
 
-    # The defaults are there when the modules' names are gone, at the interpreter's end.
+    # Default arguments still exist at interpreter shutdown, when the names of modules are gone.
     def __del__(
         self,
         forget: Callable[[int, None], object] = _held.pop,
         release: Callable[[int], bool] = core.release,
     ) -> None:
         if self.ptr:
-            forget(self.ptr, None)  # first: once released, the address may be another block's
+            forget(self.ptr, None)  # first, because a released address may be reused at once
             release(self.ptr)
 
 
 def holders() -> dict[str, tuple[int, int]]:
-    """Live blocks of each holder and their bytes, most bytes first."""
+    """Return the number of live blocks and their bytes by holder, most bytes first."""
     found: dict[str, tuple[int, int]] = {}
     for holder, nbytes in list(_held.values()):
         count, total = found.get(holder, (0, 0))
@@ -131,8 +133,8 @@ def holders() -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def umem_went_off() -> None:
-    """Let go of the streams of programs, unless blocks that live on may need them."""
+def umem_turned_off() -> None:
+    """Release the programs' streams, unless blocks that are still alive may need them."""
     if core.stats()["live_bytes"] == 0:
         _streams.clear()
 
@@ -141,8 +143,8 @@ def require_cuda(what: str) -> None:
     """Raise unless umem is on, on GPUs.
 
     Raises:
-        StateError: it is off.
-        NotSupportedError: it is on with the software device, whose memory no GPU can read.
+        StateError: umem is off.
+        NotSupportedError: umem is on with the software device, whose memory no GPU can read.
     """
     if not core.running():
         raise StateError(f"{what} needs umem to be on; call umem.enable() first")
@@ -153,7 +155,7 @@ def require_cuda(what: str) -> None:
 
 
 def on_gpu() -> bool:
-    """Whether umem's memory is a GPU's. On the software device it is the CPU's."""
+    """Return whether umem's memory is on a GPU; on the software device it is CPU memory."""
     return core.current_options().device == "cuda"
 
 
@@ -167,9 +169,9 @@ def _check_place(device: int, handle: int) -> None:
         return
     if not on_gpu():
         if handle:
-            raise ConfigError("the software device has no streams for programs: leave stream= out")
+            raise ConfigError("the software device has no streams for programs; leave out stream=")
         if device != 0:
-            raise ConfigError(f"device={device!r}: the software device is device 0")
+            raise ConfigError(f"device={device!r}: allowed: 0, the only software device")
     elif device not in range(_device_count()):
         raise ConfigError(f"device={device!r}: allowed: 0 to {_device_count() - 1}")
 

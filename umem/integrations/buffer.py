@@ -1,4 +1,4 @@
-"""Memory of umem's for programs without a framework for it: Numba, ctypes, kernels of their own."""
+"""Arrays in umem's memory for programs without a framework: Numba, ctypes, custom kernels."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, StateError
 from . import dlpack
-from .blocks import Block, on_gpu, stream_handle
+from .blocks import ExternalBlock, on_gpu, stream_handle
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 class Buffer:
-    """An array of umem's managed memory, without operators of its own.
+    """An array in umem's managed memory, without operators of its own.
 
-    Others take it without a copy: by `__cuda_array_interface__` (Numba, CuPy, torch, cuda.core) and
-    by DLPack, which says plain CUDA memory. On the software device it is CPU memory, with
-    `__array_interface__` (numpy) and DLPack. The memory goes with the last who holds it. Its bytes
-    are what they were: nothing is filled.
+    Other libraries use it without a copy: by `__cuda_array_interface__` (Numba, CuPy, torch,
+    cuda.core) and by DLPack, as plain CUDA memory. On the software device it is CPU memory, with
+    `__array_interface__` (numpy) and DLPack. The memory is freed with its last owner. It is not
+    initialised.
 
     Args:
-        shape: elements, or of each dimension; contiguous, the last dimension fastest.
-        dtype: any of numpy's that holds no objects.
+        shape: the number of elements, or the size of each dimension; contiguous, the last dimension
+            varies fastest.
+        dtype: a numpy type of numbers, or bool.
         device: the device's number.
-        stream: a stream of any framework, or its handle, that uses it first. Memory that is free
-            again is handed out in this stream's order. None: the legacy default stream.
+        stream: the first stream to use the array, of any framework, or its handle. Once freed, the
+            memory is reused in the order of this stream. None: the legacy default stream.
 
     Raises:
         ConfigError: a bad shape, type or device.
@@ -41,13 +42,13 @@ class Buffer:
         device: int = 0,
         stream: object = None,
     ) -> None:
-        self._block: Block | None = None
+        self._block: ExternalBlock | None = None
         self.shape, self.dtype = _shape(shape), _dtype(dtype)
         nbytes = self.dtype.itemsize
         for n in self.shape:
             nbytes *= n
         self.nbytes = nbytes
-        self._block = Block(nbytes, "Buffer", device, stream)
+        self._block = ExternalBlock(nbytes, "Buffer", device, stream)
         self.device = device
         self._on_gpu = on_gpu()
 
@@ -57,46 +58,45 @@ class Buffer:
 
     @property
     def ptr(self) -> int:
-        """The address; 0 where there are no bytes.
+        """The address; 0 for an array of 0 bytes.
 
         Raises:
-            StateError: it was freed.
+            StateError: the buffer was freed.
         """
         return self._live().ptr
 
     @property
     def stream(self) -> int:
-        """The handle of the stream that it is in order with."""
+        """The handle of the stream in whose order the memory is reused."""
         return self._live().stream
 
     def free(self) -> None:
-        """Let go of the memory. Who got it from here, by DLPack or as an array, keeps it."""
+        """Release the memory; arrays and DLPack consumers that were made from it keep it."""
         self._block = None
 
     def record_stream(self, stream: object) -> None:
-        """Another stream uses it too, from now on, and in order.
+        """Let another stream use the array too, after the work that its own stream has now.
 
-        That is: after what its own stream holds now. The memory is handed out again when both are
-        done with it.
+        The memory is reused when both streams are done with it.
         """
         self._live().also_on(stream)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; AttributeError on the software device."""
+        """The CUDA array interface, version 3; AttributeError on the software device."""
         if not self._on_gpu:
-            raise AttributeError("on the software device a Buffer is CPU memory")
+            raise AttributeError("a Buffer on the software device is for __array_interface__")
         return {**self._interface(), "stream": self._live().stream or 1}  # 1: legacy default
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Version 3; AttributeError on a GPU."""
+        """The array interface, version 3; AttributeError on a GPU."""
         if self._on_gpu:
             raise AttributeError("a Buffer on a GPU is for __cuda_array_interface__")
         return self._interface()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Plain CUDA memory, or the CPU's on the software device."""
+        """Return (CUDA, device number), or (CPU, 0) on the software device."""
         return (dlpack.CUDA, self.device) if self._on_gpu else (dlpack.CPU, 0)
 
     def __dlpack__(
@@ -107,17 +107,17 @@ class Buffer:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule, by the array API's protocol; it holds the memory, and not this object.
+        """Return a DLPack capsule, by the array API's protocol; it keeps the memory alive.
 
         Raises:
-            BufferError: another device, a copy, or a stream that cannot be waited on.
+            BufferError: another device or a copy is requested, or umem cannot wait on the stream.
         """
         dlpack.check_request(self.__dlpack_device__(), dl_device, copy)
         if self._on_gpu and stream != -1:  # -1: the consumer waits itself
             self._live().also_on(_consumer(stream))
         return dlpack.place_on(_capsule(self, max_version), *self.__dlpack_device__())
 
-    def _live(self) -> Block:
+    def _live(self) -> ExternalBlock:
         if self._block is None:
             raise StateError("this umem.Buffer was freed")
         return self._block
@@ -133,14 +133,14 @@ class Buffer:
 
 
 class _Held:
-    """What a numpy array stands on, so that the array holds the block."""
+    """The base object of a numpy array, which keeps the block alive."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.block, self.__array_interface__ = buffer._live(), buffer._interface()
 
 
 def _capsule(buffer: Buffer, max_version: tuple[int, int] | None) -> object:
-    """numpy's capsule over the address, which it does not read."""
+    """Return a capsule from numpy for the address; numpy does not read the memory."""
     import numpy as np
 
     array = np.asarray(_Held(buffer))
@@ -162,7 +162,7 @@ def _consumer(stream: int | None) -> int:
 def _shape(shape: object) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sizes):
-        raise ConfigError(f"umem.Buffer({shape!r}): allowed: sizes from 0, one or a tuple of them")
+        raise ConfigError(f"umem.Buffer({shape!r}): allowed: a size >= 0, or a tuple of such sizes")
     return tuple(sizes)
 
 
@@ -174,5 +174,5 @@ def _dtype(dtype: object) -> np.dtype[Any]:
     except TypeError:
         found = None
     if found is None or found.kind not in "biufc":
-        raise ConfigError(f"umem.Buffer(..., dtype={dtype!r}): allowed: numpy's types of numbers")
+        raise ConfigError(f"umem.Buffer(..., dtype={dtype!r}): allowed: numpy types of numbers")
     return found  # type: ignore[no-any-return]

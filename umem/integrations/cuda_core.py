@@ -1,20 +1,20 @@
-"""cuda.core: a memory resource of umem's, whose buffers are managed buffers."""
+"""A memory resource for cuda.core, whose buffers are in umem's managed memory."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+from ..base.native import core
 from ..errors import NotSupportedError, StateError
-from ..native import core
-from .blocks import Block, require_cuda, stream_handle
+from .blocks import ExternalBlock, require_cuda, stream_handle
 
 try:
     from cuda.core import (  # type: ignore[import-not-found, import-untyped, unused-ignore]
         Buffer,
         ManagedBuffer,
-        MemoryResource,
     )
+    from cuda.core import MemoryResource as _Base
 except ImportError as error:
     raise NotSupportedError(
         f"cuda.core cannot be imported, or is older than 1.2 ({error}); install it with "
@@ -22,7 +22,7 @@ except ImportError as error:
     ) from error
 
 
-class UmemMemoryResource(MemoryResource):  # type: ignore[misc, unused-ignore]
+class MemoryResource(_Base):  # type: ignore[misc, unused-ignore]
     """umem as a memory resource: `device.memory_resource = umem.cuda_core.MemoryResource()`.
 
     Args:
@@ -31,22 +31,23 @@ class UmemMemoryResource(MemoryResource):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, device_id: Any = 0) -> None:
         self._device = int(getattr(device_id, "device_id", device_id))
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, ExternalBlock] = {}
 
     def allocate(self, size: int, stream: Any = None) -> Any:
-        """A `ManagedBuffer` of `size` bytes, or a plain `Buffer` where memory is not managed.
+        """Return a `ManagedBuffer` of `size` bytes, or a `Buffer` where memory is not managed.
 
-        The stream goes by position or by name, as cuda.core had it before and has it since 1.0;
+        The stream may be given by position, as before cuda.core 1.0, or by name, as since then;
         None is the legacy default stream.
 
         Raises:
             StateError: umem is off, or the stream captures a CUDA graph.
-            NotSupportedError: umem is on with the software device, or it is the per-thread stream.
+            NotSupportedError: umem is on with the software device, or the stream is the per-thread
+                default stream.
             ConfigError: there is no such device.
             OutOfMemoryError: budget and host budget cannot hold it.
         """
         require_cuda("umem.cuda_core.MemoryResource")
-        block = Block(size, "cuda.core", self._device, stream)
+        block = ExternalBlock(size, "cuda.core", self._device, stream)
         kind = ManagedBuffer if self.is_managed else Buffer
         if block.ptr == 0:
             return kind.from_handle(0, 0, owner=block)
@@ -54,16 +55,16 @@ class UmemMemoryResource(MemoryResource):  # type: ignore[misc, unused-ignore]
         return kind.from_handle(block.ptr, size, mr=self, stream=stream)
 
     def deallocate(self, ptr: Any, size: int, stream: Any = None) -> None:
-        """Free what `allocate` gave, in the order of the stream; cuda.core calls it.
+        """Free a block from `allocate`, in the order of the stream; called by cuda.core.
 
         Raises:
-            StateError: the address is none of this resource's.
+            StateError: the address is not a live block of this resource.
         """
         del size
         block = self._blocks.pop(int(ptr), None)
         if block is None:
             raise StateError(
-                f"{int(ptr):#x} was not allocated by this resource of umem's, or was freed before"
+                f"{int(ptr):#x} was not allocated by this memory resource, or is freed already"
             )
         handle = stream_handle(stream)
         if handle != block.stream and stream is not None:
@@ -76,17 +77,17 @@ class UmemMemoryResource(MemoryResource):  # type: ignore[misc, unused-ignore]
 
     @property
     def is_device_accessible(self) -> bool:
-        """Always."""
+        """Always True: devices can access the memory."""
         return True
 
     @property
     def is_host_accessible(self) -> bool:
-        """As managed memory is."""
+        """True if the host can access the memory, which is if it is managed."""
         return self.is_managed
 
     @property
     def is_managed(self) -> bool:
-        """False where the driver has no concurrent managed access."""
+        """True if memory is managed, which needs concurrent managed access in the driver."""
         return _managed()
 
 

@@ -1,6 +1,6 @@
-"""CuPy: arrays in umem's memory, in the order of CuPy's current stream.
+"""CuPy arrays in umem's memory, in the order of CuPy's current stream.
 
-Not by CuPy's `CFunctionAllocator`, because C functions are not told the stream.
+CuPy's `CFunctionAllocator` is not used, because it does not pass the stream to the C functions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from ..errors import NotSupportedError, OutOfMemoryError, StateError
-from .blocks import GUESTS, Block, require_cuda
+from .blocks import EXTERNAL, ExternalBlock, require_cuda
 
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 
@@ -17,43 +17,43 @@ _installed: list[_Installed] = []
 
 
 def malloc(nbytes: int) -> Any:
-    """A `cupy.cuda.MemoryPointer` to memory of umem's, on the current device and stream.
+    """Allocate memory for the current device and stream, as a `cupy.cuda.MemoryPointer`.
 
-    For `cupy.cuda.set_allocator`, or under CuPy's own pool: `MemoryPool(umem.cupy.malloc).malloc`.
+    For `cupy.cuda.set_allocator`, or below CuPy's own pool: `MemoryPool(umem.cupy.malloc).malloc`.
 
     Raises:
         StateError: umem is off, or the current stream captures a CUDA graph.
         NotSupportedError: umem is on with the software device, or the current stream is the
             per-thread default stream.
-        OutOfMemoryError: budget and host budget cannot hold it. It is a `CUDARuntimeError` too,
-            with the status by which CuPy's pool gives its free blocks back and asks again.
+        OutOfMemoryError: budget and host budget cannot hold it. It is also a `CUDARuntimeError`
+            with the status that makes CuPy's pool return its free blocks and retry.
     """
     require_cuda("umem.cupy.malloc")
     cuda = _cupy().cuda
     device = int(cuda.runtime.getDevice())
     try:
-        block = Block(nbytes, "cupy", device, cuda.get_current_stream())
+        block = ExternalBlock(nbytes, "cupy", device, cuda.get_current_stream())
     except OutOfMemoryError as error:
         raise _out_of_memory()(str(error)) from None
-    # With the number of its device, because without CuPy asks the driver for it each time.
+    # The device number is passed because CuPy would otherwise ask the driver for it each time.
     return cuda.MemoryPointer(cuda.UnownedMemory(block.ptr, nbytes, block, device), 0)
 
 
 def install() -> None:
-    """Make `malloc` CuPy's allocator, until `remove` or `umem.disable()`; installed: nothing.
+    """Make `malloc` CuPy's allocator until `remove` or `umem.disable()`; a no-op if it is already.
 
     Raises:
         NotSupportedError: CuPy cannot be imported, or umem is on with the software device.
-        StateError: umem is off, or the call is inside `cupy.cuda.using_allocator`.
+        StateError: umem is off, or this is called inside `cupy.cuda.using_allocator`.
     """
     require_cuda("umem.cupy.enable()")
     if not _installed:
         _installed.append(_Installed(_cupy().cuda))
-        GUESTS.add(_installed[0])
+        EXTERNAL.add(_installed[0])
 
 
 def remove() -> None:
-    """Give CuPy the allocator back that it had; arrays of umem stay valid."""
+    """Restore CuPy's previous allocator; arrays in umem's memory stay valid."""
     if _installed:
         _installed[0].remove()
 
@@ -64,8 +64,8 @@ class _Installed:
         self._set(malloc)
 
     def remove(self) -> None:
-        # Inside of using_allocator, `now` is that one's, and to set it is refused. Who put another
-        # one there since, keeps it.
+        # Inside using_allocator, `now` is the allocator of that context, and CuPy refuses to set
+        # one. An allocator that the program set in the meantime is kept.
         if self in _installed:
             now = self._cuda.get_allocator()
             self._set(self._before if now is malloc else now)
@@ -76,7 +76,7 @@ class _Installed:
             self._cuda.set_allocator(allocator)
         except ValueError as error:
             raise StateError(
-                f"CuPy's allocator cannot be changed inside of using_allocator ({error}); do it "
+                f"CuPy's allocator cannot be changed inside using_allocator ({error}); change it "
                 "outside, or use `using_allocator(umem.cupy.malloc)`"
             ) from error
 

@@ -1,8 +1,8 @@
-"""DLPack capsules that say plain CUDA memory, where the exporter would say managed.
+"""DLPack capsules that declare plain CUDA memory where the exporter declares managed memory.
 
-Managed memory is valid on the device like any other, but torch refuses its type in DLPack (13).
-Ownership, shape, and the order of streams stay the exporter's: only the device in the capsule is
-changed, before anybody consumed it.
+Managed memory is valid on the device like any other, but torch refuses its DLPack device type (13).
+The exporter still defines ownership, shape and stream order: only the device in the capsule is
+changed, before a consumer takes it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import ctypes
 from typing import Any
 
 CPU, CUDA, MANAGED = 1, 2, 13
-# Where the device stands in DLManagedTensor and DLManagedTensorVersioned (dlpack.h): after the
-# pointer to the data; before that one the latter has version, context, deleter and flags.
+# Byte offsets of the device in DLManagedTensor and DLManagedTensorVersioned (dlpack.h): it follows
+# the data pointer, before which the latter has version, context, deleter and flags.
 _DEVICE_AT = {b"dltensor": 8, b"dltensor_versioned": 40}
 
 _name = ctypes.pythonapi.PyCapsule_GetName
@@ -22,35 +22,35 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def place_on(capsule: object, kind: int, device: int) -> object:
-    """The same capsule, which says from now on that its memory is on that device.
+    """Change the device that a capsule declares, in place, and return the capsule.
 
     Raises:
-        BufferError: a capsule that is no DLPack's, or that was consumed.
+        BufferError: not a DLPack capsule, or one that was consumed.
     """
     name = _name(capsule)
     if name not in _DEVICE_AT:
-        raise BufferError(f"a capsule named {name!r} is no unused DLPack capsule")
+        raise BufferError(f"a capsule named {name!r} is not an unused DLPack capsule")
     place = (ctypes.c_int32 * 2).from_address(_pointer(capsule, name) + _DEVICE_AT[name])
     place[0], place[1] = kind, device
     return capsule
 
 
 def check_request(place: tuple[int, int], dl_device: object, copy: bool | None) -> None:
-    """BufferError where a consumer wants another device than `place`, or a copy."""
+    """Raise BufferError where a consumer requests a device other than `place`, or a copy."""
     if copy:
-        raise BufferError("umem exports its memory and no copy of it: copy=False or None")
+        raise BufferError("umem exports its memory without a copy; allowed: copy=False or None")
     if dl_device is not None and dl_device != place:
-        raise BufferError(f"the memory is on DLPack device {place}, and {dl_device} was asked for")
+        raise BufferError(f"the memory is on DLPack device {place}, not on {dl_device}")
 
 
 class Export:
-    """An array that says of its memory that it is plain CUDA memory."""
+    """An exporter that declares the memory of an array as plain CUDA memory."""
 
     def __init__(self, exporter: Any, device: int) -> None:
         self._exporter, self._place = exporter, (CUDA, device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The device's type, and its number."""
+        """Return the device type and the device number."""
         return self._place
 
     def __dlpack__(
@@ -61,28 +61,28 @@ class Export:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """The exporter's capsule."""
+        """Return the exporter's capsule, declared as plain CUDA memory."""
         check_request(self._place, dl_device, copy)
         asked = {} if max_version is None else {"max_version": max_version}
         return place_on(self._exporter.__dlpack__(stream=stream, **asked), *self._place)
 
 
 def export(array: Any) -> Export:
-    """What `torch.from_dlpack` and others take as plain CUDA memory, without a copy.
+    """Wrap an array so that `torch.from_dlpack` and others take it as plain CUDA memory.
 
-    CuPy arrays and cuda.core buffers in umem's memory call themselves managed memory, which is
-    true, and which torch refuses.
+    CuPy arrays and cuda.core buffers in umem's memory declare managed memory, which is correct but
+    refused by torch. Nothing is copied.
 
     Raises:
-        TypeError: no DLPack exporter.
-        BufferError: neither CUDA nor managed memory.
+        TypeError: the array does not support DLPack.
+        BufferError: its memory is neither CUDA nor managed memory.
     """
     if not hasattr(array, "__dlpack_device__"):
-        raise TypeError(f"a {type(array).__name__} has no __dlpack__ to export by")
+        raise TypeError(f"a {type(array).__name__} does not support DLPack (no __dlpack_device__)")
     kind, device = array.__dlpack_device__()
     if kind not in (CUDA, MANAGED):
         raise BufferError(f"DLPack device type {int(kind)} is neither CUDA nor managed memory")
-    if kind == MANAGED:  # of which the number says little
+    if kind == MANAGED:  # whose number in DLPack says little about the device
         device = _number(array, device)
     return Export(array, int(device))
 

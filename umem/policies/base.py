@@ -1,12 +1,13 @@
-"""What a policy is, and what it decides: a plan by op index that the native engine executes."""
+"""Policies and their decisions: plans by op index, which the native engine executes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from ..devices import DeviceProfile
-from ..trace.step import Ints, StepTrace
+from ..base.device_profiles import DeviceProfile
+from ..trace.step_trace import Ints, StepTrace
 
 Order = Literal["lru", "fifo", "furthest"]
 
@@ -29,7 +30,7 @@ class Fetch(NamedTuple):
     tensor: int
 
 
-class Copy(NamedTuple):
+class WriteBack(NamedTuple):
     """A tensor to copy to the host once op `after` has ended; op `until` is the next to write it.
 
     It stays, and leaves without a transfer. `until` may be an op of the next step, up to twice the
@@ -43,32 +44,33 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to do in each step that is like `trace`, by its indices of ops and tensors.
+    """Moves for each step that is like `trace`, by its indices of ops and tensors.
 
-    Only large tensors are moved; what a plan says of small ones is ignored. Whatever a plan forgets
-    is done on demand: an op's absent inputs are fetched before it, and when room is short the
-    engine evicts in `order`. A plan that is wrong costs time and never more.
+    Only large tensors move one by one; entries for small ones have no effect. Anything that a
+    plan leaves out happens on demand: an op's absent inputs are fetched before it, and under
+    pressure the engine evicts in `order`. A wrong plan costs time, never a result. `check` finds
+    entries without effect.
     """
 
     trace: StepTrace
-    evict: tuple[Move, ...] = ()  # leave after the op, with a copy out where one is needed
-    cold: tuple[Move, ...] = ()  # the first to leave under pressure from here to their next use
-    fetch: tuple[Fetch, ...] = ()  # in the order given (`gated`: by `by`), as far as they fit
-    copy: tuple[Copy, ...] = ()  # early write-back: what then leaves does so at once
-    keep: tuple[int, ...] = ()  # tensors that are not evicted while anything else can be
-    read_mostly: tuple[int, ...] = ()  # tensors whose copy on the host stays valid while here
-    # With `gated` a fetch starts only where `occupancy` leaves room for it until op `by`; bytes of
-    # large tensors, [n_ops], at most `capacity`. Starting adds the tensor to the occupancy.
+    evict: tuple[Move, ...] = ()  # leave after the op, with a copy out if the host has none
+    evict_first: tuple[Move, ...] = ()  # leave first under pressure, until their next use
+    fetch: tuple[Fetch, ...] = ()  # in this order (`gated`: by `by`), as far as they fit
+    write_back: tuple[WriteBack, ...] = ()  # copied early, to leave without a transfer
+    retain: tuple[int, ...] = ()  # tensors that stay as long as anything else can leave
+    read_mostly: tuple[int, ...] = ()  # tensors whose copy on the host stays valid
+    # With `gated`, a fetch starts only if `occupancy` (bytes of large tensors, [n_ops]) leaves room
+    # for it within `capacity` bytes until op `by`; starting adds the tensor to the occupancy.
     gated: bool = False
     occupancy: Ints | None = None
     capacity: int = 0
-    order: Order = "lru"  # who leaves under pressure: by last use, by first use, by next use
-    window: int = 0  # tensors that the next ops use, that many, are not evicted under pressure
-    headroom: int = 0  # bytes that are kept free by evicting before room is short
-    waits: tuple[int, ...] = ()  # after these ops compute waits until all moves are done
+    order: Order = "lru"  # of eviction under pressure: by last use, by first use, by next use
+    window: int = 0  # tensors used next, this many, are not evicted under pressure
+    headroom: int = 0  # bytes kept free by evicting before memory is short
+    barriers: tuple[int, ...] = ()  # ops after which compute waits for all moves
 
 
-class Block(NamedTuple):
+class Candidate(NamedTuple):
     """A unit of memory as `victims` sees it."""
 
     id: int
@@ -80,25 +82,28 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True)
-class View:
-    """What may leave now, the least recently used first."""
+class CandidateView:
+    """Units that may leave now, the least recently used first."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[Candidate, ...]
     resident_bytes: int
     budget_bytes: int
 
 
+PlanFunction: TypeAlias = "Callable[[StepTrace, DeviceProfile, int], Plan | None]"
+
+
 @runtime_checkable
 class Policy(Protocol):
-    """Decides what to move and when. The same object serves programs and replay.
+    """Decides which tensors move and when. The same object serves programs and replay.
 
-    Third parties register theirs under the entry-point group `umem.policies`: a callable without
-    arguments that returns one. A policy may also have `victims(view, need)`, which is asked under
-    pressure for the ids of the blocks to evict, first to go first; and `on_trial = True`: in a
-    program, plans whose first steps are worse than lru's are given up.
+    Pass one to `umem.enable(policy=...)` or `umem.simulate`, or register it under the entry-point
+    group `umem.policies`. A policy may also have `victims(view, need)`, which is asked under
+    pressure for the ids of the units to evict, in that order; and `rollback = True`: in a program,
+    plans whose first steps are worse than those of lru are rolled back.
     """
 
     name: str
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
-        """The plan for steps like `trace`; None: the native policy of this name works alone."""
+        """Return the plan for steps like `trace`; None if the native policy works alone."""

@@ -11,15 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..trace.step import Bools, Ints, Kind, StepTrace
-from .base import Copy, Fetch, Move, Plan
+from ..errors import PlanError
+from ..trace.ids import TensorIndex
+from ..trace.step_trace import Bools, Ints, Kind, StepTrace
+from .base import Fetch, Move, Plan, WriteBack
+from .plan_check import out_of_range
 
 ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
 Columns = dict[str, Ints | int]
 
 
-def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
-    """The plan's columns for `_core.install_plan`.
+def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
+    """Return the plan's columns for `_core.install_plan`.
 
     `address` tells where a whole tensor of the step lies, 0 where that is not known. It is asked
     for the large ones that are alive where a step begins, and has to tell what is so at the begin
@@ -30,8 +33,13 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
     no op writes: the driver is advised of them, and they leave without a transfer once they have
     come from the host.
 
-    Raises ValueError for a trace without any access to a large tensor.
+    Raises:
+        PlanError: the plan names an op or a tensor that the step has not.
+        ValueError: the trace has no access to a large tensor.
     """
+    problem = out_of_range(plan)
+    if problem:
+        raise PlanError(f"the plan is refused: {problem}")
     plan = _in_pieces(plan)
     trace = plan.trace
     ops = _Ops(trace)
@@ -45,17 +53,17 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
         "n_ops": ops.count,
         "bytes": trace.bytes[large],
         "kind": trace.kind[large],
-        "twin": tensor[trace.twin[large]],
+        "next_alias": tensor[trace.next_alias[large]],
         "address": _addresses(trace, large, known, address),
         "allocations": tensor[trace.allocations],
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
-        **_moves("cold", plan.cold, ops, tensor),
+        **_moves("cold", plan.evict_first, ops, tensor),
         **_spans("fetch", "by", plan.fetch, ops, tensor),
-        **_spans("copy", "until", plan.copy, ops, tensor),
-        "keep": _of_large(np.array(plan.keep, np.int64), tensor),
+        **_spans("copy", "until", plan.write_back, ops, tensor),
+        "keep": _of_large(np.array(plan.retain, np.int64), tensor),
         "read_mostly": _of_large(_clean(plan), tensor),
-        "waits": ops.after(np.array(plan.waits, np.int64)),
+        "waits": ops.after(np.array(plan.barriers, np.int64)),
         "occupancy": ops.most(plan),
         "gated": int(plan.gated),
         "capacity": int(plan.capacity),
@@ -66,7 +74,7 @@ def lower(plan: Plan, address: Callable[[int], int]) -> Columns:
 
 
 def _in_pieces(plan: Plan) -> Plan:
-    """The plan of the step in pieces; a plan that is of one already stays."""
+    """Cut the plan into pieces; return a plan of a step in pieces as it is."""
     if plan.trace.whole is not None:
         return plan
     trace = plan.trace.pieces
@@ -80,22 +88,26 @@ def _in_pieces(plan: Plan) -> Plan:
         plan,
         trace=trace,
         evict=tuple(Move(m.after, p) for m in plan.evict for p in cut(m.tensor)),
-        cold=tuple(Move(m.after, p) for m in plan.cold for p in cut(m.tensor)),
+        evict_first=tuple(Move(m.after, p) for m in plan.evict_first for p in cut(m.tensor)),
         fetch=tuple(Fetch(f.after, f.by, p) for f in plan.fetch for p in cut(f.tensor)),
-        copy=tuple(Copy(c.after, c.until, p) for c in plan.copy for p in cut(c.tensor)),
-        keep=tuple(p for t in plan.keep for p in cut(t)),
+        write_back=tuple(
+            WriteBack(c.after, c.until, p) for c in plan.write_back for p in cut(c.tensor)
+        ),
+        retain=tuple(p for t in plan.retain for p in cut(t)),
         read_mostly=tuple(p for t in plan.read_mostly for p in cut(t)),
     )
 
 
-def _addresses(trace: StepTrace, large: Ints, known: Bools, address: Callable[[int], int]) -> Ints:
-    """Where each large piece lies; 0 where that is not known."""
+def _addresses(
+    trace: StepTrace, large: Ints, known: Bools, address: Callable[[TensorIndex], int]
+) -> Ints:
+    """Return the address of each large piece; 0 if it is not known."""
     assert trace.whole is not None
     assert trace.offset is not None
     whole = trace.whole[large]
     asked = np.unique(whole[known[large]])
     base = np.zeros(int(trace.whole[-1]) + 1, np.int64)
-    base[asked] = _column(address(int(t)) for t in asked)
+    base[asked] = _column(address(TensorIndex(t)) for t in asked.tolist())
     return np.where(base[whole] > 0, base[whole] + trace.offset[large], 0)
 
 
@@ -112,11 +124,11 @@ class _Ops:
         self.index = np.minimum(np.cumsum(counts) - counts, self.count - 1).astype(np.int64)
 
     def after(self, op: Ints) -> Ints:
-        """The counted op for each op, -1 for -1."""
+        """Return the counted op for each op, -1 for -1."""
         return np.where(op < 0, -1, self.index[np.maximum(op, 0)])
 
     def by(self, op: Ints) -> Ints:
-        """The same for ops that may lie in the next step."""
+        """Return the same for ops that may lie in the next step."""
         n = self.trace.n_ops
         counted: Ints = self.index[op % n] + op // n * self.count
         return counted
@@ -129,7 +141,7 @@ class _Ops:
         return {"access_start": start, "access_tensor": of_large}
 
     def most(self, plan: Plan) -> Ints:
-        """The occupancy of each counted op and of those before it that do not count."""
+        """Return the maximum occupancy of each counted op and the uncounted ones before it."""
         if plan.occupancy is None:
             return np.zeros(0, np.int64)
         first = np.searchsorted(self.index, np.arange(self.count))
@@ -157,7 +169,7 @@ def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Colum
 
 
 def _spans(
-    name: str, end: str, items: tuple[Fetch, ...] | tuple[Copy, ...], ops: _Ops, tensor: Ints
+    name: str, end: str, items: tuple[Fetch, ...] | tuple[WriteBack, ...], ops: _Ops, tensor: Ints
 ) -> Columns:
     """Items from the end of one op to the begin of another one."""
     rows = np.array(items, np.int64).reshape(-1, 3)

@@ -1,65 +1,107 @@
-"""Which policies there are, and how one is made by its name."""
+"""The policies that there are, and how a policy is made from its name, its place or an object."""
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, cast
+import sys
+from collections.abc import Callable
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..errors import ConfigError
-from ..values import did_you_mean
+from ..errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # base needs numpy, and the names alone do not
     from .base import Policy
 
-DEFAULT = "umem"
+DEFAULT = "auto"
 ENTRY_POINTS = "umem.policies"
+ALLOWED = (
+    "a name, module:attribute, file.py:attribute, an object with a method plan(trace, device, "
+    "budget), or such a function"
+)
+
+# What a user may give for a policy: a name or a place as text, an object, a class or a function.
+Spec: TypeAlias = object
 
 # The name, the module and the class. A third party cannot take one of these names.
 _BUILT_IN = {
-    "umem": ("umem", "Umem"),
-    "none": ("none", "Unmanaged"),
-    "lru": ("lru", "Lru"),
-    "conv_lru": ("conv_lru", "ConvLru"),
-    "belady": ("belady", "Belady"),
-    "ocdnn": ("ocdnn", "OcDnn"),
-    "vdnn": ("vdnn", "Vdnn"),
-    "vdnn_all": ("vdnn", "VdnnAll"),
-    "vdnn_conv": ("vdnn", "VdnnConv"),
-    "distance": ("distance", "Distance"),
-    "autoswap": ("autoswap", "AutoSwap"),
-    "capuchin": ("capuchin", "Capuchin"),
-    "deepum": ("deepum", "DeepUm"),
-    "stream_layers": ("stream_layers", "StreamLayers"),
-    "optimizer_state": ("optimizer_state", "OptimizerState"),
-    "lms": ("lms", "Lms"),
+    "auto": ("default.planner", "Auto"),
+    "lru": ("native", "Lru"),
+    "conv_lru": ("native", "ConvLru"),
+    "none": ("native", "Unmanaged"),
+    "belady": ("published.belady", "Belady"),
+    "ocdnn": ("published.ocdnn", "OcDnn"),
+    "vdnn": ("published.vdnn", "Vdnn"),
+    "vdnn_all": ("published.vdnn", "VdnnAll"),
+    "vdnn_conv": ("published.vdnn", "VdnnConv"),
+    "distance": ("published.distance", "Distance"),
+    "autoswap": ("published.autoswap", "AutoSwap"),
+    "capuchin": ("published.capuchin", "Capuchin"),
+    "deepum": ("published.deepum", "DeepUm"),
+    "stream_layers": ("published.stream_layers", "StreamLayers"),
+    "optimizer_state": ("published.optimizer_state", "OptimizerState"),
+    "lms": ("published.lms", "Lms"),
 }
+# Policies from the literature: what others are compared with.
+BASELINES = tuple(name for name, (module, _) in _BUILT_IN.items() if module.startswith("published"))
 
 
 def names() -> tuple[str, ...]:
-    """The built-in ones, the default first, then those that other packages brought."""
+    """Return the built-in names, the default first, then those that other packages registered."""
     return (*_BUILT_IN, *sorted(set(_third_parties()) - set(_BUILT_IN)))
 
 
-def make(name: str) -> Policy:
-    """A new policy of this name.
+def make(spec: Spec) -> Policy:
+    """Make the policy that `spec` says.
+
+    Args:
+        spec: a name; a place, as `package.module:attribute` or `folder/file.py:attribute`; a
+            policy; or a function `plan(trace, device, budget)`. A place may also name a class or a
+            function without arguments that returns a policy.
 
     Raises:
-        ConfigError: there is none of this name, two packages brought one, or what a package
-            brought fails to load or is no policy.
+        ConfigError: there is no policy of this name or at this place, two packages registered it,
+            it fails to load, or it is no policy.
     """
-    if name in _BUILT_IN:
-        module, cls = _BUILT_IN[name]
+    if not isinstance(spec, str):
+        return _as_policy(spec, f"{spec!r}")
+    if ":" in spec:
+        return _as_policy(_at(spec), spec)
+    if spec in _BUILT_IN:
+        module, cls = _BUILT_IN[spec]
         return cast("Policy", getattr(import_module(f"{__package__}.{module}"), cls)())
-    found = _third_parties().get(name)
+    found = _third_parties().get(spec)
     if not found:
         known = names()
         raise ConfigError(
-            f"there is no policy {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}"
+            f"there is no policy {spec!r}{did_you_mean(spec, known)}; allowed: {listed(known)}"
         )
     if len(found) > 1:
         sources = " and ".join(sorted(entry.value for entry in found))
-        raise ConfigError(f"the policy {name!r} is registered more than once: by {sources}")
-    return _load(name, found[0])
+        raise ConfigError(f"the policy {spec!r} is registered more than once: by {sources}")
+    return _load(spec, found[0])
+
+
+def name_of(spec: Spec) -> str:
+    """Return what a policy is called in messages: its name, or its place."""
+    if isinstance(spec, str):
+        return spec
+    return str(getattr(spec, "name", getattr(spec, "__name__", type(spec).__name__)))
+
+
+def is_built_in(policy: Policy) -> bool:
+    """Whether the policy is one of umem's own, whose plans need no check."""
+    homes = {f"{__package__}.{module}" for module, _ in _BUILT_IN.values()}
+    return type(policy).__module__ in homes
+
+
+def listed(known: tuple[str, ...]) -> str:
+    """Return what is allowed for a policy, in words, the baselines after the others."""
+    first = [name for name in known if name not in BASELINES]
+    return (
+        f"{', '.join(first)}; module:attribute or file.py:attribute; baselines: "
+        f"{', '.join(BASELINES)}"
+    )
 
 
 def _third_parties() -> dict[str, list[metadata.EntryPoint]]:
@@ -72,22 +114,104 @@ def _third_parties() -> dict[str, list[metadata.EntryPoint]]:
 
 
 def _load(name: str, entry: metadata.EntryPoint) -> Policy:
-    from .base import Policy
-
     try:
-        made = entry.load()()
+        loaded = entry.load()
     except Exception as error:  # a stranger's code
         raise ConfigError(
             f"the policy {name!r} ({entry.value}) does not load: {error!r}"
         ) from error
-    if not isinstance(made, Policy):
-        raise ConfigError(
-            f"{entry.value} gave a {type(made).__name__} for the policy {name!r}: it must have a"
-            " `name` and a method `plan(trace, device, budget)` (umem/policies/base.py)"
-        )
+    made = _as_policy(loaded, entry.value)
     if made.name != name:
         raise ConfigError(
             f"{entry.value} is registered as the policy {name!r} and calls itself {made.name!r}:"
             " make the two names equal"
         )
     return made
+
+
+def _at(place: str) -> object:
+    """Load the attribute at `module:attribute` or `file.py:attribute`."""
+    where, _, attribute = place.rpartition(":")
+    if not where or not attribute.isidentifier():
+        raise ConfigError(f"the policy {place!r}; allowed: module:attribute or file.py:attribute")
+    try:
+        module = _from_file(Path(where)) if where.endswith(".py") else _imported(where)
+    except Exception as error:  # a stranger's code
+        raise ConfigError(f"the policy {place!r} does not load: {error!r}") from error
+    if not hasattr(module, attribute):
+        known = [name for name in vars(module) if not name.startswith("_")]
+        raise ConfigError(
+            f"the policy {place!r}: {where} has no {attribute!r}{did_you_mean(attribute, known)}"
+        )
+    found: object = getattr(module, attribute)
+    return found
+
+
+def _imported(module: str) -> object:
+    """Import the module; look in the working directory last."""
+    folder = str(Path.cwd())
+    sys.path.append(folder)
+    try:
+        return import_module(module)
+    finally:
+        sys.path.remove(folder)
+
+
+def _from_file(path: Path) -> object:
+    # Under a name of its own, so that it hides no module of the program; kept, so that two policies
+    # of one file share its globals.
+    path = path.expanduser().resolve()
+    name = f"umem_policy_{path.stem}_{abs(hash(str(path))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _as_policy(given: object, origin: str) -> Policy:
+    """Return `given` if it is a policy; else call a factory, or wrap a plan function."""
+    from .base import Policy
+
+    made = given
+    if isinstance(given, Policy) and not isinstance(given, type):
+        pass
+    elif isinstance(given, type) or (callable(given) and _takes(given, 0)):
+        try:
+            made = cast("Callable[[], object]", given)()
+        except Exception as error:  # a stranger's code
+            raise ConfigError(f"the policy {origin} cannot be made: {error!r}") from error
+    elif callable(given) and _takes(given, 3):
+        return _Function(cast("Callable[..., Any]", given))
+    if isinstance(made, Policy) and isinstance(made.name, str):
+        return made
+    raise ConfigError(
+        f"{origin} is a {type(made).__name__}, not a policy: a policy has a `name` and a method "
+        f"`plan(trace, device, budget)` (docs/policies.md); allowed: {ALLOWED}"
+    )
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    import inspect
+
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):  # other arguments; or nothing is known of them
+        return False
+    return True
+
+
+class _Function:
+    """A function `plan(trace, device, budget)` as a policy; its name is the function's."""
+
+    def __init__(self, plan: Callable[..., Any]) -> None:
+        self.name = str(getattr(plan, "__name__", "function"))
+        self.plan = plan

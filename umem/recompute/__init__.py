@@ -1,1 +1,1 @@
-"""Training steps that drop activations in their forward pass and rebuild them in backward."""
+"""Recomputation: activations are dropped in forward passes and rebuilt in backward passes."""

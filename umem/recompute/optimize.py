@@ -1,17 +1,19 @@
-"""`umem.optimize`: a model whose training steps keep fewer activations."""
+"""`umem.optimize`: training steps of a model that keep fewer activations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import devices, startup, values
-from ..errors import ConfigError, NotSupportedError, StateError
-from .choose import LIVE_MODES
+from ..base import device_profiles
+from ..config import parsers
+from ..errors import ConfigError, NotSupportedError, StateError, did_you_mean
+from ..integrations.torch.version import require_torch
+from .executor.choose import LIVE_MODES
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .live import Report
+    from .executor.module import RecomputeReport
 
     Model = TypeVar("Model", bound=nn.Module)
 else:
@@ -19,75 +21,77 @@ else:
 
 
 def optimize(
-    model: Model, *, mode: str = "umem", budget: str | int | None = None, device: str | None = None
+    model: Model, *, mode: str = "auto", budget: str | int | None = None, device: str | None = None
 ) -> Model:
-    """Let a model's forward pass drop activations, which backward rebuilds. The same model returns.
+    """Make a model's forward pass drop activations that backward rebuilds; return the same model.
 
-    At its first call in training for inputs of new shapes the model runs on fake tensors, and what
-    to drop is planned from that; docs/optimize.md. Gradients are the same to the last bit where
-    the device's kernels are deterministic. Works with umem on, which swaps what is kept, and off.
+    At the first training call for inputs of new shapes, the model is traced on fake tensors, and
+    the activations to drop are planned from the trace (docs/optimize.md). Gradients are
+    bit-identical where the device's kernels are deterministic. This works with umem off, and with
+    umem on, which then swaps what is kept.
 
     Args:
-        mode: "umem" (what makes the step fastest at the budget, with swapping where umem is on) or
-            another of docs/optimize.md.
-        budget: bytes of the device, as 8GiB, or a percentage of what the model's step takes without
-            a plan. Not given: umem's budget where it is on, else the GPU's free memory.
-        device: the profile whose figures plans reckon with; not given: the present device's.
+        model: the model to change.
+        mode: "auto" (the fastest step at the budget, with swapping where umem is on) or another
+            mode of docs/optimize.md.
+        budget: device bytes, as 8GiB, or a percentage of the peak of the model's step without a
+            plan. None: umem's budget if umem is on, else the GPU's free memory.
+        device: name of the device profile to plan with; None: that of the present device.
 
     Raises:
-        ConfigError: not a module, an unknown mode or device, or a bad budget.
+        ConfigError: `model` is not a module, the mode or device is unknown, or the budget is bad.
         NotSupportedError: torch is missing, or the model is compiled or replicated.
         StateError: the model is optimized already.
     """
-    startup.require_torch()
+    require_torch()
     from torch import nn
 
-    from .live import Optimized
+    from .executor.module import OptimizedModule
 
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"umem.optimize({type(model).__name__}): allowed: a torch.nn.Module, whose forward "
-            "pass is to keep less"
+            f"umem.optimize({type(model).__name__}): allowed: a torch.nn.Module, the model to "
+            "optimize"
         )
     if mode not in LIVE_MODES:
-        hint = values.did_you_mean(str(mode), LIVE_MODES)
+        hint = did_you_mean(str(mode), LIVE_MODES)
         allowed = ", ".join(LIVE_MODES)
-        raise ConfigError(f"mode={mode!r}: there is no such mode{hint}; allowed: {allowed}")
+        raise ConfigError(f"unknown mode {mode!r}{hint}; allowed: {allowed}")
     if device is not None:
-        devices.find(device)
+        device_profiles.find(device)
     limit = _budget(budget)
     _check(model)
-    Optimized(model, mode, limit, device).install()
+    OptimizedModule(model, mode, limit, device).install()
     return model
 
 
 def deoptimize(model: Model) -> Model:
-    """Let the model keep all activations again; not optimized: nothing. The same model returns."""
-    from .live import of
+    """Make the model keep all activations again, if it is optimized; return the same model."""
+    from .executor.module import optimized
 
-    found = of(model)
+    found = optimized(model)
     if found is not None:
         found.remove()
     return model
 
 
-def report(model: nn.Module) -> Report:
-    """What became of the model's last training forward pass.
+def report(model: nn.Module) -> RecomputeReport:
+    """Return a report on the model's last training forward pass.
 
     Raises:
         StateError: the model is not optimized.
     """
-    from .live import of
+    from .executor.module import optimized
 
-    found = of(model)
+    found = optimized(model)
     if found is None:
         raise StateError("the model is not optimized; call umem.optimize(model) first")
     return found.report
 
 
-def _budget(given: str | int | None) -> values.Budget:
+def _budget(given: str | int | None) -> parsers.Budget:
     try:
-        return values.parse_budget("auto" if given is None else str(given))
+        return parsers.parse_budget("auto" if given is None else str(given))
     except ValueError as error:
         raise ConfigError(
             f"budget={given!r}: {error}; allowed: auto, bytes as 8GiB, or a percentage of the "
@@ -98,9 +102,9 @@ def _budget(given: str | int | None) -> values.Budget:
 def _check(model: Any) -> None:
     import torch
 
-    from .live import of
+    from .executor.module import optimized
 
-    if of(model) is not None:
+    if optimized(model) is not None:
         raise StateError("the model is optimized already; call umem.deoptimize(model) first")
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise NotSupportedError(

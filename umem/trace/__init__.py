@@ -1,1 +1,1 @@
-"""Traces: what a program allocates, reads, writes and frees. See docs/trace_format.md."""
+"""Traces: the allocations, accesses and frees of a program. See docs/trace_format.md."""

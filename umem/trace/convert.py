@@ -1,4 +1,4 @@
-"""From one form of a trace to another."""
+"""Conversion between trace formats."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import TraceError
-from . import perfetto, snapshot
+from . import perfetto, torch_snapshot
 from .reader import read
 from .schema import Event, Header
-from .steps import StepBuilder
+from .step_builder import StepBuilder
 from .writer import Writer
 
 FORMS = (".jsonl", ".jsonl.gz", ".json")
@@ -24,25 +24,25 @@ def convert(
     gpu: int | None = None,
     partial: bool = False,
 ) -> None:
-    """Write `source`, a trace or a memory snapshot of torch, as what `target`'s name ends in.
+    """Convert `source`, a trace or a memory snapshot of torch, to the format of `target`'s suffix.
 
     Args:
-        source: .jsonl and .jsonl.gz by content, or a pickled snapshot.
-        target: .jsonl, .jsonl.gz, or .json for Chrome trace JSON. Replaced when all is written.
-        last_step: only the last complete step, with the blocks that are live when it begins.
-        gpu: which device of a snapshot that has several.
-        partial: of a trace that is cut off what stands in whole lines.
+        source: a .jsonl or .jsonl.gz file, told by its content, or a pickled snapshot.
+        target: .jsonl, .jsonl.gz, or .json for Chrome trace JSON. Replaced once all is written.
+        last_step: only the last complete step, with the blocks that are live at its start.
+        gpu: the device to take from a snapshot of several.
+        partial: keep the whole lines of a trace that is cut off.
 
     Raises:
         TraceError: the source is malformed, or the target cannot be written.
     """
     source, target = Path(source), Path(target)
     if not target.name.endswith(FORMS):
-        raise TraceError(f"{target}: the name must end in {', '.join(FORMS)}")
+        raise TraceError(f"{target}: not a known format; the name must end in {', '.join(FORMS)}")
     header, events = _open(source, gpu, partial)
     if last_step:
         events = _last_step(source, events)
-    # Beside the target, and in its place only when it is whole. The form is in the name's end.
+    # Written next to the target, and moved into its place only when complete; the suffix is kept.
     part = target.with_name(f".{os.getpid()}.{target.name}")
     try:
         _write(part, header, events)
@@ -58,13 +58,13 @@ def convert(
 def _open(source: Path, gpu: int | None, partial: bool) -> tuple[Header, Iterator[Event]]:
     try:
         with source.open("rb") as file:
-            pickled = file.read(1) == snapshot.PICKLE
+            pickled = file.read(1) == torch_snapshot.PICKLE
     except (OSError, ValueError) as error:
         raise TraceError(f"{source}: {getattr(error, 'strerror', error)}") from None
     if pickled:
-        return snapshot.read(source, gpu)
+        return torch_snapshot.read(source, gpu)
     if gpu is not None:
-        raise TraceError(f"{source}: only a memory snapshot has several devices; drop --gpu")
+        raise TraceError(f"{source}: --gpu is for memory snapshots; leave it out")
     return read(source, partial=partial)
 
 
@@ -73,7 +73,7 @@ def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         builder.add(event)
     if builder.steps == 0:
-        raise TraceError(f"{source}: there is no step: the trace has no op")
+        raise TraceError(f"{source}: no step: the trace has no op")
     return builder.events()
 
 

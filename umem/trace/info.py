@@ -1,4 +1,4 @@
-"""What a trace holds, found in one pass with memory linear in the live blocks."""
+"""Summary of a trace, computed in one pass with memory linear in the live blocks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..values import PAGE_BYTES
+from ..base.units import PAGE_BYTES
 from .reader import read
 from .schema import Alloc, Event, Free, Header, Op, Step
 
-LARGEST = 10  # tensors that are named
+LARGEST = 10  # number of blocks that are listed
 
 
 class LiveBytes:
@@ -23,10 +23,10 @@ class LiveBytes:
         self.by_tag: dict[str, int] = {}
         self.total = 0
         self.peak = 0
-        self._at_peak: dict[str, int] | None = {}  # None: as it is now
+        self._at_peak: dict[str, int] | None = {}  # None: by_tag is the peak so far
 
     def alloc(self, alloc: Alloc) -> bool:
-        """Take it; whether this is a new peak."""
+        """Count an allocation; return whether this is a new peak."""
         self.live[alloc.id] = alloc
         self._add(alloc.tag, alloc.bytes)
         self.total += alloc.bytes
@@ -37,32 +37,32 @@ class LiveBytes:
         return True
 
     def free(self, block: int) -> None:
-        """Take the free of a live block."""
+        """Count the free of a live block."""
         if self._at_peak is None:
-            self._at_peak = dict(self.by_tag)  # once a descent, not once an allocation
+            self._at_peak = dict(self.by_tag)  # copied once per descent, not once per allocation
         alloc = self.live.pop(block)
         self.total -= alloc.bytes
         self._add(alloc.tag, -alloc.bytes)
 
     def restart_peak(self) -> None:
-        """The peak is from now on that of what comes."""
+        """Start a new peak from the current state."""
         self.peak = self.total
         self._at_peak = None
 
     def _add(self, tag: str, change: int) -> None:
         count = self.by_tag.pop(tag, 0) + change
-        if count:  # a tag is there as long as it has bytes
+        if count:  # a tag is listed as long as it has bytes
             self.by_tag[tag] = count
 
     @property
     def peak_by_tag(self) -> Mapping[str, int]:
-        """The bytes by tag at the peak."""
+        """Bytes by tag at the peak."""
         return self.by_tag if self._at_peak is None else self._at_peak
 
 
 @dataclass
 class Info:
-    """The figures of a trace. Bytes are as asked for, times µs."""
+    """Figures of a trace. Bytes are as requested, times in µs."""
 
     device: str
     source: str
@@ -74,11 +74,11 @@ class Info:
     frees: int = 0
     ops_without_time: int = 0
     small_tensors: int = 0  # below a page of 2 MiB
-    small_bytes: int = 0  # allocated in all
+    small_bytes: int = 0  # all allocated bytes of small tensors
     allocated_bytes: int = 0
     live_bytes_at_end: int = 0
     peak_bytes: int = 0
-    peak_op: int | None = None  # its number from 0 in the file; None: after the last op
+    peak_op: int | None = None  # its index in the file, from 0; None: after the last op
     peak_op_name: str = ""
     peak_by_tag: dict[str, int] = field(default_factory=dict)
     compute_us: float = 0.0
@@ -86,15 +86,15 @@ class Info:
     largest: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return asdict(self)
 
 
 def examine(path: str | os.PathLike[str]) -> Info:
-    """The figures of the trace at `path`.
+    """Return the figures of the trace at `path`.
 
     Raises:
-        TraceError: it is no valid trace.
+        TraceError: the file is not a valid trace.
     """
     header, events = read(path)
     counter = _Counter(header)
@@ -122,7 +122,7 @@ class _Counter:
         elif type(event) is Free:
             info.frees += 1
             self._memory.free(event.id)
-        elif type(event) is Step and self._step_ops:  # without ops it is none
+        elif type(event) is Step and self._step_ops:  # a step without ops does not count
             info.steps += 1
             info.step_compute_us = self._step_us
             self._step_us = 0.0
@@ -163,7 +163,7 @@ class _Counter:
         if self._memory.alloc(alloc):
             self._peak_ahead = True
             info.peak_op, info.peak_op_name = None, ""
-        entry = (alloc.bytes, -info.allocs, alloc)  # of equal ones the first; allocs never compare
+        entry = (alloc.bytes, -info.allocs, alloc)  # of equal sizes the first
         if len(self._largest) < LARGEST:
             heapq.heappush(self._largest, entry)
         else:

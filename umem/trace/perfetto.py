@@ -1,4 +1,4 @@
-"""A trace as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing."""
+"""Export of a trace as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, TextIO
 from .info import LiveBytes
 from .schema import Alloc, Event, Free, Header, Op, Step
 
-UNKNOWN_US = 1.0  # how long an op without a time is drawn
+UNKNOWN_US = 1.0  # drawn length of an op without a time
 _PROCESS = 1
 _STEPS, _OPS = 1, 2  # rows
 
 
 def write(stream: TextIO, header: Header, events: Iterable[Event]) -> None:
-    """Write all of it, one event a line; nothing of it is kept."""
+    """Write the events, one per line, without keeping them in memory."""
     about = {"device": header.device, "source": header.source, "note": header.note}
     stream.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n')
     for row, name in ((_STEPS, "steps"), (_OPS, "ops")):
@@ -33,7 +33,7 @@ class _Drawing:
         self._now = 0.0
         self._step_begin = 0.0
         self._steps = 0
-        self._between = True  # what is freed until the next allocation is before the next op
+        self._between = True  # frees until the next allocation belong before the next op
         self._shown: dict[str, int] = {}
 
     def draw(self, events: Iterable[Event]) -> Iterator[dict[str, Any]]:
@@ -52,7 +52,7 @@ class _Drawing:
         yield from self._counter(dict(self._memory.by_tag))
 
     def _op(self, op: Op) -> Iterator[dict[str, Any]]:
-        # With what the op allocated and freed inside.
+        # The op includes what it allocated and freed inside.
         yield from self._counter(dict(self._memory.peak_by_tag))
         us = UNKNOWN_US if op.us is None else op.us
         args = {"r": op.reads, "w": op.writes, "i": op.index, "us": op.us, "flops": op.flops}
@@ -77,7 +77,7 @@ class _Drawing:
     def _counter(self, by_tag: dict[str, int]) -> Iterator[dict[str, Any]]:
         if by_tag == self._shown:
             return
-        # What is gone is drawn as 0 once; then its line is as good as not there.
+        # A tag without bytes is drawn as 0 once; afterwards its line can be left out.
         values = {tag or "untagged": 0 for tag in self._shown}
         values |= {tag or "untagged": count for tag, count in by_tag.items()}
         self._shown = by_tag

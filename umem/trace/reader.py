@@ -1,4 +1,4 @@
-"""Reading a trace, one event at a time: memory is linear in the live blocks, not in the file."""
+"""Reader of traces, one event at a time: memory is linear in the live blocks, not in the file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import TraceError
-from ..values import did_you_mean
+from ..errors import TraceError, did_you_mean
 from .schema import (
     KEYS,
     KIND,
@@ -34,22 +33,22 @@ MAX_LINE = 1 << 20
 _SALVAGE = " (`umem trace convert --partial` keeps its whole lines)"
 _GZIP = b"\x1f\x8b"
 
-# A line's object; what a parser takes is popped, what stays is the event's `extra`.
+# The object of a line. Parsers pop what they take; the rest becomes the event's `extra`.
 _Line = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
 def read(path: str | os.PathLike[str], *, partial: bool = False) -> tuple[Header, Iterator[Event]]:
-    """The header, and the events as they are read; the file closes with the iterator.
+    """Open a trace; return its header and the events as they are read. The file closes with them.
 
-    A file that starts as gzip does is unpacked, whatever its name.
+    A file with the magic number of gzip is decompressed, whatever its name.
 
     Args:
-        partial: of a file that is cut off, as a killed program leaves it, what stands in whole
-            lines, with a warning. Anything else that is wrong is an error still.
+        partial: keep the whole lines of a file that is cut off, as a killed program leaves it, with
+            a warning. Anything else that is wrong is still an error.
 
     Raises:
-        TraceError: `FILE:LINE: reason`, from here for the header, from the iterator for an event.
+        TraceError: `FILE:LINE: reason`; for an event the iterator raises it.
     """
     lines = _lines(Path(path), partial)
     first = next(lines, None)  # started, `lines` closes its file when it is dropped
@@ -71,7 +70,7 @@ def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Ev
 
 
 def _lines(path: Path, partial: bool) -> Iterator[bytes]:
-    """The lines with their ends, none above the limit; `partial`: the whole ones."""
+    """Yield the lines with their ends, checking their length; `partial`: only the whole ones."""
     number = 1
     try:
         with path.open("rb") as file, _unpacked(file, partial) as stream:
@@ -87,7 +86,7 @@ def _lines(path: Path, partial: bool) -> Iterator[bytes]:
             raise TraceError(
                 f"{path}:{number}: cut off: the gzip data has no end{_SALVAGE}"
             ) from None
-        _log.warning("%s is cut off: %d whole lines are left of it", path, number - 1)
+        _log.warning("%s is cut off; %d whole lines were read", path, number - 1)
     except (zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}:{number}: the gzip data is damaged: {error}") from None
     except OSError as error:
@@ -100,14 +99,14 @@ def _unpacked(file: io.BufferedReader, partial: bool) -> io.BufferedIOBase:
     if file.peek(2)[:2] != _GZIP:
         return file
     packed = gzip.GzipFile(fileobj=file)
-    # Faster, and what comes just before the place where the data is cut off would be lost in it.
+    # Reading larger parts would lose the data just before the place where the file is cut off.
     return packed if partial else io.BufferedReader(packed, 1 << 16)
 
 
 def _at(
     path: str | os.PathLike[str], number: int, parse: Callable[[_Line], _Result], line: bytes
 ) -> _Result:
-    """`parse` of the line's object; what is wrong with it has its place in front."""
+    """Parse the line's object with `parse`; put its place in front of an error's reason."""
     try:
         value = _decode(line.decode())
         if type(value) is not dict:
@@ -132,7 +131,7 @@ def _header(line: _Line) -> Header:
     if line.pop("kind", None) != KIND:
         raise ValueError(f'not a trace: the first line must have "kind": "{KIND}"')
     version = line.pop("v")
-    if version != VERSION:  # before the rest, which may be different there
+    if version != VERSION:  # checked first: the other keys may differ in another version
         check_header(Header(v=version))
     device, source, note = (line.pop(key, "") for key in ("device", "source", "note"))
     header = Header(device, source, note, version, line or None)
@@ -165,7 +164,7 @@ def _alloc(line: _Line) -> Alloc:
 def _op(line: _Line) -> Op:
     take = line.pop
     reads, writes = take("r", ()), take("w", ())
-    # Not only checked here: what is no list may still have items.
+    # Checked here too, because other types can have items as well.
     if (reads and type(reads) is not list) or (writes and type(writes) is not list):
         raise ValueError("r and w must be lists of ids")
     return Op(

@@ -1,10 +1,12 @@
-"""The events of a trace, and what makes one valid. docs/trace_format.md has the whole format."""
+"""The events of a trace, and their validation. docs/trace_format.md has the whole format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from .ids import BlockId
 
 KIND = "umem-trace"
 VERSION = 1
@@ -13,19 +15,19 @@ MAX_BYTES = 1 << 60  # of one block
 MAX_LIVE_BYTES = 1 << 62  # of all blocks, so that no sum of theirs leaves 64 bits
 MAX_US = 1e15  # 31 years; sums of it stay finite
 MAX_FLOPS = 1e30
-MAX_DEPTH = 16  # of what an unknown key holds
+MAX_DEPTH = 16  # maximum nesting of the value of an unknown key
 
-# Keys that this version does not know, kept as they are. None rather than an empty mapping, as
+# Keys that this version does not know, kept as they are. None instead of an empty mapping, because
 # nearly every event has none.
 Extra: TypeAlias = "Mapping[str, object] | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line: where the trace comes from."""
+    """The first line: the origin of the trace."""
 
     device: str = ""  # a device profile's name, or a GPU's
-    source: str = ""  # what wrote it
+    source: str = ""  # the program that wrote it
     note: str = ""
     v: int = VERSION
     extra: Extra = field(default=None, hash=False)
@@ -33,10 +35,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Alloc:
-    """A block begins to live. `id` names it until its `Free`."""
+    """A block is allocated; `id` names it until its `Free`."""
 
-    id: int
-    bytes: int  # as asked for
+    id: BlockId
+    bytes: int  # as requested
     tag: str = ""
     family: str = ""
     extra: Extra = field(default=None, hash=False)
@@ -44,11 +46,11 @@ class Alloc:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator has ended. What it allocated and freed inside comes before it."""
+    """An operator has ended; its own allocations and frees come before it."""
 
     name: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
+    reads: tuple[BlockId, ...]
+    writes: tuple[BlockId, ...]
     us: float | None = None  # its own time, without the ops inside it
     flops: float | None = None
     index: int | None = None
@@ -58,9 +60,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A block's life ends."""
+    """A block is freed."""
 
-    id: int
+    id: BlockId
     extra: Extra = field(default=None, hash=False)
 
 
@@ -75,17 +77,17 @@ Event: TypeAlias = Alloc | Op | Free | Step
 
 
 class Validator:
-    """Checks events in their order. Its memory is linear in the live blocks."""
+    """Checks events in order; its memory is linear in the live blocks."""
 
     def __init__(self) -> None:
         self.live: dict[int, int] = {}  # bytes by id
         self.live_bytes = 0
 
     def check(self, event: Event) -> None:
-        """Take the next event.
+        """Check the next event.
 
         Raises:
-            ValueError: the event cannot be, at all or at this place; the message is the reason.
+            ValueError: the event is invalid, or invalid at this place; the message is the reason.
         """
         kind = type(event)
         if kind is Op:
@@ -95,7 +97,7 @@ class Validator:
         elif kind is Free:
             self._free(event)  # type: ignore[arg-type]
         elif kind is not Step:
-            raise ValueError(f"{kind.__name__} is no event; events are Alloc, Op, Free and Step")
+            raise ValueError(f"{kind.__name__} is not an event; allowed: Alloc, Op, Free and Step")
         if event.extra:
             check_extra(event)
 
@@ -105,7 +107,7 @@ class Validator:
         live = self.live
         for name, ids in (("r", op.reads), ("w", op.writes)):
             for block in ids:
-                # A dictionary takes 7.0 and True for 7 and 1.
+                # As dictionary keys 7.0 and True would equal 7 and 1.
                 if type(block) is not int or block not in live:
                     _id(name, block)
                     raise ValueError(f"op {op.name!r} uses id {block}, {_NOT_LIVE}")
@@ -138,7 +140,7 @@ class Validator:
 
 _NOT_LIVE = "which is not live: never allocated, or freed already"
 
-# The keys of each line beside "kind" or "e", and their fields.
+# The keys of each line besides "kind" or "e", and their fields.
 KEYS: dict[str, dict[str, str]] = {
     "header": {"v": "v", "device": "device", "source": "source", "note": "note"},
     "alloc": {"id": "id", "bytes": "bytes", "tag": "tag", "family": "family"},
@@ -158,7 +160,7 @@ NAMES: dict[type, str] = {Header: "header", Alloc: "alloc", Op: "op", Free: "fre
 
 
 def check_header(header: Header) -> None:
-    """Raise ValueError, with the reason, if the header cannot be."""
+    """Check a header; raise ValueError with the reason if it is invalid."""
     if type(header.v) is not int or header.v != VERSION:
         raise ValueError(f"version {header.v!r} is unknown; this umem reads version {VERSION}")
     for name in ("device", "source", "note"):
@@ -168,12 +170,12 @@ def check_header(header: Header) -> None:
 
 
 def check_extra(line: Header | Event) -> None:
-    """Raise ValueError if an unknown key is a known one, or holds what JSON cannot."""
+    """Check the unknown keys; raise ValueError if one is known, or holds what JSON cannot."""
     name = NAMES[type(line)]
     for key, value in (line.extra or {}).items():
         _text("a key", key)
         if key in KEYS[name] or key == ("kind" if name == "header" else "e"):
-            raise ValueError(f"{key!r} is a key of the format and cannot be an extra one")
+            raise ValueError(f"{key!r} is a key of the format and cannot be an extra key")
         _json(key, value, MAX_DEPTH)
 
 
@@ -191,9 +193,9 @@ def _json(key: str, value: object, depth: int) -> None:
         _text(key, value)
     elif isinstance(value, float):
         if value - value != 0:  # NaN or infinite
-            raise ValueError(f"{key!r} holds {value}, which JSON has not")
+            raise ValueError(f"{key!r} holds {value}, which JSON cannot hold")
     elif value is not None and not isinstance(value, (bool, int)):
-        raise ValueError(f"{key!r} holds a {type(value).__name__}, which JSON has not")
+        raise ValueError(f"{key!r} holds a {type(value).__name__}, which JSON cannot hold")
 
 
 def _text(name: str, value: object) -> None:
@@ -220,7 +222,7 @@ def _integer(name: str, value: object, most: int) -> None:
 def _number(name: str, value: object, most: float) -> None:
     if type(value) is not float and type(value) is not int:
         raise ValueError(f"{name} is {_shown(value)}, not a number")
-    if not 0 <= value <= most:  # which NaN is not either
+    if not 0 <= value <= most:  # false for NaN too
         raise ValueError(f"{name} is {_shown(value)}; allowed: 0 to {most:g}")
 
 

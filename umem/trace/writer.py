@@ -1,4 +1,4 @@
-"""Writing a trace. What is written can be read: an event that cannot be is refused here."""
+"""Writer of traces. It refuses events that the reader would refuse."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(event: Event) -> str:
-    """The event's line, without its end. Nothing is checked."""
+    """Return the event's line without its end. Nothing is checked."""
     name = NAMES[type(event)]
     return _encode({"e": name, **_fields(event, name)})
 
 
 def _fields(line: Header | Event, name: str) -> dict[str, Any]:
     fields = {key: getattr(line, field) for key, field in KEYS[name].items()}
-    # An op's lists are its substance; anything else that is empty says nothing.
+    # An op's lists are always written; other empty fields are left out.
     kept = {k: v for k, v in fields.items() if (v is not None and v != "") or k == "name"}
     return {**kept, **(line.extra or {})}
 
 
 class Writer:
-    """A trace file being written; a context manager. A name that ends in .gz is packed.
+    """A trace file being written; a context manager. A name that ends in .gz is compressed.
 
     Raises:
-        TraceError: the file cannot be written, or an event cannot be at its place.
+        TraceError: the file cannot be written, or an event is invalid at its place.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Header) -> None:
@@ -64,14 +64,14 @@ class Writer:
             self._fail(error)
 
     def flush(self) -> None:
-        """Hand what was written to the system; of a packed file only whole blocks."""
+        """Pass the written bytes to the system; of a compressed file only whole blocks."""
         try:
             self._stream.flush()
         except OSError as error:
             self._fail(error)
 
     def close(self) -> None:
-        """Finish the file; nothing when it is finished already."""
+        """Finish the file; a no-op when it is finished."""
         try:
             self._stack.close()
         except OSError as error:
@@ -87,7 +87,7 @@ class Writer:
         file = self._stack.enter_context(self._path.open("wb"))
         if self._path.suffix != ".gz":
             return file
-        # No time and no name in it: equal traces are equal files.
+        # Without time and name, equal traces give equal files.
         packed = gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0)
         self._stack.enter_context(packed)
         return self._stack.enter_context(io.BufferedWriter(packed, 1 << 16))

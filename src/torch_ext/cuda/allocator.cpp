@@ -25,7 +25,7 @@ c10::DeviceIndex current_device() {
 
 // torch's profiler and its sanitizer are told of every block, where they are on.
 void report(void* ptr, int device, std::int64_t bytes) {
-  const arena::Tallies now = runtime::tallies(device);
+  const arena::ArenaStats now = runtime::arena_stats(device);
   c10::reportMemoryUsageToProfiler(
       ptr, bytes, static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current),
       static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current),
@@ -133,7 +133,7 @@ void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_
       observers = oom_observers_;
     }
     for (const auto& observer : observers) observer(device, bytes, total, free);
-    const arena::Tallies now = runtime::tallies(device);
+    const arena::ArenaStats now = runtime::arena_stats(device);
     allocated = static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current);
     reserved = static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current);
   }
@@ -195,7 +195,7 @@ void* CudaAllocator::getBaseAllocation(void* ptr, std::size_t* bytes) {
 }
 
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
-  *largest = runtime::room(device);
+  *largest = runtime::available_bytes(device);
   if (*largest == 0) native_->cacheInfo(device, largest);  // not used yet, or full
 }
 

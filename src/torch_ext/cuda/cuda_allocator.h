@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/hooks.h"
+#include "runtime/alloc.h"
 #include "torch_ext/cuda/history.h"
 #include "torch_ext/cuda/pools.h"
 #include "torch_ext/cuda/torch_version.h"

@@ -14,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "arena/tallies.h"
+#include "arena/stats.h"
 
 namespace umem::torch_ext {
 

@@ -12,52 +12,52 @@ using c10::CachingAllocator::StatArray;
 using c10::CachingAllocator::StatType;
 using c10::CachingDeviceAllocator::DeviceStats;
 
-void add(StatArray& sum, const arena::Shares& shares) {
-  const auto add_one = [&](StatType type, arena::Share share) {
-    auto& stat = sum[static_cast<std::size_t>(type)];
-    const arena::Tally& tally = shares[share];
-    stat.current += tally.current;
-    stat.peak += tally.peak;
-    stat.allocated += tally.allocated;
-    stat.freed += tally.freed;
+void add(StatArray& sum, const arena::StatArray& stats) {
+  const auto add_one = [&](StatType type, arena::StatType own_type) {
+    auto& total = sum[static_cast<std::size_t>(type)];
+    const arena::Stat& own = stats[own_type];
+    total.current += own.current;
+    total.peak += own.peak;
+    total.allocated += own.allocated;
+    total.freed += own.freed;
   };
   add_one(StatType::AGGREGATE, arena::kAll);
   add_one(StatType::SMALL_POOL, arena::kSmall);
   add_one(StatType::LARGE_POOL, arena::kLarge);
 }
 
-void add(DeviceStats& sum, const arena::Tallies& tallies) {
-  add(sum.allocation, tallies.allocations);
-  add(sum.segment, tallies.segments);
-  add(sum.active, tallies.active);
-  add(sum.inactive_split, tallies.inactive_split);
-  add(sum.allocated_bytes, tallies.allocated_bytes);
-  add(sum.reserved_bytes, tallies.reserved_bytes);
-  add(sum.active_bytes, tallies.active_bytes);
-  add(sum.inactive_split_bytes, tallies.inactive_split_bytes);
-  add(sum.requested_bytes, tallies.requested_bytes);
-  sum.num_alloc_retries += tallies.retries;
-  sum.num_ooms += tallies.ooms;
-  sum.num_device_alloc += tallies.driver_allocs;
-  sum.num_device_free += tallies.driver_frees;
+void add(DeviceStats& sum, const arena::ArenaStats& stats) {
+  add(sum.allocation, stats.allocations);
+  add(sum.segment, stats.segments);
+  add(sum.active, stats.active);
+  add(sum.inactive_split, stats.inactive_split);
+  add(sum.allocated_bytes, stats.allocated_bytes);
+  add(sum.reserved_bytes, stats.reserved_bytes);
+  add(sum.active_bytes, stats.active_bytes);
+  add(sum.inactive_split_bytes, stats.inactive_split_bytes);
+  add(sum.requested_bytes, stats.requested_bytes);
+  sum.num_alloc_retries += stats.retries;
+  sum.num_ooms += stats.ooms;
+  sum.num_device_alloc += stats.driver_allocs;
+  sum.num_device_free += stats.driver_frees;
 }
 
 }  // namespace
 
 DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
   DeviceStats stats = native_->getDeviceStats(device);
-  add(stats, runtime::tallies(device));
+  add(stats, runtime::arena_stats(device));
   return stats;
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   native_->resetAccumulatedStats(device);
-  runtime::reset_accumulated_tallies(device);
+  runtime::reset_accumulated_arena_stats(device);
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   native_->resetPeakStats(device);
-  runtime::reset_peak_tallies(device);
+  runtime::reset_peak_arena_stats(device);
 }
 
 // Of the device's memory: what was set, while it is still so, else what the budget makes of it.

@@ -17,13 +17,13 @@ constexpr std::size_t kFrame = std::size_t{2} << 20;
   std::exit(2);
 }
 
-std::uint64_t number(const char* name, std::uint64_t fallback, std::uint64_t least,
-                     std::uint64_t most, const char* allowed) {
+std::uint64_t number(const char* name, std::uint64_t fallback, std::uint64_t min, std::uint64_t max,
+                     const char* allowed) {
   const char* text = std::getenv(name);
   if (!text || !*text) return fallback;
   char* end = nullptr;
   const std::uint64_t value = std::strtoull(text, &end, 10);
-  if (*end || value < least || value > most) refuse(name, text, allowed);
+  if (*end || value < min || value > max) refuse(name, text, allowed);
   return value;
 }
 

@@ -1,0 +1,24 @@
+"""Ratios of a row's figures to their lower bounds, and their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from policies.study import Row
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Return the geometric mean of values above 0; NaN for none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def step_ratio(row: Row) -> float:
+    """Step time over the closed-form floor."""
+    return float(row["step_us"] / row["floor_us"])
+
+
+def bytes_ratio(row: Row) -> float | None:
+    """Bytes in over their bound; None where none are needed."""
+    return row["bytes_in"] / row["bound_bytes_in"] if row["bound_bytes_in"] else None

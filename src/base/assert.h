@@ -1,0 +1,27 @@
+// UMEM_ASSERT(expression, message) states an invariant. Debug builds and sanitizer builds stop the
+// process where it does not hold. All other builds compile it, and evaluate nothing.
+#pragma once
+
+#include "base/export.h"
+
+namespace umem {
+
+#ifdef UMEM_ASSERTS
+inline constexpr bool kAsserts = true;
+#else
+inline constexpr bool kAsserts = false;
+#endif
+
+// Safe in a signal handler: the software device asserts inside its fault handler too.
+[[noreturn]] UMEM_API void assert_failed(const char* file, unsigned line, const char* expression,
+                                         const char* message) noexcept;
+
+}  // namespace umem
+
+#ifdef UMEM_ASSERTS
+#define UMEM_ASSERT(expression, message) \
+  ((expression) ? static_cast<void>(0)   \
+                : ::umem::assert_failed(__FILE__, __LINE__, #expression, message))
+#else
+#define UMEM_ASSERT(expression, message) static_cast<void>(sizeof((expression) ? 1 : 0))
+#endif

@@ -1,0 +1,82 @@
+// A Python function that names what to evict. It is called with the interpreter's lock held and
+// the runtime's not held (runtime/victim_callback.h says why).
+#include <cstdint>
+#include <vector>
+
+#include "bindings/bind.h"
+#include "runtime/victim_callback.h"
+
+namespace py = pybind11;
+
+namespace umem::bindings {
+namespace {
+
+// With the interpreter's lock held.
+struct Registered {
+  py::object function;
+  bool complained = false;
+};
+Registered& registered() {
+  static auto* one = new Registered;  // outlives the interpreter, which must not destroy it twice
+  return *one;
+}
+
+py::list rows(const runtime::Shortage& shortage) {
+  py::list result(shortage.candidates.size());
+  std::size_t i = 0;
+  for (const runtime::Candidate& unit : shortage.candidates)
+    result[i++] = py::make_tuple(unit.id, unit.bytes, residency::name(unit.tag),
+                                 residency::name(unit.family), unit.last_use, unit.segment);
+  return result;
+}
+
+// What is no id of a unit becomes 0, which is none either, and is counted as ignored.
+std::uint32_t id_of(const py::handle& value) {
+  int overflow = 0;
+  const long long id = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  if (id == -1 && PyErr_Occurred()) throw py::error_already_set();
+  return overflow != 0 || id < 0 || id > UINT32_MAX ? 0 : static_cast<std::uint32_t>(id);
+}
+
+// Whatever it raises is reported once, and the built-in order decides.
+void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
+  const py::gil_scoped_acquire gil;
+  const py::object function = registered().function;
+  if (!function || function.is_none()) return;
+  try {
+    const py::object answer =
+        function(rows(shortage), shortage.resident_bytes, shortage.budget_bytes, shortage.need);
+    for (const py::handle& id : answer) ids.push_back(id_of(id));
+  } catch (py::error_already_set& error) {
+    ids.clear();
+    error.restore();
+    if (registered().complained)
+      PyErr_Clear();
+    else
+      PyErr_WriteUnraisable(function.ptr());
+    registered().complained = true;
+  }
+}
+
+void set_victim_callback(const py::object& function) {
+  if (!function.is_none() && !PyCallable_Check(function.ptr()))
+    throw py::type_error("set_advisor takes a function, or None");
+  static const bool at_exit = [] {  // no call while the interpreter goes away
+    py::module_::import("atexit").attr("register")(py::cpp_function([] {
+      runtime::set_victim_callback(nullptr);
+      registered().function = py::none();
+    }));
+    return true;
+  }();
+  (void)at_exit;
+  registered() = {function, false};
+  runtime::set_victim_callback(function.is_none() ? nullptr : &ask);
+}
+
+}  // namespace
+
+void bind_victim_callback(py::module_& module) {
+  module.def("set_advisor", &set_victim_callback);
+}
+
+}  // namespace umem::bindings

@@ -1,0 +1,95 @@
+// Managed ranges: whole 2 MiB pages of address space from cuMemAllocManaged, each with a small id,
+// and the map from any address to its range. Where managed memory cannot be used, plain device
+// memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "base/assert.h"
+#include "base/status.h"
+#include "base/units.h"
+#include "driver/place.h"
+#include "driver/table.h"
+#include "managed/page_map.h"
+
+namespace umem::managed {
+
+using RangeId = std::uint32_t;
+inline constexpr RangeId kNoRange = 0;  // ids start at 1
+
+// A range is one allocation of the driver. What is larger than a piece has several ids in a row,
+// the range's own and one for each further piece, so that its bytes can be in several places.
+struct Range {
+  std::uintptr_t base = 0;  // 2 MiB-aligned; of a further piece, where it begins
+  std::size_t bytes = 0;    // a multiple of 2 MiB; of a further piece, its own
+  std::uintptr_t raw = 0;   // what the driver returned (differs when it was not aligned)
+  int device = 0;
+  RangeId head = kNoRange;   // the range that this is a piece of: itself, or an id before
+  std::uint32_t pieces = 0;  // of a head; of a further piece 0
+};
+
+// Not thread-safe but for `find`, which may race with creation of other ranges.
+class RangeTable {
+ public:
+  explicit RangeTable(const driver::Table& table) : table_(table) {}
+  RangeTable(const RangeTable&) = delete;
+  RangeTable& operator=(const RangeTable&) = delete;
+
+  // Most bytes of all ranges together; 0 is unbounded.
+  void set_limit(std::size_t bytes) { limit_ = bytes; }
+  void set_managed(bool managed) { managed_ = managed; }
+  // Managed ranges made from now on are cut into pieces of so many bytes, a multiple of 2 MiB.
+  void set_piece(std::size_t bytes) { piece_ = bytes; }
+  // `bytes` is rounded up to 2 MiB. kOutOfDeviceMemory beyond the limit; else the driver's reason.
+  // `piece`: as set_piece, for this one; 0: what was set.
+  Result<RangeId> create(std::size_t bytes, const driver::Place& place, std::size_t piece = 0);
+  Status destroy(RangeId id, const driver::Place& place);
+
+  // A subrange: further ids, a head and its pieces, for a part of the range, in whole pages.
+  // Addresses lead to the range but where a subrange is shown; shown ones do not overlap.
+  RangeId add_subrange(RangeId range, std::size_t offset, std::size_t bytes);
+  void remove_subrange(RangeId subrange);  // that is not shown
+  void show_subrange(RangeId subrange);
+  void hide_subrange(RangeId subrange, RangeId range) {
+    UMEM_ASSERT(map_.find(ranges_[subrange].base) == subrange, "only a shown subrange is hidden");
+    map_.set(ranges_[subrange].base, ranges_[subrange].bytes, range);
+  }
+  // No subrange is shown anywhere in its pages.
+  bool unseen(RangeId subrange, RangeId range) const;
+
+  // The piece that holds the address.
+  RangeId find(const void* ptr) const { return map_.find(reinterpret_cast<std::uintptr_t>(ptr)); }
+  // Whether its range is one piece.
+  bool whole(RangeId id) const { return ranges_[id].pieces == 1; }
+  // Calls `act` with the id of each piece of the range that `id` belongs to, in order.
+  template <class Act>
+  void each_piece(RangeId id, Act act) const {
+    if (whole(id)) {  // nearly always
+      act(id);
+      return;
+    }
+    const RangeId head = ranges_[id].head;
+    const std::uint32_t pieces = ranges_[head].pieces;
+    for (std::uint32_t i = 0; i < pieces; ++i) act(head + i);
+  }
+  // How many of the range's first `bytes` the piece holds.
+  std::size_t piece_bytes(RangeId id, std::size_t bytes) const;
+  const Range& operator[](RangeId id) const { return ranges_[id]; }
+  std::size_t total_bytes() const { return total_bytes_; }
+
+ private:
+  Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
+  RangeId take_ids(std::uint32_t count);
+  RangeId name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece, int device);
+
+  const driver::Table& table_;
+  PageMap map_;
+  std::vector<Range> ranges_{1};
+  std::unordered_map<std::uint32_t, std::vector<RangeId>> free_ids_;  // by how many in a row
+  std::size_t total_bytes_ = 0, limit_ = 0, piece_ = kPieceBytes;
+  bool managed_ = true;
+};
+
+}  // namespace umem::managed

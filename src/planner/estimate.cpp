@@ -1,0 +1,190 @@
+#include "planner/estimate.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <tuple>
+#include <utility>
+
+#include "base/range_maximum.h"
+
+namespace umem::planner {
+namespace {
+
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
+
+std::int64_t floor_divide(std::int64_t value, std::int64_t by) {
+  return value / by - (value % by < 0 ? 1 : 0);
+}
+
+std::int64_t within(std::int64_t op, std::int64_t n) {
+  return op - floor_divide(op, n) * n;
+}
+
+// Rows by an op of a step, those of one op in the order given.
+class ByOp {
+ public:
+  template <class OpOf>
+  ByOp(std::int64_t n, std::size_t rows, OpOf op_of) : begin_(index(n) + 1), row_(rows) {
+    for (std::size_t row = 0; row < rows; ++row) ++begin_[index(within(op_of(row), n))];
+    std::size_t sum = 0;
+    for (std::size_t& begin : begin_) begin = std::exchange(sum, sum + begin);
+    std::vector<std::size_t> next(begin_);
+    for (std::size_t row = 0; row < rows; ++row) row_[next[index(within(op_of(row), n))]++] = row;
+  }
+  std::span<const std::size_t> operator[](std::int64_t op) const {
+    return std::span(row_).subspan(begin_[index(op)], begin_[index(op) + 1] - begin_[index(op)]);
+  }
+
+ private:
+  std::vector<std::size_t> begin_, row_;
+};
+
+template <class Item>
+using Earliest = std::priority_queue<Item, std::vector<Item>, std::greater<>>;
+
+// Which copies on the host are valid while time goes on, and which the idle link makes next. Ops
+// count from the begin of the first of several equal steps.
+class WriteBacks {
+ public:
+  WriteBacks(const QuietTimes& quiet, std::int64_t n, std::int64_t never)
+      : quiet_(quiet),
+        n_(n),
+        enter_(n, quiet.written.size(), [&](std::size_t i) { return quiet.written[i] + 1; }),
+        of_step_(quiet.written.size(), -1),
+        done_(quiet.written.size()),
+        started_(quiet.written.size(), never) {
+    for (std::size_t i = 0; i < quiet.written.size(); ++i)
+      if (quiet.written[i] < -1) wait(i, 0);
+  }
+
+  // When the copy was complete that makes a tensor free to leave after an op, if there is one.
+  std::optional<double> ready(std::int64_t which, std::int64_t op) const {
+    if (which < 0 || of_step_[index(which)] != step(index(which), op)) return std::nullopt;
+    return done_[index(which)];
+  }
+  // It left after an op by a transfer that ended then: the host has a copy from there on.
+  void moved(std::int64_t which, std::int64_t op, double when) {
+    if (which < 0) return;
+    of_step_[index(which)] = step(index(which), op);
+    done_[index(which)] = when;
+  }
+  // In an op, which ends at `end`, the link is idle from `free` on: copies start as long as it is.
+  // Until when it is not.
+  double fill(std::int64_t op, double free, double end) {
+    for (const std::size_t which : enter_[within(op, n_)]) wait(which, step(which, op - 1));
+    while (!waiting_.empty() && free < end) {
+      const auto [due, which, step] = waiting_.top();
+      waiting_.pop();
+      if (due < op || of_step_[which] == step) continue;
+      free += quiet_.out_us[which];
+      of_step_[which] = step;
+      done_[which] = free;
+      started_[which] = op - step * n_;
+    }
+    return free;
+  }
+  std::vector<std::int64_t> started() && { return std::move(started_); }
+
+ private:
+  std::int64_t step(std::size_t which, std::int64_t op) const {
+    return floor_divide(op - quiet_.written[which], n_);
+  }
+  void wait(std::size_t which, std::int64_t step) {
+    const std::int64_t due = quiet_.due[which];
+    // Else it leaves as soon as it has been written.
+    if (due > quiet_.written[which]) waiting_.emplace(due + step * n_, which, step);
+  }
+
+  const QuietTimes& quiet_;
+  std::int64_t n_;
+  ByOp enter_;
+  std::vector<std::int64_t> of_step_;  // the step in which the quiet time ends that it is valid in
+  std::vector<double> done_;
+  std::vector<std::int64_t> started_;
+  Earliest<std::tuple<std::int64_t, std::size_t, std::int64_t>> waiting_;  // due, which, step
+};
+
+}  // namespace
+
+ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
+                           std::int64_t available) {
+  const auto n = static_cast<std::int64_t>(occupancy.size());
+  RangeMaximum taken(occupancy, 3);
+  std::vector<std::int64_t> ready(start.size());
+  struct Turn {
+    std::int64_t op;  // for `leaving` the op of its last use, for `waiting` the one due
+    std::size_t row;
+    std::int64_t lap;
+    auto operator<=>(const Turn&) const = default;
+  };
+  std::vector<Turn> leaving;
+  for (const std::int64_t lap : {0, 1})
+    for (std::size_t row = 0; row < start.size(); ++row)
+      leaving.push_back({start[row] + 1 + lap * n, row, lap});
+  std::ranges::sort(leaving);
+  Earliest<Turn> waiting;
+  std::int64_t point = 0;
+  for (auto next = leaving.begin(); !waiting.empty() || next != leaving.end();) {
+    if (waiting.empty()) point = std::max(point, next->op);
+    for (; next != leaving.end() && next->op <= point; ++next)
+      waiting.push({end[next->row] + next->lap * n, next->row, next->lap});
+    const auto [due, row, lap] = waiting.top();
+    if (point < due) {
+      if (const auto full = taken.last_above(index(point), index(due), available - bytes[row])) {
+        // Not before there is room until its use, unless one that is due earlier leaves.
+        point = static_cast<std::int64_t>(*full) + 1;
+        if (next != leaving.end()) point = std::min(point, next->op);
+        continue;
+      }
+    }
+    waiting.pop();
+    const std::int64_t begin = std::min(point, due);
+    taken.add(index(begin), index(due), bytes[row]);
+    if (lap == 1) ready[row] = begin - n;
+  }
+  ReturnStarts result{std::move(ready), std::vector<std::int64_t>(occupancy.size())};
+  for (std::size_t op = 0; op < occupancy.size(); ++op)
+    result.taken[op] = taken.at(occupancy.size() + op);
+  return result;
+}
+
+Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
+                  const QuietTimes& quiet, std::int64_t never) {
+  const auto n = static_cast<std::int64_t>(ops.us.size());
+  const ByOp leaves(n, away.start.size(), [&](std::size_t gap) { return away.start[gap] + 1; });
+  const ByOp starts(n, returns.gap.size(), [&](std::size_t row) { return returns.start[row]; });
+  const ByOp needs(n, returns.gap.size(), [&](std::size_t row) { return returns.end[row]; });
+  WriteBacks write_backs(quiet, n, never);
+  std::vector<double> departure(away.start.size()), arrival(away.start.size());
+  double now = 0, out_free = 0, in_free = 0, begin = 0, left = 0;
+  for (std::int64_t point = 0; point < 2 * n; ++point) {
+    const std::int64_t op = point % n;
+    const double slack = ops.slack_us[index(op)], us = ops.us[index(op)];
+    if (op == 0) begin = now;
+    for (const std::size_t gap : leaves[op]) {
+      if (const auto copied = write_backs.ready(away.quiet[gap], point - 1)) {
+        departure[gap] = std::max(now, *copied);
+        continue;
+      }
+      left = out_free = departure[gap] = std::max(out_free, now) + away.out_us[gap];
+      write_backs.moved(away.quiet[gap], point - 1, left);
+    }
+    const double empty = std::max(now, left - slack);  // enough of what is leaving has left
+    for (const std::size_t row : starts[op]) {
+      const std::size_t gap = index(returns.gap[row]);
+      in_free = arrival[gap] = std::max({in_free, departure[gap], empty}) + away.in_us[gap];
+    }
+    for (const std::size_t row : needs[op]) now = std::max(now, arrival[index(returns.gap[row])]);
+    now = std::max(now, left - slack);
+    out_free = write_backs.fill(point, std::max(out_free, now), now + us);
+    now += us;
+  }
+  return {now - begin, std::move(write_backs).started()};
+}
+
+}  // namespace umem::planner

@@ -1,0 +1,80 @@
+// A program's position in a plan: which unit is which tensor, and at which op it is, as long as
+// the program does what the plan says.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "base/assert.h"
+#include "policy/plan.h"
+#include "residency/policy.h"
+
+namespace umem::policy {
+
+using residency::CandidateView;
+using residency::Followed;
+using residency::kNoRange;
+using residency::RangeId;
+
+using Tensor = std::int32_t;
+inline constexpr Tensor kNoTensor = -1;
+inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+class PlanCursor {
+ public:
+  // `units`: of each tensor that is alive where a step begins; kNoRange: not known. A step begins.
+  PlanCursor(Plan plan, const std::vector<RangeId>& units);
+
+  void admitted(RangeId id, std::size_t bytes);
+  void retired(RangeId id) { unbind(tensor_of(id)); }
+  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count);
+  // True when the step was what the plan says, all of it.
+  bool step_ended();
+
+  const Plan& plan() const { return plan_; }
+  bool alive() const { return alive_; }
+  std::size_t next_op() const { return next_op_; }
+  std::size_t n_ops() const { return static_cast<std::size_t>(plan_.n_ops); }
+  RangeId unit_of(Tensor tensor) const { return unit_of_[index(tensor)]; }
+  Tensor tensor_of(RangeId id) const { return id < tensor_of_.size() ? tensor_of_[id] : kNoTensor; }
+  // The op that uses it next, beyond the last for the next step's; kNever.
+  std::int64_t next_use(Tensor tensor) const;
+  // Counts the times that the tensor came to life or died.
+  std::uint32_t life(Tensor tensor) const { return life_[index(tensor)]; }
+
+ private:
+  std::size_t index(Tensor tensor) const {
+    UMEM_ASSERT(tensor >= 0 && tensor < plan_.n_tensors(), "the tensor is one of the plan");
+    return static_cast<std::size_t>(tensor);
+  }
+  void bind(Tensor tensor, RangeId id);
+  void unbind(Tensor tensor);
+  void diverge();
+  void restart();
+  bool adopt(const CandidateView& view, RangeId id);
+  void index_uses();
+
+  const Plan plan_;
+  // Of the plan: a sum over each op's tensors that does not depend on their order, the uses of each
+  // tensor, and where they go on in the next step.
+  std::vector<std::uint64_t> signature_;
+  std::vector<std::size_t> use_start_;
+  std::vector<std::uint32_t> use_op_;
+  std::vector<std::int64_t> first_use_, next_step_use_;
+  // The op that the tensor's uses count from. An op that allocates one uses it as far as umem can
+  // see; by the plan it may be the first time in a later op, or never, as with scratch memory.
+  std::vector<std::int64_t> counts_from_;
+  // Of the program.
+  std::vector<RangeId> unit_of_;
+  std::vector<Tensor> tensor_of_;
+  std::vector<std::uint32_t> life_;
+  std::vector<std::size_t> next_use_;  // index into use_op_
+  std::vector<std::uint64_t> seen_;    // the op count at which it was last seen
+  std::vector<Tensor> adopted_;
+  std::uint64_t ops_ = 0;
+  std::size_t next_op_ = 0, next_allocation_ = 0;
+  bool alive_ = true;
+};
+
+}  // namespace umem::policy

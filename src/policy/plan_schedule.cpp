@@ -1,0 +1,211 @@
+#include "policy/plan_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace umem::policy {
+
+// A stable counting sort: what comes after one op stays in the plan's order. After the last op's
+// point there is none.
+PlanSchedule::OpIndex::OpIndex(const Ints& after, std::size_t n_ops)
+    : start(n_ops + 2, 0), item(after.size()) {
+  const auto n = static_cast<std::int64_t>(n_ops);
+  for (std::int64_t op : after)
+    if (op < n) ++start[static_cast<std::size_t>(op + 2)];
+  for (std::size_t i = 1; i < start.size(); ++i) start[i] += start[i - 1];
+  std::vector<std::size_t> fill(start);
+  for (std::size_t i = 0; i < after.size(); ++i)
+    if (after[i] < n) item[fill[static_cast<std::size_t>(after[i] + 1)]++] = i;
+}
+
+namespace {
+
+// What comes before an op comes after the one before it, and an op of the next step is one of any.
+// 2 * n_ops: never.
+Ints before(const Ints& ops, std::int64_t n_ops) {
+  Ints after;
+  for (std::int64_t op : ops) after.push_back(op == 2 * n_ops ? n_ops : op % n_ops - 1);
+  return after;
+}
+
+}  // namespace
+
+PlanSchedule::PlanSchedule(const PlanCursor& cursor)
+    : cursor_(cursor),
+      evictions_(cursor.plan().evict_after, cursor.n_ops()),
+      colds_(cursor.plan().cold_after, cursor.n_ops()),
+      fetches_(cursor.plan().fetch_after, cursor.n_ops()),
+      write_backs_(cursor.plan().copy_after, cursor.n_ops()),
+      write_back_ends_(before(cursor.plan().copy_until, cursor.plan().n_ops), cursor.n_ops()),
+      waits_after_(cursor.n_ops() + 1, false),
+      evict_{{}, std::vector<bool>(cursor.plan().bytes.size(), false)},
+      cold_{{}, std::vector<bool>(cursor.plan().bytes.size(), false)},
+      evict_mark_(cursor.plan().bytes.size(), 0),
+      cold_mark_(cursor.plan().bytes.size(), 0),
+      fetch_mark_(cursor.plan().bytes.size(), 0) {
+  for (std::int64_t op : cursor.plan().waits) waits_after_[static_cast<std::size_t>(op + 1)] = true;
+  step_began(false);
+}
+
+void PlanSchedule::step_began(bool continues) {
+  const auto n = static_cast<std::int64_t>(cursor_.n_ops());
+  std::vector<Fetch> carried;
+  while (const Fetch* next = head()) {
+    if (continues && next->by >= n && !stale(*next)) carried.push_back(*next);
+    drop_head();
+  }
+  if (!continues) {
+    ahead_.clear();
+    write_back_.clear();
+    std::fill(evict_mark_.begin(), evict_mark_.end(), 0);
+    std::fill(cold_mark_.begin(), cold_mark_.end(), 0);
+  }
+  evict_.drop_if([&](Tensor tensor) { return !marked(evict_mark_, tensor); });
+  cold_.drop_if([&](Tensor tensor) { return !cold(tensor); });
+  if (gated()) {
+    occupancy_.reset(cursor_.plan().occupancy, 2);
+    for (Fetch& fetch : ahead_)
+      occupancy_.add(0, static_cast<std::size_t>(fetch.by - n),
+                     cursor_.plan().bytes[index(fetch.tensor)]);
+  }
+  ahead_.clear();
+  for (Fetch& fetch : carried) {
+    fetch.by -= n;
+    request_fetch(fetch);
+  }
+  add_due(0);
+}
+
+void PlanSchedule::op_ended() {
+  const Plan& plan = cursor_.plan();
+  UMEM_ASSERT(cursor_.next_op() > 0, "an op ended");
+  const std::size_t op = cursor_.next_op() - 1;
+  // What it used is neither cold any more, nor to leave by what was said before.
+  for (auto at = static_cast<std::size_t>(plan.access_start[op]);
+       at < static_cast<std::size_t>(plan.access_start[op + 1]); ++at) {
+    const auto tensor = static_cast<Tensor>(plan.access_tensor[at]);
+    cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
+  }
+  add_due(op + 1);
+}
+
+void PlanSchedule::add_due(std::size_t point) {
+  UMEM_ASSERT(point <= cursor_.n_ops(), "the point is one of the plan");
+  const Plan& plan = cursor_.plan();
+  const auto each = [&](const OpIndex& index, auto act) {
+    for (std::size_t at = index.start[point]; at < index.start[point + 1]; ++at)
+      act(index.item[at]);
+  };
+  each(evictions_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.evict_tensor[i]);
+    evict_.add(tensor);
+    mark(evict_mark_, tensor);
+  });
+  each(colds_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.cold_tensor[i]);
+    cold_.add(tensor);
+    mark(cold_mark_, tensor);
+  });
+  each(fetches_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
+    request_fetch({tensor, cursor_.life(tensor), plan.fetch_by[i], ++turn_});
+  });
+  each(write_backs_,
+       [&](std::size_t i) { write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
+  each(write_back_ends_,
+       [&](std::size_t i) { end_write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
+  waits_ = waits_after_[point];
+}
+
+void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+                               std::vector<RangeId>& end) {
+  const auto units = [&](std::vector<Tensor>& tensors, std::vector<RangeId>& out) {
+    for (Tensor tensor : tensors)
+      if (const RangeId id = cursor_.unit_of(tensor); id != kNoRange && view.live(id))
+        out.push_back(id);
+    tensors.clear();
+  };
+  units(write_back_, begin);
+  units(end_write_back_, end);
+}
+
+void PlanSchedule::evictions(const CandidateView& view, std::vector<RangeId>& out) {
+  evict_.drop_if([&](Tensor tensor) {
+    if (!marked(evict_mark_, tensor)) return true;
+    const RangeId id = cursor_.unit_of(tensor);
+    const bool here = id != kNoRange && !view.away(id);
+    if (here && !view.evictable(id) && !view.kept_in_place(id)) return false;  // in use
+    evict_mark_[index(tensor)] = 0;
+    if (id != kNoRange && view.evictable(id)) out.push_back(id);
+    return true;
+  });
+}
+
+const PlanSchedule::Fetch* PlanSchedule::head() const {
+  if (gated()) return fetch_.empty() ? nullptr : &fetch_.top();
+  return in_turn_.empty() ? nullptr : &in_turn_.front();
+}
+
+void PlanSchedule::request_fetch(const Fetch& fetch) {
+  mark(fetch_mark_, fetch.tensor);
+  if (gated())
+    fetch_.push(fetch);
+  else
+    in_turn_.push_back(fetch);
+}
+
+void PlanSchedule::evicted(RangeId id) {
+  const Tensor tensor = cursor_.tensor_of(id);
+  if (!gated() || tensor == kNoTensor || marked(fetch_mark_, tensor)) return;
+  const std::int64_t by = cursor_.next_use(tensor);
+  if (by != kNever) request_fetch({tensor, cursor_.life(tensor), by, ++turn_, false});
+}
+
+void PlanSchedule::drop_head() {
+  UMEM_ASSERT(head() != nullptr, "there is a fetch to drop");
+  fetch_mark_[index(head()->tensor)] = 0;
+  if (gated())
+    fetch_.pop();
+  else
+    in_turn_.pop_front();
+}
+
+// The plan leaves room for it until it is used.
+bool PlanSchedule::admits(const Fetch& fetch) const {
+  if (!gated() || !fetch.planned) return true;
+  const Plan& plan = cursor_.plan();
+  const auto by = static_cast<std::size_t>(fetch.by);
+  const std::int64_t max = cursor_.next_op() < by ? occupancy_.max(cursor_.next_op(), by) : 0;
+  return max + plan.bytes[index(fetch.tensor)] <= plan.capacity;
+}
+
+void PlanSchedule::started(const Fetch& fetch) {
+  const auto n = static_cast<std::int64_t>(cursor_.n_ops());
+  UMEM_ASSERT(!fetch.planned || fetch.by < 2 * n, "a fetch is for this step or for the next");
+  if (gated() && fetch.planned)
+    occupancy_.add(cursor_.next_op(), static_cast<std::size_t>(fetch.by),
+                   cursor_.plan().bytes[index(fetch.tensor)]);
+  if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
+}
+
+RangeId PlanSchedule::next_fetch(const CandidateView& view) {
+  while (const Fetch* next = head()) {
+    const RangeId id = cursor_.unit_of(next->tensor);
+    const bool late = next->by < static_cast<std::int64_t>(cursor_.next_op());
+    if (!late && !stale(*next)) {
+      if (marked(evict_mark_, next->tensor)) return kNoRange;
+      if (view.away(id)) {
+        if (view.ledger.at(id).bytes > view.available_bytes || !admits(*next)) return kNoRange;
+        started(*next);
+        drop_head();
+        return id;
+      }
+    }
+    drop_head();
+  }
+  return kNoRange;
+}
+
+}  // namespace umem::policy

@@ -1,0 +1,118 @@
+// The plan's schedule: what is due at the op that its cursor is at and has not been done yet.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "base/range_maximum.h"
+#include "policy/plan_cursor.h"
+
+namespace umem::policy {
+
+class PlanSchedule {
+ public:
+  explicit PlanSchedule(const PlanCursor& cursor);
+
+  // The cursor's op before `next_op` ended as planned, or a step begins (`continues`: after one
+  // that went as planned): what the plan says of this point is due now.
+  void op_ended();
+  void step_began(bool continues);
+
+  bool empty() const {
+    return evict_.tensors.empty() && fetch_.empty() && in_turn_.empty() && write_back_.empty() &&
+           end_write_back_.empty();
+  }
+  std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
+  // Appends what is to leave. What is in use stays due.
+  void evictions(const CandidateView& view, std::vector<RangeId>& out);
+  // Moves the units to be written back, and those whose write-back ends, to these.
+  void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+                   std::vector<RangeId>& end);
+  // The unit was sent out for want of room. What the plan thinks is here comes back for its next
+  // use, as soon as it fits: fetched on demand it would queue after all that has been requested
+  // until then.
+  void evicted(RangeId id);
+  // The next unit to bring in; kNoRange: none now.
+  RangeId next_fetch(const CandidateView& view);
+  // Once for each op after which compute waits.
+  bool take_wait() { return std::exchange(waits_, false); }
+  bool waits() const { return waits_; }
+
+  bool cold(Tensor tensor) const { return marked(cold_mark_, tensor); }
+  // Each once; it may have some that are not any more.
+  const std::vector<Tensor>& cold() const { return cold_.tensors; }
+
+ private:
+  // Items of a plan by the op that they come after; -1 is the step's begin.
+  struct OpIndex {
+    std::vector<std::size_t> start, item;
+    OpIndex(const Ints& after, std::size_t n_ops);
+  };
+  struct Fetch {
+    Tensor tensor;
+    std::uint32_t
+        life;  // of the tensor when this became due: a later one has nothing to do with it
+    std::int64_t by;
+    std::uint64_t turn;
+    bool planned = true;  // its bytes are not in the plan's occupancy until it starts
+    bool operator>(const Fetch& other) const {
+      return by != other.by ? by > other.by : turn > other.turn;
+    }
+  };
+
+  static std::size_t index(Tensor tensor) { return static_cast<std::size_t>(tensor); }
+  // Marks hold for one life of a tensor: 0, or the life + 1.
+  using Marks = std::vector<std::uint32_t>;
+  bool marked(const Marks& marks, Tensor tensor) const {
+    return marks[index(tensor)] == cursor_.life(tensor) + 1;
+  }
+  void mark(Marks& marks, Tensor tensor) { marks[index(tensor)] = cursor_.life(tensor) + 1; }
+  // Tensors in turn, each once: a mark that was taken away and given again leaves the first entry.
+  struct Queue {
+    std::vector<Tensor> tensors;
+    std::vector<bool> queued;
+    void add(Tensor tensor) {
+      if (queued[index(tensor)]) return;
+      queued[index(tensor)] = true;
+      tensors.push_back(tensor);
+    }
+    template <class Goes>
+    void drop_if(Goes goes) {
+      std::erase_if(tensors, [&](Tensor tensor) {
+        const bool going = goes(tensor);
+        if (going) queued[index(tensor)] = false;
+        return going;
+      });
+    }
+  };
+  bool stale(const Fetch& fetch) const {
+    return cursor_.life(fetch.tensor) != fetch.life || cursor_.unit_of(fetch.tensor) == kNoRange;
+  }
+  bool gated() const { return cursor_.plan().gated != 0; }
+  const Fetch* head() const;
+  void drop_head();
+  void request_fetch(const Fetch& fetch);
+  void add_due(std::size_t point);
+  bool admits(const Fetch& fetch) const;
+  void started(const Fetch& fetch);
+
+  const PlanCursor& cursor_;
+  const OpIndex evictions_, colds_, fetches_, write_backs_, write_back_ends_;
+  std::vector<bool> waits_after_;  // [n_ops + 1]
+  Queue evict_, cold_;             // those that are still marked
+  Marks evict_mark_, cold_mark_, fetch_mark_;
+  std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
+  std::deque<Fetch> in_turn_;                                             // else
+  std::vector<Fetch> ahead_;  // started for the next step
+  std::vector<Tensor> write_back_, end_write_back_;
+  // Bytes that the plan has on the device at each op of this step, and of the next.
+  RangeMaximum occupancy_;
+  std::uint64_t turn_ = 0;
+  bool waits_ = false;
+};
+
+}  // namespace umem::policy

@@ -1,0 +1,69 @@
+// What the parts of the engine share: the residency table, the limits, the policy and the counters.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "driver/place.h"
+#include "managed/memory_ops.h"
+#include "managed/range_table.h"
+#include "residency/ledger.h"
+#include "residency/policy.h"
+
+namespace umem::residency {
+
+struct Limits {
+  std::size_t budget_bytes = 0;
+  std::size_t host_budget_bytes = 0;  // 0: unbounded
+  std::size_t min_swap_bytes = 0;
+  std::size_t outside_bytes = 0;  // of the budget, in use beside umem
+  std::size_t reserve_bytes = 0;  // of the budget, never taken by pins: for what ops need at once
+};
+
+struct Counters {
+  std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
+  std::uint64_t evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
+  std::uint64_t capture_skips = 0;
+  std::uint64_t plan_hits = 0, plan_misses = 0;
+  std::uint64_t advice_ignored = 0;
+};
+
+struct EngineState {
+  const driver::Table& table;
+  const managed::RangeTable& ranges;
+  const driver::Place place;
+  const bool managed;
+  Limits limits;
+  std::unique_ptr<Policy> policy;
+  Ledger ledger;
+  Counters counters;
+  std::uint64_t errors = 0;  // failures in op hooks, which cannot return them
+
+  bool active() const { return managed && policy->active(); }
+  // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
+  bool asynchronous() const { return place.context != nullptr; }
+  std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
+  // Of the budget, beside what is in use outside of umem.
+  std::size_t share() const {
+    return limits.budget_bytes - std::min(limits.outside_bytes, limits.budget_bytes);
+  }
+  bool fits(std::size_t bytes) const { return taken() + bytes <= limits.budget_bytes; }
+  CandidateView view() const {
+    const std::size_t alive = taken() - ledger.dead_bytes();
+    return {ledger, limits.min_swap_bytes,
+            limits.budget_bytes - std::min(alive, limits.budget_bytes)};
+  }
+  managed::MemSpan span(RangeId id) const { return {ranges[id].base, ledger.at(id).bytes}; }
+  // While a graph is captured on the stream its work is not done now, and what umem would add to it
+  // would be part of the graph. The replay's page faults make up for what is away then.
+  bool skip_for_capture(cu::CUstream stream) {
+    if (!driver::capturing(table, place, stream)) return false;
+    ++counters.capture_skips;
+    return true;
+  }
+  void count_error(const Status& status) { errors += status.ok() ? 0 : 1; }
+};
+
+}  // namespace umem::residency

@@ -1,0 +1,40 @@
+// Write-back: units whose bytes are valid on both sides, because nothing writes them. The driver
+// keeps the host's copy while such a unit is on the device, so that it leaves without a transfer; a
+// write drops the host's copy, and the next eviction moves the bytes.
+#pragma once
+#include <vector>
+
+#include "base/status.h"
+#include "residency/engine_state.h"
+#include "residency/moves.h"
+#include "residency/transfers.h"
+
+namespace umem::residency {
+
+class WriteBack {
+ public:
+  WriteBack(EngineState& state, Transfers& transfers, Moves& moves)
+      : state_(state), transfers_(transfers), moves_(moves) {}
+
+  // Advises the driver that the unit is read-mostly, or takes the advice back.
+  Status advise(RangeId id, bool on) { return advise(id, on, false); }
+  // What the policy has pending: the units that are read-mostly, and no others; those that are
+  // written back now, and those that will be written.
+  void apply_read_mostly();
+  void apply_pending();
+  // Ends all that the policy began.
+  void clear();
+
+ private:
+  Status advise(RangeId id, bool on, bool by_policy);
+  Status begin(RangeId id);
+  void end(RangeId id);
+
+  EngineState& state_;
+  Transfers& transfers_;
+  Moves& moves_;
+  std::vector<RangeId> read_mostly_;        // by the policy; some may have died
+  std::vector<RangeId> one_, begin_, end_;  // scratch
+};
+
+}  // namespace umem::residency

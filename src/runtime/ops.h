@@ -1,0 +1,50 @@
+// Op boundaries: called by torch_ext and the bindings at operator speed. Only plain data crosses
+// here, because torch_ext may be built by another compiler than this library.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "base/export.h"
+#include "residency/tags.h"
+#include "trace/op_timer.h"
+
+namespace umem::runtime {
+
+enum class Phase : unsigned char { kNone, kForward, kBackward, kOptimizer };
+
+// One entry of the calling thread's op stack, on the caller's own stack or heap until op_end.
+struct Op {
+  residency::Family family = residency::Family::kNone;  // kNone: that of the enclosing op
+  Phase phase = Phase::kNone;                           // kNone: that of the enclosing op
+  // Encloses ops (an autograd node, an optimizer step), and is not an op itself.
+  bool scope_marker = false;
+  const char* name = "";  // stays valid for ever
+  // Of the inputs: so many are written whole and not read, and so many, these included, are
+  // written; they come first.
+  std::uint32_t n_overwritten = 0, n_written = 0;
+  int device = 0;             // that the op runs on,
+  std::uintptr_t stream = 0;  // and its stream: inputs have to arrive there
+  // Filled by op_begin.
+  Op* parent = nullptr;
+  std::uint32_t n_inputs = 0;  // of the pinned: the inputs; then what it allocated
+  std::uint32_t n_pinned = 0;
+  std::uint32_t pinned_capacity = 0;
+  std::uint32_t* pinned = nullptr;
+  std::uint32_t inline_pinned[16];
+  trace::OpTimer trace;
+};
+
+// Before an op runs: pushes it, pins the units of its inputs and fetches those that are away.
+// Null and foreign pointers are ignored.
+UMEM_API void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept;
+// After it, on the same thread: marks its inputs and what it allocated as used now, tags those of
+// its blocks that outlive it (when `tag` is not kCount), unpins, and pops.
+UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;
+
+// One step of the program (an optimizer step) ended.
+UMEM_API void step() noexcept;
+// What is called after each step, on the thread that ends it and without any lock. Null: no
+// listener.
+UMEM_API void set_step_listener(void (*listener)()) noexcept;
+
+}  // namespace umem::runtime

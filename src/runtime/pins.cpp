@@ -1,0 +1,154 @@
+#include "runtime/pins.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/format.h"
+#include "runtime/spans.h"
+#include "runtime/state.h"
+
+namespace umem::runtime {
+namespace {
+
+using managed::MemSpan;
+using managed::RangeId;
+using residency::Ledger;
+
+constinit thread_local std::uint32_t t_scope = 0;
+
+void add_pin(State& s, const Pin& pin) {
+  each_unit(s, pin.span, [&](Device& device, RangeId id, MemSpan) {
+    Ledger& ledger = device.engine.ledger();
+    pin.kind == PinKind::kPin ? ledger.user_pin(id) : ledger.exempt(id);
+  });
+  s.pins.emplace(pin.span.base, pin);
+}
+
+Pins::iterator remove_pin(State& s, Pins::iterator at) {
+  const Pin& pin = at->second;
+  each_unit(s, pin.span, [&](Device& device, RangeId id, MemSpan) {
+    Ledger& ledger = device.engine.ledger();
+    pin.kind == PinKind::kPin ? ledger.user_unpin(id) : ledger.unexempt(id);
+  });
+  return s.pins.erase(at);
+}
+
+// What has the most pinned bytes, by label.
+std::string largest_pins(const State& s) {
+  std::map<std::string, std::size_t> by_label;
+  for (const auto& [first, pin] : s.pins)
+    if (pin.kind == PinKind::kPin) by_label[pin.label] += pin.span.bytes;
+  std::vector<std::pair<std::size_t, std::string>> rows;
+  for (const auto& [label, bytes] : by_label) rows.emplace_back(bytes, label);
+  std::sort(rows.rbegin(), rows.rend());
+  rows.resize(std::min<std::size_t>(rows.size(), 3));
+  std::string text;
+  for (const auto& [bytes, label] : rows)
+    text += (text.empty() ? "" : ", ") + format_bytes(bytes) + " " + label;
+  return text.empty() ? "none" : text;
+}
+
+// Whether the budgets have room for more pins.
+Status check_available(State& s, const MemSpans& spans) {
+  Status status;
+  s.each([&](Device& device) {
+    std::vector<RangeId> fresh;
+    for (const MemSpan& span : spans)
+      each_unit(s, span, [&](Device& owner, RangeId id, MemSpan) {
+        if (&owner == &device && device.engine.ledger().at(id).user_pins == 0) fresh.push_back(id);
+      });
+    std::sort(fresh.begin(), fresh.end());
+    fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
+    std::size_t bytes = 0;
+    for (RangeId id : fresh) bytes += device.engine.ledger().at(id).bytes;
+    const residency::Limits& limits = device.engine.limits();
+    const std::size_t share =
+        limits.budget_bytes - std::min(limits.budget_bytes, limits.outside_bytes);
+    const Status fits = bytes > 0 ? device.engine.hints().check_user_pins(bytes, share) : Status();
+    if (!fits.ok())
+      status = {fits.code(), "cannot pin " + format_bytes(bytes) + " more: " + fits.message() +
+                                 " (largest: " + largest_pins(s) +
+                                 "); unpin some of it, or raise the budget"};
+  });
+  return status;
+}
+
+}  // namespace
+
+std::uint32_t Scopes::number_of(const std::string& name) {
+  const auto [at, fresh] = numbers_.emplace(name, static_cast<std::uint32_t>(names_.size()));
+  if (fresh) names_.push_back(name);
+  return at->second;
+}
+
+std::uint32_t current_scope() {
+  return t_scope;
+}
+
+std::string set_scope(const std::string& name) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  return s.scopes.name(std::exchange(t_scope, s.scopes.number_of(name)));
+}
+
+Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
+                               const std::vector<std::string>& labels) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  if (kind == PinKind::kPin) {
+    UMEM_RETURN_IF_ERROR(check_available(s, spans));
+    UMEM_RETURN_IF_ERROR(bring_in(s, spans));
+  }
+  const std::uint64_t number = ++s.last_pin_number;
+  for (std::size_t i = 0; i < spans.size(); ++i)
+    if (spans[i].bytes > 0)
+      add_pin(s, {spans[i], kind, number, i < labels.size() ? labels[i] : std::string()});
+  return number;
+}
+
+Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes, std::size_t max_bytes) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  if (!s.accepting) return not_running();
+  const residency::Exemption rule{++s.last_pin_number, tag, min_bytes, max_bytes};
+  s.exemptions.push_back(rule);
+  s.each([&](Device& device) { device.engine.ledger().add_exemption(rule); });
+  return rule.number;
+}
+
+void remove_pins(std::uint64_t number) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  for (auto at = s.pins.begin(); at != s.pins.end();)
+    at = at->second.number == number ? remove_pin(s, at) : std::next(at);
+  std::erase_if(s.exemptions, [&](const auto& rule) { return rule.number == number; });
+  s.each([&](Device& device) { device.engine.ledger().remove_exemption(number); });
+}
+
+bool unpin(MemSpan span) {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  const auto [first, last] = s.pins.equal_range(span.base);
+  auto newest = last;
+  for (auto at = first; at != last; ++at)
+    if (at->second.kind == PinKind::kPin && at->second.span.bytes == span.bytes) newest = at;
+  if (newest == last) return false;
+  remove_pin(s, newest);
+  return true;
+}
+
+void end_pins(State& s) {
+  for (auto at = s.pins.begin(); at != s.pins.end();) at = remove_pin(s, at);
+  for (const residency::Exemption& rule : s.exemptions)
+    s.each([&](Device& device) { device.engine.ledger().remove_exemption(rule.number); });
+  s.exemptions.clear();
+}
+
+void end_pins(State& s, const void* block, std::size_t bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(block);
+  auto at = s.pins.lower_bound(first);
+  while (at != s.pins.end() && at->first < first + bytes) at = remove_pin(s, at);
+}
+
+}  // namespace umem::runtime

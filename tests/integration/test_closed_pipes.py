@@ -1,0 +1,111 @@
+"""Commands whose reader has gone, as in ``umem doctor | head -1``: they end without a word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from umem.cli import COMMANDS
+from umem.monitor import server
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def make_step():
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return net, optimizer, torch.randn(512, 64), lambda model, x: model(x).sum()
+
+def breaks():
+    raise BrokenPipeError("the program's own")
+"""
+TRACE = """\
+{"kind":"umem-trace","v":1,"device":"","source":"a test","note":""}
+{"e":"alloc","id":0,"bytes":8388608,"tag":"activation"}
+{"e":"op","i":0,"name":"op","r":[],"w":[0],"us":5}
+{"e":"free","id":0}
+{"e":"step"}
+"""
+CALLS = (
+    "--help",
+    "--version",
+    *(f"{command} --help" for command in COMMANDS),
+    "trace record --help",
+    "doctor",
+    "doctor --json",
+    "plan program:make_step --json",
+    "estimate --params 1e9",
+    "lint program:make_step",
+    "replay trace.jsonl",
+    "replay trace.jsonl --json",
+    "trace info trace.jsonl",
+    "demo --quick --workload gpt",
+    f"top --interval 0.01 {os.getpid()}",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    return tmp_path
+
+
+def umem(call: str, folder: Path, *, first: bool = False) -> tuple[int, str]:
+    """Exit code and stderr of a command whose stdout is closed, or is after its `first` line."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "umem", *call.split()],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if first:
+            assert process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.replace(str(os.getpid()), "PID"))
+def test_a_closed_pipe_ends_a_command_quietly(call: str, folder: Path) -> None:
+    server.start(call.startswith("top --i"), lambda: {"device": "", "policy": "", "allocator": ""})
+    try:
+        assert umem(call, folder) == (128 + signal.SIGPIPE, "")
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("call", ["doctor", "plan program:make_step"])
+def test_so_does_a_reader_of_one_line(
+    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # each line is a write, most of them too late
+    code, errors = umem(call, folder, first=True)
+    assert errors == ""
+    # All of it may lie in the pipe before the reader closes it, which nothing can tell.
+    assert code in (0, 128 + signal.SIGPIPE)
+
+
+def test_a_broken_pipe_of_the_program_is_its_error(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "umem", "plan", "program:breaks"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the program's own" in done.stderr
+    assert done.returncode not in (0, 128 + signal.SIGPIPE)

@@ -1,0 +1,151 @@
+"""Plans that do worse than lru are given up, in programs."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from support.policies import Step, linear  # noqa: E402
+
+import umem  # noqa: E402
+from umem.base.device_profiles import DeviceProfile  # noqa: E402
+from umem.base.native import core  # noqa: E402
+from umem.policies.base import Fetch, Move, Plan  # noqa: E402
+from umem.session.plan_guard import Cost, Meter  # noqa: E402
+from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
+
+
+class Shuttle:
+    """Each weight leaves after each of its uses, and is back for the next, for nothing."""
+
+    name = "shuttle"
+    rollback = True
+
+    def __init__(self) -> None:
+        self.planned = 0
+
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
+        self.planned += 1
+        evict, fetch = [], []
+        for tensor in range(trace.n_tensors):
+            if not trace.large[tensor] or trace.kind[tensor] != Kind.PERSISTENT:
+                continue
+            uses = trace.uses(tensor).tolist()
+            evict += [Move(use, tensor) for use in uses]
+            fetch += [Fetch(a, b, tensor) for a, b in itertools.pairwise(uses)]
+        return Plan(trace, evict=tuple(evict), fetch=tuple(fetch))
+
+
+@pytest.fixture
+def shuttle() -> Iterator[Shuttle]:
+    yield Shuttle()
+    umem.disable()
+
+
+def layers() -> Step:
+    return linear(4, 1024)[1]  # 4 MiB a weight
+
+
+def lstm() -> Step:
+    """An unrolled one: most of its memory is in tensors that share pages."""
+    torch.manual_seed(0)
+    width = 256
+    cells = torch.nn.ModuleList([torch.nn.LSTMCell(width, width) for _ in range(2)])
+    optimizer = torch.optim.SGD(cells.parameters(), lr=1e-3, momentum=0.9)
+    text = torch.randn(48, 64, width)
+
+    def step(rows: int) -> float:
+        optimizer.zero_grad()
+        states = [(torch.zeros(rows, width), torch.zeros(rows, width)) for _ in cells]
+        loss = torch.zeros(())
+        for x in text[:, :rows]:
+            for i, cell in enumerate(cells):
+                states[i] = cell(x, states[i])
+                x = states[i][0]
+            loss = loss + x.square().mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def run(step: Step, rows: list[int]) -> tuple[list[float], list[Cost]]:
+    """The losses, and what each step took."""
+    losses, costs, meter = [], [], Meter()
+    for batch in rows:
+        meter.start()
+        losses.append(step(batch))
+        costs.append(meter.read())
+    return losses, costs
+
+
+def test_a_plan_that_moves_for_nothing_is_given_up(
+    shuttle: Shuttle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        expected, costs = run(layers(), [64] * 9)
+        assert all(cost == (0, 0) for cost in costs)  # it fits
+    with (
+        caplog.at_level(logging.INFO, "umem"),
+        umem.enable(budget="64MiB", device="soft", policy=shuttle, log="info"),
+    ):
+        losses, costs = run(layers(), [64] * 9)
+        assert core.plan_status()["complete"] == 1
+        assert "plans rolled back as slower than lru: 1" in umem.summary()
+        assert umem.stats().plans_rolled_back == 1
+    assert losses == expected
+    assert [cost.bytes > 0 for cost in costs[2:4]] == [True, True]
+    assert all(cost == (0, 0) for cost in costs[5:])  # in the fifth what was away comes back
+    assert shuttle.planned == 1
+    given_up = [r.getMessage() for r in caplog.records if "given up" in r.getMessage()]
+    assert len(given_up) == 1
+    assert given_up[0].startswith("plan 1 is given up, and lru goes on in its steps: its steps mo")
+
+
+def test_what_was_given_up_is_not_planned_again_after_other_steps(shuttle: Shuttle) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy=shuttle):
+        _, costs = run(layers(), [64] * 6 + [32] + [64] * 4 + [32] * 4 + [64] * 4)
+        assert umem.stats().plans_rolled_back >= 1
+    assert shuttle.planned <= 3  # of 64 rows, and of 32: the first one may see a turn of both
+    assert all(cost == (0, 0) for cost in costs[-3:])
+
+
+def test_the_guard_judges_plans_again_for_another_budget(shuttle: Shuttle) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy=shuttle):
+        step = layers()
+        run(step, [64] * 6)
+        umem.set_budget("80MiB")
+        run(step, [64] * 6)
+        assert umem.stats().plans_rolled_back == 2
+        assert shuttle.planned == 2
+        del step
+
+
+def test_a_policy_without_rollback_goes_on(
+    shuttle: Shuttle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuttle, "rollback", False, raising=False)
+    with umem.enable(budget="64MiB", device="soft", policy=shuttle):
+        _, costs = run(layers(), [64] * 8)
+        assert umem.stats().plans_rolled_back == 0
+    assert all(cost.bytes > 0 for cost in costs[2:])
+
+
+def test_an_unrolled_lstm_ends_up_no_worse_than_lru() -> None:
+    with umem.enable(budget="22MiB", device="soft", policy="lru"):
+        expected, costs = run(lstm(), [64] * 4)
+        lru = costs[-1]
+        assert lru.bytes > 0
+    with umem.enable(budget="22MiB", device="soft", policy="auto"):
+        losses, costs = run(lstm(), [64] * 6)
+        given_up = umem.stats().plans_rolled_back
+    assert losses[:4] == expected
+    assert not costs[-1].worse_than(lru)
+    if given_up:
+        assert costs[-1] == lru

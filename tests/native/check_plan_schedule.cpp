@@ -1,0 +1,66 @@
+// What is due by a plan stays bounded by the plan, however many steps go by it.
+#include <cstdint>
+#include <vector>
+
+#include "expect.h"
+#include "policy/plan_cursor.h"
+#include "policy/plan_schedule.h"
+#include "residency/ledger.h"
+
+namespace {
+
+using namespace umem;  // NOLINT: a test program
+
+constexpr std::int64_t kBytes = 2 * MiB;
+constexpr residency::RangeId kA = 1, kB = 2;
+
+// Two weights, used in turn; after each op the other one is cold, and leaves.
+policy::Plan plan() {
+  policy::Plan plan;
+  plan.n_ops = 2;
+  plan.bytes = {kBytes, kBytes};
+  plan.kind = {0, 0};
+  plan.next_alias = {-1, -1};
+  plan.address = {0, 0};
+  plan.access_start = {0, 1, 2};
+  plan.access_tensor = {0, 1};
+  plan.evict_after = plan.cold_after = {0, 1};
+  plan.evict_tensor = plan.cold_tensor = {1, 0};
+  EXPECT(policy::check(plan).ok());
+  return plan;
+}
+
+void run(bool acts) {
+  residency::Ledger ledger;
+  for (residency::RangeId id : {kA, kB}) {
+    ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
+    ledger.set_state(id, residency::State::kDevice);
+  }
+  const residency::CandidateView view{ledger, 0};
+  policy::PlanCursor cursor(plan(), {kA, kB});
+  policy::PlanSchedule schedule(cursor);
+  for (int step = 0; step < 100; ++step) {
+    for (residency::RangeId id : {kA, kB}) {
+      EXPECT(cursor.op_ended(view, &id, 1) == policy::Followed::kHit);
+      schedule.op_ended();
+      std::vector<residency::RangeId> leaving;
+      if (acts) schedule.evictions(view, leaving);
+      EXPECT(leaving.size() == (acts ? 1u : 0u));
+    }
+    EXPECT(cursor.step_ended());
+    schedule.step_began(true);
+    EXPECT(schedule.cold().size() <= 2);
+    EXPECT(schedule.due_evictions() <= 2);
+  }
+  // It leaves now, wherever it stands in the line.
+  std::vector<residency::RangeId> leaving;
+  schedule.evictions(view, leaving);
+  EXPECT(leaving == (acts ? std::vector<residency::RangeId>{} : std::vector{kA}));
+}
+
+}  // namespace
+
+int main() {
+  run(true);
+  run(false);  // a plan beside the one that acts
+}

@@ -1,0 +1,234 @@
+"""The socket of `umem top`: its permissions, its name, and its removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from umem.cli import main
+from umem.errors import ConfigError, StateError
+from umem.monitor import server
+
+
+def about() -> dict[str, str]:
+    return {"device": "soft:a100-pcie4", "policy": "lru", "allocator": ""}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of sockets; nothing is served at the end."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    yield tmp_path / "umem"
+    server.stop()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_off_is_off(home: Path) -> None:
+    server.start(False, about)
+    assert not home.exists()
+    assert server.running() == []
+
+
+def test_it_answers_with_figures(home: Path) -> None:
+    server.start(True, about)
+    (path,) = server.running()
+    assert path == home / f"{os.getpid()}.sock"
+    answer = server.ask(path)
+    assert answer["pid"] == os.getpid()
+    assert answer["policy"] == "lru"
+    assert {"budget_bytes", "plan_hits", "asleep_bytes"} <= answer["stats"].keys()
+    assert {"param", "grad", "cached"} <= answer["tags"].keys()
+    assert server.ask(path)["time"] >= answer["time"]
+    server.stop()
+    assert list(home.iterdir()) == []
+    with pytest.raises(StateError, match="no answer"):
+        server.ask(path)
+
+
+def test_only_this_user_can_open_it(home: Path) -> None:
+    old = os.umask(0)
+    try:
+        server.start(True, about)
+    finally:
+        os.umask(old)
+    (path,) = server.running()
+    assert (mode(home), mode(path)) == (0o700, 0o600)
+
+
+def test_a_peer_of_another_user_gets_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.start(True, about)
+    (path,) = server.running()
+    monkeypatch.setattr(server, "_user", lambda peer: os.getuid() + 1)
+    with socket.socket(socket.AF_UNIX) as mine:
+        mine.settimeout(5)
+        mine.connect(str(path))
+        assert mine.recv(100) == b""
+    monkeypatch.undo()
+
+
+def test_the_kernel_says_who_the_peer_is() -> None:
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        raw = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        assert server._user(one) == struct.unpack("3i", raw)[1] == os.getuid()
+
+
+@pytest.mark.parametrize("wrong", ["mode", "link", "file"])
+def test_a_directory_that_others_enter_is_refused(home: Path, wrong: str) -> None:
+    if wrong == "file":
+        home.write_text("")
+    elif wrong == "link":
+        real = home.parent / "real"
+        real.mkdir(0o700)
+        home.symlink_to(real)
+    else:
+        home.mkdir()
+        home.chmod(0o750)
+    with pytest.raises(ConfigError, match=r"UMEM_TOP"):
+        server.start(True, about)
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_is_not(home: Path) -> None:
+    home.mkdir(0o700)
+    for name in ("12345678.sock", f"{os.getpid()}.sock"):
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(home / name))
+    server.start(True, about)
+    assert [path.name for path in home.iterdir()] == [f"{os.getpid()}.sock"]
+    second = server.Server(None, about)  # of a container, say, that shares the directory
+    assert second.path.name == f"{os.getpid()}-2.sock"
+    assert len(server.running()) == 2
+    second.close()
+
+
+def test_a_path_in_use_is_an_error_and_a_stale_one_is_not(home: Path) -> None:
+    home.mkdir(0o700)
+    path = home / "mine.sock"
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(path))
+        held.listen()
+        with pytest.raises(ConfigError, match=r"mine\.sock.*File exists"):
+            server.start(path, about)
+    server.start(path, about)
+    assert server.ask(path)["pid"] == os.getpid()
+    assert mode(path) == 0o600
+
+
+def test_a_file_at_the_path_stays(home: Path) -> None:
+    home.mkdir(0o700)
+    path = home / "notes"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="File exists"):
+        server.start(path, about)
+    assert path.read_text() == "precious"
+
+
+def test_paths_that_cannot_be(home: Path, tmp_path: Path) -> None:
+    home.mkdir(0o700)
+    with pytest.raises(ConfigError, match="longer than the 107 bytes"):
+        server.start(home / ("x" * 120), about)
+    with pytest.raises(ConfigError, match="No such file"):
+        server.start(tmp_path / "none" / "x.sock", about)
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        server.start(tmp_path / "x.sock", about)
+
+
+def test_a_client_that_says_nothing_and_one_that_leaves(home: Path) -> None:
+    server.start(True, about)
+    (path,) = server.running()
+    idle = socket.socket(socket.AF_UNIX)
+    idle.connect(str(path))
+    gone = socket.socket(socket.AF_UNIX)
+    gone.connect(str(path))
+    gone.close()
+    assert server.ask(path)["pid"] == os.getpid()
+    idle.close()
+
+
+def test_what_fails_inside_is_told(home: Path) -> None:
+    def broken() -> dict[str, str]:
+        raise RuntimeError("half torn down")
+
+    server.start(True, broken)
+    (path,) = server.running()
+    with pytest.raises(StateError, match="RuntimeError: half torn down"):
+        server.ask(path)
+
+
+def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
+    """Nor takes its name away; and a killed parent leaves a socket that is found to be stale."""
+    code = """
+        import os, signal, sys, time
+        from umem.monitor import server
+        server.start(True, lambda: {})
+        path = server._server.path
+        child = os.fork()
+        if child == 0:
+            assert server._server is None
+            server.stop()
+            assert path.exists()
+            try:
+                server.start(True, lambda: {})  # its own
+                print(server._server.path.stem == str(os.getpid()), flush=True)
+                server.stop()
+                os.close(1), os.close(2)  # who reads them waits for the parent only
+                time.sleep(30)
+            finally:
+                os._exit(0)
+        time.sleep(0.5)
+        print(child, server.ask(path)["pid"] == os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], check=False,
+        capture_output=True, text=True, timeout=60, start_new_session=True,
+    )  # fmt: skip
+    answers = done.stdout.split()
+    os.kill(int(answers[1]), 9)
+    assert answers[0] == answers[2] == "True", done.stderr
+    assert len(list(home.iterdir())) == 1
+    assert server.running() == []
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--json", ""])
+def test_top_shows_this_process(home: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server.start(True, about)
+    assert main(["top", "--once", "--interval", "0.02", *form.split(), str(os.getpid())]) == 0
+    shown = capsys.readouterr().out
+    if form:
+        view = json.loads(shown)
+        assert view["pid"] == os.getpid()
+        assert view["in_bytes_per_s"] == 0
+    else:
+        assert f"umem top: pid {os.getpid()}" in shown
+        assert "\x1b" not in shown
+    assert main(["top", "--once", "--interval", "0.02"]) == 0  # the only one
+
+
+def test_top_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top"]) == 2
+    assert "start one with UMEM_TOP=1" in capsys.readouterr().err
+    server.start(True, about)
+    assert main(["top", "1"]) == 2
+    assert f"have one: {os.getpid()}" in capsys.readouterr().err
+    assert main(["top", "1", "--socket", "x"]) == 2
+    assert "not both" in capsys.readouterr().err
+    other = server.Server(None, about)
+    assert main(["top"]) == 2
+    assert "several processes answer" in capsys.readouterr().err
+    other.close()

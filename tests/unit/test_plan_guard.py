@@ -1,0 +1,84 @@
+"""The plan guard: when it gives a plan up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umem.session.plan_guard import MORE, SLOWER, STEPS, Cost, PlanGuard
+
+WITHOUT = Cost(1000 << 20, 1000.0)
+WORSE = Cost(2000 << 20, 2000.0)
+
+
+def verdicts(*steps: Cost, without: Cost = WITHOUT) -> list[bool]:
+    trials = PlanGuard()
+    trials.begin(1, without)
+    return [trials.failed(1, step) is not None for step in steps]
+
+
+def test_it_takes_two_steps_and_is_said_once() -> None:
+    assert verdicts(*[WORSE] * 5) == [False, True, False, False, False]
+
+
+def test_the_reason_has_the_figures() -> None:
+    trials = PlanGuard()
+    trials.begin(1, WITHOUT)
+    assert trials.failed(1, WORSE) is None
+    assert trials.failed(1, Cost(3000 << 20, 4000.0)) == (
+        "its steps moved 2500 MiB in 3.0 ms, and without it 1000 MiB in 1.0 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Cost(900 << 20, 2000.0),  # slower, and yet it moves less
+        Cost(2000 << 20, 900.0),  # more, and all of it hidden
+        Cost(2000 << 20, 1050.0),  # not clearly slower
+        Cost(1001 << 20, 2000.0),
+        WITHOUT,
+        Cost(0, 0.0),
+    ],
+)
+def test_one_step_that_is_no_worse_clears_the_plan(step: Cost) -> None:
+    assert not any(verdicts(WORSE, step, WORSE, WORSE))
+    assert not any(verdicts(step, WORSE, WORSE, WORSE))
+
+
+def test_each_plan_has_its_own_steps() -> None:
+    trials = PlanGuard()
+    trials.begin(1, WITHOUT)
+    trials.begin(2, WITHOUT)
+    for plan in (1, 2):
+        assert trials.failed(plan, WORSE) is None
+    assert trials.failed(2, WORSE)
+    assert trials.failed(1, WORSE)
+    assert trials.failed(3, WORSE) is None  # of a step that had no fair comparison
+
+
+def test_no_verdict_after_clear() -> None:
+    trials = PlanGuard()
+    trials.begin(1, WITHOUT)
+    trials.clear()
+    assert [trials.failed(1, WORSE) for _ in range(3)] == [None] * 3
+
+
+def test_plans_that_no_step_goes_by_do_not_pile_up() -> None:
+    trials = PlanGuard()
+    for plan in range(1, 1001):
+        trials.begin(plan, WITHOUT)
+    assert trials.failed(1, WORSE) is None
+    assert trials.failed(1, WORSE) is None
+    assert trials.failed(1000, WORSE) is None
+    assert trials.failed(1000, WORSE)
+
+
+costs = st.builds(Cost, st.integers(0, 1 << 40), st.floats(0, 1e9))
+
+
+@given(costs, st.lists(costs, min_size=STEPS, max_size=STEPS))
+def test_given_up_exactly_when_all_are_worse_in_both(without: Cost, steps: list[Cost]) -> None:
+    worse = [s.bytes > MORE * without.bytes and s.us > SLOWER * without.us for s in steps]
+    assert verdicts(*steps, without=without)[-1] == all(worse)

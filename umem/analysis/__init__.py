@@ -1,0 +1,1 @@
+"""Lower bounds, memory estimates and summaries of a recorded step."""

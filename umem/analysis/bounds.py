@@ -1,0 +1,255 @@
+"""Lower bounds on the bytes that any schedule moves and on its step time, in closed form.
+
+The model. The step repeats, in steady state. While an op runs, there is a moment when all tensors
+that it accesses, W_t bytes, are on the device together with S_t - x_t of the S_t bytes in idle
+intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity. What
+is swapped out in a gap comes back before the gap ends, once per gap. Every byte that is swapped out
+has a copy on the host, made after its last write. A tensor that an op writes counts as read as
+well, because a fault on a page brings the page in. Nothing is assumed about a tensor outside its
+gaps (see `IdleIntervals`), about neighbouring steps, the order of transfers, or pages: parts of a
+tensor may move. So the bounds hold for any policy of an engine that protects the tensors of the
+running op, whatever its transfer queues, faults and pools cost.
+
+Each function raises PlanError where an op accesses more than `capacity` bytes: then no such
+schedule exists, and an engine has to page inside the op.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..base.device_profiles import DeviceProfile
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
+from ..errors import PlanError
+from ..trace.step_trace import Ints, StepTrace
+from .idle_intervals import IdleIntervals, furthest_start
+
+BUDGET_MARGIN = 1.05  # times the largest op: space for the pages at its tensors' edges
+
+
+class Need(NamedTuple):
+    """The op that needs the most bytes at once, and these bytes."""
+
+    op: int
+    bytes: int
+
+
+class Cut(NamedTuple):
+    """Bytes that have to move, and the ops at which they are swapped out."""
+
+    bytes: int
+    ops: tuple[int, ...]
+
+
+class Floor(NamedTuple):
+    """A lower bound of the step time, and its cause.
+
+    `bound` is "compute", "bytes in", "bytes out" or "turning point": at `op`, more bytes are
+    swapped out than can leave before it and come back after it while compute runs. For the byte
+    bounds `op` is the largest cut; for compute it is -1.
+    """
+
+    us: float
+    bound: str
+    op: int
+
+
+def largest_op(trace: StepTrace) -> Need:
+    """Return the op whose tensors need the most bytes, in whole pages.
+
+    Each small tensor counts as one page, but all of them as at most the pages of small tensors.
+    """
+    large = np.where(trace.large, trace.bytes, 0)
+    need = trace.sum_of_accesses(large)
+    pages = trace.sum_of_accesses(np.where(trace.large, 0, PAGE_BYTES))
+    need += np.minimum(pages, trace.small_bytes)
+    if not len(need):
+        return Need(-1, 0)
+    op = int(np.argmax(need))
+    return Need(op, int(need[op]))
+
+
+def min_budget(trace: StepTrace) -> int:
+    """Return the minimum budget in bytes to compare policies at, in whole pages.
+
+    It is 1.05 times the need of the largest op. Below the largest op's working set an engine has to
+    page inside the op, and measured slowdowns then say little about a policy.
+    """
+    pages = int(-(-largest_op(trace).bytes * BUDGET_MARGIN // PAGE_BYTES))
+    return max(pages, FLOOR_PAGES) * PAGE_BYTES
+
+
+def cut_bound(trace: StepTrace, capacity: int) -> Cut:
+    """Return the largest cut, max over ops t of S_t + W_t - capacity: a bound on bytes in.
+
+    All that is swapped out at op t comes in after it, once for each gap. O(n + k).
+    """
+    return _largest(excess_bytes(IdleIntervals(trace), capacity))
+
+
+def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
+    """Return cuts whose sum bounds bytes in, because no gap spans two of them.
+
+    The largest cut is one of them; the others are the best choice around the rest of the step
+    (weighted interval scheduling). So the sum is at least `cut_bound`. O(n log n + k).
+    """
+    return _cuts_in(trace, excess_bytes(IdleIntervals(trace), capacity))
+
+
+def pfoo_l(trace: StepTrace, capacity: int) -> float:
+    """Return a lower bound of bytes in, by space over time.
+
+    PFOO-L of Berger, Beckmann, Harchol-Balter 2018. Keeping a gap on the device takes bytes x ops
+    spanned out of the sum over ops of capacity - W_t. The shortest gaps are kept first (the
+    last one in part) until that sum is used up; the bytes of the others come in. It is a lower
+    bound because it drops the condition that each op by itself has space for what is kept over it.
+    O(k log k).
+    """
+    room = int((capacity - _checked(trace, capacity)).sum())
+    length = trace.gaps.end - trace.gaps.start - 1
+    order = np.argsort(length, kind="stable")
+    size, length = trace.bytes[trace.gaps.tensor[order]], length[order]
+    taken = np.cumsum(size * length)
+    whole = int(np.searchsorted(taken, room, side="right"))
+    if whole == len(size):
+        return 0.0
+    left = room - (int(taken[whole - 1]) if whole else 0)
+    return float(size[whole:].sum()) - left / float(length[whole])
+
+
+def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
+    """Return a lower bound of the bytes in per step, in steady state.
+
+    It is the larger of `disjoint_cuts`, which is at least `cut_bound`, and `pfoo_l`.
+    """
+    return _bytes_in(trace, capacity, excess_bytes(IdleIntervals(trace), capacity))
+
+
+def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
+    """Return a lower bound of the bytes out per step, in steady state.
+
+    It is a sum of cuts without clean bytes. Each byte that is swapped out at op t was written back
+    after its last write. A write-back serves all gaps up to the next write, so cuts add up where no
+    such stretch spans two of them. Tensors that the step does not write cost nothing: their copy on
+    the host stays valid. An engine that can drop the device's copy attains this; one that migrates
+    them moves bytes out as well.
+    """
+    spans = IdleIntervals(trace)
+    return _bytes_out(spans, excess_bytes(spans, capacity))
+
+
+def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) -> Floor:
+    """Return a lower bound of the step time in µs of any swapping schedule. O(n + k log k).
+
+    Take an op t with O_t = S_t + W_t - capacity > 0, P_t the spanning bytes that need no write-back
+    since the start of the step, and Q_t those that are next used after its end. Then
+    max(compute before t, (O_t - P_t) / BW_out) + max(compute after t, (O_t - Q_t) / BW_in)
+    bounds any single step, whatever its neighbours do: what is swapped out at t and was made in the
+    step left before t, and what the step uses again comes back after t. In steady state it also
+    holds where the step is taken to start at another op, such as the first of the optimizer, whose
+    results cannot leave before it (`IdleIntervals.begins`). The bound is the largest of these, of
+    all compute, and of the bytes in and out over their bandwidths.
+    """
+    spans = IdleIntervals(trace)
+    over = excess_bytes(spans, capacity)
+    cut = _largest(over)
+    where = cut.ops[0] if cut.ops else -1
+    floors = [
+        Floor(trace.compute_us, "compute", -1),
+        Floor(_bytes_in(trace, capacity, over) / device.bytes_per_us_in, "bytes in", where),
+        Floor(_bytes_out(spans, over) / device.bytes_per_us_out, "bytes out", where),
+    ]
+    for begin in spans.begins if over.any() else ():
+        before, after = spans.beside(begin)
+        out, back = spans.transfers_us(over, device, begin)
+        turn = np.maximum(before, out) + np.maximum(after, back)
+        op = int(np.argmax(turn))
+        floors.append(Floor(float(turn[op]), "turning point", op))
+    return max(floors, key=lambda floor: floor.us)
+
+
+def _checked(trace: StepTrace, capacity: int) -> Ints:
+    """Return W_t, [n]; PlanError where one exceeds the capacity."""
+    size = trace.working_set
+    if len(size) and int(size.max()) > capacity:
+        op = int(np.argmax(size))
+        raise PlanError(
+            f"op {op} ({trace.op_names[op]}) accesses {format_bytes(int(size[op]))} at once, and "
+            f"the budget is {format_bytes(capacity)}; no schedule exists at that: give at least "
+            f"{format_bytes(min_budget(trace))}"
+        )
+    return size
+
+
+def excess_bytes(spans: IdleIntervals, capacity: int) -> Ints:
+    """Return the minimum bytes that are swapped out at each op, [n]."""
+    _checked(spans.trace, capacity)
+    return np.maximum(spans.need - capacity, 0)
+
+
+def _bytes_in(trace: StepTrace, capacity: int, excess: Ints) -> int:
+    if not excess.any():
+        return 0
+    in_part = int(np.ceil(pfoo_l(trace, capacity) - 1e-6))
+    return max(_cuts_in(trace, excess).bytes, in_part)
+
+
+def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
+    if not excess.any():
+        return 0
+    start, end = _stretches(spans)
+    dirty = np.maximum(excess - spans.clean, 0)
+    return _sum_of_cuts(dirty, furthest_start(start, end, spans.trace.n_ops)).bytes
+
+
+def _cuts_in(trace: StepTrace, excess: Ints) -> Cut:
+    gaps = trace.gaps
+    return _sum_of_cuts(excess, furthest_start(gaps.start, gaps.end, trace.n_ops))
+
+
+def _largest(excess: Ints) -> Cut:
+    if not len(excess) or excess.max() == 0:
+        return Cut(0, ())
+    op = int(np.argmax(excess))
+    return Cut(int(excess[op]), (op,))
+
+
+def _stretches(spans: IdleIntervals) -> tuple[Ints, Ints]:
+    """Return for each write's result the ops where its first gap starts and its last gap ends."""
+    n, writes = spans.trace.n_ops, len(spans.trace.access_op)
+    dirty = spans.version >= 0
+    version, later = spans.version[dirty], (spans.write_op[dirty] < 0) * n
+    start = np.full(writes, 2 * n, np.int64)
+    end = np.zeros(writes, np.int64)
+    np.minimum.at(start, version, spans.trace.gaps.start[dirty] + later)
+    np.maximum.at(end, version, spans.trace.gaps.end[dirty] + later)
+    start, end = start[end > 0], end[end > 0]
+    around = start >= n  # all its gaps are in the step after the write
+    return start - around * n, end - around * n
+
+
+def _sum_of_cuts(excess: Ints, reach: Ints) -> Cut:
+    """Return the largest cut and others around the circle, each at most `reach` of the next."""
+    first = _largest(excess)
+    if not first.ops:
+        return first
+    n, pivot = len(excess), first.ops[0]
+    op = np.arange(pivot + 1, min(pivot + n, reach[pivot] + n + 1))
+    bound = reach[op % n] + op // n * n
+    chosen = (excess[op % n] > 0) & (bound >= pivot)
+    op, bound = op[chosen], bound[chosen]
+    value = excess[op % n].tolist()
+    before = np.searchsorted(op, bound, side="right").tolist()  # how many of the ops can precede it
+    best = [0]
+    for i, amount in enumerate(value):
+        best.append(max(best[i], amount + best[before[i]]))
+    ops, i = [pivot], len(value)
+    while i:
+        if best[i] == best[i - 1]:
+            i -= 1
+        else:
+            ops.append(int(op[i - 1]) % n)
+            i = before[i - 1]
+    return Cut(first.bytes + best[-1], tuple(sorted(ops)))

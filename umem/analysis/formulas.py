@@ -1,0 +1,238 @@
+"""Formulas for the memory that training takes, before there is a program to trace.
+
+Weights, gradients and optimizer states follow Rajbhandari et al. 2020 (ZeRO, section 3): in mixed
+precision with Adam 2 + 2 + 12 bytes per parameter. So do the activations of a transformer: 12
+elements per token, layer and hidden unit. Attention scores, where they are kept, follow Korthikanti
+et al. 2022; checkpoints every sqrt(l) layers follow Chen et al. 2016.
+
+The maxima of all kinds are added up, although gradients grow while activations shrink: the sum is
+an upper bound of the peak of what the formulas count. `step_memory` has the bytes of a traced step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from typing import NamedTuple
+
+from ..errors import ConfigError, did_you_mean
+
+
+class Precision(NamedTuple):
+    """Bytes per number, by kind."""
+
+    weight: int
+    gradient: int
+    copy: int  # the float32 copy of each weight that the optimizer updates
+    activation: int
+    state: int  # a number of an optimizer state
+
+
+PRECISIONS = {
+    "fp32": Precision(4, 4, 0, 4, 4),
+    "mixed": Precision(2, 2, 4, 2, 4),  # ZeRO, Megatron, apex O2
+    "amp": Precision(4, 4, 0, 2, 4),  # torch.autocast: weights stay in float32
+    "bf16": Precision(2, 2, 0, 2, 2),  # states as well, as torch's optimizers keep them
+    "fp16": Precision(2, 2, 0, 2, 2),
+}
+
+
+class Optimizer(NamedTuple):
+    """The states that an optimizer keeps for each parameter."""
+
+    states: int
+    bytes: int | None = None  # per state; None: as the precision says
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(0),
+    "momentum": Optimizer(1),
+    "adagrad": Optimizer(1),
+    "rmsprop": Optimizer(1),
+    "lion": Optimizer(1),
+    "adam": Optimizer(2),
+    "adamw": Optimizer(2),
+    "adam8bit": Optimizer(2, 1),  # without the quantization scales, one per block
+}
+CHECKPOINTING = ("none", "sqrt", "block")
+ATTENTION = ("fused", "scores")  # scores: the kernel keeps those of every pair of tokens
+ZERO_FACTOR = 12  # elements per token, layer and hidden unit
+RECOMPUTED = Fraction(1, 3)  # of a step: a second forward pass, where backward takes twice as long
+_MAX = {
+    "params": 10**15, "layers": 10**6, "hidden": 10**7, "heads": 10**6, "vocabulary": 10**9,
+    "sequence": 10**9, "batch": 10**9, "activation_elements": 10**15, "activation_factor": 10**4,
+}  # fmt: skip
+_MAX_BYTES = (1 << 63) - 1
+_TRANSFORMER = ("layers", "hidden", "sequence")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by kind of use."""
+
+    params: int = 0
+    grads: int = 0
+    optimizer: int = 0
+    inputs: int = 0
+    activations: int = 0
+    temp: int = 0
+    workspace: int = 0
+    fragmentation: int = 0  # reserved but unused
+
+    @property
+    def states(self) -> int:
+        """Bytes held for the parameters, independent of the batch."""
+        return self.params + self.grads + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """The sum of all kinds, in bytes."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training configuration, as far as it is known. Counts are at least 1, sizes in bytes.
+
+    Activations are those of a transformer where `layers`, `hidden` and `sequence` are given, else
+    `activation_elements` per sample, else none.
+
+    Raises:
+        ConfigError: a value is out of bounds or unknown, or values contradict each other.
+    """
+
+    params: int | None = None  # None: those of a GPT of these layers, hidden units and vocabulary
+    optimizer: str = "adam"
+    precision: str = "mixed"
+    batch: int = 1
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    sequence: int | None = None  # tokens per sample
+    vocabulary: int | None = None  # if given, logits are counted
+    checkpointing: str = "none"
+    attention: str = "fused"
+    activation_factor: int = ZERO_FACTOR
+    activation_elements: int | None = None
+    flat_buffer: bool = False  # gradients fused into one float32 buffer, for a norm or a reduction
+    workspace: int = 0
+    fragmentation: float = 0.0  # percent of the total that is free but fragmented
+
+    def __post_init__(self) -> None:
+        for name, most in _MAX.items():
+            _check_count(name, getattr(self, name), most)
+        _check_name("optimizer", self.optimizer, tuple(OPTIMIZERS))
+        _check_name("precision", self.precision, tuple(PRECISIONS))
+        _check_name("checkpointing", self.checkpointing, CHECKPOINTING)
+        _check_name("attention", self.attention, ATTENTION)
+        if not 0 <= self.fragmentation <= 99:
+            raise ConfigError(f"fragmentation {self.fragmentation:g}%; allowed: 0% to 99%")
+        if self.workspace < 0:
+            raise ConfigError(f"workspace {self.workspace}; allowed: 0 or more bytes")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        missing = [name for name in _TRANSFORMER if getattr(self, name) is None]
+        if self.params is None and (self.layers is None or self.hidden is None):
+            raise ConfigError("params is not given; give params, or layers and hidden")
+        if self.heads is not None and self.hidden is not None and self.hidden % self.heads:
+            raise ConfigError(
+                f"heads {self.heads} does not divide hidden {self.hidden}; allowed: a divisor of it"
+            )
+        if self.attention == "scores" and self.heads is None:
+            raise ConfigError("attention scores are kept for each head; give heads too")
+        if self.activation_elements is not None and len(missing) < len(_TRANSFORMER):
+            raise ConfigError(
+                "activation_elements and a transformer (layers, hidden, sequence) are both given; "
+                "allowed: one of them"
+            )
+        asks = self.checkpointing != "none" or self.attention != "fused" or self.sequence
+        if missing and asks:
+            raise ConfigError(
+                "the activations of a transformer need layers, hidden and sequence; missing: "
+                f"{', '.join(missing)}"
+            )
+        if self.vocabulary is not None and missing and self.params is not None:
+            raise ConfigError(f"logits need a sequence; missing: {', '.join(missing)}")
+
+
+def estimate(config: Config) -> MemoryEstimate:
+    """Return the bytes of each kind while training with `config`.
+
+    Raises:
+        ConfigError: the total is more than any machine has.
+    """
+    count = config.params if config.params is not None else transformer_params(config)
+    precision = PRECISIONS[config.precision]
+    optimizer = OPTIMIZERS[config.optimizer]
+    state = precision.state if optimizer.bytes is None else optimizer.bytes
+    scores = logits(config)
+    found = MemoryEstimate(
+        params=count * precision.weight,
+        grads=count * precision.gradient,
+        optimizer=count * (precision.copy + optimizer.states * state),
+        # The logits, and their log-softmax in float32, which backward needs.
+        activations=activation_bytes(config) + scores * (precision.activation + 4),
+        # The gradient of a loss in float32, before and after its softmax.
+        temp=scores * 8 + (count * 4 if config.flat_buffer else 0),
+        workspace=config.workspace,
+    )
+    share = Fraction(config.fragmentation) / 100
+    lost = round(found.total * share / (1 - share))
+    total = found.total + lost
+    if total > _MAX_BYTES:
+        raise ConfigError(
+            f"this configuration takes {float(total):.3g} bytes; allowed: up to {_MAX_BYTES:.3g}, "
+            "which is more than any machine has"
+        )
+    return MemoryEstimate(**{**vars(found), "fragmentation": lost})
+
+
+def transformer_params(config: Config) -> int:
+    """Return the number of parameters of a GPT-2 whose head shares the token table.
+
+    These are the blocks, the tables of tokens and positions, and a final norm. A block has
+    12 h^2 + 13 h: four matrices, their biases and two norms.
+    """
+    layers, hidden = config.layers or 0, config.hidden or 0
+    blocks = layers * (12 * hidden * hidden + 13 * hidden)
+    return blocks + ((config.vocabulary or 0) + (config.sequence or 0) + 2) * hidden
+
+
+def activation_bytes(config: Config) -> int:
+    """Return the bytes that the layers keep for backward, without the logits.
+
+    Without checkpointing: factor * h * b * s * l elements, and 2 scores and a mask for each pair of
+    tokens and each head where attention keeps them. Checkpointed by `sqrt`: that over sqrt(l). By
+    `block`: the input of every layer, and all of one layer.
+    """
+    size = PRECISIONS[config.precision].activation
+    if config.layers is None or config.hidden is None or config.sequence is None:
+        return (config.activation_elements or 0) * config.batch * size
+    tokens = config.batch * config.sequence
+    layer = config.activation_factor * config.hidden * tokens * size
+    if config.attention == "scores":
+        layer += (2 * size + 1) * (config.heads or 0) * config.sequence * tokens
+    if config.checkpointing == "block":
+        return config.layers * config.hidden * tokens * size + layer
+    whole = config.layers * layer
+    return round(whole / math.sqrt(config.layers)) if config.checkpointing == "sqrt" else whole
+
+
+def logits(config: Config) -> int:
+    """Return the number of logits: one per token and vocabulary entry."""
+    return config.batch * (config.sequence or 0) * (config.vocabulary or 0)
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigError(f"{name} {value}; allowed: a whole number from 1 to {most:g}")
+
+
+def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ConfigError(f"no {option} {name!r}{hint}; allowed: {', '.join(known)}")

@@ -1,0 +1,196 @@
+"""Idle intervals of a step, and the bytes in them at each op: the sums that all bounds use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..base.device_profiles import DeviceProfile
+from ..trace.step_trace import Bools, Floats, Ints, Kind, StepTrace
+
+_BEGINS = 8  # the max number of ops at which bounds take a step to start
+
+
+@dataclass(frozen=True, eq=False)
+class IdleIntervals:
+    """The gaps of a step (`StepTrace.gaps`), k of them, and their sums over the n ops they span.
+
+    A gap of a tensor spans the ops strictly between two of its accesses: there its bytes are needed
+    later, and are either on the device or have to come in again. Nothing else counts as needed: not
+    a tensor before its first or after its last access, nor a MADE tensor after the end of the step,
+    nor a CARRIED one before its first access. So all sums are at most what any run holds.
+    """
+
+    trace: StepTrace
+
+    @cached_property
+    def bytes(self) -> Ints:
+        """The bytes of each gap's tensor, [k]."""
+        return self.trace.bytes[self.trace.gaps.tensor]
+
+    @cached_property
+    def held(self) -> Ints:
+        """The bytes of the gaps that span each op, [n]."""
+        here, wrapped = self._whole
+        return here + wrapped
+
+    @cached_property
+    def _whole(self) -> tuple[Ints, Ints]:
+        return self._sums(np.ones(len(self.bytes), np.bool_))
+
+    @cached_property
+    def need(self) -> Ints:
+        """The bytes that an op accesses or that are needed later, [n].
+
+        Where they exceed the capacity, the excess is swapped out.
+        """
+        return self.held + self.trace.working_set
+
+    @cached_property
+    def version(self) -> Ints:
+        """The write whose result the gap's tensor holds, [k], as an index into `use_order`.
+
+        -1 where a copy on the host can be valid without any write-back of this step: for a tensor
+        that the step does not write, and a CARRIED one that only the previous step wrote.
+        """
+        trace, gaps, n = self.trace, self.trace.gaps, self.trace.n_ops
+        tensor = trace.access_tensor[trace.use_order]
+        place = np.arange(len(tensor))
+        written = np.where(trace.access_write[trace.use_order], place, -1)
+        latest = np.maximum.accumulate(written)
+        latest[latest < trace.use_start[tensor]] = -1  # that was another tensor
+        at = np.searchsorted(
+            tensor * n + trace.access_op[trace.use_order], gaps.tensor * n + gaps.start
+        )
+        version = latest[at]
+        # Before its first write in a step, a persistent tensor holds the previous step's last one.
+        last = latest[trace.use_start[gaps.tensor + 1] - 1]
+        around = (version < 0) & (trace.kind[gaps.tensor] == Kind.PERSISTENT)
+        return np.where(around, last, version)
+
+    @cached_property
+    def write_op(self) -> Ints:
+        """The op of the write `version`, [k]: negative in the previous step, n_ops for none."""
+        trace, gaps = self.trace, self.trace.gaps
+        if not len(gaps.start):
+            return np.zeros(0, np.int64)
+        op = trace.access_op[trace.use_order][self.version]
+        op = np.where(op > gaps.start, op - trace.n_ops, op)
+        return np.where(self.version < 0, trace.n_ops, op)
+
+    @cached_property
+    def clean(self) -> Ints:
+        """The spanning bytes whose copy on the host can be valid without any write-back, [n]."""
+        here, wrapped = self._sums(self.version < 0)
+        return here + wrapped
+
+    def tails(self, which: Bools, written_from: int = 0) -> Ints:
+        """Return the bytes of tensors made in the step, after their last access until freed, [n].
+
+        An engine has to keep what the program holds, as nothing tells that it is not read again. No
+        other sum counts these bytes.
+
+        Args:
+            which: the tensors to count, [m].
+            written_from: only count those whose last write is at this op or later.
+        """
+        trace, n = self.trace, self.trace.n_ops
+        until, written = np.full((2, trace.n_tensors), -1)
+        np.maximum.at(until, trace.access_tensor, trace.access_op)
+        write = trace.access_write
+        np.maximum.at(written, trace.access_tensor[write], trace.access_op[write])
+        made = (trace.kind == Kind.TRANSIENT) & trace.large
+        tensor = np.flatnonzero(which & made & (trace.last > until) & (written >= written_from))
+        size = trace.bytes[tensor]
+        change = _count(until[tensor] + 1, size, n + 1)
+        change -= _count(trace.last[tensor] + 1, size, n + 1)
+        return np.cumsum(change)[:n]
+
+    def out_since(self, begin: int) -> Ints:
+        """Return the spanning bytes that need no write-back between op `begin` and each op, [n].
+
+        They are clean, or were written before `begin` (its latest occurrence at or before the op)
+        and may have left before it. In steady state a step can be taken to start at any op.
+        """
+        before, clean = self.write_op, self.version < 0
+        here, wrapped = self._sums(clean | (before < begin))
+        earlier = self._sums(clean | (before < begin - self.trace.n_ops))[0]
+        at = np.arange(self.trace.n_ops)
+        return np.where(at >= begin, here + self._whole[1], earlier + wrapped)
+
+    def in_until(self, begin: int) -> Ints:
+        """Return the spanning bytes not used before the next op `begin` after each op, [n]."""
+        here, wrapped = self._sums(self.trace.gaps.end >= begin + self.trace.n_ops)
+        at = np.arange(self.trace.n_ops)
+        return np.where(at >= begin, here, self._sums(self.trace.gaps.end >= begin)[0] + wrapped)
+
+    @cached_property
+    def begins(self) -> tuple[int, ...]:
+        """Ops to take the step to start at: op 0, and ops whose writes the next step needs.
+
+        These are the writes whose results are idle across the end of the step, at quantiles of
+        their bytes: at most `_BEGINS` ops in all.
+        """
+        n = self.trace.n_ops
+        across = (self.version >= 0) & ((self.write_op < 0) | (self.trace.gaps.end >= n))
+        op, size = self.write_op[across] % max(n, 1), self.bytes[across]
+        order = np.argsort(op, kind="stable")
+        reached = np.cumsum(size[order])
+        if not len(reached):
+            return (0,)
+        at = np.searchsorted(reached, reached[-1] * np.arange(_BEGINS - 1) / _BEGINS, side="right")
+        return tuple(sorted({0, *op[order][at].tolist()}))
+
+    def beside(self, begin: int) -> tuple[Floats, Floats]:
+        """Return compute µs from op `begin` to each op, and after it until `begin`, [n] each."""
+        trace, start = self.trace, self.trace.begin_us
+        around = np.where(np.arange(trace.n_ops) < begin, trace.compute_us, 0.0)
+        first = float(start[begin])
+        return start[:-1] - first + around, trace.compute_us - start[1:] + first - around
+
+    def transfers_us(self, over: Ints, device: DeviceProfile, begin: int) -> tuple[Floats, Floats]:
+        """Return link µs for the bytes swapped out at each op, [n] each.
+
+        The first is for writing them back since op `begin`, the second for reading them until
+        `begin` comes again.
+
+        Args:
+            over: the bytes that are swapped out at each op, [n]. Those that left before, or are not
+                used until then, take no time.
+            device: the device, for its bandwidths.
+            begin: the op that the step is taken to start at.
+        """
+        out = np.maximum(over - self.out_since(begin), 0) / device.bytes_per_us_out
+        back = np.maximum(over - self.in_until(begin), 0) / device.bytes_per_us_in
+        return out, back
+
+    def _sums(self, which: Bools) -> tuple[Ints, Ints]:
+        """Return sums of the chosen gaps over the ops of their step, and of the next, [n] each."""
+        gaps, n = self.trace.gaps, self.trace.n_ops
+        amount = self.bytes[which]
+        change = _count(gaps.start[which] + 1, amount, 2 * n + 1)
+        change -= _count(gaps.end[which], amount, 2 * n + 1)
+        total = np.cumsum(change)
+        return total[:n], total[n : 2 * n]
+
+
+def furthest_start(start: Ints, end: Ints, n: int) -> Ints:
+    """Return the earliest start of the circular intervals that span each op, else op - 1, [n].
+
+    Starts are in [0, n), each end at most n after its start. A value below 0 is in the previous
+    period. Of two ops in order, no interval spans both if the first is at most the value of the
+    second.
+    """
+    ends = np.full(2 * n, -n, np.int64)  # by start, from -n on
+    np.maximum.at(ends, start + n, end)
+    np.maximum.at(ends, start, end - n)
+    reach = np.maximum.accumulate(ends)
+    op = np.arange(n)
+    return np.minimum(np.searchsorted(reach, op, side="right") - n, op - 1)
+
+
+def _count(place: Ints, amount: Ints, length: int) -> Ints:
+    # The weights are summed in float64, which is exact up to 2^53 bytes.
+    return np.bincount(place, weights=amount, minlength=length).astype(np.int64)

@@ -1,0 +1,1 @@
+"""Units, host facts, device profiles, the native core: what every other room builds on."""

@@ -1,0 +1,50 @@
+"""The device that umem manages: its name, and the profile that plans are computed with."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+
+from . import device_profiles
+from .device_profiles import DeviceProfile
+from .native import core
+
+_log = logging.getLogger("umem")
+
+_GPU_DEFAULT = "h200-pcie5"
+
+
+@functools.cache
+def profile_of(gpu: str) -> DeviceProfile:
+    """Return the figures that plans for this GPU are computed with."""
+    found = device_profiles.find(_nearest_profile(gpu))
+    _log.info("plans use the figures of device profile %s: %s", found.name, found.source)
+    return found
+
+
+def profile() -> DeviceProfile:
+    """Return the figures of the device that umem manages."""
+    options = core.current_options()
+    if options.device == "soft":
+        return device_profiles.find(options.profile)
+    return profile_of(gpu_name())
+
+
+def _nearest_profile(gpu: str) -> str:
+    """Return the profile of the same GPU model, or the default where no name matches."""
+    words = gpu.lower().replace("-", " ").split()
+    for name in device_profiles.names():
+        if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
+            return name
+    return _GPU_DEFAULT
+
+
+def gpu_name() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None:  # a program of CuPy or cuda.core
+        found = core.probe_cuda()["devices"]
+        return found[0]["name"] if found else "cuda"
+    # Before the program uses the GPU, asking would start CUDA, and then no child could be forked.
+    used: bool = torch.cuda.is_initialized()
+    return str(torch.cuda.get_device_name()) if used else "cuda"

@@ -1,0 +1,128 @@
+"""Facts about this machine, read from the kernel's files. Nothing here is a setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+_PCI = Path("/sys/bus/pci/devices")
+_PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
+# Payload per transferred bit, by GT/s of a lane: 8b/10b, then 128b/130b, then flits of 256 bytes.
+_PCIE_PAYLOAD = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130,
+                 64.0: 236 / 256}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """A link: transfers of a lane in GT/s, and the number of lanes."""
+
+    gt_per_s: float
+    width: int
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Bandwidth in GB/s each way before packet headers; None for an unknown generation."""
+        payload = _PCIE_PAYLOAD.get(self.gt_per_s)
+        return None if payload is None else self.gt_per_s * self.width * payload / 8
+
+
+def meminfo(name: str, path: Path = _MEMINFO) -> int | None:
+    """Return the bytes of one field of /proc/meminfo, such as `MemAvailable`, or None."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, rest = line.partition(":")
+        if key == name:
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def cgroup_limit(root: Path = _CGROUP) -> int | None:
+    """Return the bytes that this process's control group may use; None when it is unbounded.
+
+    Only the group that is visible as the root is read: in a container, the container's own.
+    """
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        value = _number(root / name)
+        if value is not None and value < 1 << 60:  # version 1 writes "unbounded" as a huge number
+            return value
+    return None
+
+
+def total_memory(root: Path = _CGROUP) -> int | None:
+    """Return the bytes of memory that this process can ever have; None when unknown."""
+    known = [size for size in (meminfo("MemTotal"), cgroup_limit(root)) if size is not None]
+    return min(known, default=None)
+
+
+def available_memory(root: Path = _CGROUP, memory: Path = _MEMINFO) -> int | None:
+    """Return the bytes that this process can still take without swapping; None when unknown."""
+    free = meminfo("MemAvailable", memory)
+    limit = cgroup_limit(root)
+    if limit is None:
+        return free
+    used = _number(root / "memory.current") or _number(root / "memory/memory.usage_in_bytes") or 0
+    left = max(limit - used, 0)
+    return left if free is None else min(free, left)
+
+
+def transparent_huge_pages(
+    path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"),
+) -> str | None:
+    """Return the kernel's choice: `always`, `madvise` or `never`; None without the feature."""
+    try:
+        words = path.read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    chosen = [word.strip("[]") for word in words if word.startswith("[")]
+    return chosen[0] if chosen else None
+
+
+def is_wsl(path: Path = Path("/proc/sys/kernel/osrelease")) -> bool:
+    """Return whether the kernel's name says Windows Subsystem for Linux."""
+    try:
+        return "microsoft" in path.read_text(encoding="ascii").lower()
+    except OSError:
+        return False
+
+
+def pcie_link_now(bus_id: str, root: Path = _PCI) -> PcieLink | None:
+    """Return the link of a PCI device as it runs now; an idle device may have slowed it down."""
+    return _pcie_link(root / bus_id.lower(), "current") if bus_id else None
+
+
+def pcie_link_max(bus_id: str, root: Path = _PCI) -> PcieLink | None:
+    """Return the best link that both the device and the port above it support."""
+    if not bus_id:
+        return None
+    device = (root / bus_id.lower()).resolve()
+    ends = [_pcie_link(folder, "max") for folder in (device, device.parent)]
+    known = [link for link in ends if link is not None]
+    if not known or ends[0] is None:
+        return None
+    return PcieLink(min(e.gt_per_s for e in known), min(e.width for e in known))
+
+
+def _pcie_link(folder: Path, which: str) -> PcieLink | None:
+    try:
+        speed = (folder / f"{which}_link_speed").read_text(encoding="ascii").split()
+    except OSError:
+        return None
+    width = _number(folder / f"{which}_link_width")
+    try:
+        rate = float(speed[0])
+    except (IndexError, ValueError):  # "Unknown"
+        return None
+    return PcieLink(rate, width) if width and width < _PCIE_UNKNOWN_WIDTH else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,45 @@
+"""The statistics record. Its fields are those of src/runtime/stats.def; a test compares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The statistics of umem at one moment; docs/options.md describes the fields.
+
+    Fields named `_bytes` or `bytes_` are bytes. The `peak_` fields count from the start or the last
+    `umem.reset_peak_stats()`.
+    """
+
+    budget_bytes: int
+    host_budget_bytes: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    live_bytes: int
+    peak_live_bytes: int
+    cached_bytes: int
+    dropped_bytes: int
+    pinned_bytes: int
+    asleep_bytes: int
+    host_bytes: int
+    peak_host_bytes: int
+    bytes_in: int
+    bytes_out: int
+    bytes_discarded: int
+    faults: int
+    evictions: int
+    prefetches: int
+    prefetched_unused_bytes: int
+    stall_us: int
+    plan_hits: int
+    plan_misses: int
+    plans_rolled_back: int
+    allocs: int
+    frees: int
+    ooms: int
+    steps: int
+    capture_skips: int
+    hook_errors: int
+    advice_ignored: int

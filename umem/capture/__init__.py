@@ -1,0 +1,1 @@
+"""Recording a program's training step on fake tensors, without a GPU."""

@@ -1,0 +1,51 @@
+"""Modes of torch that see every op, or every call of a torch function, while they are entered."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode whose `dispatch` gets each op below autograd in place of torch."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)  # type: ignore[no-untyped-call]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the overload `func`, or something in its place; return its result."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        return self.dispatch(func, args, kwargs or {})
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode whose `call` gets each call of a torch function in place of torch."""
+
+    @abstractmethod
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `func`, or something in its place; return its result."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        return self.call(func, args, dict(kwargs or {}))

@@ -1,0 +1,241 @@
+"""The torch that a planned program sees: fake tensors that behave as those of a GPU.
+
+Fake tensors are on the CPU device, the only one whose backward pass works without a GPU. Where
+torch does otherwise on a GPU in a way that counts in memory (attention, dropout, optimizers that
+work on lists), it is told to do so here too. What a program asks of `cuda` is answered by them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._VF
+import torch.utils._foreach_utils
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.amp import autocast_mode
+from torch.nn import functional
+from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..trace.schema import Op
+from . import source_lines
+from .dispatch import FunctionMode
+from .scope import Scope
+
+_Tensor = torch.Tensor
+_attention: Any = functional.scaled_dot_product_attention
+_dropped: Any = torch.dropout
+_normed: Any = torch.rms_norm
+# Functions that read data without an op; all others end in one.
+_READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
+
+
+@contextlib.contextmanager
+def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
+    """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
+    with contextlib.ExitStack() as stack:
+        ways = _LikeCuda(scope)
+        for owner, name, value in _replacements(ways):
+            stack.enter_context(replaced(owner, name, value))
+        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(ways)
+        yield mode
+
+
+def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
+    lists = torch.utils._foreach_utils
+    types = [torch.Tensor, nn.Parameter, FakeTensor]
+    devices = [*lists._get_foreach_kernels_supported_devices(), "cpu"]
+    return [
+        (optimizers, "_foreach_supported_types", types),
+        (optimizers, "_get_foreach_kernels_supported_devices", lambda: devices),
+        (lists, "_foreach_supported_types", types),
+        # What torch's own functions call does not pass the function mode a second time.
+        (functional, "scaled_dot_product_attention", ways.attention),
+        (torch._VF, "dropout", _dropout),
+        (torch, "rms_norm", ways.rms_norm),
+        (nn.Module, "_apply", _apply),
+        (nn.Module, "compile", lambda _self, *_args, **_kwargs: None),
+        (nn.Module, "cuda", lambda self, *_args: self._apply(lambda t: t.cuda())),
+        (torch, "compile", _uncompiled),
+        (autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__)),
+        (torch.cuda, "synchronize", lambda *_args: None),
+        (torch.cuda, "empty_cache", lambda: None),
+    ]
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value within the context."""
+    # vars() gives a class method itself; getattr would bind it to this class.
+    before = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _uncompiled(model: Any = None, **_options: Any) -> Any:
+    """Return the model as it is: fused kernels cannot be seen, so eager ops are planned."""
+    return (lambda function: function) if model is None else model
+
+
+def _autocast(init: Callable[..., None]) -> Callable[..., None]:
+    def replaced(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type == "cuda":
+            if not args and kwargs.get("dtype") is None:
+                kwargs["dtype"] = torch.get_autocast_dtype("cuda")
+            device_type = "cpu"
+        init(self, device_type, *args, **kwargs)
+
+    return replaced
+
+
+def _apply(self: nn.Module, fn: Callable[[_Tensor], _Tensor], recurse: bool = True) -> nn.Module:
+    """Move a module by new parameters, because fake ones cannot be changed in place.
+
+    A parameter that several modules share stays shared.
+    """
+    made: dict[int, tuple[_Tensor, _Tensor]] = {}  # keeps old ones alive: no id is reused
+
+    def moved(tensor: _Tensor) -> _Tensor:
+        if id(tensor) not in made:
+            with torch.no_grad():
+                new = fn(tensor)
+            if isinstance(tensor, nn.Parameter) and new is not tensor:
+                new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = (tensor, new)
+        return made[id(tensor)][1]
+
+    for part in self.modules() if recurse else (self,):
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part.register_parameter(name, moved(parameter))  # type: ignore[arg-type]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = moved(buffer)
+    return self
+
+
+class _LikeCuda(FunctionMode):
+    """A mode that calls what a GPU would run, and answers `cuda` with the fake tensors."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self._scope = scope
+        self._ways: dict[Any, Callable[..., Any]] = {
+            _dropped: _dropout,
+            _attention: self.attention,
+            _normed: self.rms_norm,
+            _Tensor.cuda: self._cuda,
+            _Tensor.cpu: self._cpu,
+            _Tensor.to: self._to,
+            _Tensor.pin_memory: lambda tensor, *_args, **_kwargs: tensor,
+            **{reader: self._reader(reader, name) for reader, name in _READERS.items()},
+        }
+
+    def call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call `func`, or what runs in its place on a GPU."""
+        way = self._ways.get(func) if callable(func) else None
+        if way is not None:
+            return way(*args, **named)
+        device = named.get("device")
+        self._scope.asked_for_cuda |= _is_cuda(device)
+        # A fake tensor reports the CPU, so `device=x.device` means the place of x.
+        if not self._scope.asked_for_cuda or not (
+            _is_cuda(device) or isinstance(device, torch.device)
+        ):
+            return func(*args, **named)
+        named["device"] = torch.device("cpu")
+        with self._scope.tracer.on_device():
+            return func(*args, **named)
+
+    def _cuda(self, tensor: _Tensor, *_args: Any, **_kwargs: Any) -> _Tensor:
+        self._scope.asked_for_cuda = True
+        return self._moved(tensor, on_host=False)
+
+    def _cpu(self, tensor: _Tensor, *_args: Any, **_kwargs: Any) -> _Tensor:
+        return self._moved(tensor, on_host=True) if self._scope.asked_for_cuda else tensor
+
+    def _to(self, tensor: _Tensor, *args: Any, **kwargs: Any) -> _Tensor:
+        place = kwargs.get("device", args[0] if args else None)
+        if isinstance(place, int) and not isinstance(place, bool):
+            place = f"cuda:{place}"
+        if _is_cuda(place):
+            moved = self._cuda(tensor)
+        elif isinstance(place, str):
+            moved = self._cpu(tensor)
+        else:  # a dtype, another tensor, or its `device`
+            return tensor.to(*args, **kwargs)
+        rest = args if "device" in kwargs else args[1:]
+        kwargs = {key: value for key, value in kwargs.items() if key != "device"}
+        return moved.to(torch.device("cpu"), *rest, **kwargs)
+
+    def _moved(self, tensor: _Tensor, on_host: bool) -> _Tensor:
+        """Return a copy on the other side; the tensor itself if it is there already."""
+        tracer = self._scope.tracer
+        block = tracer.recording.blocks[tracer.block(tensor)]
+        if block.on_host == on_host:
+            return tensor
+        copy = tensor.clone()
+        tracer.on_host(copy, on_host)
+        tracer.tag(copy, block.tag)
+        return copy
+
+    def attention(self, *args: Any, **kwargs: Any) -> _Tensor:
+        """Run a kernel that writes no scores: those of GPUs apply dropout and masks inside."""
+        names = ("query", "key", "value", "attn_mask", "dropout_p")
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in zip(("is_causal",), args[5:], strict=False):
+            named[name] = value
+        named["dropout_p"] = 0.0
+        if isinstance(named.get("attn_mask"), torch.Tensor):
+            named["attn_mask"] = named["attn_mask"].detach()
+        events = self._scope.tracer.recording.events
+        begin = len(events)
+        out: _Tensor = _attention(**named)
+        ops = (event for event in events[begin:] if isinstance(event, Op))
+        if not any("attention" in op.name for op in ops):
+            self._scope.tracer.remark(
+                f"{source_lines.here()}: attention writes all its scores; a GPU may have a kernel "
+                "for these shapes that does not"
+            )
+        return out
+
+    def rms_norm(self, *args: Any, **kwargs: Any) -> _Tensor:
+        """Run the separate ops: a GPU has one kernel for them, which fake tensors have not."""
+        self._scope.tracer.remark(
+            "RMSNorm is planned as its separate ops; on a GPU one kernel keeps fewer activations"
+        )
+        out: _Tensor = _normed(*args, **kwargs)
+        return out
+
+    def _reader(self, reader: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def read(tensor: _Tensor, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, FakeTensor):
+                if not self._scope.tracer.constants:
+                    raise source_lines.reads_data(f"tensor.{name}()")
+                with _disable_current_modes():
+                    return reader(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
+            return reader(tensor, *args, **kwargs)
+
+        return read
+
+
+def _dropout(input: _Tensor, p: float, train: bool) -> _Tensor:  # noqa: A002 - torch's names
+    """Run dropout with a mask of one byte per element."""
+    if not train or not 0 < p < 1:
+        dropped: _Tensor = _dropped(input, p, train)
+        return dropped
+    return torch.native_dropout(input, p, train)[0]
+
+
+def _is_cuda(device: object) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and device.partition(":")[0] == "cuda"

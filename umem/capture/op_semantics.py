@@ -1,0 +1,205 @@
+"""The effects of torch's operators, and what torch tells of an op that runs: its phase, its role.
+
+The one description that the tracer, the executor of recomputation and the Python observer share:
+what an operator reads, writes and overwrites, whether it is random, whether it can run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, cast
+
+import torch
+
+Place = int | str  # of an argument: its position or its name
+
+# They write all of the tensor that they change, without reading it. The native observer's list is
+# made of this one: tools/generate_overwrites.py.
+OVERWRITES = frozenset({
+    "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_",
+    "log_normal_", "cauchy_", "geometric_", "_foreach_zero_", "_foreach_copy_",
+})  # fmt: skip
+# They make or change memory without writing it: the next op does.
+_MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty",
+                "new_empty_strided", "resize_", "set_"}  # fmt: skip
+# They read the shape of their input and not its data.
+_SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+               "new_zeros", "new_ones", "new_full"}  # fmt: skip
+# They keep a state of their own, change what a storage is, or return no tensor.
+_UNREPEATABLE = {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "resize_as_",
+                 "record_stream", "_local_scalar_dense",
+                 "_fused_moving_avg_obs_fq_helper"} | _MAKES_EMPTY  # fmt: skip
+# Batch norm writes its running statistics in training: their positions, and that of the flag
+# `training` (None: it always writes). Most of the schemas do not say so; the last two do.
+_STATISTICS: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "native_batch_norm": ((3, 4), 5),
+    "cudnn_batch_norm": ((3, 4), 5),
+    "miopen_batch_norm": ((3, 4), 5),
+    "batch_norm_gather_stats": ((3, 4), None),
+    "batch_norm_gather_stats_with_counts": ((3, 4), None),
+    "batch_norm_update_stats": ((1, 2), None),
+    "_native_batch_norm_legit": ((3, 4), 5),
+    "_batch_norm_with_update": ((3, 4), None),
+}
+
+
+@dataclass(frozen=True)
+class OpSemantics:
+    """The effects of an operator's overload, by its schema and its name."""
+
+    overload: str  # aten.relu_.default
+    name: str  # aten::relu_
+    writes: tuple[tuple[int, str], ...]  # position and name of each argument the schema says
+    statistics: frozenset[Place]  # positions, written in training and not read for the outputs
+    training: int | None  # the position of the flag that says whether statistics are written
+    random: bool
+
+    @cached_property
+    def namespace(self) -> str:
+        """The part of the name before the colons, such as aten."""
+        return self.name.partition("::")[0]
+
+    @cached_property
+    def bare(self) -> str:
+        """The name without its namespace, such as relu_."""
+        return self.name.partition("::")[2]
+
+    @cached_property
+    def family(self) -> str:
+        """The category of the native core: conv, linear, norm, ..."""
+        from ..base.native import core
+
+        return core.family_of(self.name)
+
+    @cached_property
+    def overwrites(self) -> bool:
+        """Whether it writes all of what it changes and reads nothing of it."""
+        return self.bare in OVERWRITES
+
+    @cached_property
+    def makes_empty(self) -> bool:
+        """Whether it makes or changes memory without writing it."""
+        return self.bare in _MAKES_EMPTY
+
+    @cached_property
+    def shape_only(self) -> bool:
+        """Whether it reads the shapes of its inputs and none of their data."""
+        return self.bare in _SHAPE_ONLY
+
+    @cached_property
+    def repeatable(self) -> bool:
+        """Whether it may run a second time. Foreign operators may have effects no schema tells."""
+        return self.namespace == "aten" and self.bare not in _UNREPEATABLE
+
+    @cached_property
+    def counted(self) -> bool:
+        """Whether a plan numbers its calls; see `is_counted`."""
+        return is_counted(self.overload)
+
+    @cached_property
+    def data_places(self) -> frozenset[Place]:
+        """Positions and names of what it writes, without the statistics."""
+        positions, names = zip(*self.writes, strict=True) if self.writes else ((), ())
+        return (frozenset(positions) - self.statistics) | frozenset(names)
+
+    @cached_property
+    def may_write(self) -> bool:
+        """Whether it writes any of its arguments."""
+        return bool(self.data_places or self.statistics)
+
+    def written(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+        """Yield the tensors that a call writes as the schema says, in its order."""
+        for position, name in self.writes:
+            if name in named:
+                yield from tensors([named[name]])
+            elif position < len(args):
+                yield from tensors([args[position]])
+
+    def updates_statistics(self, args: tuple[Any, ...]) -> bool:
+        """Return whether a call writes the running statistics."""
+        if not self.statistics:
+            return False
+        return self.training is None or (len(args) > self.training and bool(args[self.training]))
+
+    def written_now(
+        self, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the tensors that a call writes: statistics in training only, said or not."""
+        places = self.data_places
+        if self.updates_statistics(args):
+            places = places | self.statistics
+        for place in places:
+            if isinstance(place, str):
+                yield from tensors([named.get(place)])
+            elif place < len(args):
+                yield from tensors([args[place]])
+
+
+@cache
+def describe(func: Any) -> OpSemantics:
+    """Return what is known of an overload; of a higher-order operator only its name is."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return OpSemantics(str(func), f"higher_order::{func.name()}", (), frozenset(), None, False)
+    name = cast("str", schema.name)
+    positions, training = _STATISTICS.get(name.partition("::")[2], ((), None))
+    return OpSemantics(
+        overload=str(func),
+        name=name,
+        writes=tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        statistics=frozenset(positions),
+        training=training,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+    )
+
+
+def is_counted(overload: str) -> bool:
+    """Return whether a plan numbers the calls of an overload.
+
+    It does not number those that depend on how the program is looked at: autograd detaches what it
+    saves of an op's outputs, but for hooks; fake tensors are asked for their device by a call.
+    """
+    return overload != "aten.detach.default" and not overload.startswith("prim.")
+
+
+def phase(stepping: bool) -> str:
+    """Return the phase of an op that runs now on this thread: forward, backward or optimizer.
+
+    Args:
+        stepping: an optimizer is inside its step, or one raised in it.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        return "backward"
+    # With gradients on it is the closure of the optimizer's step: a forward pass.
+    return "optimizer" if stepping and not torch.is_grad_enabled() else "forward"
+
+
+def result_tag(phase: str, inputs: Collection[torch.Tensor]) -> str:
+    """Return the tag of an op's results; gradients are recognised once they are in place."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        return "activation"
+    if phase == "optimizer":
+        return "optimizer"
+    return "input" if phase == "forward" and not inputs else "temp"
+
+
+def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in arguments or states, also those in lists, tuples and mappings."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors(value)
+        elif isinstance(value, Mapping):
+            yield from tensors(value.values())
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor spans all of its storage."""
+    return tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes()

@@ -1,0 +1,188 @@
+"""The program that `umem plan` runs: a user's function, found by name, and the step it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ..errors import ConfigError, PlanError, did_you_mean
+from . import fake_cuda, source_lines
+from .recording import Recording
+from .scope import Scope
+from .tracer import Tracer
+
+FORMS = (
+    "a step (a function without arguments), (model, step), or (model, optimizer, batch, loss_fn) "
+    "where loss_fn(model, batch) is the loss"
+)
+
+STEPS = 2  # the first makes the optimizer's states; the second is what repeats
+
+
+def find(text: str, directory: Path) -> Callable[[], object]:
+    """Return the function named by `pkg.mod:name`; modules are searched in `directory` first.
+
+    Raises:
+        ConfigError: it is not written so, or there is none.
+        PlanError: the module raises.
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name.isidentifier():
+        raise ConfigError(f"{text!r}; allowed: pkg.mod:function, such as examples.gpt:make_step")
+    if "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ConfigError(
+            f"{text!r} has a path; allowed: pkg.mod:function, as {dotted}:{name}, run in the "
+            "folder that has it"
+        )
+    module = _import(module_name, text, directory)
+    function = getattr(module, name, None)
+    if function is None:
+        known = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(f"{text!r}: {module_name} has no {name!r}{did_you_mean(name, known)}")
+    if not callable(function):
+        raise ConfigError(f"{text!r} is a {type(function).__name__}; allowed: a function")
+    made: Callable[[], object] = function
+    return made
+
+
+def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
+    """Call `make` and take what it returns: FORMS.
+
+    Raises:
+        PlanError: it raises, or returns something else.
+    """
+    with explained("setting the program up"):
+        model, step = parts(make())
+        if model is not None:
+            scope.adopt(model)
+        return step
+
+
+def trace(
+    make: Callable[[], object], steps: int = STEPS, recorder: Tracer | None = None
+) -> Recording:
+    """Set up and run a program on fake tensors.
+
+    Args:
+        make: returns the program, see `program`. It is called under fake tensors: what it
+            makes takes no memory.
+        steps: how many steps are recorded; the last stands for all that follow.
+        recorder: in place of a plain Tracer; for what looks at more than memory.
+
+    Raises:
+        PlanError: the program reads data, which fake tensors have not, or does not work on them;
+            says where.
+    """
+    with recording(recorder) as tracer:
+        step = tracer.begin(lambda: program(make, tracer.scope))
+        for _ in range(steps):
+            with explained("a step"):
+                step()
+            tracer.end_step()
+        return tracer.finish()
+
+
+@contextlib.contextmanager
+def recording(
+    recorder: Tracer | None = None,
+    around: Callable[
+        [Scope], contextlib.AbstractContextManager[FakeTensorMode]
+    ] = fake_cuda.like_cuda,
+) -> Iterator[Tracer]:
+    """Enter a tracer under fake tensors, with torch behaving as on a machine with a GPU.
+
+    `around` makes the fake tensors' mode, and whatever else a program is to see of torch.
+    """
+    enabled = gc.isenabled()
+    gc.disable()  # else blocks in cycles would die whenever the collector happens to run
+    gc.freeze()  # what is there already is not looked through at the end of each step
+    tracer = Tracer() if recorder is None else recorder
+    try:
+        with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
+            yield tracer
+    finally:
+        tracer._live.clear()
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
+    """Return the model, None if unknown, and the step of a program: FORMS.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    match made:
+        case (nn.Module() as model, optimizer, batch, loss_fn) if callable(loss_fn):
+            return model, _training(model, optimizer, batch, loss_fn)
+        case (nn.Module() as model, step) if callable(step):
+            return model, step
+        case nn.Module():
+            pass  # callable, yet not without arguments
+        case _ if callable(made):
+            return None, made
+    raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
+
+
+@contextlib.contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn what user code raises into an error that names its line."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except Exception as error:
+        raise PlanError(
+            f"{source_lines.of(error) or 'torch'}: {doing} raised {type(error).__name__}: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _training(
+    model: nn.Module, optimizer: Any, batch: object, loss_fn: Callable[..., Any]
+) -> Callable[[], object]:
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss_fn(model, batch).backward()
+        optimizer.step()
+
+    return step
+
+
+def _import(name: str, text: str, directory: Path) -> Any:
+    place = str(directory)
+    sys.path.insert(0, place)
+    try:
+        # Code that compiles at import time is planned as it is without.
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(f"{text!r}: there is no module {error.name!r} in {place}") from None
+        raise PlanError(f"{text!r}: {name} needs {error.name!r}, which is not installed") from error
+    except Exception as error:
+        where = source_lines.of(error)
+        raise PlanError(
+            f"{where or name}: importing {name} raised {type(error).__name__}: {_first_line(error)}"
+        ) from error
+    finally:
+        sys.path.remove(place)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "no message")
+
+
+def _shape(made: object) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(item).__name__ for item in made)})"
+    return f"a {type(made).__name__}"

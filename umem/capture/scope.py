@@ -1,0 +1,177 @@
+"""The place of an op in the program: its phase, its module, and so the role of its results."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..trace.ids import BlockId
+from . import op_semantics
+from .recording import Block, Recording
+
+
+class Blocks(Protocol):
+    """The recorder's blocks, as far as a scope needs them; `tracer.Tracer` has them."""
+
+    recording: Recording
+    making_on_device: bool
+    constants: bool
+
+    def block(self, tensor: torch.Tensor) -> BlockId:
+        """Return the id of the tensor's block."""
+
+    def tag(self, tensor: torch.Tensor, tag: str) -> None:
+        """Set the tag of a tensor."""
+
+    def made_in(self, tensor: torch.Tensor, module: str) -> None:
+        """Set the module that a tensor belongs to, unless it is known."""
+
+    def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
+        """Set whether a tensor's memory is the host's."""
+
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        """Make the tensors of the context on the device."""
+
+    def remark(self, text: str) -> None:
+        """Note once where the plan may differ from a run."""
+
+
+class Scope(contextlib.ExitStack):
+    """A follower of modules, optimizers and autograd by torch's global hooks, while entered."""
+
+    def __init__(self, tracer: Blocks) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.asked_for_cuda = False  # the program itself moves things to the device
+        self._running: list[str] = []
+        self._backward = ""  # the last module of the backward pass
+        self._stepping: list[int] = []  # ids of the optimizers inside their step
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._parameters = WeakTensorKeyDictionary()
+
+    def __enter__(self) -> Scope:
+        handles = [
+            modules.register_module_parameter_registration_hook(self._parameter),
+            modules.register_module_buffer_registration_hook(self._buffer),
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for handle in handles:
+            self.callback(handle.remove)
+        return self
+
+    def phase(self) -> str:
+        """Return the phase of an op that runs now: forward, backward or optimizer."""
+        return op_semantics.phase(bool(self._stepping))
+
+    def result_tag(self, phase: str, inputs: Iterable[torch.Tensor]) -> str:
+        """Return the tag of an op's results; gradients and states are tagged once in place."""
+        inputs = list(inputs)
+        tag = op_semantics.result_tag(phase, inputs)
+        return "temp" if tag == "optimizer" and inputs else tag
+
+    def is_stepping(self) -> bool:
+        """Return whether an optimizer is inside its step."""
+        return bool(self._stepping)
+
+    def running(self) -> str:
+        """Return the path of the module that runs now; empty if none does."""
+        return self._running[-1] if self._running else ""
+
+    def name_of(self, module: nn.Module) -> str:
+        """Return the path of a module in its model; its type if the model is unknown."""
+        return self._names.get(module) or type(module).__name__
+
+    def modules(self) -> list[nn.Module]:
+        """Return all known modules that are alive, the root of a model before its parts."""
+        return list(self._names)
+
+    def module(
+        self, phase: str, blocks: Mapping[BlockId, Block], reads: Iterable[torch.Tensor]
+    ) -> str:
+        """Return the module of an op; in the backward pass, the one whose tensors it reads.
+
+        An op that reads none, such as a bias's gradient, belongs to the op before it.
+        """
+        if phase != "backward" or self._running:
+            self._backward = ""
+            return self.running()
+        of_inputs = (blocks[self.tracer.block(tensor)] for tensor in reads)
+        known = (b.module for b in of_inputs if b.module and b.tag in ("activation", "param"))
+        self._backward = next(known, self._backward)
+        return self._backward
+
+    def is_on_host(self, blocks: Mapping[BlockId, Block], inputs: Iterable[BlockId]) -> bool:
+        """Return whether an op runs on the host, in a program that uses the device explicitly."""
+        held = [blocks[i].on_host for i in inputs]
+        return all(held) if held else not self.tracer.making_on_device
+
+    def end_step(self) -> None:
+        """Tag the gradients that stay alive; forget what an exception left unfinished."""
+        for parameter in list(self._parameters):
+            self._tag_gradient(parameter)
+        self._running.clear()
+        self._stepping.clear()
+
+    def adopt(self, net: nn.Module) -> None:
+        """Name a module's parts, and take those parameters that were set without a hook."""
+        if net in self._names:
+            return
+        for name, part in net.named_modules():
+            self._names[part] = name or type(net).__name__
+            for held in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                self._parameter(part, "", held)
+                self.tracer.made_in(held, self._names[part])
+
+    def _parameter(self, _module: object, _name: str, parameter: object) -> None:
+        if not isinstance(parameter, torch.Tensor):
+            return
+        self.tracer.tag(parameter, "param")
+        if parameter not in self._parameters and parameter.requires_grad and parameter.is_leaf:
+            self._parameters[parameter] = True
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(self._tag_gradient)
+
+    def _buffer(self, _module: object, _name: str, buffer: object) -> None:
+        if isinstance(buffer, torch.Tensor):
+            self.tracer.tag(buffer, "param")  # its lifetime and its uses are those of weights
+
+    def _enter(self, module: nn.Module, _args: object) -> None:
+        if not self._running:
+            self.adopt(module)
+        self._running.append(self.name_of(module))
+
+    def _leave(self, _module: nn.Module, _args: object, _out: object) -> None:
+        if self._running:
+            self._running.pop()
+
+    def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        self._stepping.append(id(optimizer))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self.tracer.tag(parameter, "param")
+                self._tag_gradient(parameter)
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        while self._stepping and self._stepping.pop() != id(optimizer):
+            pass  # drop the steps inside it that raised
+        for tensor in op_semantics.tensors(optimizer.state.values()):
+            self.tracer.tag(tensor, "optimizer")
+
+    def _tag_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self.tracer.tag(parameter.grad, "grad")

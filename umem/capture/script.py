@@ -1,0 +1,122 @@
+"""Planning of a script unaware of umem: it runs until its optimizer has stepped often enough.
+
+Best effort. Values that the script reads (a loss to print, a branch) are made up: `item()` is 0,
+a condition is false. Batches of a DataLoader are loaded as they are and lose their data after it.
+A script is better planned by a function that returns its step (see `entry.FORMS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import data
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import ConfigError, PlanError
+from .fake_cuda import replaced
+from .program import explained, recording
+from .recording import Recording
+from .tracer import Tracer
+
+# The first includes the setting up; the third is the second again.
+STEPS = 3
+
+_Iterator = data.dataloader._BaseDataLoaderIter
+
+
+class _Enough(BaseException):
+    """The end of a script that has done its steps."""
+
+
+def trace(
+    path: Path, arguments: list[str], steps: int = STEPS, recorder: Tracer | None = None
+) -> Recording:
+    """Run a script on fake tensors until an optimizer has stepped `steps` times.
+
+    Args:
+        path, arguments: the script and what it sees as its command line.
+        steps: of an optimizer, after which the script is stopped.
+        recorder: in place of a plain Tracer; for what looks at more than memory.
+
+    Raises:
+        ConfigError: there is no such script.
+        PlanError: it ends earlier, or fails; says where.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no script {str(path)!r}; check the path")
+    with recording(recorder) as tracer, contextlib.ExitStack() as stack:
+        tracer.constants = True
+        stack.enter_context(_arguments(path, arguments))
+        for owner, name, value in _loaders(tracer.mode):
+            stack.enter_context(replaced(owner, name, value))
+        stack.enter_context(replaced(torch.cuda, "is_available", lambda: True))
+        stack.enter_context(replaced(torch.cuda, "device_count", lambda: 1))
+        handle = register_optimizer_step_post_hook(_counter(tracer, steps))
+        stack.callback(handle.remove)
+        with contextlib.suppress(_Enough, SystemExit), explained("the script"):
+            runpy.run_path(str(path), run_name="__main__")
+        if tracer.recording.steps < steps:
+            raise PlanError(
+                f"{path}: the script ended after {tracer.recording.steps} steps of an optimizer; "
+                f"planning needs {steps}: give it more data, or write a function that returns its "
+                "step (umem plan pkg.mod:function)"
+            )
+        tracer.remark("values that the script reads were made up: a loss is 0, a branch not taken")
+        return tracer.finish()
+
+
+def _counter(tracer: Tracer, steps: int) -> Callable[..., None]:
+    def stepped(*_args: object) -> None:
+        if tracer.scope.is_stepping():
+            return  # inside another's step
+        tracer.end_step()
+        if tracer.recording.steps >= steps:
+            raise _Enough
+
+    return stepped
+
+
+@contextlib.contextmanager
+def _arguments(path: Path, arguments: list[str]) -> Iterator[None]:
+    """Give the script its own command line and folder within the context."""
+    argv, folders = sys.argv, sys.path[:]
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, folders
+
+
+def _loaders(mode: FakeTensorMode) -> list[tuple[Any, str, Any]]:
+    """Return replacements by which a DataLoader loads in this process and returns fake tensors."""
+    init, begin, following = data.DataLoader.__init__, data.DataLoader.__iter__, _Iterator.__next__
+
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(num_workers=0, persistent_workers=False, prefetch_factor=None)
+        kwargs.update(pin_memory=False, multiprocessing_context=None)
+        init(self, *args[:5], **kwargs)
+
+    def iterate(self: Any) -> Any:
+        with _disable_current_modes():
+            return begin(self)
+
+    def load(self: Any) -> Any:
+        with _disable_current_modes():
+            batch = following(self)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, fake, batch)
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else mode.from_tensor(tensor)
+
+    loader = data.DataLoader
+    return [(loader, "__init__", construct), (loader, "__iter__", iterate),
+            (_Iterator, "__next__", load)]  # fmt: skip

@@ -1,0 +1,208 @@
+"""The tracer: runs a program on fake tensors and records its use of memory.
+
+Fake tensors have shapes and no data, so that a step of any size is recorded in seconds on any
+machine. Every op passes `Tracer`, which knows blocks by their storage: views are no blocks and no
+ops, a block dies when its last tensor does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from ..trace.ids import BlockId, StorageKey
+from ..trace.schema import Alloc, Free, Op, Step
+from . import flops, op_semantics, source_lines
+from .dispatch import DispatchMode
+from .op_semantics import OpSemantics
+from .recording import Block, OpCost, Recording
+from .scope import Scope
+
+_SCALAR = "_local_scalar_dense"
+# The calls in a program that end in these ops.
+_WAYS = {"aten._local_scalar_dense.default": "tensor.item(), or a branch on a tensor,"}
+_NO_OPS = {"prim", "prims", "profiler"}  # namespaces of queries and markers
+
+
+class Tracer(DispatchMode):
+    """A mode that records while it is entered, inside of a FakeTensorMode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.mode: FakeTensorMode  # makes the tensors; set while it is entered
+        self.scope = Scope(self)
+        self.making_on_device = False  # the program asks for new tensors on the device
+        self.constants = False  # make up values that fake tensors lack, instead of raising
+        self._live: dict[StorageKey, tuple[BlockId, weakref.ref[Any]]] = {}
+        self._next = 0
+        self._forward: list[str] = []  # overloads called in this step's forward pass
+
+    def begin(self, make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
+        """Set the program up; what is left alive afterwards comes before the first step."""
+        step = make()
+        gc.collect()
+        self._forward.clear()
+        alive = sorted(block for block, _ in self._live.values())
+        blocks = self.recording.blocks = {i: self.recording.blocks[i] for i in alive}
+        self.recording.events[:] = [Alloc(i, block.bytes) for i, block in blocks.items()]
+        self.recording.costs.clear()
+        return step
+
+    def end_step(self) -> None:
+        """End a step; free what only cycles of references keep alive."""
+        gc.collect()
+        self.scope.end_step()
+        self.recording.events.append(Step())
+        self.recording.steps += 1
+        self.recording.forward = tuple(self._forward)
+        self._forward.clear()
+
+    def tag(self, tensor: torch.Tensor, tag: str) -> None:
+        """Set the tag of a tensor; a block begins for one that is not known yet."""
+        self.recording.blocks[self.block(tensor)].tag = tag
+
+    def made_in(self, tensor: torch.Tensor, module: str) -> None:
+        """Set the module that a tensor belongs to, unless it is known."""
+        block = self.recording.blocks[self.block(tensor)]
+        block.module = block.module or module
+
+    def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
+        """Set whether a tensor's memory is the host's."""
+        self.recording.blocks[self.block(tensor)].on_host = on_host
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Place tensors made within the context on the device, in a program that does so itself."""
+        before, self.making_on_device = self.making_on_device, True
+        try:
+            yield
+        finally:
+            self.making_on_device = before
+
+    def remark(self, text: str) -> None:
+        """Note once where the plan may differ from a run."""
+        if text not in self.recording.remarks:
+            self.recording.remarks.append(text)
+
+    def finish(self) -> Recording:
+        """Return the recording; in a program that never asks for a device everything is on it."""
+        if not self.scope.asked_for_cuda:
+            for block in self.recording.blocks.values():
+                block.on_host = False
+        return self.recording
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run the op on the fake tensors and record it."""
+        operator = op_semantics.describe(func)
+        phase = self.scope.phase()
+        if phase == "forward":
+            self._forward.append(operator.overload)
+        # lift_fresh only wraps a literal.
+        if operator.namespace in _NO_OPS or operator.bare == "lift_fresh":
+            return func(*args, **named)
+        inputs = [*strided([*args, *named.values()])]
+        before = {self.block(tensor) for tensor in inputs}
+        out = self._call(func, args, named)
+        if operator.bare == _SCALAR:
+            return out  # a known number, such as the count of an optimizer's steps
+        self._note(operator, func, (args, named, out), (inputs, before), phase)
+        return out
+
+    def _note(
+        self,
+        operator: OpSemantics,
+        func: Any,
+        call: tuple[tuple[Any, ...], dict[str, Any], Any],
+        before: tuple[list[torch.Tensor], set[BlockId]],
+        phase: str,
+    ) -> None:
+        args, named, out = call
+        inputs, known = before
+        tag, family = self.scope.result_tag(phase, inputs), operator.family
+        on_host = self.scope.is_on_host(self.recording.blocks, known)
+        outputs = [*strided([out])]
+        made = [t for t in outputs if self.block(t, tag, family, on_host) not in known]
+        changed = [*strided(operator.written(args, named))]
+        if operator.makes_empty or not (made or changed or (inputs and not outputs)):
+            return  # it made memory without data, or a view
+        writes = [*made, *changed]
+        whole = operator.overwrites or "out" in named
+        unread = {id(t) for t in changed if whole and op_semantics.is_whole(t)}
+        reads = [t for t in inputs if id(t) not in unread]
+        if operator.shape_only:
+            reads = []
+        op = Op(operator.name, self._ids(reads), self._ids(writes), family=family)
+        cost = OpCost(
+            module=self.scope.module(phase, self.recording.blocks, reads),
+            phase=phase,
+            flops=flops.flops_of(func, args, named, out),
+            bytes=flops.bytes_of(operator.bare, reads, writes),
+            precision=flops.precision_of(family, [*inputs, *outputs]),
+            ordinal=len(self._forward) - 1 if phase == "forward" else -1,
+        )
+        self.recording.costs[len(self.recording.events)] = cost
+        self.recording.events.append(op)
+        for tensor in made:
+            self.made_in(tensor, cost.module)
+
+    def _call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **named)
+        except DataDependentOutputException as error:
+            if self.constants or source_lines.is_torchs(2):
+                # Torch itself asks, such as whether a gradient is finite, or for a seed.
+                return 0.0 if args[0].is_floating_point() else 0
+            raise source_lines.reads_data(_WAYS.get(str(error.func), str(error.func))) from None
+        except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
+            raise source_lines.reads_data(
+                f"{error.func}, whose result's size is its data,"
+            ) from None
+
+    def _ids(self, tensors: Iterable[torch.Tensor]) -> tuple[BlockId, ...]:
+        return tuple(dict.fromkeys(map(self.block, tensors)))
+
+    def block(
+        self, tensor: torch.Tensor, tag: str = "input", family: str = "", on_host: bool = False
+    ) -> BlockId:
+        """Return the tensor's block; a storage that is new, or grew, begins a new one."""
+        storage = tensor.untyped_storage()
+        key = StorageKey(storage._cdata)
+        known = self._live.get(key)
+        size = storage.nbytes()
+        if known is not None:
+            block = self.recording.blocks[known[0]]
+            if block.bytes == size:
+                return known[0]
+            self._died(key, known[0])
+            tag, family, on_host = block.tag, block.family, block.on_host
+        number = BlockId(self._next)
+        self._next += 1
+        dead = weakref.ref(storage, lambda _: self._died(key, number))
+        self._live[key] = (number, dead)
+        module = self.scope.running()
+        self.recording.blocks[number] = Block(size, tag, family, module, on_host)
+        self.recording.events.append(Alloc(number, size))
+        return number
+
+    def _died(self, key: StorageKey, number: BlockId) -> None:
+        held = self._live.get(key)
+        if held is not None and held[0] == number:
+            del self._live[key]
+            self.recording.events.append(Free(number))
+
+
+def strided(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a storage, also those in lists, tuples and mappings."""
+    return (t for t in op_semantics.tensors(values) if t.layout == torch.strided)

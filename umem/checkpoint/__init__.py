@@ -1,1 +1,0 @@
-"""Checkpoints: their files, and loading them tensor by tensor."""

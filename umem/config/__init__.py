@@ -1,0 +1,1 @@
+"""Options: their table, their values and the sources they come from."""

@@ -1,0 +1,156 @@
+"""The table of options; docs/options.md is generated from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..base.units import BYTES_ALLOWED, parse_bytes
+from . import parsers
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table. `allowed` completes the sentence "allowed: ..."."""
+
+    name: str
+    env: str
+    kind: str
+    parse: Callable[[str], object]
+    default: str
+    allowed: str
+    doc: str
+    env_only: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option's name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+_LEVELS = ("debug", "info", "warning", "error")
+_OBSERVERS = ("auto", "native", "python", "off")
+_RECOMPUTE = ("off", "auto", "recompute", "per_block", "speed", "memory")
+_LAYOUTS = ("auto", "on", "off")
+_ALLOCATORS = ("auto", "subclass", "pluggable", "pool", "none")
+
+OPTIONS = (
+    Option(
+        "enabled", "UMEM", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
+        "Turn umem on inside `import torch`, with no change to the program. `umem.enable()` and "
+        "`umem run` do not need it.",
+        env_only=True,
+    ),
+    Option(
+        "budget", "UMEM_BUDGET", "size", parsers.parse_budget, "auto",
+        f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
+        "Maximum bytes that umem keeps on each device, live and cached. `auto` on a GPU is memory "
+        "that is free at the first use, less 512 MiB; on the software device it is the device's "
+        "size, or half of the memory available at the start if it has none. Where the device "
+        "has a size, it follows the free memory (docs/sleep.md). A percentage of a "
+        "software device needs one of known size. The minimum is 8 MiB (4 pages of 2 MiB), on the "
+        "software device for each of torch's threads, because one instruction can need several "
+        "pages at once.",
+    ),
+    Option(
+        "host_budget", "UMEM_HOST_BUDGET", "size", parsers.parse_host_budget, "auto",
+        f"auto, unlimited, or {BYTES_ALLOWED}",
+        "Maximum bytes that may be evicted to the host. Beyond it an allocation fails with "
+        "`OutOfMemoryError`. `auto` keeps it and the budget of a software device together within "
+        "nine tenths of the memory that is available at the start. `unlimited` leaves it to the "
+        "operating system, which may kill the program.",
+    ),
+    Option(
+        "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",
+        "auto, lru, conv_lru, none, the name of a baseline (docs/policies.md) or of an installed "
+        "policy, module:attribute or file.py:attribute; in a program also a policy itself",
+        "Which tensors leave the device, and when they come back. Most policies record a step of "
+        "the program, plan it, and run the next steps from the plan; `auto` is one of them. `lru` "
+        "evicts the least recently used when memory is short, `conv_lru` evicts activations of "
+        "convolutions first, `none` leaves everything to page faults. The baselines are policies "
+        "from the literature, for comparison.",
+    ),
+    Option(
+        "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
+        "Smaller blocks are evicted only when nothing else is left.",
+    ),
+    Option(
+        "device", "UMEM_DEVICE", "device", parsers.parse_device, "auto",
+        "auto, cuda or soft[:PROFILE][:SIZE], as soft:a100-pcie4:64MiB",
+        "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as "
+        "many as the budget without SIZE) and the speed of PROFILE. `cuda` means all GPUs that "
+        "torch sees (CUDA_VISIBLE_DEVICES chooses). `auto` is `cuda` where torch sees one, else "
+        "`soft`.",
+    ),
+    Option(
+        "allocator", "UMEM_ALLOCATOR", "choice", parsers.choice(*_ALLOCATORS), "auto",
+        ", ".join(_ALLOCATORS),
+        "How umem becomes torch's allocator on a GPU. `subclass`: torch keeps its statistics, "
+        "snapshots, graphs and errors; needs the torch extension. `pluggable`: needs no "
+        "extension, but torch has no statistics. `pool`: a `torch.cuda.MemPool` for a part of the "
+        "program; the only one that can start after CUDA was initialised. `none`: torch keeps "
+        "its own; CuPy, cuda.core and `umem.Buffer` get umem's memory, with or without torch. "
+        "`auto` is `subclass` where the extension builds, else `pluggable`.",
+    ),
+    Option(
+        "log", "UMEM_LOG", "level", parsers.choice(*_LEVELS), "warning", ", ".join(_LEVELS),
+        "Minimum severity of the messages that go to stderr, through the logger `umem`.",
+    ),
+    Option(
+        "guard", "UMEM_GUARD", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
+        "Refuse to let all managed bytes together exceed the memory that the device had free at "
+        "the start, for machines where real oversubscription is unwanted.",
+    ),
+    Option(
+        "observer", "UMEM_OBSERVER", "choice", parsers.choice(*_OBSERVERS), "auto",
+        ", ".join(_OBSERVERS),
+        "How umem learns what the program does: `native` (in torch's dispatcher, fast), `python` "
+        "(slower, for diagnosis), `off` (nothing is learnt; data moves by page faults). "
+        "`auto` is `native`.",
+    ),
+    Option(
+        "recompute", "UMEM_RECOMPUTE", "choice", parsers.choice(*_RECOMPUTE), "off",
+        ", ".join(_RECOMPUTE),
+        "Which results of the forward pass models keep for backward: all (`off`), or those that a "
+        "mode of `umem.optimize` chooses; the rest is recomputed. Each outermost module that is "
+        "called in training is optimized, from its second call on.",
+    ),
+    Option(
+        "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
+        "a directory",
+        "Where the built extension for the installed torch is kept. The default follows "
+        "`XDG_CACHE_HOME`.",
+    ),
+    Option(
+        "trace", "UMEM_TRACE", "file", parsers.parse_trace, "off",
+        "off, FILE.jsonl or FILE.jsonl.gz",
+        "Where to write the trace of the whole program: its allocations, reads, writes and "
+        "frees, and the durations of its ops (docs/trace_format.md).",
+    ),
+    Option(
+        "layout", "UMEM_LAYOUT", "choice", parsers.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),
+        "Whether large blocks whose lifetimes do not overlap share addresses, as planned from a "
+        "recorded step (docs/sharing.md): `auto` where the step fits the budget. For policies that "
+        "plan, on the first device.",
+    ),
+    Option(
+        "summary", "UMEM_SUMMARY", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
+        "Print a one-line summary to stderr when the program ends. `umem run` turns it on.",
+    ),
+    Option(
+        "top", "UMEM_TOP", "socket", parsers.parse_top, "off",
+        f"{parsers.SWITCH_ALLOWED}, or the path of a socket with a `/` in it",
+        "Serve `umem top` (docs/top.md) on a local socket that only the same user can open. `on` "
+        "names it after the process in `$XDG_RUNTIME_DIR/umem`, or `umem-UID` in the directory "
+        "for temporary files.",
+    ),
+    Option(
+        "strict", "UMEM_STRICT", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
+        "With `UMEM=1`: when umem cannot turn itself on, let `import torch` fail instead of a "
+        "warning and plain torch. `umem run` sets it.",
+        env_only=True,
+    ),
+)  # fmt: skip
+BY_NAME = {option.name: option for option in OPTIONS}
+BY_ENV = {option.env: option for option in OPTIONS}
+SETTABLE = tuple(option for option in OPTIONS if not option.env_only)

@@ -1,0 +1,155 @@
+"""The types of option values, and the parser of each.
+
+Every parser takes the text and raises ValueError with the reason; settings.py adds the option's
+name and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes, parse_bytes, parse_percent
+from ..errors import did_you_mean
+
+_TRUE = ("1", "on", "true", "yes")
+_FALSE = ("0", "off", "false", "no")
+SWITCH_ALLOWED = "1 or on, 0 or off"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A device budget as written: `auto` when both are None; percent is a share of the device."""
+
+    bytes: int | None = None
+    percent: float | None = None
+
+    @property
+    def auto(self) -> bool:
+        """True for `auto`: the memory that the device has free."""
+        return self.bytes is None and self.percent is None
+
+    def __str__(self) -> str:
+        if self.bytes is not None:
+            return format_bytes(self.bytes)
+        return "auto" if self.percent is None else f"{self.percent:g}%"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as written. `kind` is auto, cuda or soft; profile and bytes belong to soft only."""
+
+    kind: str
+    profile: str | None = None
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        size = None if self.bytes is None else format_bytes(self.bytes).replace(" ", "")
+        return ":".join(part for part in (self.kind, self.profile, size) if part is not None)
+
+
+def parse_switch(text: str) -> bool:
+    """Parse a switch; True means on."""
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError(f"{text!r} is neither on nor off")
+
+
+def parse_budget(text: str) -> Budget:
+    """Parse `auto`, bytes above 0, or a percentage above 0 and up to 100."""
+    if text.strip().lower() == "auto":
+        return Budget()
+    percent = parse_percent(text)
+    if percent is None:
+        return Budget(bytes=_positive_bytes(text))
+    if not 0 < percent <= 100:
+        raise ValueError(f"{text!r} is not a percentage above 0 and up to 100")
+    return Budget(percent=percent)
+
+
+def parse_host_budget(text: str) -> int | None:
+    """Parse bytes above 0; None stands for `auto` and 0 for `unlimited`."""
+    word = text.strip().lower()
+    if word == "auto":
+        return None
+    return 0 if word == "unlimited" else _positive_bytes(text)
+
+
+def parse_device(text: str) -> Device:
+    """Parse `auto`, `cuda` or `soft[:PROFILE][:SIZE]`."""
+    kind, *parts = text.strip().split(":")
+    if kind in ("auto", "cuda") and not parts:
+        return Device(kind)
+    if kind == "soft" and len(parts) <= 2:
+        return _soft(parts)
+    raise ValueError(f"{text!r} is not a device")
+
+
+def parse_path(text: str) -> Path:
+    """Parse the path of a directory; `~` is the home directory."""
+    return Path(text).expanduser()
+
+
+def parse_trace(text: str) -> Path | None:
+    """Parse the name of a trace file; None stands for `off`."""
+    if text.strip().lower() == "off":
+        return None
+    path = Path(text).expanduser()
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise ValueError(f"{text!r} ends neither in .jsonl nor in .jsonl.gz")
+    return path
+
+
+def parse_top(text: str) -> bool | Path:
+    """Parse on, off, or the path of a socket, which has a `/` in it."""
+    try:
+        return parse_switch(text)
+    except ValueError:
+        if "/" in text:
+            return Path(text).expanduser()
+        raise
+
+
+def parse_name(text: str) -> str:
+    """Parse a name; the caller checks it, because it knows the allowed ones."""
+    name = text.strip()
+    if not name:
+        raise ValueError("the name is empty")
+    return name
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of `names`."""
+
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in names:
+            raise ValueError(f"{text!r} is not an allowed value{did_you_mean(word, names)}")
+        return word
+
+    return parse
+
+
+def _positive_bytes(text: str) -> int:
+    if text.strip().startswith("-"):
+        raise ValueError(f"{text!r} is negative")
+    count = parse_bytes(text)
+    if count == 0:
+        raise ValueError(f"{text!r} is not above 0")
+    return count
+
+
+def _soft(parts: list[str]) -> Device:
+    size: int | None = None
+    if parts and (parts[-1][:1].isdigit() or parts[-1].startswith("-")):
+        size = _positive_bytes(parts.pop())
+        if size < FLOOR_PAGES * PAGE_BYTES:
+            least = format_bytes(FLOOR_PAGES * PAGE_BYTES)
+            raise ValueError(f"a software device of {format_bytes(size)} is below {least}")
+    if len(parts) > 1:
+        raise ValueError(f"{parts[1]!r} is not the size of a software device")
+    if parts and not parts[0]:
+        raise ValueError("the profile's name is empty")
+    return Device("soft", profile=parts[0] if parts else None, bytes=size)

@@ -1,0 +1,295 @@
+"""The sources of option values, and the only reader of the environment.
+
+A value comes from the first of: the call or the command line, the environment, `[tool.umem]` of the
+nearest pyproject.toml at or above the working directory, the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
+from ..errors import ConfigError, NotSupportedError, did_you_mean
+from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
+from .parsers import Budget, Device
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options, parsed. Two are equal when their values are, whatever their sources."""
+
+    budget: Budget
+    host_budget: int | None  # None: auto; 0: unlimited
+    policy: object  # a name, module:attribute, file.py:attribute, or a policy itself
+    min_swap: int
+    device: Device
+    log: str
+    guard: bool
+    allocator: str
+    observer: str
+    recompute: str
+    torch_ext_cache: Path
+    trace: Path | None  # None: off
+    layout: str
+    top: bool | Path
+    summary: bool = field(compare=False)
+    enabled: bool = field(compare=False)
+    strict: bool = field(compare=False)
+    origins: Mapping[str, str] = field(compare=False)
+
+
+def load(
+    given: Mapping[str, object] | None = None,
+    *,
+    flags: bool = False,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Settings:
+    """Read every option from every source.
+
+    Args:
+        given: options of a call or a command line; None stands for "not given".
+        flags: whether errors about `given` say `--budget` instead of `budget=`.
+        environ, directory: replace the process's own.
+
+    Raises:
+        ConfigError: unknown name or bad value; the message says where it is and what is allowed.
+    """
+    environ = os.environ if environ is None else environ
+    layers = [
+        _from_defaults(environ),
+        _from_pyproject(directory),
+        _from_environment(environ),
+        _from_call(given or {}, flags),
+    ]
+    parsed: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for option, origin, value in layer:
+            # A policy that is given as an object is its own value.
+            text = isinstance(value, str)
+            parsed[option.name] = parse(option, origin, str(value)) if text else value
+            origins[option.name] = origin
+    return Settings(**parsed, origins=origins)
+
+
+def parse(option: Option, origin: str, text: str) -> object:
+    """Return the value that `text` means; a ConfigError names `origin` if it is not valid."""
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        reason = str(error) if repr(text) in str(error) else f"{text!r}: {error}"
+        raise refusal(option, origin, reason) from None
+
+
+def refusal(option: Option, origin: str, reason: str, allowed: str | None = None) -> ConfigError:
+    """Return an error about an option's value; all of them have this form."""
+    return ConfigError(f"{origin}: {reason}; allowed: {allowed or option.allowed}")
+
+
+def floor_bytes(threads: int) -> int:
+    """Return the minimum budget with `threads` compute threads, in bytes."""
+    return FLOOR_PAGES * PAGE_BYTES * threads
+
+
+def resolve_budget(settings: Settings, *, available: int | None, threads: int) -> int:
+    """Return the device budget on the software device, in bytes.
+
+    Raises:
+        ConfigError: below the floor, above the device, a share of a device of unknown size, or
+            `auto` where `available` (bytes of free memory) is unknown.
+    """
+    option, origin, size = BY_NAME["budget"], settings.origins["budget"], settings.device.bytes
+    budget = settings.budget
+    if budget.bytes is not None:
+        count = budget.bytes
+    elif budget.percent is not None:
+        if size is None:
+            reason = f"{budget} is a share of a software device without a size"
+            raise refusal(option, origin, reason, "a size in UMEM_DEVICE=soft:64MiB, or bytes here")
+        count = int(size * budget.percent / 100)
+    elif size is not None:
+        count = size
+    elif available is not None:
+        count = available // 2 // PAGE_BYTES * PAGE_BYTES
+    else:
+        reason = "auto cannot find out how much memory is available"
+        raise refusal(option, origin, reason, "bytes as 8GiB")
+    if size is not None and count > size:
+        reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
+        raise refusal(option, origin, reason, "up to the device's size")
+    least = floor_bytes(threads)
+    if count < least:
+        reason = _below_floor(count, threads)
+        raise refusal(option, origin, reason, f"at least {format_bytes(least)}")
+    return count
+
+
+def _below_floor(count: int, threads: int) -> str:
+    return (
+        f"{format_bytes(count)} is below the floor of {format_bytes(floor_bytes(threads))}, "
+        f"which is {FLOOR_PAGES} pages of {format_bytes(PAGE_BYTES)} for each of {threads} torch "
+        "thread(s): one instruction can need several pages at once, and with fewer no thread would "
+        "make progress (OMP_NUM_THREADS sets the threads)"
+    )
+
+
+def difference(now: Settings, asked: Settings) -> str:
+    """Return the message for a call that asks for other options than umem is running with."""
+    names = [f.name for f in fields(Settings) if f.compare]
+    differing = [name for name in names if getattr(now, name) != getattr(asked, name)]
+    have = ", ".join(f"{name}={getattr(now, name)}" for name in differing)
+    want = ", ".join(f"{name}={getattr(asked, name)}" for name in differing)
+    return (
+        f"umem is already on with {have}, but {want} was requested; call umem.disable() first, or "
+        "umem.set_budget() to change the budget"
+    )
+
+
+# What `umem run` sets unless the environment or the command line says otherwise.
+_RUN_USUAL = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--budget` and all other settable options; the values stay text."""
+    group = parser.add_argument_group("options (each also as environment variable)")
+    for option in SETTABLE:
+        usual = "on" if option.env in _RUN_USUAL else option.default
+        text = f"{option.allowed}. Default {usual}; {option.env}".replace("%", "%%")
+        group.add_argument(option.flag, dest=option.name, metavar=option.kind.upper(), help=text)
+
+
+def given_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """Return the options of `add_arguments` that the command line had."""
+    texts = {option.name: getattr(args, option.name) for option in SETTABLE}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def run_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which a program starts under umem with the options `given`.
+
+    Raises:
+        NotSupportedError: the environment tells torch not to load umem.
+    """
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        raise NotSupportedError(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from loading umem; unset it, or call "
+            "umem.enable() in the program"
+        )
+    texts = {BY_NAME[name].env: text for name, text in given.items()}
+    return {**_RUN_USUAL, **os.environ, "UMEM": "1", **texts}
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment without umem's variables, for a child that decides for itself."""
+    return {name: text for name, text in os.environ.items() if not _is_ours(name)}
+
+
+def runtime_directory() -> Path | None:
+    """Return this user's directory for sockets, where the system made one."""
+    text = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(text) if text and Path(text).is_dir() else None
+
+
+_Layer = Iterator[tuple[Option, str, object]]
+
+
+def _is_ours(name: str) -> bool:
+    return name == "UMEM" or name.startswith("UMEM_")
+
+
+def _from_defaults(environ: Mapping[str, str]) -> _Layer:
+    for option in OPTIONS:
+        text = option.default
+        if option.name == "torch_ext_cache" and environ.get("XDG_CACHE_HOME"):
+            text = str(Path(environ["XDG_CACHE_HOME"]) / "umem")
+        yield option, f"{option.name} (default)", text
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    for name in filter(_is_ours, environ):
+        if name not in BY_ENV:
+            hint = did_you_mean(name, list(BY_ENV))
+            raise ConfigError(
+                f"{name}={environ[name]!r}: no such option{hint}; allowed: {', '.join(BY_ENV)}"
+            )
+        if environ[name].strip():  # an empty variable counts as unset, as is usual in shells
+            yield BY_ENV[name], name, environ[name]
+
+
+def _from_call(given: Mapping[str, object], flags: bool) -> _Layer:
+    for name, value in given.items():
+        option = _settable(name, "umem")
+        if value is not None:
+            origin = option.flag if flags else f"{name}="
+            is_text = isinstance(value, (bool, str, int, Path)) or option.kind != "policy"
+            yield option, origin, _text(option, origin, value) if is_text else value
+
+
+def _from_pyproject(directory: Path | None) -> _Layer:
+    path = _nearest_pyproject(directory)
+    if path is None:
+        return
+    for key, value in _read_table(path).items():
+        option = _settable(key.replace("-", "_"), f"[tool.umem] of {path}")
+        origin = f"{key} in [tool.umem] of {path}"
+        text = _text(option, origin, value)
+        if option.kind == "policy" and ":" in text:
+            # A file that came with a downloaded directory must not decide which code runs.
+            raise refusal(
+                option, origin, f"{text!r} names code to load",
+                "a policy's name here; code by umem.enable(policy=...), --policy or UMEM_POLICY",
+            )  # fmt: skip
+        yield option, origin, text
+
+
+def _nearest_pyproject(directory: Path | None) -> Path | None:
+    try:
+        start = (directory or Path.cwd()).absolute()
+    except FileNotFoundError:  # the working directory was deleted
+        return None
+    paths = (folder / "pyproject.toml" for folder in (start, *start.parents))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read_table(path: Path) -> dict[str, object]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read for [tool.umem]: {error}") from None
+    tool = document.get("tool", {})
+    table = tool.get("umem", {}) if isinstance(tool, dict) else {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: tool.umem must be a table of options")
+    return table
+
+
+def _settable(name: str, where: str) -> Option:
+    option = BY_NAME.get(name)
+    if option is not None and not option.env_only:
+        return option
+    if option is not None:
+        raise ConfigError(f"{name}: only the environment variable {option.env} sets this option")
+    known = [option.name for option in SETTABLE]
+    hint = did_you_mean(name, known)
+    raise ConfigError(f"{where} has no option {name!r}{hint}; allowed: {', '.join(known)}")
+
+
+def _text(option: Option, origin: str, value: object) -> str:
+    """Return `value` as it would be written in the environment."""
+    if isinstance(value, bool):
+        if option.kind in ("switch", "socket"):
+            return "1" if value else "0"
+    elif isinstance(value, (str, int, Path)):
+        return str(value)
+    raise refusal(option, origin, f"{value!r} is a {type(value).__name__}")

@@ -1,0 +1,1 @@
+"""PyTorch: its allocators, operator hooks and the C++ extension."""

@@ -1,0 +1,66 @@
+"""torch on the software device: umem as the allocator of CPU tensors, and an op observer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from ..bindings import Attached, Bindings
+from . import observer as torch_observer
+
+extension = torch_observer.extension
+
+_parts = Bindings()
+
+
+def check(allocator: str) -> None:
+    """Accept any state: torch's CPU allocator can be replaced at any time."""
+    del allocator
+
+
+def attach(
+    allocator: str = "auto", observer: str = "auto", cache_dir: Path | None = None
+) -> Attached:
+    """Make umem torch's CPU allocator, and let `observer` report every op to it.
+
+    If umem is attached already, this replaces the observer. The native runtime must have been
+    started. On an error torch is left unchanged.
+
+    Args:
+        allocator: ignored; there is a choice on GPUs only.
+        observer: "native" (in torch's dispatcher), "python" (slower), "off", or "auto": native.
+        cache_dir: as for `extension`.
+
+    Raises:
+        ConfigError: an unknown observer.
+        NotSupportedError: the extension can neither be found nor built.
+    """
+    del allocator
+    torch_observer.check(observer)
+    ext = extension(cache_dir)
+
+    def put() -> None:
+        _parts.add(_Allocator(ext))
+        torch_observer.start(_parts, observer, ext)
+
+    _parts.replace(put)
+    return Attached("soft", "cpu", "CPU tensors stand in for the device's")
+
+
+def detach() -> None:
+    """Restore torch's allocator and stop observing; tensors in umem's memory stay valid."""
+    _parts.remove()
+
+
+def is_attached() -> bool:
+    """Return whether umem is torch's CPU allocator."""
+    return bool(_parts)
+
+
+class _Allocator:
+    def __init__(self, ext: ModuleType) -> None:
+        self._ext = ext
+        ext.install_allocator()
+
+    def remove(self) -> None:
+        self._ext.remove_allocator()

@@ -1,0 +1,133 @@
+"""Python hooks by which umem observes a torch program.
+
+`Tagger` names parameters, gradients and optimizer state, which no operator tells apart; it works
+with either observer. `PythonObserver` does the native observer's work without C++, for diagnosis:
+it costs several microseconds an op, sees only the thread that turned it on (and backward passes
+that run there: those of CPU tensors do), and torch.compile runs uncompiled under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ...base.native import core
+from ...capture import op_semantics
+from ...capture.dispatch import DispatchMode
+
+# Steps in which everything is tagged; after them 1 in `_TAG_EVERY`, since addresses seldom change.
+_TAG_ALWAYS = 3
+_TAG_EVERY = 16
+
+_stepping: set[int] = set()  # ids of the optimizers inside their step
+
+
+class Tagger:
+    """A tagger of parameters, gradients and optimizer state in umem's blocks.
+
+    Args:
+        step_boundaries: also tell umem of the end of each optimizer step; the native observer
+            does that itself.
+    """
+
+    def __init__(self, step_boundaries: bool) -> None:
+        self._step_boundaries = step_boundaries
+        self._steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._handles = [
+            register_module_parameter_registration_hook(self._registered),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks out of torch."""
+        for handle in self._handles:
+            handle.remove()
+        _stepping.clear()
+
+    def _registered(self, _module: object, _name: str, parameter: object) -> None:
+        if isinstance(parameter, torch.Tensor):
+            _tag(parameter, "param")
+
+    def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if torch.is_grad_enabled():
+            _stepping.clear()  # not inside another's step: what is left is of steps that raised
+        _stepping.add(id(optimizer))
+        if not self._is_due(optimizer):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                _tag(parameter, "param")
+                if parameter.grad is not None:
+                    _tag(parameter.grad, "grad")
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        _stepping.discard(id(optimizer))
+        if self._is_due(optimizer):
+            for tensor in op_semantics.tensors(optimizer.state.values()):
+                _tag(tensor, "optimizer")
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self._step_boundaries and not _stepping:
+            core.step()
+
+    def _is_due(self, optimizer: Optimizer) -> bool:
+        steps = self._steps.get(optimizer, 0)
+        return steps < _TAG_ALWAYS or steps % _TAG_EVERY == 0
+
+
+class PythonObserver(DispatchMode):
+    """An observer in Python of every op, active from its construction until `remove`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(self)
+
+    def remove(self) -> None:
+        """Turn the observer off, on the thread that turned it on, with no mode on top of it."""
+        self._stack.close()
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the op between the notices of its start and its end."""
+        inputs = list(op_semantics.tensors([*args, *kwargs.values()]))
+        phase = op_semantics.phase(bool(_stepping))
+        op = op_semantics.describe(func)
+        written = _addresses(op.written(args, kwargs))
+        token = core.op_begin(
+            [*written, *_addresses(inputs)], op.family, phase, op.overload, 0, len(written)
+        )
+        try:
+            return func(*args, **kwargs)
+        finally:
+            core.op_end(token, op_semantics.result_tag(phase, inputs))
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [address for address in map(_address, tensors) if address]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return the address of its storage; 0 if it has none (fake, sparse, wrapper tensors)."""
+    if isinstance(tensor, FakeTensor):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _tag(tensor: torch.Tensor, tag: str) -> None:
+    address = _address(tensor)
+    if address:
+        core.tag(address, tag)

@@ -1,0 +1,66 @@
+"""Observers, which report torch's ops to umem, on any device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+from ...errors import ConfigError
+from ..bindings import Bindings
+from . import build
+
+OBSERVERS = ("auto", "native", "python", "off")
+
+
+def extension(cache_dir: Path | None = None) -> ModuleType:
+    """Return the C++ extension `_torch_ext`, built at the first use with a version of torch.
+
+    Args:
+        cache_dir: where a built extension is kept; None is `~/.cache/umem`.
+
+    Raises:
+        NotSupportedError: the extension can neither be found nor built.
+    """
+    from ...base.native import core  # loads libumem.so, which the extension joins
+
+    del core
+    return build.load(cache_dir)
+
+
+def check(observer: str) -> None:
+    """Raise ConfigError for an unknown observer."""
+    if observer not in OBSERVERS:
+        raise ConfigError(f"unknown observer {observer!r}; allowed: {', '.join(OBSERVERS)}")
+
+
+def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
+    """Let `observer` report every op to umem.
+
+    Args:
+        parts: receives the parts that are installed in torch.
+        observer: "native" (in torch's dispatcher), "python" (slower), "off", or "auto": native
+            if the extension is available, else python.
+        ext: the extension; None if it is not available.
+    """
+    from . import hooks
+
+    if observer == "off":
+        return
+    if observer == "auto":
+        observer = "native" if ext is not None else "python"
+    native = observer == "native"
+    if native:
+        assert ext is not None
+        parts.add(_NativeObserver(ext))
+    else:
+        parts.add(hooks.PythonObserver())
+    parts.add(hooks.Tagger(step_boundaries=not native))
+
+
+class _NativeObserver:
+    def __init__(self, ext: ModuleType) -> None:
+        self._ext = ext
+        ext.install_observer()
+
+    def remove(self) -> None:
+        self._ext.remove_observer()

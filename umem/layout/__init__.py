@@ -1,0 +1,1 @@
+"""Packing a step's blocks into one range of addresses."""

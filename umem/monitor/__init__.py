@@ -1,0 +1,1 @@
+"""Reporting the figures of a running process."""

@@ -1,0 +1,125 @@
+"""The statistics as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from ..base.stats import Stats
+from ..base.units import format_bytes
+
+Row = tuple[str, str, str]  # name, value, note
+Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
+
+
+class Summary(str):
+    """The figures as text, which a terminal shows as it is and a notebook as a table."""
+
+    __slots__ = ("_rows",)
+    _rows: list[Row]
+
+    def __new__(
+        cls,
+        stats: Stats,
+        *,
+        device: str,
+        policy: str,
+        allocator: str = "",
+        holders: Holders | None = None,
+    ) -> Summary:
+        """Format the lines of `summary`."""
+        rows = _rows(stats, device, policy, allocator, holders)
+        made = super().__new__(cls, _lines(rows))
+        made._rows = rows
+        return made
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that a notebook shows."""
+        right = "text-align: right"
+        lines = [
+            f"<tr><th>{escape(name)}</th><td style='{right}'>{escape(value)}</td>"
+            f"<td>{escape(note)}</td></tr>"
+            for name, value, note in self._rows
+        ]
+        return "<table>" + "".join(lines) + "</table>"
+
+
+def summary(
+    stats: Stats, *, device: str, policy: str, allocator: str = "", holders: Holders | None = None
+) -> str:
+    """Format the statistics as lines of name, value and note.
+
+    Args:
+        holders: blocks and live bytes of each framework other than torch.
+    """
+    return _lines(_rows(stats, device, policy, allocator, holders))
+
+
+def _lines(rows: list[Row]) -> str:
+    return "\n".join(f"{name:<12} {value:>12}  {note}".rstrip() for name, value, note in rows)
+
+
+def _rows(
+    stats: Stats, device: str, policy: str, allocator: str, holders: Holders | None
+) -> list[Row]:
+    return [
+        ("budget", _of(stats.budget_bytes), f"device {device}, policy {policy}"),
+        *([("allocator", "", allocator)] if allocator else []),
+        ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
+        ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
+        *((f"  {name}", _of(count), f"{n} blocks") for name, (n, count) in (holders or {}).items()),
+        ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
+        ("dropped", _of(stats.dropped_bytes), "discarded, reclaimable by the driver"),
+        ("on the host", _of(stats.host_bytes), _host(stats)),
+        *([("pinned", _of(stats.pinned_bytes), "by pin and keep")] if stats.pinned_bytes else []),
+        *([("asleep", _of(stats.asleep_bytes), "until wake")] if stats.asleep_bytes else []),
+        ("moved in", _of(stats.bytes_in), _unused(stats)),
+        ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),
+        ("not moved", _of(stats.bytes_discarded), "copies avoided"),
+        ("faults", str(stats.faults), f"compute waited {stats.stall_us / 1e3:.1f} ms (virtual)"),
+        ("allocations", str(stats.allocs), f"{stats.frees} freed, {stats.ooms} refused"),
+        ("steps", str(stats.steps), _plan(stats)),
+    ]
+
+
+def closing(stats: Stats) -> str:
+    """Summarize the run in one line, for the end of a program."""
+    total = stats.plan_hits + stats.plan_misses
+    share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
+    plans = "plan" if stats.plans_rolled_back == 1 else "plans"
+    given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
+    return (
+        f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
+        f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
+        f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}"
+    )
+
+
+def _of(count: int) -> str:
+    return format_bytes(count)
+
+
+def _host(stats: Stats) -> str:
+    limit = stats.host_budget_bytes
+    return f"peak {_of(stats.peak_host_bytes)} of {_of(limit) if limit else 'unlimited'}"
+
+
+def _unused(stats: Stats) -> str:
+    return f"{stats.prefetches} prefetches, {_of(stats.prefetched_unused_bytes)} wasted"
+
+
+def _plan(stats: Stats) -> str:
+    total = stats.plan_hits + stats.plan_misses
+    notes = [f"{stats.plan_hits} of {total} ops as planned"] if total else []
+    if stats.plans_rolled_back:
+        notes.append(f"plans rolled back as slower than lru: {stats.plans_rolled_back}")
+    if stats.advice_ignored:
+        notes.append(f"{stats.advice_ignored} blocks chosen by the policy could not be evicted")
+    if stats.capture_skips:
+        notes.append(f"{stats.capture_skips} moves skipped during graph capture")
+    if stats.hook_errors:
+        notes.append(f"{stats.hook_errors} driver calls failed and were replaced by page faults")
+    return ", ".join(notes)

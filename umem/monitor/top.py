@@ -1,0 +1,110 @@
+"""Statistics of a running process as text: the difference of two samples gives rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..base.units import format_bytes
+
+_BAR = 30
+Sample = Mapping[str, Any]  # as umem/monitor/server.py sends it
+
+
+def view(now: Sample, before: Sample | None) -> dict[str, Any]:
+    """Return the values to show: bytes, bytes per second, and shares from 0 to 1.
+
+    Rates need an earlier sample of the same process; without one they are None.
+    """
+    stats = now["stats"]
+    earlier = before["stats"] if before is not None and before["pid"] == now["pid"] else None
+    seconds = now["time"] - before["time"] if before is not None and earlier is not None else 0.0
+
+    def rate(name: str) -> float | None:
+        if earlier is None or seconds <= 0:
+            return None
+        return float(max(0, stats[name] - earlier[name]) / seconds)
+
+    hits, misses = (
+        stats[name] - (earlier[name] if earlier else 0) for name in ("plan_hits", "plan_misses")
+    )
+    return {
+        **{name: now[name] for name in ("pid", "program", "device", "policy", "allocator")},
+        "seconds": seconds if earlier is not None else None,
+        "in_bytes_per_s": rate("bytes_in"),
+        "out_bytes_per_s": rate("bytes_out"),
+        "faults_per_s": rate("faults"),
+        "steps_per_s": rate("steps"),
+        "plan_hit_share": hits / (hits + misses) if hits + misses > 0 else None,
+        "stats": dict(stats),
+        "tags": {name: dict(row) for name, row in now["tags"].items()},
+    }
+
+
+def render(view: Mapping[str, Any]) -> str:
+    """Format the view for a terminal, without control characters."""
+    stats = view["stats"]
+    lines = [
+        f"umem top: pid {view['pid']}  {_plain(view['program'])}",
+        f"device {view['device']}, policy {view['policy']}, {stats['steps']} steps"
+        f"{_a_second(view['steps_per_s'], '.2f')}",
+        "",
+        f"resident  {_bar(stats['resident_bytes'], stats['budget_bytes'])}",
+        f"live      {format_bytes(stats['live_bytes'])}, cached "
+        f"{format_bytes(stats['cached_bytes'])}, dropped {format_bytes(stats['dropped_bytes'])}, "
+        f"pinned {format_bytes(stats['pinned_bytes'])}, "
+        f"asleep {format_bytes(stats['asleep_bytes'])}",
+        f"host      {_host(stats)}",
+        f"lane in   {_moved(stats['bytes_in'], view['in_bytes_per_s'])}",
+        f"lane out  {_moved(stats['bytes_out'], view['out_bytes_per_s'])}",
+        f"faults    {stats['faults']}{_a_second(view['faults_per_s'], '.0f')}",
+        f"plan      {_plan(view['plan_hit_share'], stats)}",
+        "",
+        f"{'tag':<12}{'blocks':>8}{'bytes':>14}{'resident':>14}{'away':>14}",
+    ]
+    return "\n".join(lines + [_row(name, row) for name, row in _largest(view["tags"])])
+
+
+def _largest(tags: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Mapping[str, int]]]:
+    shown = [(name, row) for name, row in tags.items() if row["blocks"]]
+    return sorted(shown, key=lambda item: (-item[1]["bytes"], item[0]))
+
+
+def _row(name: str, row: Mapping[str, int]) -> str:
+    away = row["bytes"] - row["resident_bytes"]
+    sizes = (format_bytes(count) for count in (row["bytes"], row["resident_bytes"], away))
+    return f"{name:<12}{row['blocks']:>8}" + "".join(f"{size:>14}" for size in sizes)
+
+
+def _bar(count: int, limit: int) -> str:
+    share = count / limit if limit else 0.0
+    filled = min(_BAR, round(share * _BAR))
+    bar = "#" * filled + "." * (_BAR - filled)
+    return f"[{bar}] {format_bytes(count)} of {format_bytes(limit)} ({100 * share:.0f} %)"
+
+
+def _host(stats: Mapping[str, int]) -> str:
+    limit = stats["host_budget_bytes"]
+    most = format_bytes(limit) if limit else "unlimited"
+    return f"{format_bytes(stats['host_bytes'])} of {most}"
+
+
+def _moved(total: int, rate: float | None) -> str:
+    speed = "" if rate is None else f", {format_bytes(round(rate))}/s"
+    return format_bytes(total) + speed
+
+
+def _a_second(rate: float | None, form: str) -> str:
+    return "" if rate is None else f", {rate:{form}} a second"
+
+
+def _plan(share: float | None, stats: Mapping[str, int]) -> str:
+    if share is None:
+        return "no plan in use"
+    total = stats["plan_hits"] + stats["plan_misses"]
+    return f"{100 * share:.1f} % of ops as planned ({stats['plan_hits']} of {total} in total)"
+
+
+def _plain(text: str) -> str:
+    """Replace characters that could control the terminal: the program chose its own name."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,1 @@
+"""Weights and optimizer state kept off the device."""

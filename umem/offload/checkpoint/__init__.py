@@ -1,0 +1,1 @@
+"""Checkpoints loaded tensor by tensor."""

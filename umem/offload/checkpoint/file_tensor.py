@@ -1,0 +1,97 @@
+"""A tensor in a file, and reading its values into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from ...errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK_BYTES = 16 << 20  # bytes read at once: what a load needs besides the tensors
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a checkpoint, before its values are read."""
+
+    path: Path
+    offset: int  # of its first element in the file, in bytes
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # in elements, as in torch
+
+    @property
+    def extent(self) -> int:
+        """Bytes in the file from the first element to the end of the last."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    def copy_to(self, target: torch.Tensor) -> None:
+        """Read the values into `target`, which has the same shape and dtype.
+
+        Reads in chunks if the layouts in file and memory are equal and without holes; else the
+        whole span of the tensor in the file is held in memory at once.
+
+        Raises:
+            CheckpointError: the file cannot be read, or was truncated.
+        """
+        import torch
+
+        if not self.extent:
+            return
+        dense = self.extent == math.prod(self.shape) * self.dtype.itemsize
+        alike = dense and _strides(target) == _strides_of(self.shape, self.stride)
+        staging = bytearray(min(self.extent, CHUNK_BYTES) if alike else self.extent)
+        values = torch.frombuffer(staging, dtype=torch.uint8)
+        if alike:
+            flat = torch.as_strided(target, (target.numel(),), (1,)).view(torch.uint8)
+            for first, count in self._chunks(memoryview(staging)):
+                flat[first : first + count].copy_(values[:count])
+            return
+        for _ in self._chunks(memoryview(staging)):
+            target.copy_(torch.as_strided(values.view(self.dtype), self.shape, self.stride))
+
+    def _chunks(self, staging: memoryview) -> Iterator[tuple[int, int]]:
+        """Yield (first byte, bytes) of each chunk after reading it into `staging`."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.offset)
+                for first in range(0, self.extent, len(staging)):
+                    count = min(len(staging), self.extent - first)
+                    self._fill(file, staging[:count])
+                    yield first, count
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror or error}") from error
+
+    def _fill(self, file: BinaryIO, view: memoryview) -> None:
+        while view:
+            count = cast("Any", file).readinto(view)
+            if not count:
+                raise CheckpointError(f"{self.path}: the file was truncated while it was read")
+            view = view[count:]
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    return _strides_of(tuple(tensor.shape), tensor.stride())
+
+
+def _strides_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """Drop the strides of dimensions of one element, which have no meaning."""
+    return tuple(step for n, step in zip(shape, stride, strict=True) if n != 1)

@@ -1,0 +1,47 @@
+"""An optimizer's step for some of its parameters, bit-identical to the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+
+def is_per_parameter(optimizer: Optimizer) -> bool:
+    """Return whether each parameter's update depends only on its own gradient and state.
+
+    This is known of the optimizers of `torch.optim` except LBFGS. A class with its own `step` may
+    do anything in it, such as clipping by the norm of all gradients.
+    """
+    module: str = _plain_step(optimizer).__module__
+    return module.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
+
+
+def update(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Run `optimizer.step()` for these parameters, without its hooks."""
+    _plain_step(optimizer)(part_of(optimizer, parameters))
+
+
+def part_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> Optimizer:
+    """Return the optimizer as if it had only these parameters.
+
+    It shares the state, and has the options that the groups have now. The optimizer itself is not
+    touched, so it can be read, and run other parts of its step, at the same time.
+    """
+    chosen = {id(parameter) for parameter in parameters}
+    groups = []
+    for group in optimizer.param_groups:
+        mine = [parameter for parameter in group["params"] if id(parameter) in chosen]
+        if mine:
+            groups.append({**group, "params": mine})
+    part = object.__new__(type(optimizer))
+    part.__dict__.update(optimizer.__dict__, param_groups=groups)
+    return part
+
+
+def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """Return the class's step, without the hooks of torch and the wrappers of schedulers."""
+    step: Any = type(optimizer).step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[no-any-return]

@@ -1,0 +1,120 @@
+"""The optimizer's step in the backward pass: each gradient is used and freed immediately.
+
+Source: "How to save memory by fusing the optimizer step into the backward pass", PyTorch tutorials,
+2023; Lv et al., "Full parameter fine-tuning for large language models with limited resources"
+(LOMO), ACL 2024.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...errors import StateError
+from .parts import update
+from .states import States, acting, parameters_of
+
+
+class Release:
+    """Hooks on the parameters of an optimizer, including parameters that are added later.
+
+    Remaining gradients (new parameters, accumulated gradients) are left to `step()`.
+    """
+
+    def __init__(self, optimizer: Optimizer, states: States) -> None:
+        self._optimizer, self._states = optimizer, states
+        self._lock = threading.Lock()  # each device has its own backward thread
+        self._hooks: dict[int, Any] = {}  # by the parameter's id
+        self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
+        self._order: list[Tensor] = []  # the order in the step before
+        self._paused = False
+        self._follow()
+
+    def remove(self) -> None:
+        """Keep gradients again, for `step()`."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        self._done, self._order = {}, []
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep gradients inside the context, so that they add up."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def step_begins(self) -> None:
+        """Prepare for a closure's backward pass."""
+        self._end()
+
+    def step_ended(self) -> None:
+        """Update the hooks: groups may have been added, or parameters thawed."""
+        self._end()
+        self._follow()
+
+    def _end(self) -> None:
+        if self._done:
+            self._order, self._done = list(self._done.values()), {}
+
+    def _follow(self) -> None:
+        mine = {id(p): p for p in parameters_of(self._optimizer) if p.requires_grad and p.is_leaf}
+        for key in [key for key in self._hooks if key not in mine]:
+            self._hooks.pop(key).remove()
+        this = weakref.ref(self)  # the parameter must not keep the optimizer alive
+
+        def hook(parameter: Tensor) -> None:
+            if (release := this()) is not None:
+                release._gradient_is_there(parameter)
+
+        for key, parameter in mine.items():
+            if key not in self._hooks:
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _gradient_is_there(self, parameter: Tensor) -> None:
+        if self._paused:
+            return
+        with self._lock:
+            self._check(parameter)
+            paging = acting()
+            if paging:
+                self._states.bring([parameter, *self._next(parameter)])
+            update(self._optimizer, [parameter])
+            parameter.grad = None
+            self._done[id(parameter)] = parameter
+            if paging:
+                self._states.send(self._states.of(parameter))
+
+    def _next(self, parameter: Tensor) -> list[Tensor]:
+        """Return the parameters whose gradients followed this one's in the last step."""
+        at = len(self._done)
+        here = at + 1 < len(self._order) and self._order[at] is parameter
+        return self._order[at + 1 : at + 2] if here else []
+
+    def _check(self, parameter: Tensor) -> None:
+        of = f"a parameter of shape {tuple(parameter.shape)}"
+        if parameter.grad is None:
+            raise StateError(
+                f"another hook took the gradient of {of} before umem.page_optimizer(..., "
+                "release_gradients=True) used it; only one optimizer can release it"
+            )
+        if parameter.grad.requires_grad:
+            raise StateError(
+                f"the gradient of {of} is needed for a second derivative (create_graph=True), and "
+                "release_gradients=True would free it; leave one of them out"
+            )
+        if id(parameter) in self._done:
+            raise StateError(
+                f"{of} got a second gradient since the last optimizer.step(), but was updated by "
+                "the first one already; with release_gradients=True call step() after each "
+                "backward pass, and run all but the last of a step inside "
+                "`with paged.accumulate():`"
+            )

@@ -1,0 +1,111 @@
+"""Moves of optimizer state: which of it may leave, and when it returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...capture import op_semantics
+from ...errors import NotSupportedError, OutOfMemoryError, StateError
+from ...residency import hints
+from ...residency.spans import StorageSpan, parts
+from ...session import session
+
+_log = logging.getLogger("umem")
+
+_SHARED = "pool"  # small blocks: their pages also hold bytes of other tensors
+
+
+class States:
+    """The states of one optimizer."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._warned = False
+
+    def of(self, parameter: Tensor) -> list[Tensor]:
+        """Return the state of the parameter that exists so far; a step may create it."""
+        state = self._optimizer.state
+        return list(op_semantics.tensors([state[parameter]])) if parameter in state else []
+
+    def bytes_of(self, parameter: Tensor) -> int:
+        """Return the bytes of its state; before it exists, twice the parameter, as for Adam."""
+        found = self.of(parameter)
+        return sum(t.nbytes for t in found) if found else 2 * parameter.nbytes
+
+    def all(self) -> list[Tensor]:
+        """Return all state in the order of the parameters, then the state that belongs to none."""
+        found = [t for p in parameters_of(self._optimizer) for t in self.of(p)]
+        return [*found, *op_semantics.tensors(self._optimizer.state.values())]
+
+    def bring(self, parameters: Iterable[Tensor]) -> None:
+        """Fetch the state and the other tensors of the update, as far as they fit.
+
+        In one call, so that no part evicts another. The rest comes on demand.
+        """
+        wanted: list[Tensor] = []
+        for parameter in parameters:
+            grad = parameter.grad
+            wanted += self.of(parameter)
+            wanted.append(parameter.detach())
+            if grad is not None and grad.layout == torch.strided:
+                wanted.append(grad)
+        try:
+            hints.prefetch(wanted)
+        except OutOfMemoryError:
+            _log.debug("the optimizer's state and the tensors of its step do not all fit")
+
+    def send(self, tensors: Iterable[Tensor]) -> None:
+        """Evict them, except tensors that the program pinned or excluded, and shared pages."""
+        from ...base.native import core
+
+        for part in self._leaving(tensors):
+            try:
+                core.evict([part.span])
+            except StateError:  # an op of another thread has just started to use it
+                continue
+            except (OutOfMemoryError, NotSupportedError) as error:
+                if not self._warned:
+                    _log.warning("optimizer state stays on the device: %s", error)
+                self._warned = True
+                return
+
+    def _leaving(self, tensors: Iterable[Tensor]) -> Iterator[StorageSpan]:
+        from ...base.native import core
+
+        for part in parts(list(tensors), "page_optimizer"):
+            if not part.nbytes or not core.owns(part.address):
+                continue
+            at = core.where(*part.span)
+            stays = at["tag"] == _SHARED or at["pins"] or at["exempt"]
+            if not stays and at["evicted_bytes"] < part.nbytes:
+                yield part
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the parameters in the order of the step."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def acting() -> bool:
+    """Return whether to move state: not if a plan does it, or a graph is being captured."""
+    if not session.is_enabled():
+        return False
+    from ...base.native import core
+
+    if planning() and core.plan_status()["active"]:
+        return False
+    used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return not (used and torch.cuda.is_current_stream_capturing())
+
+
+def planning() -> bool:
+    """Return whether steps are recorded and planned, so that each has to run the same operators."""
+    from ...base.native import core
+
+    return core.current_options().policy == "planned"

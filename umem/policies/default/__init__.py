@@ -1,0 +1,1 @@
+"""The default policy, `auto`: its planner and the estimates that guide it."""

@@ -1,0 +1,76 @@
+"""Estimate of a step's time for a choice of gaps, accurate enough to compare choices."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...base.device_profiles import DeviceProfile
+from ...trace.step_trace import Gaps, Ints, StepTrace
+from .writeback import NEVER, Quiet, quiet_times
+
+
+class GapChoice(NamedTuple):
+    """Gaps spent swapped out: a tensor leaves when op `start` has ended, in this order."""
+
+    away: Gaps
+    returns: Ints  # indices of the gaps whose tensors return for `end`, by deadline
+    occupancy: Ints  # [n_ops] bytes of large tensors that are not swapped out
+
+
+class StepEstimate(NamedTuple):
+    """Estimated time of the second of two equal steps."""
+
+    us: float
+    quiet: Quiet
+    # [quiet times] The op at whose start the write-back starts, in the step in which the quiet time
+    # ends; NEVER: the link to the host is not idle in time.
+    copied: Ints
+
+
+def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: int) -> StepEstimate:
+    """Estimate the second of two equal steps, with each direction of the link as a fluid.
+
+    A return starts at the first op from which on the occupancy has space for it, out of `room`
+    bytes, until its use. An op starts when its tensors have arrived and the tensors still leaving
+    fit into the remaining space. While the link to the host is idle, tensors that are not written
+    again before they leave are written back, in the order in which they leave.
+    """
+    from ...base.native import core
+
+    away, returns, _ = choice
+    amount = trace.bytes[away.tensor]
+    ready, taken = earliest(choice, amount, room)
+    quiet = quiet_times(trace, away)
+    us, copied = core.step_estimate(
+        trace.op_us,
+        np.maximum(room - taken, 0) / device.bytes_per_us_out,
+        start=away.start,
+        # Tensors that no op writes are read-mostly: after one fetch the host's copy stays valid.
+        out_us=np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out),
+        in_us=amount / device.bytes_per_us_in,
+        quiet=quiet.of_gap,
+        returns=returns,
+        return_start=ready,
+        return_end=away.end[returns],
+        written=quiet.written,
+        due=quiet.due,
+        copy_us=trace.bytes[quiet.tensor] / device.bytes_per_us_out,
+        never=NEVER,
+    )
+    return StepEstimate(us, quiet, copied)
+
+
+def earliest(choice: GapChoice, amount: Ints, room: int) -> tuple[Ints, Ints]:
+    """Return the op at which each return starts, and the occupancy with all of them.
+
+    As in the engine: the tensor that is due first starts as soon as there is space for it until its
+    use, and no other before it. The result is for the second of two steps.
+    """
+    from ...base.native import core
+
+    away, returns, occupancy = choice
+    return core.return_starts(
+        away.start[returns], away.end[returns], amount[returns], occupancy, room
+    )

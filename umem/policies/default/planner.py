@@ -1,0 +1,169 @@
+"""`auto`, the default policy: the longest idle tensors leave early and return by deadline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from ...base.device_profiles import DeviceProfile
+from ...trace.step_trace import Floats, Gaps, Ints, Kind, StepTrace
+from ..base import Fetch, Move, Plan
+from .choice import choose
+from .estimate import GapChoice, StepEstimate, estimate
+from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
+from .streaming import streamed
+from .writeback import write_backs
+
+COMPARED = 8192  # up to this number of gaps several choices are compared; above it, one is made
+NEAR = 1.5  # ratio up to which idle times count as equal
+FEW = 2  # choices that are compared where an estimate has to be quick
+HIDDEN = 1.002  # of the compute time: a plan within this has nothing left to gain
+CLEARLY = 0.995  # of the best time so far: a smaller gain is not worth moving more bytes
+GREAT = 0.02  # of the capacity: the choice of sizes matters only for tensors above this
+
+
+class Auto:
+    """Greedy choice of the idle intervals that tensors spend swapped out, longest first.
+
+    Every gap between two uses of a large tensor can be spent swapped out, and so can the rest of
+    its lifetime after the last use. In the order of idle time, a gap is chosen if any op inside
+    exceeds the capacity; then gaps that turn out to be needless are dropped, shortest first, which
+    brings the bytes moved near to their lower bound. Other orders suit some steps better: the
+    choice with the min estimated step time is taken. A chosen tensor leaves as soon as its last use
+    has ended, and returns in the order of deadlines once the planned occupancy has space for it
+    until its next use. A tensor that is not written again before it leaves is written back early
+    while the link to the host is idle.
+
+    Source: the interval view of Belady's rule (Belady 1966; Berger, Beckmann and Harchol-Balter,
+    "Practical bounds on optimal caching with variable object sizes", SIGMETRICS 2018), with early
+    eviction, gated prefetch and early write-back.
+    """
+
+    name = "auto"
+    rollback = True  # plans are dropped if their first steps are slower than lru's
+
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
+        """Return a gated plan, without moves where the step fits."""
+        trace = trace.pieces
+        room = capacity(trace, budget)
+        best, found = _best(trace, device, room)
+        away, _, occupancy = best
+        left = np.unique(away.tensor)
+        return Plan(
+            trace,
+            evict=tuple(map(Move, away.start.tolist(), away.tensor.tolist())),
+            fetch=_fetches(best),
+            write_back=write_backs(found.quiet, found.copied, trace.n_ops) if found else (),
+            read_mostly=tuple(left[trace.clean[left]].tolist()),
+            gated=True,
+            occupancy=np.minimum(occupancy, room),
+            capacity=room,
+            order="furthest",
+        )
+
+    def estimate_us(
+        self, trace: StepTrace, device: DeviceProfile, budget: int, *, compare: bool = True
+    ) -> float:
+        """Estimate the time of a step under the plan, in µs.
+
+        Without `compare` only a few choices are compared, in less than half the time.
+        """
+        trace = trace.pieces
+        room = capacity(trace, budget)
+        _, found = _best(trace, device, room, compare)
+        return found.us if found else trace.compute_us
+
+
+def _best(
+    trace: StepTrace, device: DeviceProfile, room: int, compare: bool = True
+) -> tuple[GapChoice, StepEstimate | None]:
+    live = large_live_bytes(trace)
+    gaps = all_gaps(trace)
+    choices = (_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room))
+    return _fastest(trace, device, choices if compare else islice(choices, FEW), room)
+
+
+def _fastest(
+    trace: StepTrace, device: DeviceProfile, choices: Iterator[GapChoice], room: int
+) -> tuple[GapChoice, StepEstimate | None]:
+    """Return the choice with the min estimate; the estimate is None where nothing leaves.
+
+    The first choice that hides all transfers is taken.
+    """
+    least = math.inf
+    for choice in choices:
+        if not len(choice.away.tensor):
+            return choice, None
+        found = estimate(trace, device, choice, room)
+        if found.us < CLEARLY * least:
+            best, most, least = choice, found, found.us
+        if least <= HIDDEN * trace.compute_us:
+            break
+    return best, most
+
+
+def _choice(trace: StepTrace, gaps: Gaps, index: Ints, live: Ints) -> GapChoice:
+    away = select(gaps, index)
+    returns = np.flatnonzero(_returns(trace, away))
+    returns = returns[np.argsort(away.end[returns], kind="stable")]
+    occupancy = live - bytes_over(away, trace.bytes[away.tensor], trace.n_ops)
+    return GapChoice(away, returns, occupancy)
+
+
+def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
+    """Return whether a use ends the gap."""
+    persistent = trace.kind[gaps.tensor] == Kind.PERSISTENT
+    unended = np.where(persistent, gaps.start < 0, gaps.end > trace.last[gaps.tensor])
+    return ~unended
+
+
+def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
+    """Yield a choice by idle time, then others if it moves anything and there is time to compare.
+
+    Where weights are streamed, the choice of the other tensors matters little.
+    """
+    excess = live - room
+    first = choose(trace, gaps, excess, gaps.idle_us)
+    yield first
+    if not len(first) or len(gaps.tensor) > COMPARED:
+        return
+    streams = False
+    for index in streamed(trace, gaps, live, room):
+        streams = True
+        yield index
+    if streams:
+        return
+    seen = {first.tobytes()}
+    for priority in _priorities(trace, gaps, room):
+        index = choose(trace, gaps, excess, priority)
+        if index.tobytes() not in seen:
+            yield index
+        seen.add(index.tobytes())
+
+
+def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
+    """Yield priorities other than idle time.
+
+    Tensors without further use first, or last; persistent tensors first, which can leave before
+    forward needs the space; or, of nearly equal idle times, the smaller tensor first.
+    """
+    time = gaps.idle_us
+    returns = _returns(trace, gaps)
+    if not returns.all():
+        yield np.where(returns, time, time + 2 * trace.compute_us)
+        yield np.where(returns, time, 0.0)
+    persists = trace.kind[gaps.tensor] == Kind.PERSISTENT
+    if persists.any():
+        yield np.where(persists, time + 2 * trace.compute_us, time)
+    size = trace.bytes[gaps.tensor].astype(float)
+    if size.max(initial=0.0) > GREAT * room:
+        yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
+
+
+def _fetches(choice: GapChoice) -> tuple[Fetch, ...]:
+    chosen = select(choice.away, choice.returns)
+    columns = (chosen.start.tolist(), chosen.end.tolist(), chosen.tensor.tolist())
+    return tuple(map(Fetch, *columns))

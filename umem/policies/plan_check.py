@@ -1,0 +1,155 @@
+"""Check a plan: what of it cannot be carried out, and what has no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..base.units import format_bytes
+from ..trace.step_trace import Kind, StepTrace
+from .base import Fetch, Move, Plan, WriteBack
+
+_LARGE = "only tensors of 2 MiB or more move alone"
+
+
+def check(plan: Plan) -> list[str]:
+    """Return every problem of a plan, each with the entry that has it; empty for a sound plan.
+
+    An index out of range makes the plan unusable: lowering refuses it. Every other problem is an
+    entry without effect, or with another effect than was meant: the engine leaves it out, and bytes
+    that are needed come on demand. Call it while you write a policy. In a program and in a
+    simulation, plans of policies that are not umem's own are checked, and problems are logged.
+    """
+    return list(_problems(plan))
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    trace = plan.trace
+    checks: tuple[tuple[str, Iterable[Any], Callable[[StepTrace, Any], str]], ...] = (
+        ("evict", plan.evict, _of_move),
+        ("evict_first", plan.evict_first, _of_move),
+        ("fetch", plan.fetch, _of_fetch),
+        ("write_back", plan.write_back, _of_write_back),
+        ("retain", plan.retain, _large),
+        ("read_mostly", plan.read_mostly, _of_read_mostly),
+        ("barriers", plan.barriers, _op),
+    )
+    for field, entries, problem_of in checks:
+        for entry in entries:
+            if problem := problem_of(trace, entry):
+                yield f"{field}: {_written(entry)}: {problem}"
+    if len(set(plan.barriers)) != len(plan.barriers):
+        yield "barriers: an op stands more than once"
+    yield from _of_gate(plan)
+
+
+def _written(entry: Any) -> str:
+    """Write the entry with plain numbers, whatever kind of integers it is made of."""
+    plain = [int(number) for number in entry] if isinstance(entry, tuple) else int(entry)
+    return repr(type(entry)(*plain) if isinstance(plain, list) else plain)
+
+
+def _of_move(trace: StepTrace, move: Move) -> str:
+    return _op(trace, move.after) or _movable(trace, move.tensor, move.after)
+
+
+def _of_read_mostly(trace: StepTrace, tensor: int) -> str:
+    problem = _large(trace, tensor)
+    if not problem and not trace.clean[tensor]:
+        problem = "the step writes the tensor, or it is not alive all the time"
+    return problem
+
+
+def _of_fetch(trace: StepTrace, fetch: Fetch) -> str:
+    problem = _op(trace, fetch.after)
+    if not problem and not fetch.after < fetch.by < 2 * trace.n_ops:
+        problem = f"`by` must be above `after` and below {2 * trace.n_ops}, twice the number of ops"
+    problem = problem or _movable(trace, fetch.tensor, fetch.after)
+    if not problem and not _alive(trace, fetch.tensor, fetch.by):
+        problem = f"the tensor is not alive in op {fetch.by}"
+    return problem
+
+
+def _of_write_back(trace: StepTrace, entry: WriteBack) -> str:
+    problem = _op(trace, entry.after)
+    if not problem and not entry.after < entry.until <= 2 * trace.n_ops:
+        problem = f"`until` must be above `after` and at most {2 * trace.n_ops}"
+    problem = problem or _movable(trace, entry.tensor, entry.after)
+    if not problem and (ops := _writes(trace, entry)):
+        problem = f"op {ops[0]} writes the tensor before `until`"
+    return problem
+
+
+def _of_gate(plan: Plan) -> Iterator[str]:
+    if not plan.gated:
+        return
+    if plan.occupancy is None or plan.occupancy.shape != (plan.trace.n_ops,):
+        shape = None if plan.occupancy is None else plan.occupancy.shape
+        wanted = (plan.trace.n_ops,)
+        yield f"occupancy: shape {shape}; a gated plan needs one value per op: {wanted}"
+    if plan.capacity < 0:
+        yield f"capacity: {plan.capacity}; allowed: 0 bytes or more"
+
+
+def _op(trace: StepTrace, op: int) -> str:
+    if -1 <= op < trace.n_ops:
+        return ""
+    return f"there is no op {op}; allowed: -1, the start of the step, to {trace.n_ops - 1}"
+
+
+def _large(trace: StepTrace, tensor: int) -> str:
+    if not 0 <= tensor < trace.n_tensors:
+        return f"there is no tensor {tensor}; tensors are 0 to {trace.n_tensors - 1}"
+    if not trace.large[tensor]:
+        return f"the tensor has {format_bytes(int(trace.bytes[tensor]))}; {_LARGE}"
+    return ""
+
+
+def _movable(trace: StepTrace, tensor: int, op: int) -> str:
+    problem = _large(trace, tensor)
+    if not problem and not trace.movable[tensor]:
+        problem = "the program pinned or excluded the tensor"
+    if not problem and not _alive(trace, tensor, op):
+        first, last = int(trace.first[tensor]), int(trace.last[tensor])
+        problem = f"the tensor is alive in ops {first} to {last}, not after op {op}"
+    return problem
+
+
+def _alive(trace: StepTrace, tensor: int, op: int) -> bool:
+    kind = trace.kind[tensor]
+    if kind == Kind.PERSISTENT or (op == -1 and kind == Kind.CARRIED):
+        return True
+    return bool(trace.first[tensor] <= op <= trace.last[tensor])
+
+
+def _writes(trace: StepTrace, entry: WriteBack) -> list[int]:
+    """Return the ops inside a write-back that write its tensor."""
+    wrote = trace.access_op[trace.access_write & (trace.access_tensor == entry.tensor)]
+    laps = (0, trace.n_ops) if trace.kind[entry.tensor] == Kind.PERSISTENT else (0,)
+    ops = (int(op) + lap for lap in laps for op in wrote)
+    return [op for op in ops if entry.after < op < entry.until]
+
+
+def out_of_range(plan: Plan) -> str | None:
+    """Return the first entry that names an op or a tensor that the step has not; None without one.
+
+    Part of lowering: it reads indices only, in time linear in the plan.
+    """
+    n, m = plan.trace.n_ops, plan.trace.n_tensors
+    moves: list[tuple[str, Move | Fetch | WriteBack]] = [
+        *(("evict", one) for one in plan.evict),
+        *(("evict_first", one) for one in plan.evict_first),
+        *(("fetch", one) for one in plan.fetch),
+        *(("write_back", one) for one in plan.write_back),
+    ]
+    for field, one in moves:
+        if not -1 <= one.after < n or not 0 <= one.tensor < m:
+            return (
+                f"{field}: {_written(one)}: the step has ops 0 to {n - 1} and tensors 0 to {m - 1}"
+            )
+    for field, tensors in (("retain", plan.retain), ("read_mostly", plan.read_mostly)):
+        if bad := [tensor for tensor in tensors if not 0 <= tensor < m]:
+            return f"{field}: tensor {bad[0]}: the step has tensors 0 to {m - 1}"
+    if bad := [op for op in plan.barriers if not -1 <= op < n]:
+        return f"barriers: op {bad[0]}: the step has ops 0 to {n - 1}"
+    return None

@@ -1,0 +1,1 @@
+"""Baselines: policies from the literature, to compare the default policy with."""

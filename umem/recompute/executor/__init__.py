@@ -1,0 +1,1 @@
+"""Execution of recompute plans in live models."""

@@ -1,0 +1,355 @@
+"""The forward pass of a step, which drops what a plan says of what autograd would keep.
+
+Two of torch's means together: a dispatch mode sees the ops below autograd, and the hooks of saved
+tensors say what autograd keeps. Both are of the thread that runs the forward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ...capture import op_semantics
+from ...capture.dispatch import DispatchMode
+from ...capture.op_semantics import OpSemantics, Place, describe, is_counted
+from ...errors import StateError
+from ...trace.ids import StorageKey
+from .storage_versions import (
+    READ,
+    SCRATCH,
+    WRITE,
+    Node,
+    RandomState,
+    Ref,
+    Value,
+    changed,
+    copied,
+    rebuild,
+    refer,
+)
+
+
+class DropPlan(Protocol):
+    """The interface of umem.recompute.planner.plan.RecomputePlan."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def drop(self) -> tuple[int, ...]: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def keep_below(self) -> int: ...
+
+
+class Prepared:
+    """A plan in the form in which a forward pass is compared with it."""
+
+    def __init__(self, plan: DropPlan) -> None:
+        counted = [i for i, name in enumerate(plan.names) if is_counted(name)]
+        drop = frozenset(plan.drop)
+        self.names = [sys.intern(plan.names[i]) for i in counted]
+        self.drop = [i in drop for i in counted]
+        self.keep_rebuilt = plan.mode == "speed"
+        self.keep_below = plan.keep_below
+
+
+@dataclass
+class Tally:
+    """The outcome of a forward pass under a plan."""
+
+    ops: int = 0  # that were counted against the plan
+    dropped: int = 0  # tensors that autograd would have kept
+    dropped_bytes: int = 0  # of their storages
+    refused: int = 0  # ops that the plan drops and that cannot run again
+    mismatch: str = ""  # first deviation from the plan; all is kept from there on
+
+
+class _NotRepeatableError(Exception):
+    """An op that is to be dropped has to be kept."""
+
+
+@contextmanager
+def dropping(plan: Prepared) -> Iterator[Tally]:
+    """Run the forward pass within the context as the plan says."""
+    mode = _Dropping(plan)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(mode.pack, _unpack), mode:
+            yield mode.tally
+    finally:
+        mode.tally.ops = mode.counted
+        mode.live.clear()
+
+
+class _Kept:
+    """A saved tensor that stays. Torch checks no versions where there are hooks, so this does."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()  # the tensor itself would form a cycle through its graph
+        self.version = -1 if tensor.is_inference() else tensor._version
+
+    def unpack(self) -> torch.Tensor:
+        if self.version >= 0 and self.tensor._version != self.version:
+            raise StateError(changed(self.tensor, self.version))
+        return self.tensor
+
+
+class _Dropped:
+    """A saved tensor that is rebuilt."""
+
+    __slots__ = ("keep", "ref")
+
+    def __init__(self, ref: Ref, keep: bool) -> None:
+        self.ref, self.keep = ref, keep
+
+    def unpack(self) -> torch.Tensor:
+        assert self.ref.value is not None
+        tensor = rebuild(self.ref.value, self.keep)
+        with torch.no_grad():
+            return self.ref.of(tensor)
+
+
+def _unpack(saved: _Kept | _Dropped) -> torch.Tensor:
+    return saved.unpack()
+
+
+class _Dropping(DispatchMode):
+    """A mode that numbers the ops, and remembers how to run those again that are dropped."""
+
+    def __init__(self, plan: Prepared) -> None:
+        super().__init__()
+        self.tally = Tally()
+        self.counted = 0
+        # Weak where the value holds the storage itself, which then stays as long.
+        self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
+        self._names, self._drop = plan.names, plan.drop
+        self._keep, self._keep_below = plan.keep_rebuilt, plan.keep_below
+        self._matches = True
+        self._packing = False
+        self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
+
+    def pack(self, tensor: torch.Tensor) -> _Kept | _Dropped:
+        """Return what autograd is to keep in place of the tensor."""
+        if _is_plain(tensor) and self._is_at_home(tensor.device):
+            value = self._find(tensor)
+            if value is not None and value.made:
+                self.tally.dropped += 1
+                self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
+                return _Dropped(refer(tensor, value), self._keep)
+            with torch._C._DisableTorchDispatch():  # this mode would cost more than the rest
+                return _Kept(tensor)
+        self._packing = True
+        try:
+            return _Kept(tensor)
+        finally:
+            self._packing = False
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run the op, and remember it if it is to be dropped."""
+        operator = describe(func)
+        if self._is_next_dropped(operator):
+            try:
+                return self._run_dropped(operator, func, args, named)
+            except _NotRepeatableError:
+                self.tally.refused += 1
+        if operator.may_write and self.live:
+            self._before_write(operator, args, named)
+        return func(*args, **named)
+
+    def _is_next_dropped(self, operator: OpSemantics) -> bool:
+        # No plan counts what hooks do, or a backward pass inside of the forward pass.
+        if self._packing or torch._C._current_graph_task_id() != -1 or not operator.counted:
+            return False
+        index = self.counted
+        self.counted += 1
+        if not self._matches:
+            return False
+        if index < len(self._names) and self._names[index] == operator.overload:
+            # Without gradients the op is inside of a function with a backward of its own.
+            return self._drop[index] and torch.is_grad_enabled()
+        planned = self._names[index] if index < len(self._names) else "the end"
+        self._matches = False
+        self.tally.mismatch = f"op {index} is {operator.overload}, planned was {planned}"
+        return False
+
+    def _run_dropped(
+        self, operator: OpSemantics, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        node, writing = self._node(operator, func, args, named)
+        written = [(tensor, tensor._version + 1) for tensor in operator.written_now(args, named)]
+        self._before_write(operator, args, named)
+        out = func(*args, **named)
+        places = {id(tensor): ref for tensor, ref in writing}
+        for tensor, version in written:
+            if id(tensor) in places:  # not a statistic
+                made = self._made(tensor, version, node)
+                node.written.append((places[id(tensor)], weakref.ref(made)))
+        for index, tensor in enumerate(op_semantics.tensors([out])):
+            node.results += 1
+            if self._is_new(tensor):
+                made = self._made(tensor, tensor._version, node)
+                node.outputs.append((index, weakref.ref(made)))
+        return out
+
+    def _node(
+        self, operator: OpSemantics, func: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Node, list[tuple[torch.Tensor, Ref]]]:
+        """Return the op with its inputs, before it runs, and the arguments that it writes.
+
+        Raises:
+            _NotRepeatableError: it cannot run again.
+        """
+        if not operator.repeatable:
+            raise _NotRepeatableError
+        tensors = [*op_semantics.tensors([*args, *named.values()])]
+        if not all(map(_is_plain, tensors)):
+            raise _NotRepeatableError
+        device = tensors[0].device if tensors else torch.device(named.get("device") or "cpu")
+        if not all(self._is_at_home(tensor.device) for tensor in tensors):
+            raise _NotRepeatableError
+        random = None
+        if operator.random:
+            random = RandomState(device, named.get("generator"))
+        scratch = operator.statistics if operator.updates_statistics(args) else frozenset()
+        node = Node(operator, func, random, scratch)
+        writing: list[tuple[torch.Tensor, Ref]] = []
+        node.args = tuple(self._refs(node, writing, i, value) for i, value in enumerate(args))
+        node.named = {key: self._refs(node, writing, key, value) for key, value in named.items()}
+        return node, writing
+
+    def _refs(
+        self, node: Node, writing: list[tuple[torch.Tensor, Ref]], place: Place, value: Any
+    ) -> Any:
+        """Return an argument with references in place of its tensors."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._refs(node, writing, place, item) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if place in node.scratch:
+            ref = refer(value, None, SCRATCH)
+        elif place in node.operator.data_places:
+            ref = refer(value, self._to_write(node.operator, value), WRITE)
+            writing.append((value, ref))
+        else:
+            ref = refer(value, self._input(value), READ)
+        node.refs.append(ref)
+        return ref
+
+    def _input(self, tensor: torch.Tensor) -> Value:
+        """Return the tensor's value; one that no node makes is held from now on."""
+        value = self._find(tensor)
+        if value is None:
+            value = Value(tensor._version, _alias(tensor), None)
+            key = tensor.untyped_storage()._cdata
+            self.live[key] = weakref.ref(value, lambda dead: self._gone(key, dead))
+        return value
+
+    def _to_write(self, operator: OpSemantics, tensor: torch.Tensor) -> Value | None:
+        if operator.overwrites and op_semantics.is_whole(tensor):
+            return None
+        value = self._find(tensor)
+        if value is None or not value.made:
+            # What the program holds anyway is not worth a copy to change.
+            raise _NotRepeatableError
+        return value
+
+    def _made(self, tensor: torch.Tensor, version: int, node: Node) -> Value:
+        value = Value(version, None, node)
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        value.storage = weakref.ref(storage, lambda dead: self._gone(key, dead))
+        self.live[key] = value
+        return value
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        """Return whether an output is the op's own, and large enough to be dropped."""
+        if not _is_plain(tensor):
+            return False
+        storage = tensor.untyped_storage()
+        return storage._cdata not in self.live and storage.nbytes() >= self._keep_below
+
+    def _find(self, tensor: torch.Tensor) -> Value | None:
+        """Return the tensor's value, if known, and if only ops seen here have changed it."""
+        key = tensor.untyped_storage()._cdata
+        value = self._at(key)
+        if value is not None and value.version != tensor._version:
+            del self.live[key]
+            return None
+        return value
+
+    def _at(self, key: StorageKey) -> Value | None:
+        known = self.live.get(key)
+        return known() if isinstance(known, weakref.ref) else known
+
+    def _before_write(self, operator: OpSemantics, args: tuple[Any, ...], named: Any) -> None:
+        """Copy what the op overwrites for the nodes that read it."""
+        for tensor in operator.written_now(args, named):
+            if not _has_storage(tensor):
+                continue
+            value = self._at(key := tensor.untyped_storage()._cdata)
+            if value is None:
+                continue
+            if value.held is not None and value.reads and value.held._version == value.version:
+                storage = copied(value.held.untyped_storage())
+                value.held = refer(value.held, None).in_storage(storage)
+                value.version = value.held._version
+            self.live.pop(key, None)
+
+    def _gone(self, key: StorageKey, dead: weakref.ref[Any]) -> None:
+        known = self.live.get(key)
+        if known is dead or (isinstance(known, Value) and known.storage is dead):
+            del self.live[key]
+
+    def _is_at_home(self, device: torch.device) -> bool:
+        """Return whether the device is supported and on the stream that the pass began on.
+
+        A value of another stream would be rebuilt, and its inputs freed, without waiting for it.
+        """
+        if device.type == "cpu":
+            return True
+        if device.type != "cuda":
+            return False
+        stream = int(torch._C._cuda_getCurrentRawStream(device.index))
+        return self._streams.setdefault(device, stream) == stream
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether size, strides and offset describe the tensor's layout in its storage."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and not tensor.is_inference()
+    )
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same memory and version, and no graph.
+
+    Below autograd a plain detach() would have a version of its own, and no change would be seen.
+    """
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, False)
+    try:
+        return tensor.detach()
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)

@@ -1,0 +1,289 @@
+"""Live models that run by recompute plans, made at the first call for each set of shapes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from ...base import current_device, device_profiles
+from ...base.native import core
+from ...config.parsers import Budget
+from ...errors import ConfigError, UmemError
+from .choose import BY_BUDGET, Chosen, choose
+from .forward import Prepared, Tally, dropping
+
+if TYPE_CHECKING:
+    from ...base.device_profiles import DeviceProfile
+    from ...capture.recording import Recording
+
+_log = logging.getLogger("umem")
+
+_MAX_PLANS = 16  # sets of shapes; further ones use the plan of the largest inputs
+_MAX_MISMATCHES = 3  # forward passes that differ from a plan before it is given up
+_REPLAN_SHARE = 0.02  # of the budget: the min change of other memory for a new plan
+_here = threading.local()  # whether this thread is tracing
+
+
+@dataclass
+class RecomputeReport:
+    """A report on the last training forward pass. Sizes in bytes, times in µs."""
+
+    plans: int = 0  # number of plans made so far
+    dropped: int = 0  # number of tensors that autograd would have kept
+    dropped_bytes: int = 0
+    expected: Chosen | None = None  # None: no plan ran
+    why_not: str = ""  # why no plan ran, or not to its end
+
+
+@dataclass
+class _Case:
+    """The plan for inputs of the same shapes."""
+
+    recording: Recording | None  # None once planning is done
+    bytes: int  # of the inputs
+    outside: int = 0
+    chosen: Chosen | None = None
+    prepared: Prepared | None = None  # None: runs without a plan
+    calls: int = 0
+    mismatches: int = 0
+
+
+@dataclass(eq=False)
+class OptimizedModule:
+    """A callable that replaces the method `forward` of a model."""
+
+    model: nn.Module
+    mode: str
+    budget: Budget
+    device: str | None
+    report: RecomputeReport = field(default_factory=RecomputeReport)
+    _cases: dict[Any, _Case] = field(default_factory=dict)
+    _warned: set[str] = field(default_factory=set)
+    _own_forward: Any = None  # a forward that was set on the model itself, not its class
+
+    def install(self) -> None:
+        """Replace the model's forward."""
+        self._own_forward = vars(self.model).get("forward")
+        self.model.forward = self
+
+    def remove(self) -> None:
+        """Restore the model's forward."""
+        if self._own_forward is None:
+            del self.model.forward
+        else:
+            self.model.forward = self._own_forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward, by a plan if one applies."""
+        forward = self._own_forward or self._of_class
+        case = self._case(args, kwargs) if self._applies() else None
+        if case is None or case.prepared is None:
+            return forward(*args, **kwargs)
+        with dropping(case.prepared) as tally:
+            out = forward(*args, **kwargs)
+        self._judge(case, tally)
+        return out
+
+    def __reduce__(self) -> Any:
+        # A copy of the model, in this process or another, plans for itself.
+        return _rebuilt, (self.model, self.mode, self.budget, self.device, self._own_forward)
+
+    def _of_class(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def _applies(self) -> bool:
+        """Return whether this is a training forward pass that nothing else changes."""
+        if getattr(_here, "tracing", False) or not torch.is_grad_enabled():
+            return False
+        if not self.model.training or torch.compiler.is_compiling():
+            return False
+        if torch._C._current_graph_task_id() != -1:
+            return False  # a forward pass inside backward: something else recomputes already
+        why = _in_the_way()
+        if why:
+            self.report.why_not = why
+            self._warn(f"this forward pass runs without recomputation: {why}")
+        return not why
+
+    def _case(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Case | None:
+        key, size = _key(args, kwargs)
+        case = self._cases.get(key)
+        if case is None:
+            if len(self._cases) >= _MAX_PLANS:
+                self._warn(
+                    f"inputs have more than {_MAX_PLANS} different shapes: further ones use the "
+                    "plan of the largest"
+                )
+                return max(self._cases.values(), key=lambda case: case.bytes)
+            case = self._cases[key] = _Case(self._traced(args, kwargs), size)
+            self._plan(case, args, kwargs)
+        elif case.calls == 1 and case.recording is not None:
+            # The state of the optimizer exists now; the first step did not have it.
+            self._plan_again(case, args, kwargs)
+            case.recording = None
+        case.calls += 1
+        return case
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
+        from .capture import step_of
+
+        _here.tracing = True
+        try:
+            return step_of(self.model, args, kwargs)
+        except UmemError as error:
+            self.report.why_not = str(error)
+            self._warn(f"the model keeps all activations: {error}")
+            return None
+        finally:
+            _here.tracing = False
+
+    def _plan(self, case: _Case, args: Any, kwargs: Any) -> None:
+        if case.recording is None:
+            return
+        budget = None
+        if self.mode in BY_BUDGET:
+            budget = self._limit()
+            # A percentage refers to this step alone, whatever else is on the device.
+            case.outside = 0 if budget.percent else _outside(self.model, args, kwargs)
+        case.chosen = choose(
+            case.recording,
+            self._profile(),
+            self.mode,
+            budget=budget,
+            outside=case.outside,
+            swaps=_swaps(),
+        )
+        case.prepared = Prepared(case.chosen.plan) if case.chosen.plan.drop else None
+        self.report.plans += 1
+        self.report.expected = case.chosen
+        self.report.why_not = "" if case.prepared else "no tensor has to be dropped, or can be"
+
+    def _plan_again(self, case: _Case, args: Any, kwargs: Any) -> None:
+        if self.mode not in BY_BUDGET or self.budget.percent is not None:
+            return
+        now, limit = _outside(self.model, args, kwargs), self._limit().bytes or 0
+        if abs(now - case.outside) > _REPLAN_SHARE * limit:
+            self._plan(case, args, kwargs)
+
+    def _limit(self) -> Budget:
+        """Return the budget; if none was given, umem's or the GPU's free memory.
+
+        Raises:
+            ConfigError: umem is off and there is no GPU.
+        """
+        if self.budget.bytes is not None or self.budget.percent is not None:
+            return self.budget
+        if core.running():
+            return Budget(bytes=core.stats()["budget_bytes"])
+        if torch.cuda.is_available():
+            free, _ = torch.cuda.mem_get_info()
+            return Budget(bytes=free + torch.cuda.memory_reserved())
+        raise ConfigError(
+            "umem.optimize(): there is no default budget with umem off and without a GPU; allowed: "
+            "budget= in bytes as 8GiB, or as a percentage of the step's own peak as 50%"
+        )
+
+    def _profile(self) -> DeviceProfile:
+        if self.device is not None:
+            return device_profiles.find(self.device)
+        if core.running():
+            return current_device.profile()
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        return current_device.profile_of(name)
+
+    def _judge(self, case: _Case, tally: Tally) -> None:
+        report = self.report
+        report.dropped, report.dropped_bytes = tally.dropped, tally.dropped_bytes
+        report.expected, report.why_not = case.chosen, tally.mismatch
+        if not tally.mismatch or case.calls == 1:
+            return  # the first call may fill caches of the model, such as a table of positions
+        case.mismatches += 1
+        self._warn(
+            f"a forward pass of {type(self.model).__name__} was not as planned ({tally.mismatch}); "
+            "it kept all activations from there on"
+        )
+        if case.mismatches >= _MAX_MISMATCHES:
+            case.prepared = None
+            report.why_not = f"given up after {case.mismatches} forward passes: {tally.mismatch}"
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", text)
+
+
+def optimized(model: object) -> OptimizedModule | None:
+    """Return the callable that replaces the model's forward; None if it is not optimized."""
+    found = vars(model).get("forward") if isinstance(model, nn.Module) else None
+    return found if isinstance(found, OptimizedModule) else None
+
+
+def _rebuilt(
+    model: nn.Module, mode: str, budget: Budget, device: str | None, forward: Callable[..., Any]
+) -> OptimizedModule:
+    made = OptimizedModule(model, mode, budget, device)
+    made._own_forward = forward
+    return made
+
+
+def _in_the_way() -> str:
+    """Return why tensors cannot be dropped in a forward pass now; empty if they can."""
+    if torch._C._are_functorch_transforms_active():
+        return "it runs inside a torch.func transform"
+    if torch._C._get_tracing_state() is not None:
+        return "it is traced by torch.jit"
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return "hooks of saved tensors are disabled"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return (
+            "hooks of saved tensors are active already, such as those of a checkpoint or of "
+            "save_on_cpu"
+        )
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        return "a CUDA graph is being captured"
+    return ""
+
+
+def _swaps() -> bool:
+    return core.running()
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
+    """Return what a plan depends on, and the inputs' bytes; numbers are left out, as they vary."""
+    leaves, spec = tree_flatten((args, kwargs))
+    parts: list[Any] = [str(spec), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled()]
+    size = 0
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            size += leaf.numel() * leaf.itemsize
+            strides = leaf.stride() if leaf.layout == torch.strided else ()
+            parts.append((leaf.shape, strides, leaf.dtype, leaf.device, leaf.requires_grad))
+        else:
+            parts.append(leaf if leaf is None or isinstance(leaf, (bool, str)) else type(leaf))
+    return tuple(parts), size
+
+
+def _outside(model: nn.Module, args: Any, kwargs: Any) -> int:
+    """Return the device bytes outside of the model and its inputs, such as optimizer states."""
+    if core.running():
+        live = core.stats()["live_bytes"]
+    elif torch.cuda.is_available():
+        live = torch.cuda.memory_allocated()
+    else:
+        return 0
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    known = [*parameters, *model.buffers(), *gradients, *tree_leaves((args, kwargs))]
+    sizes = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in known
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    }
+    return max(live - sum(sizes.values()), 0)

@@ -1,0 +1,1 @@
+"""Planning of recomputation: the choice of activations to drop and rebuild."""

@@ -1,0 +1,215 @@
+"""A lower bound of the step time of any plan to swap and recompute, by a linear program."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...analysis.bounds import excess_bytes
+from ...analysis.bounds_lp import instants_of
+from ...analysis.idle_intervals import IdleIntervals
+from ...analysis.linear_program import LinearProgram
+from ...base.device_profiles import DeviceProfile
+from ...base.units import MIB
+from ...trace.step_trace import Bools, Ints
+from .candidates import Selection
+from .graph import RecomputeGraph
+
+_US = 1000.0  # the program uses MiB and ms
+_INSTANTS = 128
+
+
+def lower_bound_us(
+    graph: RecomputeGraph, device: DeviceProfile, budget: int, *, time_limit_s: float = 60.0
+) -> float:
+    """Return the min step time in µs of plans that rebuild a tensor once, when it is first needed.
+
+    Variables: for each tensor that may be dropped, the share y that is; for each temporary, the
+    share k that is kept and the share d that is rebuilt; for each forward op, the share z that runs
+    again; X_t, the bytes that are swapped out at instant t. At each instant the excess over the
+    budget is dropped or swapped out. z is at least the y and d of the op's results, and d at least
+    the share of what is made from the temporary, less k. What is swapped out leaves before its
+    instant while compute runs, and comes back after it while compute and recomputation run; else
+    there is a stall. This holds for the step as it is, and for the step taken to start after
+    backward. What the program holds after its last use is not dropped and never comes back. The
+    program minimises recomputation time and the stall. It is a relaxation: rebuilt copies, and
+    chains of them, take no memory, and shares are fractions rather than sets of tensors.
+
+    Raises:
+        PlanError: an op accesses more than the budget, or the time limit was reached.
+        NotSupportedError: highspy is not installed.
+    """
+    return Relaxation(graph, device, budget).min_us(time_limit_s=time_limit_s)
+
+
+class Relaxation:
+    """The linear program of `lower_bound_us`, which can be solved more than once."""
+
+    def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
+        spans = IdleIntervals(graph.step)
+        over = excess_bytes(spans, budget)
+        self.graph, self.program = graph, LinearProgram()
+        self.tails = spans.tails(~graph.droppable)
+        self.over = spans.need + self.tails - budget
+        ops = np.flatnonzero(graph.forward)
+        self.ops = dict(zip(ops.tolist(), self.program.variables(len(ops), upper=1.0), strict=True))
+        self.again = self.program.variables(1, cost=1.0)  # ms
+        self.stall = self.program.variables(1, cost=1.0)  # ms
+        self._time_of_ops(ops)
+        self.share: dict[int, Ints] = {}  # y of a saved tensor, d of a temporary
+        self.kept: dict[int, Ints] = {}  # k
+        for tensor in np.flatnonzero(graph.droppable).tolist():
+            self._made_again(tensor)
+        most = instants_of(graph.step, spans.need, _INSTANTS, int(np.argmax(over)))
+        # Where all droppable tensors are dropped, other ops need the most.
+        least = instants_of(graph.step, spans.need - self._droppable(), _INSTANTS, -1)
+        self.instants = np.union1d(most, least)
+        self.right: dict[int, float] = {}
+        self._memory()
+        self._link(device, spans)
+
+    def min_us(self, more: Ints | None = None, *, time_limit_s: float = 60.0) -> float:
+        """Return the min step time in µs; `more`: additional bytes that each op needs, [n]."""
+        over = self.over if more is None else self.over + more
+        if over.max(initial=0) <= 0:
+            self.program.values = np.zeros(self.program.n_variables)
+            return self.graph.step.compute_us
+        right = np.zeros(self.program.n_rows)
+        right[list(self.right)] = list(self.right.values())
+        right[self.memory] = -over[self.instants] / MIB
+        least = self.program.minimum(at_most=right, time_limit_s=time_limit_s, method="simplex")
+        return self.graph.step.compute_us + least * _US
+
+    def selection(self, threshold: float) -> Selection:
+        """Return the shares of the last solution, rounded by `threshold`."""
+        chosen = []
+        for variables in (self.share, self.kept):
+            picked: Bools = np.zeros(self.graph.step.n_tensors, bool)
+            at = np.concatenate([*variables.values()]) if variables else np.zeros(0, np.int64)
+            picked[list(variables)] = self.program.values[at] > threshold
+            chosen.append(picked)
+        return Selection(chosen[0] & self.graph.droppable, chosen[1])
+
+    def _time_of_ops(self, ops: Ints) -> None:
+        row = self.program.rows(1)
+        self.program.add(row, self.again, -1.0)
+        for op, us in zip(ops.tolist(), self.graph.step.op_us[ops].tolist(), strict=True):
+            self.program.add(row, self.ops[op].reshape(1), us / _US)
+
+    def _made_again(self, tensor: int) -> Ints:
+        """Return the variable of a tensor's rebuilt share; add it and its rows if it is new."""
+        if tensor in self.share:
+            return self.share[tensor]
+        program = self.program
+        share = self.share[tensor] = program.variables(1, upper=1.0)
+        for op in self.graph.writers[tensor]:
+            row = program.rows(1)  # share <= z
+            program.add(row, share, 1.0)
+            program.add(row, self.ops[op].reshape(1), -1.0)
+        for source in self.graph.temporaries[tensor]:
+            made = self._made_again(source)
+            if source not in self.kept:
+                self.kept[source] = program.variables(1, upper=1.0)
+            row = program.rows(1)  # share - k <= d
+            program.add(row, share, 1.0)
+            program.add(row, self.kept[source], -1.0)
+            program.add(row, made, -1.0)
+        return share
+
+    def _droppable(self) -> Ints:
+        """Return the bytes saved at each op if all droppable tensors are dropped, [n]."""
+        step, tensors = self.graph.step, np.flatnonzero(self.graph.droppable)
+        begin, end = self.graph.last_forward[tensors] + 1, self._first_wanted()[tensors]
+        change = np.zeros(step.n_ops + 1, np.int64)
+        np.add.at(change, begin, step.bytes[tensors])
+        np.add.at(change, np.maximum(begin, end), -step.bytes[tensors])
+        return np.cumsum(change)[:-1]
+
+    def _memory(self) -> None:
+        """Add the rows of memory: over - dropped + kept <= swapped out."""
+        program, step = self.program, self.graph.step
+        row = self.memory = program.rows(len(self.instants))
+        self.away = program.variables(len(self.instants))
+        program.add(row, self.away, -1.0)
+        begin, end = self.graph.last_forward, self._first_wanted()
+        for sign, variables in ((-1.0, self.share), (1.0, self.kept)):
+            for tensor, variable in variables.items():
+                if sign < 0 and not self.graph.saved[tensor]:
+                    continue
+                inside = (self.instants > begin[tensor]) & (self.instants < end[tensor])
+                count = int(inside.sum())
+                size = sign * float(step.bytes[tensor]) / MIB
+                program.add(row[inside], np.repeat(variable, count), size)
+
+    def _first_wanted(self) -> Ints:
+        """Return the first op after forward that needs a tensor, or a tensor made from it, [m]."""
+        first = self.graph.first_wanted()
+        for tensor in reversed(list(self.share)):  # a tensor is listed before its temporaries
+            for source in self.graph.temporaries[tensor]:
+                first[source] = min(first[source], first[tensor])
+        for tensor in self.share:
+            for source in self.graph.temporaries[tensor]:
+                first[source] = min(first[source], first[tensor])
+        return first
+
+    def _again_by(self) -> Ints:
+        """Add and return the variables of the max ms of recomputation before each instant.
+
+        An op runs again when backward first needs its result.
+        """
+        program, graph = self.program, self.graph
+        wanted, needed = self._first_wanted(), dict.fromkeys(self.ops, graph.step.n_ops)
+        for tensor in self.share:
+            for op in graph.writers[tensor]:
+                needed[op] = min(needed[op], int(wanted[tensor]))
+        place = np.searchsorted(self.instants, list(needed.values()))
+        sums = program.variables(len(self.instants))
+        row = program.rows(len(sums))  # sum - previous sum - time of the ops in between <= 0
+        program.add(row, sums, 1.0)
+        program.add(row[1:], sums[:-1], -1.0)
+        for op, k in zip(needed, place.tolist(), strict=True):
+            if k < len(sums):
+                program.add(row[k : k + 1], self.ops[op].reshape(1), -graph.step.op_us[op] / _US)
+        return sums
+
+    def _link(self, device: DeviceProfile, spans: IdleIntervals) -> None:
+        """Add the rows of the link: what is swapped out leaves before, and comes back after."""
+        again_by = self._again_by()
+        for begin in sorted({0, (self.graph.last_wanted + 1) % self.graph.step.n_ops}):
+            self._link_from(begin, device, spans, again_by)
+
+    def _link_from(
+        self, begin: int, device: DeviceProfile, spans: IdleIntervals, again_by: Ints
+    ) -> None:
+        """Add these rows for a step taken to start at op `begin`, before or after recomputation.
+
+        After it is the optimizer, whose results can leave only from there on.
+        """
+        program, step, at = self.program, self.graph.step, self.instants
+        count = len(at)
+        before, after = (us[at] for us in spans.beside(begin))
+        # Tensors that are held and were written before the start may have left before.
+        written = self.tails - spans.tails(~self.graph.droppable, begin)
+        left = np.where(np.arange(step.n_ops) < begin, 0, written)
+        waits = program.variables(count), program.variables(count)
+        both = program.rows(count)  # stall before and after <= stall
+        program.add(both, np.repeat(self.stall, count), -1.0)
+        whole = np.repeat(self.again, count)
+        sides = (
+            (device.bytes_per_us_out, before, spans.out_since(begin) + left, again_by, spans.clean),
+            (device.bytes_per_us_in, after, spans.in_until(begin) + self.tails, whole, self.tails),
+        )
+        for wait, (speed, beside, free, again, never) in zip(waits, sides, strict=True):
+            mib_per_ms = speed * _US / MIB
+            program.add(both, wait, 1.0)
+            row = program.rows(count)
+            program.add(row, self.away, 1.0)
+            program.add(row, wait, -mib_per_ms)
+            program.add(row, again, -mib_per_ms)
+            room = free[at] / MIB + beside / _US * mib_per_ms
+            self.right.update(zip(row.tolist(), room.tolist(), strict=True))
+            row = program.rows(count)
+            program.add(row, self.away, 1.0)
+            for variable in (self.again, self.stall):
+                program.add(row, np.repeat(variable, count), -mib_per_ms)
+            room = never[at] / MIB + step.compute_us / _US * mib_per_ms
+            self.right.update(zip(row.tolist(), room.tolist(), strict=True))

@@ -1,0 +1,94 @@
+"""The modes of recomputation, each a way to choose what is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...analysis.summary import costs_of
+from ...base.device_profiles import DeviceProfile
+from ...base.units import PAGE_BYTES
+from ...capture.recording import Recording
+from ...errors import PlanError
+from ...trace.step_trace import StepTrace
+from . import candidates
+from .graph import RecomputeGraph
+from .plan import Keep, RecomputePlan, check
+from .rewrite import Rewritten, rewrite
+from .search import Choice, Search
+
+
+class RecomputePlanner:
+    """A planner for one step at one budget; modes that need the search share one run of it."""
+
+    def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
+        self.graph, self.device, self.budget = graph, device, budget
+        self._search = Search(graph, device, budget)
+        self._finalists: list[Choice] = []
+
+    def plan(self, mode: str) -> Rewritten | None:
+        """Return the step as the mode rewrites it; None if the mode finds no step that fits.
+
+        Raises:
+            ConfigError: the mode is unknown.
+        """
+        check(mode)
+        if mode != "auto":
+            return self._other(mode)
+        return self._rewritten(min(self._chosen(), key=self._search.estimate_us))
+
+    def shortlist(self) -> list[Rewritten]:
+        """Return the candidates of mode auto, which it must not be slower than.
+
+        These are the search's choice, one for half of the link and one for all of it, the best
+        known without swapping, and swapping alone.
+        """
+        return [self._rewritten(choice) for choice in self._chosen()]
+
+    def _chosen(self) -> list[Choice]:
+        if not self._finalists:
+            search = self._search
+            choices = [search.best(), *search.others(), search.recompute_only()]
+            known = [choice for choice in (*choices, search.swap_only) if choice is not None]
+            self._finalists = list({id(choice): choice for choice in known}.values())
+        return self._finalists
+
+    def _rewritten(self, choice: Choice) -> Rewritten:
+        return rewrite(self.graph, *choice.selection, choice.mode)
+
+    def _other(self, mode: str) -> Rewritten | None:
+        graph = self.graph
+        if mode == "recompute":
+            alone = self._search.recompute_only(at_any_time=True)
+            return None if alone is None else self._rewritten(alone)
+        if mode == "swap":
+            return self._rewritten(self._search.swap_only)
+        if mode == "per_block":
+            return rewrite(graph, *candidates.per_block(graph))
+        keep: Keep = "speed" if mode == "speed" else "memory"
+        return rewrite(graph, *candidates.cheap(graph), keep)
+
+
+def graph_of(step: StepTrace, recording: Recording) -> tuple[RecomputeGraph, Sequence[int]]:
+    """Return the graph of a planned step, and for each of its ops the index in `recording.forward`.
+
+    The index is -1 for an op after the forward pass.
+
+    Raises:
+        PlanError: the step is not the recording's.
+    """
+    costs = costs_of(step, recording)
+    if not costs:
+        raise PlanError(
+            "the ops of the step are not those of the recording; allowed: the last step made from "
+            "the recording's own events"
+        )
+    ordinals = [cost.ordinal for cost in costs]
+    return RecomputeGraph(step, np.array(ordinals) >= 0), ordinals
+
+
+def executable(new: Rewritten, recording: Recording, ordinals: Sequence[int]) -> RecomputePlan:
+    """Return the plan by which a running program executes a rewritten step."""
+    drop = sorted({ordinals[op] for op in new.drop_ops})
+    return RecomputePlan(recording.forward, tuple(drop), new.mode, keep_below=PAGE_BYTES)

@@ -1,0 +1,95 @@
+"""Recompute plans as a program executes them; docs/recompute.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ...errors import ConfigError, PlanError, did_you_mean
+
+Keep = Literal["speed", "memory"]
+
+# What each mode drops; the default policy swaps the rest, as far as the budget requires.
+MODES = {
+    "auto": "what the search finds fastest, swapping and recomputing together",
+    "swap": "nothing",
+    "recompute": "what the search finds fastest without any swapping",
+    "per_block": "all but the inputs of blocks",
+    "speed": "cheap results (norms, activation functions); copies stay until their last use",
+    "memory": "cheap results; copies go after each use",
+}
+
+
+def check(mode: str, *others: str) -> None:
+    """Raise ConfigError for an unknown mode; `others` are allowed in addition to MODES."""
+    known = [*others, *MODES]
+    if mode not in known:
+        raise ConfigError(
+            f"unknown recompute mode {mode!r}{did_you_mean(mode, known)}; allowed: "
+            f"{', '.join(known)}"
+        )
+
+
+@dataclass(frozen=True)
+class RecomputePlan:
+    """A plan: the results of the forward pass that are not kept for backward.
+
+    Args:
+        names: overload names ("aten.relu.default") of all ops of the forward pass, in order, as a
+            dispatch mode below autograd sees them, including views and ops without results. A
+            running program is compared with them one by one.
+        drop: ascending indices into `names` of the ops whose outputs are not kept for backward but
+            rebuilt there. They include ops that change a dropped output in place, and ops whose
+            outputs autograd does not save but a rebuild needs: the output of an op that is not
+            listed is held from the forward pass on if a rebuild needs it.
+        mode: "speed": a rebuilt tensor stays until nothing in the rest of backward needs it, or a
+            rebuild from it; "memory": it is freed after the op that needs it.
+        keep_below: smaller outputs, in bytes, of the ops in `drop` are kept, such as the mean and
+            deviation of a norm, because rebuilding them would cost the whole op.
+
+    Raises:
+        PlanError: `drop` is not ascending or not within `names`, or the mode is unknown.
+    """
+
+    names: tuple[str, ...] = field(repr=False)  # hundreds
+    drop: tuple[int, ...]
+    mode: Keep = "speed"
+    keep_below: int = 0
+
+    def __post_init__(self) -> None:
+        ascending = all(a < b for a, b in zip(self.drop, self.drop[1:], strict=False))
+        if self.drop and not (ascending and self.drop[0] >= 0 and self.drop[-1] < len(self.names)):
+            raise PlanError(
+                f"drop={self.drop[:8]}...; allowed: ascending indices below {len(self.names)}, the "
+                "number of ops in names"
+            )
+        if self.mode not in get_args(Keep):
+            raise PlanError(f"mode={self.mode!r}; allowed: {', '.join(get_args(Keep))}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as a dictionary for JSON, which `from_dict` takes."""
+        return {
+            "names": list(self.names),
+            "drop": list(self.drop),
+            "mode": self.mode,
+            "keep_below": self.keep_below,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RecomputePlan:
+        """Return the plan from the dictionary that `as_dict` returned.
+
+        Raises:
+            PlanError: `fields` is not such a dictionary.
+        """
+        try:
+            names, drop, mode = fields["names"], fields["drop"], fields["mode"]
+            if isinstance(names, str) or not all(type(i) is int for i in drop):
+                raise TypeError("names is a list of strings, drop one of integers")
+            keep_below = int(fields["keep_below"])
+            return cls(tuple(map(str, names)), tuple(drop), mode, keep_below)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PlanError(
+                f"not a recompute plan ({error!r}); allowed: a result of RecomputePlan.as_dict"
+            ) from None

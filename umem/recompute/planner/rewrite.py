@@ -1,0 +1,235 @@
+"""Rewritten steps: some results of the forward pass are dropped, and rebuilt in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...trace.step_trace import Bools, Ints, StepTrace
+from .graph import RecomputeGraph
+from .plan import Keep
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A step that runs some forward ops a second time.
+
+    Tensors 0 to m-1 are those of the original step, in its order; rebuilt copies follow.
+    """
+
+    graph: RecomputeGraph
+    dropped: Bools  # [m] not kept for backward: saved tensors, and temporaries they are made from
+    mode: Keep
+    origin: Ints  # [n'] the op of the original step that each op is, or repeats
+    again: Bools  # [n'] whether the op is run again
+    copy_of: Ints  # [m'] the tensor of the original step that each one is, or is a copy of
+    step: StepTrace
+
+    @property
+    def recompute_us(self) -> float:
+        """The time in µs of all ops that run again."""
+        return float(self.step.op_us[self.again].sum())
+
+    @property
+    def behind_backward(self) -> int:
+        """The first op after all uses of the forward pass, the optimizer's; 0 if there is none."""
+        op = int(np.searchsorted(self.origin[~self.again], self.graph.last_wanted, side="right"))
+        behind = np.flatnonzero(~self.again)[op:]
+        return int(behind[0]) if len(behind) else 0
+
+    @cached_property
+    def drop_ops(self) -> tuple[int, ...]:
+        """The forward ops with dropped results, ascending."""
+        return tuple(sorted(self.graph.ops_of(np.flatnonzero(self.dropped).tolist())))
+
+
+def rewrite(
+    graph: RecomputeGraph, drop: Bools, keep: Bools, mode: Keep = "speed", *, labels: bool = True
+) -> Rewritten:
+    """Drop tensors, and rebuild them before the first op in backward that reads them.
+
+    An input of an op that runs again is, in order of preference: a kept tensor, whose lifetime is
+    extended; a copy that exists already; rebuilt itself, back to kept tensors. Ops run again in the
+    order of the forward pass, including those that change a tensor in place, which change the copy.
+
+    Args:
+        graph: the graph of the original step.
+        drop: saved tensors that are not kept, [m]; those that are not `droppable` are kept.
+        keep: tensors that backward does not read and that are kept for rebuilding others, [m].
+        mode: "speed": copies stay until nothing needs them; "memory": until the op that needs them
+            ends.
+        labels: whether ops and tensors of the new step get names; a search needs none.
+    """
+    rewriter = _Rewriter(graph, drop, keep, mode)
+    rewriter.run()
+    return rewriter.build(labels)
+
+
+class _Rewriter:
+    """The state of one rewrite. Values are numbered as in the graph."""
+
+    def __init__(self, graph: RecomputeGraph, drop: Bools, keep: Bools, mode: Keep) -> None:
+        self.graph, self.mode, self.count = graph, mode, graph.step.n_tensors
+        self.dropped = dropped_by(graph, drop, keep)
+        self.gone: list[bool] = self.dropped.tolist()
+        self.before: list[int] = []  # for each op run again: the op that it precedes
+        self.again: list[int] = []
+        self.copies: list[int] = []  # the original tensor of each copy
+        self.here: dict[int, int] = {}  # the latest copy of each tensor
+        self.holds: dict[int, int] = {}  # the value that this copy holds
+        # The copies that ops access: of ops run again, by index into `again`, and of other ops.
+        self.names: list[dict[int, int]] = []
+        self.wanted: dict[int, dict[int, int]] = {}
+
+    def run(self) -> None:
+        graph, gone, here, holds = self.graph, self.gone, self.here, self.holds
+        final = graph.final
+        for op, wanted in graph.wanted_at:
+            missing = [tensor for tensor in wanted if gone[tensor]]
+            if not missing:
+                continue
+            # For most ops the copies exist already.
+            if any(holds.get(tensor) != final[tensor] for tensor in missing):
+                for again in self._needed([final[tensor] for tensor in missing]):
+                    self.before.append(op)
+                    self._run_again(again)
+            self.wanted[op] = {tensor: here[tensor] for tensor in missing}
+            if self.mode == "memory":
+                here.clear()
+                holds.clear()
+
+    def _needed(self, values: list[int]) -> list[int]:
+        """Return the forward ops that have to run again for these values, in order.
+
+        If a copy was changed in place after the version that is needed, it is rebuilt.
+        """
+        graph, gone, holds = self.graph, self.gone, self.holds
+        tensor_of, final, writer = graph.tensor_of, graph.final, graph.writer
+        stack, seen, ops = list(values), set(values), set()
+        while stack:
+            value = stack.pop()
+            tensor = tensor_of[value]
+            if not gone[tensor] and value == final[tensor]:
+                continue
+            held = holds.get(tensor)
+            if held == value:
+                continue
+            if held is not None and held > value:
+                del holds[tensor]
+                if held in seen:
+                    stack.append(held)
+            op = writer[value]
+            if op in ops:
+                continue
+            ops.add(op)
+            for source in graph.inputs[op]:
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)
+        return sorted(ops)
+
+    def _run_again(self, op: int) -> None:
+        graph, gone, here, holds = self.graph, self.gone, self.here, self.holds
+        tensor_of, final = graph.tensor_of, graph.final
+        names: dict[int, int] = {}
+        for value in graph.inputs[op]:
+            tensor = tensor_of[value]
+            if gone[tensor] or value != final[tensor]:
+                names[tensor] = here[tensor]
+        for value in graph.outputs[op]:
+            tensor = tensor_of[value]
+            if graph.is_first[value] or tensor not in holds:
+                here[tensor] = self.count + len(self.copies)
+                self.copies.append(tensor)
+            holds[tensor] = value
+            names[tensor] = here[tensor]
+        self.names.append(names)
+        self.again.append(op)
+
+    def build(self, labels: bool) -> Rewritten:
+        """Build the columns of the new step."""
+        step = self.graph.step
+        origin = np.insert(np.arange(step.n_ops), self.before, self.again)
+        place = np.arange(step.n_ops) + np.searchsorted(
+            np.array(self.before, np.int64), np.arange(step.n_ops), side="right"
+        )
+        again: Bools = np.ones(len(origin), bool)
+        again[place] = False
+        copy_of = np.concatenate((np.arange(step.n_tensors), np.array(self.copies, np.int64)))
+        counts = np.diff(step.access_start)[origin]
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        access = np.arange(starts[-1]) - np.repeat(starts[:-1] - step.access_start[origin], counts)
+        tensor = self._renamed(step.access_tensor[access], starts, again, place)
+        op = np.repeat(np.arange(len(origin)), counts)
+        first, last = self._lives(place, again, op, tensor)
+        made = StepTrace(
+            op_us=step.op_us[origin],
+            op_names=_picked(step.op_names, origin, labels),
+            bytes=step.bytes[copy_of],
+            large=step.large[copy_of],
+            tags=_picked(step.tags, copy_of, labels),
+            families=_picked(step.families, copy_of, labels),
+            kind=step.kind[copy_of],
+            first=first,
+            last=last,
+            next_alias=np.concatenate((step.next_alias, np.full(len(self.copies), -1))),
+            source=step.source[copy_of],
+            access_start=starts,
+            access_tensor=tensor,
+            access_write=step.access_write[access],
+        )
+        return Rewritten(self.graph, self.dropped, self.mode, origin, again, copy_of, made)
+
+    def _renamed(self, tensor: Ints, starts: Ints, again: Bools, place: Ints) -> Ints:
+        """Return the accessed tensors, with copies in place of originals where ops use them."""
+        changed, bounds = tensor.tolist(), starts.tolist()
+        of_wanted = zip(place[list(self.wanted)].tolist(), self.wanted.values(), strict=True)
+        of_again = zip(np.flatnonzero(again).tolist(), self.names, strict=True)
+        for op, names in (*of_wanted, *of_again):
+            begin, end = bounds[op], bounds[op + 1]
+            changed[begin:end] = [names.get(t, t) for t in changed[begin:end]]
+        return np.array(changed, np.int64)
+
+    def _lives(self, place: Ints, again: Bools, op: Ints, tensor: Ints) -> tuple[Ints, Ints]:
+        """Return the first and last op of each tensor; `place`: new indices of original ops."""
+        step, graph = self.graph.step, self.graph
+        count = step.n_tensors
+        gone = self.dropped & graph.saved
+        ends = np.where(gone, np.maximum(graph.last_forward, step.first), step.last)
+        first = np.concatenate((place[step.first], np.full(len(self.copies), len(again))))
+        last = np.concatenate((place[ends], np.full(len(self.copies), -1)))
+        copy = tensor >= count
+        np.minimum.at(first, tensor[copy], op[copy])
+        later = copy | again[op]  # an op that runs again extends the lifetime of its inputs
+        np.maximum.at(last, tensor[later], op[later])
+        return first, last
+
+
+def dropped_by(graph: RecomputeGraph, drop: Bools, keep: Bools) -> Bools:
+    """Return what a selection drops, [m]: `drop` where possible, and temporaries it is made from.
+
+    All outputs of an op are dropped together, because a plan lists ops. Selections that drop the
+    same tensors result in the same step.
+    """
+    kept: list[bool] = keep.tolist()
+    dropped = [False] * len(kept)
+    stack = np.flatnonzero(drop & graph.droppable).tolist()
+    while stack:
+        tensor = stack.pop()
+        if dropped[tensor] or kept[tensor]:
+            continue
+        siblings = graph.siblings[tensor]
+        if siblings and any(kept[t] or not graph.may_drop[t] for t in siblings):
+            kept[tensor] = True
+            continue
+        dropped[tensor] = True
+        stack += siblings
+        stack += graph.temporaries[tensor]
+    return np.array(dropped, bool)
+
+
+def _picked(names: Sequence[str], index: Ints, labels: bool) -> tuple[str, ...]:
+    return tuple(map(names.__getitem__, index.tolist())) if labels else ("",) * len(index)

@@ -1,1 +1,0 @@
-"""umem's figures for people."""

@@ -1,0 +1,1 @@
+"""Hints on tensors, their placement, sleep and wake."""

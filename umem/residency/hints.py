@@ -1,0 +1,355 @@
+"""Hints of a program about its own tensors. docs/hints.md describes them.
+
+A wrong hint costs time, never data; only `discard` gives bytes up, and only the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..base import units
+from ..errors import ConfigError, StateError
+from ..session import session
+from .spans import StorageSpan, parts, stream_of
+
+if TYPE_CHECKING:
+    from .placement import TensorPlacement
+
+_MAX_BYTES = (1 << 63) - 1
+
+
+class PinHandle:
+    """The effect of `pin`, `keep` or `exclude`, until `remove`; also a context manager.
+
+    It is false if umem holds none of the tensors, so that nothing is in force.
+    """
+
+    def __init__(self, what: str, numbers: list[int]) -> None:
+        self._what = what
+        self._numbers = numbers
+
+    def __repr__(self) -> str:
+        return f"<umem.{self._what}: {'in force' if self._numbers else 'nothing'}>"
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def __enter__(self) -> PinHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """End it. Parts that ended before (freed tensors, `unpin`, `umem.disable()`) are fine."""
+        if not self._numbers:
+            return
+        from ..base.native import core
+
+        numbers, self._numbers = self._numbers, []
+        for number in numbers:
+            core.unhold(number)
+
+
+def prefetch(target: object) -> bool:
+    """Bring the target to the device; False when umem holds none of it.
+
+    Args:
+        target: a tensor or view, a module (its parameters and buffers), or a list, tuple or
+            mapping of them. Tensors that share a page or a piece of 64 MiB with it move too.
+
+    Raises:
+        OutOfMemoryError: not all of it fits; the part that fits is on the device.
+        ConfigError: no such target.
+        StateError: umem is off.
+    """
+    from ..base.native import core
+
+    held = _held(target, "prefetch")
+    core.prefetch([part.span for part in held])
+    return bool(held)
+
+
+def evict(target: object) -> bool:
+    """Send the target to the host; False when umem holds none of it.
+
+    Args:
+        target: as for `prefetch`.
+
+    Raises:
+        StateError: umem is off, or some of it is pinned or in use by a running op; nothing is
+            moved then.
+        OutOfMemoryError: the host budget has no room.
+        ConfigError: no such target.
+    """
+    from ..base.native import core
+
+    held = _held(target, "evict")
+    core.evict([part.span for part in held])
+    return bool(held)
+
+
+def advise(target: object, advice: str) -> bool:
+    """Say how the target is used; False when umem holds none of it.
+
+    Args:
+        target: as for `prefetch`.
+        advice: "read_mostly": keep both copies after a read, so that evicting it again costs no
+            transfer; a write ends that until the next read. "none": end this advice.
+
+    Raises:
+        ConfigError: unknown advice, or no such target.
+        StateError: umem is off.
+    """
+    session.require_session("advise")
+    if advice not in ("read_mostly", "none"):
+        raise ConfigError(f"umem.advise(..., {advice!r}): allowed: read_mostly, none")
+    from ..base.native import core
+
+    held = _held(target, "advise")
+    for part in held:
+        core.read_mostly(*part.span, advice == "read_mostly")
+    return bool(held)
+
+
+def tag(target: object, tag: str) -> bool:
+    """Tag the target with its role; False when umem holds none of it.
+
+    `sleep`, `exclude` and reports select by tags, and so do policies that treat weights
+    differently. umem finds most tags by itself; a cache of keys and values is known by this call
+    only. The tag lasts as long as the memory; small tensors, which share pages, keep the tag pool.
+
+    Args:
+        target: as for `prefetch`; of a view, its whole storage.
+        tag: param, grad, optimizer, activation, input, workspace, temp, comm or kv_cache.
+
+    Raises:
+        ConfigError: an unknown tag, or no such target.
+        StateError: umem is off.
+    """
+    from ..base.native import core
+
+    session.require_session("tag")
+    allowed = [name for name in core.tags() if name != "pool"]
+    if tag not in allowed:
+        raise ConfigError(f"umem.tag(..., {tag!r}): allowed: {', '.join(allowed)}")
+    held = _held(target, "tag")
+    for part in held:
+        of_torch = hasattr(part.tensor, "untyped_storage")
+        core.tag(part.tensor.untyped_storage().data_ptr() if of_torch else part.address, tag)
+    return bool(held)
+
+
+def discard(target: object) -> int:
+    """Discard the target's bytes: they are undefined until they are written again.
+
+    Only whole pages of 2 MiB that hold nothing else are discarded. In program order it is a write
+    on the current stream: a backward pass that saved the tensor raises, as after any in-place
+    change.
+
+    Args:
+        target: as for `prefetch`; of views, those without holes. Arrays of other frameworks say
+            their stream in `__cuda_array_interface__`; without one it is the legacy default stream.
+
+    Returns:
+        Bytes discarded: 0 if umem holds none of it, or the driver cannot discard.
+
+    Raises:
+        ConfigError: a tensor that requires grad, a view with holes, a tensor without a whole page
+            of its own, or no such target; nothing is discarded then.
+        StateError: umem is off, an op is using it, or the stream captures a graph.
+    """
+    from ..base.native import core
+
+    held = _held(target, "discard")
+    for part in held:
+        _check_discard(part, core)
+    return sum(_discard(part, core) for part in held)
+
+
+def pin(target: object) -> PinHandle:
+    """Bring the target to the device and keep it there: neither pressure nor plans evict it.
+
+    Pins are counted: each needs its own `unpin` or `remove`. They end with the tensor's memory. A
+    `umem.sleep()` suspends them.
+
+    Args:
+        target: as for `prefetch`.
+
+    Raises:
+        OutOfMemoryError: the pins together would leave no reserve for ops in the budget;
+            the message names the largest pins. Nothing is pinned then.
+        ConfigError: no such target.
+        StateError: umem is off.
+    """
+    return _hold(target, "pin", "pin")
+
+
+def unpin(target: object) -> bool:
+    """End the newest pin of each tensor of the target; False when umem holds none of it.
+
+    Raises:
+        StateError: umem is off, or one of them was not pinned by just these bytes.
+        ConfigError: no such target.
+    """
+    from ..base.native import core
+
+    held = _held(target, "unpin")
+    missing = [part for part in held if not core.unpin(*part.span)]
+    if missing:
+        raise StateError(
+            f"umem.unpin(...): {_label(missing[0])} of {units.format_bytes(missing[0].nbytes)} is "
+            "not pinned; give the tensor, view or module that was given to umem.pin()"
+        )
+    return bool(held)
+
+
+def keep(target: object) -> PinHandle:
+    """Pin the target permanently, and let plans be made around it.
+
+    Args:
+        target: as for `prefetch`; of a module the parameters and buffers that it has now.
+
+    Raises:
+        As `pin`.
+    """
+    made = _hold(target, "pin", "keep")
+    if made:
+        session.replan()
+    return made
+
+
+def exclude(
+    target: object = None,
+    *,
+    tag: str | None = None,
+    min_bytes: str | int | None = None,
+    max_bytes: str | int | None = None,
+    predicate: Callable[[TensorPlacement], bool] | None = None,
+) -> PinHandle:
+    """Exclude tensors from policies: only `evict` and page faults move them.
+
+    All given conditions have to hold. A tag or sizes alone make a rule that includes tensors made
+    later; a target or a predicate selects among the tensors that exist now.
+
+    Args:
+        target: as for `prefetch`; None: all tensors in umem's memory.
+        tag: param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache, or pool:
+            the pages that small tensors share.
+        min_bytes: the smallest, as "8MiB".
+        max_bytes: the largest, as "64MiB".
+        predicate: called with each tensor's `umem.where`; true selects it.
+
+    Raises:
+        ConfigError: nothing is given, a bad value, or no such target.
+        StateError: umem is off.
+    """
+    session.require_session("exclude")
+    if target is None and predicate is None and tag is min_bytes is max_bytes is None:
+        raise ConfigError(
+            "umem.exclude() needs a target, tag=, min_bytes=, max_bytes= or predicate="
+        )
+    least = _size("min_bytes", min_bytes, 0)
+    most = _size("max_bytes", max_bytes, _MAX_BYTES)
+    if least > most:
+        raise ConfigError(
+            f"umem.exclude(min_bytes={min_bytes!r}, max_bytes={max_bytes!r}): no size is in between"
+        )
+    from ..base.native import core
+    from .placement import TAGS
+
+    if tag is not None and tag not in TAGS:
+        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(TAGS)}")
+    if target is None and predicate is None:
+        return PinHandle("exclude", [core.exempt_all(tag or "", least, most)])
+    chosen = _chosen(target, tag, least, most, predicate)
+    return PinHandle("exclude", [core.hold(chosen, "exempt", [])] if chosen else [])
+
+
+def _chosen(
+    target: object,
+    tag: str | None,
+    least: int,
+    most: int,
+    predicate: Callable[[TensorPlacement], bool] | None,
+) -> list[tuple[int, int]]:
+    """Return the byte ranges of the existing tensors that meet all conditions."""
+    from .placement import tensors
+
+    return [
+        (row.address, row.bytes)
+        for row in tensors(target)
+        if row.held
+        and (tag is None or row.tag == tag)
+        and least <= row.bytes <= most
+        and (predicate is None or predicate(row))
+    ]
+
+
+def _size(name: str, value: str | int | None, default: int) -> int:
+    if value is None:
+        return default
+    try:
+        return units.parse_bytes(str(value))
+    except ValueError as error:
+        raise ConfigError(
+            f"umem.exclude({name}=): {error}; allowed: {units.BYTES_ALLOWED}"
+        ) from None
+
+
+def _held(target: object, what: str) -> list[StorageSpan]:
+    """Return the parts of the target that are in umem's memory."""
+    session.require_session(what)
+    from ..base.native import core
+
+    return [part for part in parts(target, what) if part.nbytes and core.owns(part.address)]
+
+
+def _hold(target: object, kind: str, what: str) -> PinHandle:
+    from ..base.native import core
+
+    held = _held(target, what)
+    if not held:
+        return PinHandle(what, [])
+    labels = [_label(part) for part in held]
+    return PinHandle(what, [core.hold([part.span for part in held], kind, labels)])
+
+
+def _label(part: StorageSpan) -> str:
+    if part.name:
+        return part.name
+    tensor = part.tensor
+    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):  # a buffer, a bare interface
+        return f"a {type(tensor).__name__}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _check_discard(part: StorageSpan, core: Any) -> None:
+    what = f"umem.discard(...): {_label(part)}"
+    if getattr(part.tensor, "requires_grad", False):
+        raise ConfigError(
+            f"{what} requires grad, and training would lose its values; discard "
+            "tensor.detach() to discard them anyway"
+        )
+    if not part.dense:
+        raise ConfigError(f"{what} is a view with holes, and the bytes in them are not its own")
+    if not core.own_pages(*part.span):
+        raise ConfigError(
+            f"{what} of {units.format_bytes(part.nbytes)} has no page of 2 MiB to itself: the "
+            "bytes of its neighbours would be lost too"
+        )
+
+
+def _discard(part: StorageSpan, core: Any) -> int:
+    if not hasattr(part.tensor, "untyped_storage"):
+        return int(core.discard(*part.span, stream_of(part.tensor)))
+    import torch
+
+    stream = 0
+    if part.tensor.device.type == "cuda":
+        stream = torch.cuda.current_stream(part.tensor.device).cuda_stream
+    done: int = core.discard(*part.span, stream)
+    if not part.tensor.is_inference():
+        torch.autograd.graph.increment_version(part.tensor)
+    return done

@@ -1,0 +1,142 @@
+"""Placement of tensors: one by one, as a table, and under names that the program gives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from .spans import parts
+
+if TYPE_CHECKING:
+    from ..base.native import core
+
+TAGS = (
+    "param", "grad", "optimizer", "activation", "input", "workspace", "temp", "comm", "kv_cache",
+    "pool",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorPlacement:
+    """The location of a tensor's bytes at one moment, and what umem knows of it.
+
+    `bytes` are the tensor's: for a view those from its first element to its last. They are the sum
+    of `resident_bytes`, `evicted_bytes`, `discarded_bytes` and `unknown_bytes`; the last are those
+    that only the driver knows about (policy `none`, after page faults). Bytes are arriving or
+    leaving until their transfer has ended; they already count as resident or evicted.
+    """
+
+    name: str  # in the module or collection that was given; "" for a tensor alone
+    scope: str  # the `umem.scope` in which it was allocated; "" for none
+    tag: str  # one of `TAGS`; pool: it shares a page with other small tensors
+    family: str  # category of the operator that made it: conv, linear, norm, ...
+    address: int
+    held: bool  # in umem's memory; if not, all fields below are 0
+    bytes: int
+    resident_bytes: int = 0
+    evicted_bytes: int = 0
+    discarded_bytes: int = 0
+    unknown_bytes: int = 0
+    arriving_bytes: int = 0
+    leaving_bytes: int = 0
+    pins: int = 0  # the max over its pages
+    excluded: bool = False
+    in_use: bool = False  # by a running op
+
+
+def where(tensor: object) -> TensorPlacement:
+    """Return where a tensor or view is; works while umem is off, too.
+
+    Raises:
+        ConfigError: it is not a tensor.
+    """
+    found = parts(tensor, "where")
+    if len(found) != 1 or found[0].tensor is not tensor:
+        kind = type(tensor).__name__
+        raise ConfigError(
+            f"umem.where(...) was given a {kind}; allowed: a tensor. umem.tensors(...) lists those "
+            "of a module or collection"
+        )
+    return tensors(tensor)[0]
+
+
+class PlacementReport(tuple[TensorPlacement, ...]):
+    """A tuple of placements; its text is a table by name, or by scope and tag without names."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        from ..monitor.tensors import table
+
+        return table(self)
+
+
+def tensors(target: object = None) -> PlacementReport:
+    """Return where all tensors of the target are, in its order; works while umem is off, too.
+
+    Args:
+        target: a tensor, a module (its parameters and buffers), or a list, tuple or mapping of
+            them; None: all memory that umem has handed out, by address, each block whole.
+
+    Raises:
+        ConfigError: no such target.
+        NotSupportedError: the native core is not installed.
+    """
+    from ..base.native import core
+
+    if target is None:
+        return PlacementReport(_row("", row["address"], row) for row in core.placed_blocks())
+    rows = []
+    for part in parts(target, "tensors"):
+        if part.nbytes and core.owns(part.address):
+            rows.append(_row(part.name, part.address, core.where(*part.span)))
+        else:
+            rows.append(TensorPlacement(part.name, "", "", "", part.address, False, part.nbytes))
+    return PlacementReport(rows)
+
+
+@contextlib.contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Name the allocations of this thread inside: `with umem.scope("encoder"):`, or as a decorator.
+
+    Scopes nest: "encoder" inside "model" is `model/encoder`. `umem.tensors` and `umem.where` show
+    the names. While umem is off it allocates nothing, so nothing is named. Other threads have
+    scopes of their own, for example the thread of a backward pass on a GPU.
+
+    Raises:
+        ConfigError: the name is empty, or has a "/" in it.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise ConfigError(f'umem.scope({name!r}): allowed: a non-empty name without "/"')
+    from ..base.native import core
+
+    outer = core.set_scope("")
+    core.set_scope(f"{outer}/{name}" if outer else name)
+    try:
+        yield
+    finally:
+        core.set_scope(outer)
+
+
+def _row(name: str, address: int, row: core.Whereabouts) -> TensorPlacement:
+    return TensorPlacement(
+        name,
+        row["scope"],
+        row["tag"],
+        row["family"],
+        address,
+        True,
+        row["bytes"],
+        row["resident_bytes"],
+        row["evicted_bytes"],
+        row["discarded_bytes"],
+        row["unknown_bytes"],
+        row["arriving_bytes"],
+        row["leaving_bytes"],
+        row["pins"],
+        row["exempt"],
+        row["in_use"],
+    )

@@ -1,0 +1,124 @@
+"""Sleep and wake: release device memory temporarily, with all pointers unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..base.units import format_bytes
+from ..errors import ConfigError
+from ..session import session
+
+_KEEP = ("host", "discard")
+_SHARED = "pool"  # segments of small blocks, whose tags are mixed
+
+
+class Sleep:
+    """The memory that one `umem.sleep` released. As a context manager, leaving it wakes just that.
+
+    Attributes:
+        bytes: device memory released: of tensors, and of freed blocks kept for reuse.
+    """
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self._number = number
+        self.bytes = nbytes
+
+    def __repr__(self) -> str:
+        return f"<umem sleep: {format_bytes(self.bytes)} released>"
+
+    def wake(self) -> int:
+        """Bring back what this sleep released, and no other; return its bytes.
+
+        Raises:
+            StateError: umem is off, or a CUDA graph is being captured.
+        """
+        return _wake(None, self._number)
+
+    def __enter__(self) -> Sleep:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if session.is_enabled():  # without umem there is nothing to bring back
+            self.wake()
+
+
+def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
+    """Release device memory before this returns; pointers and views stay valid.
+
+    All cached memory goes back to the driver, and so does the memory of live tensors of `tags`. An
+    operator that uses one of them brings it back; `wake` brings them all back. Pins do not keep a
+    tensor awake, and apply again when it is back.
+
+    Args:
+        tags: any of param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache,
+            pool (all blocks below 2 MiB). None: all of them, not allowed with "discard".
+        keep: "host": the bytes are kept on the host. "discard": THE CONTENTS ARE LOST, nothing is
+            copied, and reads are undefined until the next write.
+
+    Raises:
+        ConfigError: an unknown tag or `keep`, or "discard" without tags or of `pool`.
+        OutOfMemoryError: the host budget has no room; nothing was moved.
+        StateError: umem is off, an operator is using one of the tensors, or a CUDA graph is being
+            captured; nothing was moved.
+        NotSupportedError: managed memory does not work here.
+        DriverError: the driver refused some of the moves; those tensors stay on the device.
+    """
+    session.require_session("sleep")
+    if keep not in _KEEP:
+        raise ConfigError(f"umem.sleep(keep={keep!r}): allowed: {', '.join(_KEEP)}")
+    if keep == "discard" and tags is None:
+        raise ConfigError(
+            "umem.sleep(keep='discard') loses contents, so it needs tags=...; say what "
+            "may be lost, as tags=['grad']"
+        )
+    names = _names("sleep", tags)
+    if keep == "discard" and _SHARED in names:
+        raise ConfigError(
+            f"umem.sleep(keep='discard'): {_SHARED!r} holds small tensors of all kinds; allowed: "
+            "the other tags"
+        )
+    from ..base.native import core
+
+    return Sleep(*core.sleep(names, keep == "discard"))
+
+
+def wake(tags: Iterable[str] | None = None) -> int:
+    """Bring back what sleeps, in the order of last use; return its bytes.
+
+    The moves are under way when it returns, and each operator waits for the tensors it uses. If not
+    all fits any more, the least recently used tensors stay on the host until they are needed;
+    pinned tensors come back in place of others.
+
+    Args:
+        tags: as for `sleep`; None: all tags, of all sleeps.
+
+    Raises:
+        ConfigError: an unknown tag.
+        StateError: umem is off, or a CUDA graph is being captured.
+        OutOfMemoryError: running operators leave too little memory for pins, which return later.
+        DriverError: the driver refused some of the moves; operators make up for them on use.
+    """
+    return _wake(tags, 0)
+
+
+def _wake(tags: Iterable[str] | None, number: int) -> int:
+    session.require_session("wake")
+    names = _names("wake", tags)
+    from ..base.native import core
+
+    session.follow_free_memory()  # other programs may have taken some of it meanwhile
+    return core.wake(names, number)
+
+
+def _names(call: str, tags: Iterable[str] | None) -> list[str]:
+    from ..base.native import core
+
+    known = core.tags()
+    if tags is None:
+        return known
+    names = [tags] if isinstance(tags, str) else list(tags)
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        what = repr(unknown[0]) if unknown else "no tag"
+        raise ConfigError(f"umem.{call}(tags=...): {what}; allowed: {', '.join(known)}")
+    return names

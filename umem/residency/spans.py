@@ -1,0 +1,154 @@
+"""Storage spans: the tensors of a hint's target, and the bytes that each of them can touch.
+
+torch is not imported: anything with a storage is a tensor, with parameters a module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import ConfigError
+
+ALLOWED = (
+    "a tensor, a module, an array with __cuda_array_interface__, a umem.Buffer, a buffer of "
+    "cuda.core, or a list, tuple or mapping of them"
+)
+_INTERFACES = ("__cuda_array_interface__", "__array_interface__")
+
+
+class StorageSpan(NamedTuple):
+    """The bytes of a tensor from its first element to its last, including those in between."""
+
+    name: str
+    tensor: Any
+    address: int  # 0: it has no bytes here (empty, freed, meta or fake)
+    nbytes: int
+    dense: bool  # every byte in between belongs to the tensor
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Address and number of bytes."""
+        return self.address, self.nbytes
+
+
+def parts(target: object, what: str) -> list[StorageSpan]:
+    """Return the parts of `target`, one for each tensor, shared ones once.
+
+    Args:
+        target: a tensor, a module (parameters and buffers), or a list, tuple or mapping of them.
+        what: the caller, for messages.
+
+    Raises:
+        ConfigError: something in it is none of these, or a tensor without strides.
+    """
+    found: dict[tuple[int, int, bool], StorageSpan] = {}
+    for name, tensor in _named(target, "", what):
+        part = _part(name, tensor, what)
+        # Tensors without bytes are distinguished by identity, so that none hides another.
+        key = (part.address or id(tensor), part.nbytes, part.dense)
+        found.setdefault(key, part)
+    return list(found.values())
+
+
+def is_module(target: object) -> bool:
+    """Return whether the target is like a torch.nn.Module."""
+    return hasattr(target, "named_parameters") and hasattr(target, "named_buffers")
+
+
+def _named(target: Any, name: str, what: str) -> Iterator[tuple[str, Any]]:
+    if hasattr(target, "untyped_storage") and not hasattr(target, "__tensor_flatten__"):
+        yield name, target
+        return
+    if _span(target) is not None:
+        yield name, target
+        return
+    for key, value in _members(target, what):
+        yield from _named(value, f"{name}.{key}" if name else key, what)
+
+
+def _members(target: Any, what: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(target, Mapping):
+        return ((str(key), value) for key, value in target.items())
+    if is_module(target):
+        return itertools.chain(target.named_parameters(), target.named_buffers())
+    if hasattr(target, "__tensor_flatten__"):  # a wrapper around tensors, such as DTensor
+        return ((key, getattr(target, key)) for key in target.__tensor_flatten__()[0])
+    if isinstance(target, Iterable) and not isinstance(target, (str, bytes)):
+        return ((str(i), value) for i, value in enumerate(target))
+    kind = type(target).__name__
+    raise ConfigError(f"umem.{what}(...) was given a {kind}; allowed: {ALLOWED}")
+
+
+def _part(name: str, tensor: Any, what: str) -> StorageSpan:
+    nothing = StorageSpan(name, tensor, 0, 0, True)
+    if not hasattr(tensor, "untyped_storage"):
+        address, nbytes, dense = _span(tensor) or (0, 0, True)
+        return StorageSpan(name, tensor, address, nbytes, dense) if nbytes else nothing
+    if getattr(tensor, "is_meta", False):
+        return nothing
+    try:
+        storage = tensor.untyped_storage()
+        first, limit = storage.data_ptr(), storage.nbytes()
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        offset, size = tensor.storage_offset(), tensor.element_size()
+    except (RuntimeError, NotImplementedError) as error:
+        if "fake" in type(tensor).__name__.lower():
+            return nothing
+        layout = getattr(tensor, "layout", "unknown")
+        raise ConfigError(
+            f"umem.{what}(...): a tensor of layout {layout} has no storage of its own; pass the "
+            "tensors that it is made of, such as values() and indices()"
+        ) from error
+    if first == 0 or 0 in shape:
+        return nothing
+    elements, dense = _extent(shape, strides)
+    # A storage that was freed or shrunk under its tensor has fewer bytes than the tensor needs.
+    begin = min(offset * size, limit)
+    nbytes = min(begin + elements * size, limit) - begin
+    if nbytes == 0:
+        return nothing
+    return StorageSpan(name, tensor, first + begin, nbytes, dense)
+
+
+def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
+    """Return the elements from the first to the last, and whether there are no holes."""
+    extent, dense = 1, True
+    for stride, n in sorted(zip(strides, shape, strict=True)):
+        dense = dense and (stride <= extent or n == 1)
+        extent += (n - 1) * stride
+    return extent, dense
+
+
+def _span(array: Any) -> tuple[int, int, bool] | None:
+    """Return (address, bytes, dense) of another framework's array or buffer, else None."""
+    for name in _INTERFACES:
+        if (interface := getattr(array, name, None)) is not None:
+            return _span_of(interface)
+    if hasattr(array, "handle") and hasattr(array, "size"):  # cuda.core's Buffer
+        return int(array.handle), int(array.size), True
+    return None
+
+
+def stream_of(array: Any) -> int:
+    """Return the stream that an array says it is used on; 0, the legacy default, if none."""
+    stream = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
+    return 0 if stream in (None, 1) else int(stream)  # the interface writes the legacy default as 1
+
+
+def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool]:
+    item = int("".join(filter(str.isdigit, interface["typestr"])))
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    first = interface["data"][0]
+    if 0 in shape:
+        return first, 0, True
+    if strides is None:
+        return first, item * math.prod(shape), True
+    before = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if step < 0)
+    extent, dense = item, True
+    for step, n in sorted((abs(step), n) for step, n in zip(strides, shape, strict=True)):
+        dense = dense and (step <= extent or n == 1)
+        extent += (n - 1) * step
+    return first + before, extent, dense

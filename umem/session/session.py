@@ -1,0 +1,383 @@
+"""The session that `umem.enable` starts, and the functions of the package that act on it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..base.stats import Stats
+from ..config.settings import Settings, difference, load
+from ..errors import ConfigError, StateError
+from ..integrations.torch.version import require_torch, torch_threads
+from ..policies.registry import name_of
+from . import resolve
+
+if TYPE_CHECKING:
+    from ..integrations.bindings import Attached
+    from ..monitor.summary import Summary
+    from ..policies.base import PlanFunction, Policy
+    from .step_driver import StepLoop
+
+_log = logging.getLogger("umem")
+_lock = threading.RLock()
+
+native_options = resolve.native_options  # for commands that check before they start anything
+
+
+class Session:
+    """A handle of umem being on; used as a context manager, leaving it turns umem off.
+
+    A second `enable` with equal options returns a session that leaves umem on at its end, because
+    the first session is still active. With `allocator="pool"` only the allocations of the block on
+    this thread come from umem.
+    """
+
+    def __init__(self, settings: Settings, owner: bool, attached: Attached) -> None:
+        self.settings = settings
+        self.attached = attached
+        self._owner = owner
+        self._routed = contextlib.ExitStack()
+
+    def __repr__(self) -> str:
+        wanted = self.settings
+        policy = name_of(wanted.policy)
+        return f"<umem session: budget {wanted.budget}, {policy}, device {wanted.device}>"
+
+    @property
+    def pool(self) -> Any:
+        """The `torch.cuda.MemPool` of the allocator `pool`; None with other allocators."""
+        return self.attached.pool
+
+    def __enter__(self) -> Session:
+        if self.pool is not None:
+            import torch
+
+            self._routed.enter_context(torch.cuda.use_mem_pool(self.pool))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._routed.close()
+        if self._owner and _session is self:
+            disable()
+
+
+_session: Session | None = None
+_driver: StepLoop | None = None  # runs at the end of each step
+_undo = contextlib.ExitStack()  # other parts to remove at the end
+
+
+def enable(
+    *,
+    budget: str | int | None = None,
+    host_budget: str | int | None = None,
+    policy: Policy | PlanFunction | str | None = None,
+    min_swap: str | int | None = None,
+    device: str | None = None,
+    allocator: str | None = None,
+    log: str | None = None,
+    guard: bool | None = None,
+    observer: str | None = None,
+    recompute: str | None = None,
+    torch_ext_cache: str | Path | None = None,
+    trace: str | Path | None = None,
+    summary: bool | None = None,
+    layout: str | None = None,
+    top: str | Path | bool | None = None,
+) -> Session:
+    """Make umem torch's allocator from now on; tensors that exist already stay where they are.
+
+    What is not given comes from the environment, pyproject.toml or the default: docs/options.md.
+    Sizes are in bytes or text such as "8GiB". A policy is a name, `module:attribute`,
+    `file.py:attribute`, an object with a method `plan(trace, device, budget)`, or such a function
+    (docs/policies.md). Equal options again do nothing.
+
+    Raises:
+        ConfigError: an unknown option or a bad value, from whichever source.
+        NotSupportedError: torch is absent or too old, or this machine cannot do it.
+        StateError: umem is on with other options, or CUDA is initialised already.
+    """
+    settings = load(
+        {
+            "budget": budget,
+            "host_budget": host_budget,
+            "policy": policy,
+            "min_swap": min_swap,
+            "device": device,
+            "allocator": allocator,
+            "log": log,
+            "guard": guard,
+            "observer": observer,
+            "recompute": recompute,
+            "torch_ext_cache": torch_ext_cache,
+            "trace": trace,
+            "summary": summary,
+            "layout": layout,
+            "top": top,
+        }
+    )
+    global _session
+    with _lock:
+        if _session is not None:
+            if _session.settings != settings:
+                raise StateError(difference(_session.settings, settings))
+            return Session(settings, owner=False, attached=_session.attached)
+        resolve.set_up_log(settings.log)
+        planning = resolve.planning_policy(settings)  # first: what fails to load leaves umem off
+        _session = Session(settings, owner=True, attached=_attach(settings))
+        _start_steps(settings, planning)
+        return _session
+
+
+def enable_at_import() -> None:
+    """Enable umem inside `import torch`, for `UMEM=1`, with the options of the environment.
+
+    Raises:
+        UmemError: as in `enable`.
+        ConfigError: the allocator is `pool`, which serves the block of a session only.
+    """
+    if load().allocator == "pool":
+        raise ConfigError(
+            "UMEM_ALLOCATOR=pool serves a part of a program; write `with umem.enable():` around it "
+            "instead of setting UMEM=1"
+        )
+    enable()
+
+
+def disable() -> None:
+    """Restore torch's allocator; a no-op if umem is off. Tensors in umem's memory stay valid.
+
+    Raises:
+        StateError: called inside an operator, with the Python observer.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            return
+        from ..base.native import core
+        from ..integrations import blocks
+
+        blocks.EXTERNAL.remove()
+        try:
+            _border(_session.attached.device, _session.settings.allocator).detach()
+        except RuntimeError as error:
+            if _session.settings.observer != "python":
+                raise
+            raise StateError(
+                "the Python observer cannot be removed inside an operator; call umem.disable() "
+                "outside of it"
+            ) from error
+        _stop_steps()
+        core.stop()
+        blocks.umem_turned_off()
+        _session = None
+
+
+def is_enabled() -> bool:
+    """Return whether umem is on."""
+    return _session is not None
+
+
+def stats() -> Stats:
+    """Return umem's present statistics; all zero before the first `enable`.
+
+    Raises:
+        NotSupportedError: the native core is not installed.
+    """
+    from ..base.native import core
+
+    return Stats(**core.stats())
+
+
+def reset_peak_stats() -> None:
+    """Reset the `peak_` statistics to the present values."""
+    from ..base.native import core
+
+    core.reset_peak_stats()
+
+
+def summary() -> Summary:
+    """Return the statistics as a summary: text, and a table in notebooks."""
+    from ..integrations import blocks
+    from ..monitor import summary as text
+
+    return text.Summary(stats(), **description(), holders=blocks.holders())
+
+
+def description() -> dict[str, str]:
+    """Return the device, the policy and the allocator of the session, as text."""
+    if _session is None:
+        return {"device": "off", "policy": "-", "allocator": ""}
+    from ..base.native import core
+
+    options, attached = core.current_options(), _session.attached
+    return {
+        "device": options.device if options.device == "cuda" else f"soft:{options.profile}",
+        "policy": name_of(_session.settings.policy),
+        "allocator": f"{attached.kind}: {attached.why}",
+    }
+
+
+def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
+    """Change the budget immediately, up or down; a host budget that is not given stays.
+
+    Args:
+        budget: bytes, or text such as "8GiB"; on the software device also the other forms of the
+            option `budget`.
+        host_budget: as the option `host_budget`; None keeps the present one.
+
+    Raises:
+        ConfigError: the budget is malformed or below the minimum.
+        StateError: umem is off.
+    """
+    with _lock:
+        session = require_session("set_budget")
+        asked = load({"budget": budget, "host_budget": host_budget})
+        host = session.settings.host_budget if host_budget is None else asked.host_budget
+        changed = dataclasses.replace(
+            session.settings, budget=asked.budget, host_budget=host, origins=asked.origins
+        )
+        from ..base.native import core
+
+        if session.attached.device == "cuda":
+            count, frames = resolve.cuda_budget_bytes(changed), 0
+            if count == 0:
+                raise ConfigError(
+                    f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; a share of the "
+                    "device's memory, or auto, can be given to umem.enable() only"
+                )
+        else:
+            frames = count = resolve.budget_bytes(changed, _threads(changed))
+        if host_budget is None:
+            host_count = core.stats()["host_budget_bytes"]
+        else:
+            host_count = resolve.host_budget_bytes(changed, frames)
+        core.set_budget(count, host_count)
+        session.settings = changed
+        if _driver is not None:
+            _driver.budget_changed()
+
+
+def step() -> None:
+    """Mark the end of a step, in programs without a torch optimizer to mark it.
+
+    Raises:
+        StateError: umem is off.
+    """
+    require_session("step")
+    from ..base.native import core
+
+    core.step()
+
+
+def replan() -> None:
+    """Discard all plans and make new ones, after the set of pinned tensors changed."""
+    with _lock:
+        if _driver is not None:
+            _driver.restart()
+
+
+def require_session(what: str) -> Session:
+    """Return the session, for the function `umem.what()`.
+
+    Raises:
+        StateError: umem is off.
+    """
+    if _session is None:
+        raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
+    return _session
+
+
+def _border(device: str, allocator: str) -> ModuleType:
+    """Return the integration through which torch gets memory of `device`."""
+    if allocator == "none":
+        from ..integrations import no_torch
+
+        return no_torch
+    from ..integrations.torch import cpu, cuda
+
+    return cuda if device == "cuda" else cpu
+
+
+def _threads(settings: Settings) -> int:
+    """Return the number of threads that compute on the software device at the same time."""
+    return 1 if settings.allocator == "none" else torch_threads()
+
+
+def _attach(settings: Settings) -> Attached:
+    from ..base.native import core
+
+    if settings.allocator != "none":
+        require_torch()
+    options = resolve.native_options(settings, _threads(settings))
+    if settings.device.kind == "auto" and options.device == "soft":
+        _log.warning(
+            "no usable GPU (%s); using the software device. Set UMEM_DEVICE=soft to silence this",
+            resolve.why_no_gpu(),
+        )
+    border = _border(options.device, settings.allocator)
+    border.check(settings.allocator)
+    core.start(options)
+    try:
+        attached: Attached = border.attach(
+            settings.allocator, settings.observer, settings.torch_ext_cache
+        )
+    except BaseException:
+        core.stop()
+        raise
+    _log.info("on, allocator %s: %s", attached.kind, attached.why)
+    return attached
+
+
+def _start_steps(settings: Settings, policy: Policy | None) -> None:
+    from . import step_driver
+
+    global _driver
+    try:
+        _driver = step_driver.start(settings, policy)
+        if settings.recompute != "off":
+            from ..recompute.executor.automatic import Automatic
+
+            _undo.callback(Automatic(settings.recompute).remove)
+        if settings.top:
+            from ..monitor import server
+
+            server.start(settings.top, description)
+            _undo.callback(server.stop)
+    except BaseException:
+        disable()
+        raise
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit, os.getpid(), settings.summary)
+
+
+def _stop_steps() -> None:
+    global _driver
+    _undo.close()
+    driver, _driver = _driver, None
+    if driver is not None:
+        driver.stop()
+
+
+def _at_exit(process: int, summary: bool) -> None:
+    if os.getpid() != process:
+        return  # a forked child; the parent prints the summary
+    with _lock:
+        _stop_steps()
+    if summary:
+        from ..monitor import summary as text
+
+        sys.stderr.write(text.closing(stats()) + "\n")
+
+
+def follow_free_memory() -> None:
+    """Adjust a budget of `auto` to the memory that is free now."""
+    if _driver is not None:
+        _driver.follow_free_memory()

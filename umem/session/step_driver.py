@@ -1,0 +1,351 @@
+"""Plans made while the program runs: a step is recorded, planned, and run by the plan from then on.
+
+Native code calls `Driver.step_ended` at the end of each step, and executes plans without Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base import current_device
+from ..base.current_device import gpu_name
+from ..base.native import core
+from ..config.options import BY_NAME
+from ..config.settings import Settings, refusal
+from ..errors import TraceError
+from ..policies import registry
+from ..trace.ids import Address, BlockId, TensorIndex
+from .layout_driver import Layouts
+from .plan_guard import Cost, Meter, PlanGuard
+
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..policies.base import Policy
+    from ..trace.file_recorder import TraceFile
+    from ..trace.schema import Header
+    from ..trace.step_builder import StepBuilder
+    from ..trace.step_trace import Bools, StepTrace
+    from .auto_budget import AutoBudget
+
+_log = logging.getLogger("umem")
+
+_SETTLED = 4  # steps in a row that went by a plan, after which no more are recorded
+_TRIES = 16  # plans in a row that no step went by, after which only
+_EVERY = 100  # one step in so many is planned
+_FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
+_SHOWN = 3  # problems of a plan that are logged
+_NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
+
+
+class StepPlanner:
+    """Plans steps with `policy` for `device` until one goes by a plan, and when one no longer does.
+
+    A policy with `rollback` has each plan given up whose first steps move more and take longer than
+    the recorded one. Steps like that go on as by lru, and are not planned again.
+
+    Args:
+        device, budget: asked before a plan; what device it is may not be known before its use.
+        budget: in bytes.
+        layouts: gets the steps that were planned.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        device: Callable[[], DeviceProfile],
+        budget: Callable[[], int],
+        layouts: Layouts,
+    ) -> None:
+        self._policy, self._device, self._budget = policy, device, budget
+        self._layouts = layouts
+        self._builder: StepBuilder | None = None  # while steps are recorded
+        self._addresses: dict[BlockId, Address] = {}
+        self._steps = self._tries = self._settled = self._tried_at = 0
+        self._trials = PlanGuard() if getattr(policy, "rollback", False) else None
+        self._meter = Meter()
+        self._off = self._reported = False
+
+    def step_ended(self) -> None:
+        """Take the end of a step; log what the policy raises, and go on without plans."""
+        if self._off:
+            return
+        try:
+            self._step()
+            if self._builder is not None:
+                self._meter.start()
+        except Exception as error:  # noqa: BLE001 - a policy may be any code
+            _log.warning(
+                "policy %s raised %s; falling back to lru: %s",
+                self._policy.name, type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+            core.set_advisor(None)
+            self.stop()
+
+    def stop(self) -> None:
+        """Record and plan no more; what is evicted is decided as by lru."""
+        self._off = True
+        self._record(False)
+        core.clear_plans()
+        self._layouts.stop()
+
+    def restart(self) -> None:
+        """Forget all plans, because the budget is another one."""
+        core.clear_plans()
+        if self._trials is not None:
+            self._trials.clear()
+        self._tries = self._settled = 0
+
+    def _step(self) -> None:
+        self._steps += 1
+        recorded = self._take()
+        cost = self._meter.read() if recorded else None  # taking it waited for the device
+        status = core.plan_status()
+        self._layouts.step_ended(status["complete"])
+        if status["complete"]:
+            self._judge(status["complete"], cost)
+            self._tries = 0
+            self._settled += 1
+            if self._settled >= _SETTLED:
+                self._record(False)
+            return
+        self._settled = 0
+        resting = self._tries >= _TRIES and self._steps - self._tried_at < _EVERY
+        if recorded and not resting:
+            self._tries += 1
+            self._tried_at = self._steps
+            number = self._plan()
+            if number and cost and self._trials is not None and _without_plan(status):
+                self._trials.begin(number, cost)
+        # The first step makes what later ones only use: the second is the first to be recorded.
+        self._record(self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1)
+
+    def _judge(self, number: int, cost: Cost | None) -> None:
+        """Judge a plan by a step that followed it; `cost` is known for recorded steps."""
+        if cost is None or self._trials is None:
+            return
+        why = self._trials.failed(number, cost)
+        if why is None:
+            return
+        core.roll_back_plan(number)
+        _log.info("plan %d is given up, and lru goes on in its steps: %s", number, why)
+
+    def _record(self, on: bool) -> None:
+        if on == (self._builder is not None):
+            return
+        if not on:
+            core.record_stop("plan")
+            self._builder = None
+            self._addresses.clear()
+            return
+        from ..trace.step_builder import StepBuilder
+
+        core.record_start("plan")
+        self._builder = StepBuilder()
+
+    def _take(self) -> bool:
+        """Whether there is a recorded step."""
+        if self._builder is None:
+            return False
+        from ..trace import native_columns
+        from ..trace.schema import Free
+
+        recorded: core.Recorded = core.record_take("plan")
+        if recorded["dropped"]:
+            _log.info("a step of more events than are kept is not planned")
+            self._record(False)
+            return False
+        self._addresses.update(native_columns.addresses(recorded))
+        for i, event in enumerate(native_columns.events(recorded)):
+            if i == recorded["before"] > 0:
+                self._begin()
+            self._builder.add(event)
+            if type(event) is Free:
+                self._addresses.pop(event.id, None)
+        return True
+
+    def _begin(self) -> None:
+        """Start the recording; blocks alive before it are no part of the first step."""
+        from ..trace.schema import Alloc, Free, Step
+
+        assert self._builder is not None
+        for event in (Step(), Alloc(_NO_BLOCK, 1), Free(_NO_BLOCK), Step()):
+            self._builder.add(event)
+
+    def _plan(self) -> int:
+        """Plan the recorded step; return the plan's number, 0 without a plan."""
+        from ..policies import lowering
+        from ..policies.plan_check import check
+        from ..trace.step_trace import Kind
+
+        assert self._builder is not None
+        try:
+            trace = self._builder.step()
+        except TraceError as error:
+            _log.info("the step is not planned: %s", error)
+            return 0
+        if not trace.large.any():
+            return 0  # nothing that could be moved alone
+        begin = time.perf_counter()
+
+        def address(tensor: TensorIndex) -> int:
+            # What is carried into the next step is what this one made.
+            if trace.kind[tensor] == Kind.CARRIED:
+                tensor = TensorIndex(int(trace.next_alias[tensor]))
+            return 0 if tensor < 0 else self._addresses.get(trace.block_of(tensor), 0)
+
+        trace = replace(trace, exempt=_staying(trace, address))
+        plan = self._policy.plan(trace, self._device(), self._budget())
+        if plan is None:
+            self.stop()
+            return 0
+
+        if not registry.is_built_in(self._policy):
+            self._report_problems(check(plan))
+        try:
+            columns = lowering.lower(plan, address)
+        except ValueError as error:
+            _log.info("the step is not planned: %s", error)
+            return 0
+        number = core.install_plan(columns)
+        _log.info(
+            "step %d planned by %s in %.0f ms: plan %d of %d ops, %d moves",
+            self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
+            trace.n_ops, len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
+        )  # fmt: skip
+        self._layouts.planned(number, trace, self._budget())
+        return number
+
+    def _report_problems(self, problems: list[str]) -> None:
+        """Name what of a plan has no effect; once, because the next plans are much the same."""
+        if not problems or self._reported:
+            return
+        self._reported = True
+        rest = len(problems) - _SHOWN
+        lines = [*problems[:_SHOWN], *([f"and {rest} more"] if rest > 0 else [])]
+        _log.warning(
+            "the plan of policy %s has %d problem(s); umem.policies.check(plan) lists them:%s",
+            self._policy.name, len(problems), "".join(f"\n  {line}" for line in lines),
+        )  # fmt: skip
+
+
+def _staying(trace: StepTrace, address: Callable[[TensorIndex], int]) -> Bools | None:
+    """Find the pinned and excluded tensors among those alive at the step's end."""
+    import numpy as np
+
+    spans = [
+        (address(TensorIndex(tensor)), int(size)) if large else (0, 0)
+        for tensor, (size, large) in enumerate(zip(trace.bytes, trace.large, strict=True))
+    ]
+    staying = np.array(core.staying(spans), bool)
+    return staying if staying.any() else None
+
+
+def _without_plan(status: core.PlanStatus) -> bool:
+    """Whether (nearly) all of the last step went as by lru."""
+    return status["hits"] <= _FEW * (status["hits"] + status["misses"])
+
+
+class StepLoop:
+    """The work at the end of each step: planner, trace writer, budget that follows free memory."""
+
+    def __init__(
+        self,
+        planner: StepPlanner | None,
+        file: TraceFile | None,
+        follower: AutoBudget | None = None,
+    ) -> None:
+        self.planner, self.file, self.follower = planner, file, follower
+        core.set_step_listener(self.step_ended)
+
+    def step_ended(self) -> None:
+        """Take the end of a step from native code; let no exception reach the program."""
+        if self.follower is not None and self.follower.step_ended():
+            self.restart()
+        if self.planner is not None:
+            self.planner.step_ended()
+        if self.file is not None:
+            self.file.step_ended()
+
+    def stop(self) -> None:
+        """Before umem goes off."""
+        core.set_step_listener(None)
+        core.set_advisor(None)
+        if self.planner is not None:
+            self.planner.stop()
+        if self.file is not None:
+            self.file.close()
+
+    def budget_changed(self) -> None:
+        """Take the budget that the program set; stop following free memory."""
+        self.follower = None
+        self.restart()
+
+    def follow_free_memory(self) -> None:
+        """Look at it now."""
+        if self.follower is not None and self.follower.look():
+            self.restart()
+
+    def restart(self) -> None:
+        """Plans were for another budget, or for other tensors to stay."""
+        if self.planner is not None:
+            self.planner.restart()
+
+
+def start(settings: Settings, policy: Policy | None) -> StepLoop | None:
+    """Start what the settings ask for after umem was turned on; None if that is nothing.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    planner = None
+    if policy is not None:
+        planner = StepPlanner(policy, current_device.profile, _budget, Layouts(settings.layout))
+        if (victims := getattr(policy, "victims", None)) is not None:
+            from ..policies.victim_callback import victim_callback
+
+            core.set_advisor(victim_callback(victims))
+    file = None if settings.trace is None else _open(settings, settings.trace)
+    follower = _follower(settings)
+    return StepLoop(planner, file, follower) if planner or file or follower else None
+
+
+def _follower(settings: Settings) -> AutoBudget | None:
+    """None where the budget is fixed, or is the software device's only measure."""
+    options = core.current_options()
+    if not settings.budget.auto or (options.device == "soft" and not options.device_bytes):
+        return None
+    from . import auto_budget
+
+    headroom = auto_budget.no_headroom if options.device == "soft" else auto_budget.cuda_headroom
+    return auto_budget.AutoBudget(options.floor_bytes, headroom)
+
+
+def _budget() -> int:
+    return core.stats()["budget_bytes"]
+
+
+def _open(settings: Settings, path: Path) -> TraceFile:
+    from ..trace.file_recorder import TraceFile
+
+    try:
+        return TraceFile(path, _header)
+    except OSError as error:
+        origin, reason = settings.origins["trace"], f"{path}: {error.strerror or error}"
+        allowed = "a file in a directory that can be written"
+        raise refusal(BY_NAME["trace"], origin, reason, allowed) from None
+
+
+def _header() -> Header:
+    from ..trace.schema import Header
+
+    options = core.current_options()
+    device = options.profile if options.device == "soft" else gpu_name()
+    torch = sys.modules.get("torch")
+    source = "a program without torch" if torch is None else f"torch {torch.__version__}"
+    return Header(device=device, source=source)

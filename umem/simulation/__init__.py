@@ -1,0 +1,1 @@
+"""Replaying a recorded step on the engine, in virtual time."""

@@ -1,0 +1,401 @@
+"""A step or a trace under a policy, in virtual time: the engine that runs programs, without memory.
+
+What is replayed is the native runtime on a software device that holds no data, so figures are those
+of the engine itself, and depend on nothing but trace, policy, device and budget.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..analysis import bounds
+from ..base.device_profiles import DeviceProfile
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
+from ..errors import ConfigError, OutOfMemoryError, TraceError
+from ..policies import registry
+from ..policies.base import Plan, PlanFunction, Policy
+from ..policies.lowering import lower
+from ..policies.plan_check import check
+from ..trace.reader import read
+from ..trace.schema import Op, Step
+from ..trace.step_builder import StepBuilder
+from ..trace.step_trace import StepTrace
+
+if TYPE_CHECKING:
+    from ..base.native import core
+    from ..recompute.planner.modes import RecomputePlanner
+    from ..recompute.planner.rewrite import Rewritten
+
+_log = logging.getLogger("umem")
+
+REPEATS = 6  # steps at most until two in a row are equal
+STEADY = 1e-3  # the share by which they may differ
+_ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
+_PIECE = 1 << 20  # bytes of text that the native reader gets at once
+
+
+@dataclass(frozen=True)
+class Result:
+    """One replay; figures are of the last step, times in µs of virtual time, sizes in bytes."""
+
+    policy: str
+    budget: int  # that was replayed
+    device: str
+    steps: int  # of the whole replay
+    step_us: float
+    compute_us: float
+    stall_us: float
+    floor_us: float  # no schedule is below, in steady state (plan/bounds.py)
+    bytes_in: int
+    bytes_out: int
+    bound_bytes_in: int  # no schedule is below
+    bytes_discarded: int
+    faults: int
+    evictions: int
+    prefetches: int
+    prefetched_unused: int
+    peak_resident: int
+    events: int  # of the whole replay
+    events_per_s: float  # in real time
+    plan_hits: int  # ops that went as planned
+    plan_misses: int
+    raised_from: int | None  # the budget asked for, where no op of that size could be held
+
+    def __str__(self) -> str:
+        ratio = self.step_us / self.compute_us if self.compute_us else 1.0
+        return (
+            f"{self.policy} on {self.device} with {format_bytes(self.budget)}: "
+            f"{self.step_us / 1e3:.2f} ms a step, {ratio:.2f} x compute "
+            f"(lower bound {self.floor_us / 1e3:.2f} ms); "
+            f"{format_bytes(self.bytes_in)} in, {format_bytes(self.bytes_out)} out"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; `raised_from` is there only where the budget was raised."""
+        fields = asdict(self)
+        if self.raised_from is None:
+            del fields["raised_from"]
+        return fields
+
+
+class Recomputed(NamedTuple):
+    """A step as a way to recompute rewrites it, and its replay."""
+
+    mode: str
+    new: Rewritten
+    result: Result  # of the default policy, on the rewritten step
+
+
+class LoadedTrace(NamedTuple):
+    """The part of a trace that a replay needs."""
+
+    step: StepTrace  # the last complete one
+    peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
+    device: str  # that the trace names
+    lines: int  # of the file, to the end of that step
+
+
+def replay_step(
+    step: StepTrace,
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+) -> Result:
+    """Repeat a step until it is steady: two in a row within 0.1 %, or `repeats` of them.
+
+    Args:
+        step: what is repeated; tensors that persist are there before the first time.
+        policy: a policy or its name. It plans once, from `step`.
+        device: the link and the cost of faults; its memory is as large as the budget.
+        budget: bytes on the device, raised to the least at which policies compare.
+        host_budget: bytes that evicted tensors may take; 0 for any number.
+        repeats: steps at most, 1 and up.
+
+    Raises:
+        ConfigError: no such policy, or a bad `repeats`.
+        OutOfMemoryError: device and host budget cannot hold the step.
+        StateError: umem is on in this process, or another replay runs.
+    """
+    return _replay(step, None, policy, device, budget, host_budget=host_budget, repeats=repeats)
+
+
+def replay_file(
+    path: str | os.PathLike[str],
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+    loaded: LoadedTrace | None = None,
+) -> Result:
+    """Replay a trace up to its last step, then that again until it is steady, as `simulate` does.
+
+    What follows the last step is left out: a program's end frees what the step needs. A policy that
+    plans has its plan, from the last step, in the repeats only: before, it is `lru`. `loaded` is
+    what `load` gave, where the caller has it already.
+
+    Raises:
+        TraceError: the file is no valid trace.
+        ConfigError, OutOfMemoryError, StateError: as `simulate`.
+    """
+    known = load(path) if loaded is None else loaded
+    text = Path(path), known.lines
+    return _replay(
+        known.step, text, policy, device, budget, host_budget=host_budget, repeats=repeats
+    )
+
+
+def load(path: str | os.PathLike[str]) -> LoadedTrace:
+    """Read and check a whole trace.
+
+    Raises:
+        TraceError: the file is no valid trace, or the step has no op that accesses memory.
+    """
+    builder = StepBuilder()
+    header, events = read(path)
+    line, end, ops = 1, 0, False
+    for line, event in enumerate(events, 2):
+        builder.add(event)
+        ops = ops or type(event) is Op
+        if ops and type(event) is Step:  # one without an op is no step
+            end, ops = line, False
+    try:
+        return LoadedTrace(builder.step(), builder.peak_bytes, header.device, end or line)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
+    """Replay a step as a mode of `plan/recompute` rewrites it; None where the mode has no way.
+
+    The mode auto is the fastest in replay of the planner's shortlist.
+
+    Raises:
+        ConfigError: there is no such mode.
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    rewritten = planner.shortlist() if mode == "auto" else [planner.plan(mode)]
+    done = []
+    for new in rewritten:
+        if new is not None:
+            result = replay_step(new.step, registry.DEFAULT, planner.device, planner.budget)
+            done.append(Recomputed(mode, new, result))
+    return min(done, key=lambda one: one.result.step_us, default=None)
+
+
+def min_budget(step: StepTrace) -> int:
+    """Return the minimum budget, in bytes, of a replay of this step; it raises others to it."""
+    return max(bounds.min_budget(step), FLOOR_PAGES * PAGE_BYTES)
+
+
+def resident_budget(step: StepTrace, device: DeviceProfile) -> int:
+    """Return the minimum budget, in bytes, at which a repeating step moves nothing.
+
+    It is the peak in whole pages, and what segments of small tensors hold beyond these. A peak
+    above 1 TiB has no address space for a replay: then it is the peak and all small tensors' own.
+
+    Raises:
+        StateError: umem is on in this process, or another replay runs.
+    """
+    if step.peak_bytes > _ADDRESSED:
+        return -(-step.peak_bytes // PAGE_BYTES) * PAGE_BYTES + step.small_bytes
+    low, high = step.peak_bytes // PAGE_BYTES - 1, 2 * (step.peak_bytes // PAGE_BYTES + FLOOR_PAGES)
+    low = max(low, FLOOR_PAGES - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _moves(step, device, middle) else (low, middle)
+    return high * PAGE_BYTES
+
+
+def _moves(step: StepTrace, device: DeviceProfile, pages: int) -> bool:
+    replay = open_step(step, "lru", device, pages * PAGE_BYTES)
+    try:
+        figures = _until_steady(replay, REPEATS)
+    finally:
+        replay.close()
+    return bool(figures["bytes_in"] or figures["bytes_out"])
+
+
+def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) -> core.Replay:
+    """Open the native replay of a step, to be run step by step under a native policy, and closed.
+
+    Raises:
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    from ..base.native import core
+
+    replay = core.Replay(_options(policy, device, budget, host_budget=0))
+    try:
+        replay.set_step(_columns(step))
+    except BaseException:
+        replay.close()
+        raise
+    return replay
+
+
+def _replay(
+    step: StepTrace,
+    text: tuple[Path, int] | None,
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int,
+    repeats: int,
+) -> Result:
+    from ..base.native import core
+
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats}: the figures are of a repeat; allowed: 1 and up")
+    policy = registry.make(policy)
+    room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
+    plan = policy.plan(step, device, room)
+    if plan is not None and not registry.is_built_in(policy):
+        for problem in check(plan):
+            _log.warning("the plan of policy %s: %s", policy.name, problem)
+    replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
+    try:
+        if text is not None:
+            _feed(replay, *text)
+        replay.set_step(_columns(step))
+        if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
+            core.install_plan(lower(plan, replay.address))
+        figures = _until_steady(replay, repeats)
+    finally:
+        replay.close()
+    return Result(
+        policy=policy.name,
+        budget=room,
+        device=device.name,
+        floor_us=bounds.closed_form_floor(step, device, room).us,
+        bound_bytes_in=bounds.lower_bound_bytes_in(step, room),
+        raised_from=budget if room > budget else None,
+        **_measured(figures),
+    )
+
+
+def _native_name(policy: Policy, plan: Plan | None) -> str:
+    from ..base.native import core
+
+    if plan is not None:
+        return "planned"
+    if policy.name in core.policies():
+        return policy.name
+    raise ConfigError(
+        f"the policy {policy.name!r} made no plan for this step, and there is no native policy of "
+        "that name: its plan() must return a Plan to be replayed"
+    )
+
+
+def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) -> core.Options:
+    from ..base.native import core
+
+    options = core.Options()
+    options.device = "soft"
+    known = [profile["name"] for profile in core.profiles()]
+    options.profile = device.name if device.name in known else known[0]
+    options.link_in_bytes_per_us = device.bytes_per_us_in
+    options.link_out_bytes_per_us = device.bytes_per_us_out
+    options.fault_us = device.fault_us
+    options.budget_bytes = budget
+    options.host_budget_bytes = host_budget
+    options.min_swap_bytes = PAGE_BYTES
+    options.floor_bytes = FLOOR_PAGES * PAGE_BYTES
+    options.policy = policy
+    return options
+
+
+def _columns(step: StepTrace) -> dict[str, Any]:
+    return {
+        "op_us": step.op_us,
+        "bytes": step.bytes,
+        "tag": list(step.tags),
+        "family": list(step.families),
+        "kind": step.kind,
+        "first": step.first,
+        "last": step.last,
+        "next_alias": step.next_alias,
+        "source": step.source,
+        "access_start": step.access_start,
+        "access_tensor": step.access_tensor,
+        "access_write": step.access_write,
+    }
+
+
+def _feed(replay: core.Replay, path: Path, lines: int) -> None:
+    try:
+        for piece in _pieces(path, lines):
+            replay.feed(piece)
+        replay.finish()
+    except ValueError as error:  # of the native reader: the line and the reason
+        raise TraceError(f"{path}:{error}") from None
+    except OutOfMemoryError as error:  # also at a line
+        raise OutOfMemoryError(f"{path}:{error}") from None
+
+
+def _pieces(path: Path, lines: int) -> Iterator[bytes]:
+    """Yield the file's first lines; unpack a gzip file, whatever its name."""
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=file) if packed else file
+            while piece := stream.read(_PIECE):
+                count = piece.count(b"\n")
+                if count >= lines:
+                    yield b"\n".join(piece.split(b"\n", lines)[:lines]) + b"\n"
+                    return
+                lines -= count
+                yield piece
+    except (OSError, EOFError) as error:  # it was read whole before: it has changed since
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _until_steady(replay: core.Replay, repeats: int) -> dict[str, Any]:
+    replay.run_step(1)
+    figures = replay.figures()
+    for _ in range(repeats - 1):
+        before = figures
+        replay.run_step(1)
+        figures = replay.figures()
+        if all(_near(figures[key], before[key]) for key in ("step_us", "bytes_in", "bytes_out")):
+            break
+    return figures
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value - other) <= STEADY * max(abs(value), abs(other))
+
+
+def _measured(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Result that the engine counted."""
+    same = (
+        "steps", "step_us", "compute_us", "stall_us", "bytes_in", "bytes_out", "bytes_discarded",
+        "faults", "evictions", "prefetches", "events", "plan_hits", "plan_misses",
+    )  # fmt: skip
+    seconds = figures["seconds"]
+    return {
+        **{name: figures[name] for name in same},
+        "prefetched_unused": figures["prefetched_unused_bytes"],
+        "peak_resident": figures["peak_resident_bytes"],
+        "events_per_s": figures["events"] / seconds if seconds > 0 else 0.0,
+    }
+
+
+def raised_note(result: Result) -> str:
+    """Explain why the budget is not the requested one; empty if it is."""
+    if result.raised_from is None:
+        return ""
+    return (
+        f"a budget of {format_bytes(result.raised_from)} was raised to "
+        f"{format_bytes(result.budget)}: 1.05 times what the step's largest op needs at once"
+    )

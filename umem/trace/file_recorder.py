@@ -1,0 +1,121 @@
+"""Recording of a whole program's trace to a file while the program runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from .schema import KIND, Header
+
+_log = logging.getLogger("umem")
+
+# From this number of events on they are written without waiting for the step's end; until then
+# the tags of what the step allocated can still become known.
+_EVENTS_AT_ONCE = 200_000
+_EVENTS_TOO_MANY = 1_000_000  # from this number on the program waits for the writer
+_LOOK_S = 0.5
+
+
+class TraceFile:
+    """Recorder of this process from now on, until `close`; a forked child writes nothing.
+
+    At each end of a step (`step_ended`) a thread writes the events since the last one. Native code
+    formats the lines, so that the program loses little time.
+
+    Args:
+        path: replaced if it exists; compressed if the name ends in .gz.
+        header: called when the first events are written.
+
+    Raises:
+        OSError: the file cannot be written.
+        StateError: umem is off.
+    """
+
+    def __init__(self, path: Path, header: Callable[[], Header]) -> None:
+        from ..base.native import core
+
+        self._core = core
+        self.path = path
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._dropped = 0
+        self._process = os.getpid()
+        self._raw = path.open("wb", buffering=0)
+        packed = path.suffix == ".gz"
+        self._out: IO[bytes] = (
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=self._raw, mtime=0)  # type: ignore[assignment]
+            if packed
+            else self._raw
+        )
+        self._header: Callable[[], Header] | None = header
+        core.record_start("file")
+        os.register_at_fork(after_in_child=self._let_go)
+        self._thread = threading.Thread(target=self._run, name="umem-trace", daemon=True)
+        self._thread.start()
+
+    def step_ended(self) -> None:
+        """Let the thread write the step's events soon."""
+        if self._core.record_waiting("file") > _EVENTS_TOO_MANY:
+            self._write(last=False)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Write the rest and finish the file; a no-op if that is done, or in a forked child."""
+        if self._closed or os.getpid() != self._process:
+            return
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._write(last=True)
+        self._core.record_stop("file")
+        self._out.close()
+        self._raw.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            at_a_step = self._wake.wait(_LOOK_S)
+            self._wake.clear()
+            if self._closed:
+                return
+            if at_a_step or self._core.record_waiting("file") > _EVENTS_AT_ONCE:
+                self._write(last=False)
+
+    def _write(self, last: bool) -> None:
+        with self._lock:
+            lines, dropped = self._core.record_lines("file", last)
+            if dropped and not self._dropped:
+                _log.warning(
+                    "the trace %s ends early: events came faster than the writer", self.path
+                )
+            self._dropped = dropped
+            if not lines and not last:
+                return
+            try:
+                self._out.write(self._first_line() + lines)
+                self._out.flush()
+            except OSError as error:
+                self._core.record_stop("file")
+                _log.warning("the trace %s ends here: %s", self.path, error)
+
+    def _first_line(self) -> bytes:
+        if self._header is None:
+            return b""
+        header, self._header = self._header(), None
+        fields = {"v": header.v, "device": header.device, "source": header.source}
+        return json.dumps({"kind": KIND, **fields}, separators=(",", ":")).encode() + b"\n"
+
+    def _let_go(self) -> None:
+        """Drop the inherited events in a forked child, so that they are not written twice."""
+        if self._closed:
+            return
+        self._closed = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._raw.fileno())
+        os.close(nowhere)

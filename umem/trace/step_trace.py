@@ -1,0 +1,229 @@
+"""A columnar trace of one step, as policies and bounds read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.units import PAGE_BYTES, PIECE_BYTES
+from .ids import BlockId, TensorIndex
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Kind(IntEnum):
+    """Lifetime of a tensor relative to the step. The step repeats: its start follows its end."""
+
+    PERSISTENT = 0  # alive all the time: weights, optimizer states
+    TRANSIENT = 1  # allocated and freed inside the step
+    MADE = 2  # allocated in the step, freed in a later one
+    CARRIED = 3  # a MADE one in the next step, until its free; `next_alias` names it
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Idle intervals: two accesses of a tensor with none between them. Columns of equal length.
+
+    The last access of a PERSISTENT tensor in the step and the first one in the next step are a gap
+    too: then `end` is at or beyond the number of ops, as an op of the next step.
+    """
+
+    tensor: Ints
+    start: Ints  # op of the earlier access
+    end: Ints  # op of the later one, above `start`
+    idle_us: Floats  # from the end of op `start` to the start of op `end`, without any stall
+
+
+@dataclass(frozen=True, eq=False)
+class StepTrace:
+    """A step in steady state: n ops in program order, m tensors.
+
+    A tensor is alive in the ops `first` to `last`, both included. Sizes are in bytes, times in µs.
+    `bytes` is the tensor's size on the device. A large tensor (2 MiB and more as requested) takes
+    whole pages of 2 MiB and is moved alone; a small one takes its requested size rounded up to
+    256 B and shares a page with others.
+    """
+
+    op_us: Floats  # [n] duration
+    op_names: tuple[str, ...]  # [n]
+    bytes: Ints  # [m]
+    large: Bools  # [m]
+    tags: tuple[str, ...]  # [m] param, grad, optimizer, activation, input, workspace, temp, comm
+    families: tuple[str, ...]  # [m] category of the op that made it: conv, linear, norm, ...
+    kind: Ints  # [m] Kind
+    first: Ints  # [m]
+    last: Ints  # [m]
+    next_alias: Ints  # [m] of a CARRIED tensor the index of its MADE one; else -1
+    source: Ints  # [m] the id in the trace
+    access_start: Ints  # [n + 1] the accesses of op i are access_start[i] up to access_start[i + 1]
+    access_tensor: Ints  # each tensor at most once per op
+    access_write: Bools  # whether the op writes it; an op reads all that it does not overwrite
+    # Only in a step of `pieces`: the tensor of the whole step that each piece belongs to, and its
+    # offset there in bytes. None: the tensors are whole.
+    whole: Ints | None = None  # [m]
+    offset: Ints | None = None  # [m]
+    exempt: Bools | None = None  # [m] the program asked to leave it in place; None: no tensor
+
+    @property
+    def n_ops(self) -> int:
+        """Number of ops."""
+        return len(self.op_us)
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of tensors."""
+        return len(self.bytes)
+
+    @property
+    def movable(self) -> Bools:
+        """[m] True if a plan can move it: it is large, and the program did not ask to leave it."""
+        return self.large if self.exempt is None else self.large & ~self.exempt
+
+    @cached_property
+    def access_op(self) -> Ints:
+        """The op of each access."""
+        return np.repeat(np.arange(self.n_ops), np.diff(self.access_start))
+
+    @cached_property
+    def begin_us(self) -> Floats:
+        """[n + 1] Start of each op without any stall; the last entry is the step's compute time."""
+        return np.concatenate(([0.0], np.cumsum(self.op_us)))
+
+    @property
+    def compute_us(self) -> float:
+        """Total time of all ops."""
+        return float(self.begin_us[-1])
+
+    @cached_property
+    def use_order(self) -> Ints:
+        """The accesses sorted by tensor, and by op within a tensor."""
+        return np.lexsort((self.access_op, self.access_tensor))
+
+    @cached_property
+    def use_start(self) -> Ints:
+        """[m + 1] The accesses of tensor t are use_order[use_start[t]] up to use_start[t + 1]."""
+        counts = np.bincount(self.access_tensor, minlength=self.n_tensors)
+        return np.concatenate(([0], np.cumsum(counts)))
+
+    def block_of(self, tensor: TensorIndex) -> BlockId:
+        """Return the block in the trace that the tensor is."""
+        return BlockId(int(self.source[tensor]))
+
+    def uses(self, tensor: int) -> Ints:
+        """Return the ops that access the tensor, ascending."""
+        of_tensor = self.use_order[self.use_start[tensor] : self.use_start[tensor + 1]]
+        return self.access_op[of_tensor]
+
+    @cached_property
+    def gaps(self) -> Gaps:
+        """All gaps, of large and small tensors, that have at least one op inside."""
+        tensor = self.access_tensor[self.use_order]
+        op = self.access_op[self.use_order]
+        inner = np.flatnonzero(tensor[1:] == tensor[:-1])
+        used = np.flatnonzero(np.diff(self.use_start) > 0)
+        around = used[self.kind[used] == Kind.PERSISTENT]
+        tensors = np.concatenate((tensor[inner], around))
+        start = np.concatenate((op[inner], op[self.use_start[around + 1] - 1]))
+        end = np.concatenate((op[inner + 1], op[self.use_start[around]] + self.n_ops))
+        keep = end - start > 1
+        tensors, start, end = tensors[keep], start[keep], end[keep]
+        begin = np.concatenate((self.begin_us, self.begin_us[1:] + self.compute_us))
+        return Gaps(tensors, start, end, begin[end] - begin[start + 1])
+
+    @cached_property
+    def pieces(self) -> StepTrace:
+        """The same step with large tensors cut into pieces of at most 64 MiB, which move alone.
+
+        The pieces of a tensor are adjacent and take its place in the order.
+        """
+        if self.whole is not None:
+            return self
+        counts = np.where(self.large, -(-self.bytes // PIECE_BYTES), 1)
+        counts = np.maximum(counts, 1)
+        base = np.concatenate(([0], np.cumsum(counts)))
+        whole = np.repeat(np.arange(self.n_tensors), counts)
+        offset = (np.arange(base[-1]) - base[whole]) * PIECE_BYTES
+        cut = np.minimum(self.bytes[whole] - offset, PIECE_BYTES)
+        next_alias = np.where(
+            self.next_alias[whole] < 0, -1, base[self.next_alias[whole]] + offset // PIECE_BYTES
+        )
+        spread = counts[self.access_tensor]
+        access = np.repeat(np.arange(len(self.access_tensor)), spread)
+        within = np.arange(len(access)) - (np.cumsum(spread) - spread)[access]
+        return replace(
+            self,
+            bytes=np.where(self.large[whole], cut, self.bytes[whole]),
+            large=self.large[whole],
+            tags=tuple(map(self.tags.__getitem__, whole.tolist())),
+            families=tuple(map(self.families.__getitem__, whole.tolist())),
+            kind=self.kind[whole],
+            first=self.first[whole],
+            last=self.last[whole],
+            next_alias=next_alias,
+            source=self.source[whole],
+            access_start=np.concatenate(([0], np.cumsum(spread)))[self.access_start],
+            access_tensor=base[self.access_tensor[access]] + within,
+            access_write=self.access_write[access],
+            whole=whole,
+            offset=offset,
+            exempt=None if self.exempt is None else self.exempt[whole],
+        )
+
+    @cached_property
+    def allocations(self) -> Ints:
+        """Large tensors in the order in which the step allocates them.
+
+        A carried tensor that no step makes is allocated at the step's start, as in replay.
+        """
+        carried = self.kind == Kind.CARRIED
+        before = (self.kind == Kind.PERSISTENT) | (carried & (self.next_alias >= 0))
+        inside = np.flatnonzero(self.large & ~before)
+        first = np.where(carried, -1, self.first)[inside]
+        return inside[np.argsort(first, kind="stable")]
+
+    @cached_property
+    def working_set(self) -> Ints:
+        """[n] Bytes of all tensors that each op accesses."""
+        return self.sum_of_accesses(self.bytes)
+
+    @cached_property
+    def live_bytes(self) -> Ints:
+        """[n] Bytes of all tensors alive in each op."""
+        change = np.zeros(self.n_ops + 1, np.int64)
+        np.add.at(change, self.first, self.bytes)
+        np.add.at(change, self.last + 1, -self.bytes)
+        return np.cumsum(change)[:-1]
+
+    @cached_property
+    def small_bytes(self) -> int:
+        """Peak of the bytes of small tensors, in whole pages."""
+        change = np.zeros(self.n_ops + 1, np.int64)
+        small = ~self.large
+        np.add.at(change, self.first[small], self.bytes[small])
+        np.add.at(change, self.last[small] + 1, -self.bytes[small])
+        peak = int(np.cumsum(change).max(initial=0))
+        return -(-peak // PAGE_BYTES) * PAGE_BYTES
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of live bytes."""
+        return int(self.live_bytes.max(initial=0))
+
+    @cached_property
+    def clean(self) -> Bools:
+        """[m] Persistent tensors that no op of the step writes: a copy on the host stays valid."""
+        clean: Bools = self.kind == Kind.PERSISTENT
+        clean[self.access_tensor[self.access_write]] = False
+        return clean
+
+    def sum_of_accesses(self, amount: Ints) -> Ints:
+        """Sum `amount` [m] over the tensors that each op accesses: [n]."""
+        total = np.zeros(self.n_ops, np.int64)
+        np.add.at(total, self.access_op, amount[self.access_tensor])
+        return total
