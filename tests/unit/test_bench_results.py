@@ -18,13 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 REPORTS = sorted(path.stem for path in RESULTS.glob("*.json"))
 LARGEST = 200_000  # bytes of a file; what is larger is raw and stays in build/
-DIRTY = "measured before this rule, with files that differ from the commit; to be measured again"
-# Reports that cannot be measured again, and why they are still there.
-NOT_REPRODUCIBLE = {
-    "estimate_fake-tensors_2026-11-21": DIRTY,
-    "recompute_amd-epyc-2c_2026-11-22": DIRTY,
-    "sharing_amd-epyc-2c_2026-11-22": DIRTY,
-}
 
 
 def git(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -67,14 +60,7 @@ def test_every_report_names_commits_of_this_history(stem: str) -> None:
     if (why := no_history()) is not None:
         pytest.skip(why)
     found = fault(stem)
-    if stem in NOT_REPRODUCIBLE:
-        assert found is not None, f"{stem} is in order: take it out of NOT_REPRODUCIBLE"
-    else:
-        assert found is None, f"{stem} {found}"
-
-
-def test_exceptions_are_reports() -> None:
-    assert set(NOT_REPRODUCIBLE) <= set(REPORTS)
+    assert found is None, f"{stem} {found}"
 
 
 @pytest.mark.parametrize("stem", REPORTS)
