@@ -33,7 +33,7 @@ check: lint
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# What takes longer than CI may: ten times the examples of each property, and the packages.
+# What takes longer than CI may: three times the examples of each property, and the packages.
 nightly:
 	$(MAKE) test PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
 	$(MAKE) test-cuda PYTEST_ARGS='$(TWO)'

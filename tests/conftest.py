@@ -14,7 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-NIGHTLY = "nightly"  # the hypothesis profile with ten times the examples that each test asks for
+NIGHTLY = "nightly"  # the hypothesis profile with more examples than each test asks for
+NIGHTLY_TIMES = 3
 hypothesis.settings.register_profile(NIGHTLY)
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
@@ -32,10 +33,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    nightly = config.getoption("--hypothesis-profile") == NIGHTLY
+    if config.getoption("--hypothesis-profile") == NIGHTLY:
+        _multiply_examples(items, NIGHTLY_TIMES)
     for item in items:
-        if nightly:
-            _multiply_examples(item, 10)
         gpu, cpu = (item.get_closest_marker(name) for name in ("gpu", "cpu"))
         if gpu and cpu:
             raise pytest.UsageError(f"{item.nodeid} is marked both cpu and gpu")
@@ -45,14 +45,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _multiply_examples(item: pytest.Item, times: int) -> None:
+def _multiply_examples(items: list[pytest.Item], times: int) -> None:
     # A profile is only the default: it does not reach tests with settings of their own. The name
-    # is the one that hypothesis's plugin for pytest sets on items too.
-    test: Any = getattr(item, "obj", None)
-    if hypothesis.is_hypothesis_test(test):
-        asked = test._hypothesis_internal_use_settings
+    # is the one that hypothesis's plugin for pytest sets on items too. The cases of a parametrized
+    # test share one function, and its methods' objects are made anew at each look.
+    functions = {
+        getattr(test, "__func__", test)
+        for item in items
+        if hypothesis.is_hypothesis_test(test := getattr(item, "obj", None))
+    }
+    function: Any
+    for function in functions:
+        asked = function._hypothesis_internal_use_settings
         more = hypothesis.settings(asked, max_examples=times * asked.max_examples)
-        test._hypothesis_internal_use_settings = more
+        function._hypothesis_internal_use_settings = more
 
 
 @functools.cache  # and not before a test needs it: a started driver does not survive a fork
