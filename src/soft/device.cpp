@@ -104,7 +104,7 @@ Status open(const Options& options, driver::Driver& driver) {
     DeviceLock lock;
     if (g_device) return {Code::kBadState, "a software device is open already"};
     auto device = std::make_unique<Device>(*options.profile);
-    UMEM_RETURN_IF_ERROR(device->pager.open(frames, options.backed));
+    UMEM_RETURN_IF_ERROR(device->pager.open(frames, options.backed, options.uvm));
     g_device = device.release();
     g_unbacked = !options.backed;
     const Space& space = g_device->pager.space();

@@ -29,6 +29,12 @@ struct Options {
   const Profile* profile = nullptr;
   // False: the same device in addresses and virtual time only; see `access`.
   bool backed = true;
+  // True: frames and protections are the UVM driver's (open-gpu-kernel-modules 595.45.04). A page
+  // that leaves keeps its frame until it is freed or until no other frame is to be had
+  // (uvm_va_block.c, block_clear_resident_processor), and what stays on the device at the end of
+  // read-mostly is read-only until it is prefetched or a write faults. False: a page that leaves
+  // gives its frame back, so that this machine's memory is not held twice.
+  bool uvm = false;
 };
 inline constexpr std::size_t kMinFrames = 4;  // below 3 one instruction may never complete
 

@@ -18,13 +18,13 @@ constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 // How a page with a frame is mapped.
 int protection_of(const Page& page) {
-  if (page.state == PageState::kDuplicate) return PROT_READ;
+  if (page.state == PageState::kDuplicate || page.read_only) return PROT_READ;
   return page.state == PageState::kDiscarded ? PROT_NONE : kReadWrite;
 }
 
 }  // namespace
 
-Status Pager::open(std::size_t frames, bool backed) {
+Status Pager::open(std::size_t frames, bool backed, bool uvm) {
   const std::size_t pages = backed ? kSpacePages : kUnbackedPages;
   UMEM_RETURN_IF_ERROR(space_.reserve(pages, 4 * frames, backed));
   const std::size_t bytes = space_.pages() * sizeof(Page);
@@ -38,7 +38,8 @@ Status Pager::open(std::size_t frames, bool backed) {
   free_space_.emplace(0, space_.pages());
   frames_ = frames;
   free_frames_.reserve(frames);
-  opened_ = used_ = peak_ = discarded_pages_ = host_pages_ = peak_host_pages_ = 0;
+  opened_ = used_ = peak_ = host_pages_ = peak_host_pages_ = 0;
+  uvm_ = uvm;
   return {};
 }
 
@@ -49,7 +50,7 @@ void Pager::close() {
   allocations_.clear();
   free_space_.clear();
   free_frames_.clear();
-  used_list_ = discarded_ = {};
+  used_list_ = discarded_ = unused_ = {};
 }
 
 Pager::Extent Pager::allocate(std::size_t count) {
@@ -103,6 +104,7 @@ bool Pager::release_page(std::size_t index) {
     if (!page.pinned) remove(list_of(page), index);
     give_frame(page.frame);
   }
+  if (page.attached) detach(index);
   if (page.host_backed) {
     space_.drop_host(index);
     UMEM_ASSERT(host_pages_ > 0, "a page on the host is counted");
@@ -133,7 +135,7 @@ void Pager::append(List& list, std::size_t index) {
   if (list.tail) pages_[list.tail - 1].next = id;
   list.tail = id;
   if (!list.head) list.head = id;
-  if (&list == &discarded_) ++discarded_pages_;
+  ++list.pages;
   peak_ = std::max(peak_, held_frames());
 }
 
@@ -144,13 +146,17 @@ void Pager::remove(List& list, std::size_t index) {
   (page.prev ? pages_[page.prev - 1].next : list.head) = page.next;
   (page.next ? pages_[page.next - 1].prev : list.tail) = page.prev;
   page.prev = page.next = 0;
-  if (&list == &discarded_) --discarded_pages_;
+  --list.pages;
 }
 
 bool Pager::shrink_to(std::size_t frames, Moved& moved) {
   while (used_ > frames) {
+    if (unused_.head) {
+      detach(unused_.head - 1);
+      continue;
+    }
     const std::uint32_t victim = discarded_.head ? discarded_.head : used_list_.head;
-    if (!victim || !evict(victim - 1, moved)) return false;
+    if (!victim || !evict(victim - 1, Frame::kGiven, moved)) return false;
   }
   return true;
 }
@@ -184,13 +190,39 @@ void Pager::hold_host(Page& page) {
   peak_host_pages_ = std::max(peak_host_pages_, ++host_pages_);
 }
 
+// The frame that is kept for the page, or another one.
+bool Pager::frame_for(std::size_t index, std::uint32_t& frame, Moved& moved) {
+  Page& page = pages_[index];
+  if (!page.attached) return take_frame(frame, moved);
+  remove(unused_, index);
+  page.attached = false;
+  frame = page.frame;
+  return true;
+}
+
+// Takes the frame from a page that has no contents in it.
+void Pager::detach(std::size_t index) {
+  Page& page = pages_[index];
+  UMEM_ASSERT(page.attached, "only a kept frame is detached");
+  remove(unused_, index);
+  page.attached = false;
+  give_frame(page.frame);
+}
+
+bool Pager::take_from(std::size_t index, Moved& moved) {
+  if (!pages_[index].attached) return evict(index, Frame::kGiven, moved);
+  detach(index);
+  return true;
+}
+
 // Gives the page a frame and its contents, and maps it.
 bool Pager::bring(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(page.state == PageState::kVoid || page.state == PageState::kHost,
               "a page has one frame");
   std::uint32_t frame = 0;
-  if (!take_frame(frame, moved)) return false;
+  const bool kept = page.attached;
+  if (!frame_for(index, frame, moved)) return false;
   const bool copy = page.state == PageState::kHost;
   const bool duplicate = copy && page.read_mostly;
   if (copy) space_.copy_in(frame, index);
@@ -199,14 +231,15 @@ bool Pager::bring(std::size_t index, Moved& moved) {
     return false;
   }
   if (copy) moved.bytes_in += kPageBytes;
+  if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
   append(used_list_, index);
   return true;
 }
 
-// Takes the page's frame, saving the contents on the host if they live only there.
-bool Pager::evict(std::size_t index, Moved& moved) {
+// Unmaps the page, saving the contents on the host if they live only on the device.
+bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(!page.pinned, "plain device memory is never evicted");
   UMEM_ASSERT(page.state != PageState::kVoid && page.state != PageState::kHost,
@@ -219,7 +252,13 @@ bool Pager::evict(std::size_t index, Moved& moved) {
     moved.bytes_out += kPageBytes;
   }
   page.state = page.state == PageState::kDiscarded ? PageState::kVoid : PageState::kHost;
-  give_frame(page.frame);
+  page.read_only = false;
+  if (then == Frame::kGiven) {
+    give_frame(page.frame);
+  } else {
+    page.attached = true;
+    append(unused_, index);
+  }
   return true;
 }
 
@@ -255,6 +294,7 @@ bool Pager::to_device(Extent extent, Moved& moved) {
         break;
       case PageState::kDevice:
       case PageState::kDuplicate:  // nothing moves, but the page counts as used now
+        if (page.read_only && !make_writable(i)) return false;
         remove(used_list_, i);
         append(used_list_, i);
         break;
@@ -268,7 +308,7 @@ bool Pager::to_host(Extent extent, Moved& moved) {
     Page& page = pages_[i];
     page.last_prefetch = -1;
     if (page.pinned) continue;
-    if (page.state != PageState::kVoid && page.state != PageState::kHost && !evict(i, moved))
+    if (page.state != PageState::kVoid && page.state != PageState::kHost && !leave(i, moved))
       return false;
     if (page.state == PageState::kVoid) {
       hold_host(page);
@@ -281,10 +321,11 @@ bool Pager::to_host(Extent extent, Moved& moved) {
 // Copies a page of the device to the host, and keeps both.
 bool Pager::duplicate(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
-  if (!space_.unmap_frame(page.frame, index, kReadWrite)) return false;
+  if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   hold_host(page);
   space_.copy_out(page.frame, index);
   moved.bytes_out += kPageBytes;
+  page.read_only = false;
   if (space_.map_frame(page.frame, index, PROT_READ)) {
     page.state = PageState::kDuplicate;
     return true;
@@ -309,6 +350,12 @@ bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
   return true;
 }
 
+bool Pager::make_writable(std::size_t index) {
+  if (!space_.protect(index, kReadWrite)) return false;
+  pages_[index].read_only = false;
+  return true;
+}
+
 bool Pager::set_read_mostly(Extent extent, bool on) {
   Moved nothing;
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
@@ -316,11 +363,12 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
     page.read_mostly = on;
     if (on || page.state != PageState::kDuplicate) continue;
     if (page.preferred != 0) {
-      if (!evict(i, nothing)) return false;
-    } else {
-      if (!space_.protect(i, kReadWrite)) return false;
-      page.state = PageState::kDevice;
+      if (!leave(i, nothing)) return false;
+      continue;
     }
+    page.state = PageState::kDevice;
+    page.read_only = true;
+    if (!uvm_ && !make_writable(i)) return false;
   }
   return true;
 }
@@ -337,6 +385,7 @@ void Pager::discard(Extent extent) {
       // Unmapped, so that a write is seen and undoes the discard.
       if (!space_.protect(i, PROT_NONE)) continue;
       remove(used_list_, i);
+      page.read_only = false;
       page.state = PageState::kDiscarded;
       append(discarded_, i);
     }
@@ -354,10 +403,11 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
 
 Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
-  if (page.remote || page.windows > 0 || page.state == PageState::kDevice)
-    return Fault::kPresent;  // another thread's fault brought it meanwhile
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
-  if (page.state == PageState::kDuplicate) {  // reads do not fault: this is a write
+  if (page.remote || page.windows > 0 || (page.state == PageState::kDevice && !page.read_only))
+    return Fault::kPresent;  // another thread's fault brought it meanwhile
+  if (page.read_only) return result(make_writable(index));  // reads do not fault: this is a write
+  if (page.state == PageState::kDuplicate) {                // reads do not fault: this is a write
     if (!space_.protect(index, kReadWrite)) return Fault::kRefused;
     page.state = PageState::kDevice;
     return Fault::kBrought;

@@ -1,6 +1,6 @@
 // The pager: where each 2 MiB page of managed memory is, and the moves between frames and the host
-// store. Eviction order is the driver's: free frames, discarded pages, then used pages by their
-// last allocation or migration (not by access).
+// store. Eviction order is the driver's: free frames, unused ones, discarded pages, then used pages
+// by their last allocation or migration (not by access).
 //
 // Not thread-safe: device.cpp's lock is held around every call. No call allocates memory but
 // `allocate`, `free` and `set_frames`, since the others run inside the fault handler too.
@@ -25,6 +25,8 @@ struct Page {
   bool read_mostly = false;
   bool accessed_by = false;
   bool remote = false;         // the host page is mapped at the managed address
+  bool attached = false;       // no contents on the device, but a frame is kept (Options::uvm)
+  bool read_only = false;      // on the device alone, yet a write faults once (Options::uvm)
   std::uint16_t windows = 0;   // system calls that access the host page directly now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
@@ -39,7 +41,8 @@ struct Moved {
 
 class Pager {
  public:
-  Status open(std::size_t frames, bool backed);
+  // `uvm`: as in Options.
+  Status open(std::size_t frames, bool backed, bool uvm);
   void close();
 
   struct Extent {
@@ -70,13 +73,16 @@ class Pager {
   // Whether a kernel's access would not fault.
   bool accessible(std::size_t index, bool write) const {
     const Page& page = pages_[index];
-    if (page.state == PageState::kDevice || page.remote || page.windows > 0) return true;
+    if (page.remote || page.windows > 0) return true;
+    if (page.state == PageState::kDevice) return !write || !page.read_only;
     return page.state == PageState::kDuplicate && !write;
   }
   // Host pages mapped directly while a system call accesses them.
   bool open_window(Extent extent, Moved& moved);
   void close_window(Extent extent);
 
+  // As when no other frame is to be had: of a page that has one, and is not pinned.
+  bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
   void set_poison(bool on) { poison_ = on; }
 
@@ -86,7 +92,7 @@ class Pager {
   std::size_t used_frames() const { return used_; }
   std::size_t peak_frames() const { return peak_; }
   // Frames that hold contents: discarded pages keep theirs until one is needed.
-  std::size_t held_frames() const { return used_ - discarded_pages_; }
+  std::size_t held_frames() const { return used_ - discarded_.pages - unused_.pages; }
   void reset_peak() {
     peak_ = held_frames();
     peak_host_pages_ = host_pages_;
@@ -97,20 +103,29 @@ class Pager {
  private:
   struct List {
     std::uint32_t head = 0, tail = 0;  // page index + 1; 0 is none
+    std::size_t pages = 0;
   };
   void append(List& list, std::size_t index);
   void remove(List& list, std::size_t index);
   List& list_of(const Page& page) {
+    if (page.attached) return unused_;
     return page.state == PageState::kDiscarded ? discarded_ : used_list_;
   }
 
   // Evicts in the driver's order until at most `frames` are used.
   bool shrink_to(std::size_t frames, Moved& moved);
   bool take_frame(std::uint32_t& frame, Moved& moved);
+  bool frame_for(std::size_t index, std::uint32_t& frame, Moved& moved);
   void give_frame(std::uint32_t frame);
   bool bring(std::size_t index, Moved& moved);
-  bool evict(std::size_t index, Moved& moved);
+  enum class Frame { kKept, kGiven };
+  bool evict(std::size_t index, Frame then, Moved& moved);
+  bool leave(std::size_t index, Moved& moved) {
+    return evict(index, uvm_ ? Frame::kKept : Frame::kGiven, moved);
+  }
+  void detach(std::size_t index);
   bool duplicate(std::size_t index, Moved& moved);
+  bool make_writable(std::size_t index);
   bool release_page(std::size_t index);
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
@@ -121,9 +136,9 @@ class Pager {
   std::map<std::size_t, std::size_t> allocations_, free_space_;  // first page -> count
   std::vector<std::uint32_t> free_frames_;
   std::size_t frames_ = 0, opened_ = 0, used_ = 0, peak_ = 0;
-  std::size_t discarded_pages_ = 0, host_pages_ = 0, peak_host_pages_ = 0;
-  List used_list_, discarded_;
-  bool poison_ = false;
+  std::size_t host_pages_ = 0, peak_host_pages_ = 0;
+  List used_list_, discarded_, unused_;
+  bool poison_ = false, uvm_ = false;
 };
 
 }  // namespace umem::soft

@@ -69,6 +69,7 @@ def build(python: str, folder: Path, include: str | None = None) -> Path:
         *(["-G", "Ninja"] if shutil.which("ninja") else []),
         f"-DSOFTCUDA_CUDA_INCLUDE={headers}",
         f"-DSOFTCUDA_STUBS={folder / 'stubs'}",
+        f"-DSOFTCUDA_TORCH={libraries[0].parents[1]}",
         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={lib}",
     ]
     for command in (configure, ["cmake", "--build", str(folder / "cmake"), "--parallel", "2"]):

@@ -28,8 +28,8 @@ class Softcuda:
         driver.softcuda_calls.argtypes = [ctypes.c_char_p]
         driver.softcuda_seed.argtypes = [ctypes.c_uint64]
         driver.softcuda_seed.restype = driver.softcuda_reset.restype = None
-        for name in ("softcuda_calls", "softcuda_pending", "softcuda_async_errors"):
-            getattr(driver, name).restype = ctypes.c_uint64
+        for name in ("calls", "pending", "async_errors", "faults"):
+            getattr(driver, f"softcuda_{name}").restype = ctypes.c_uint64
 
     def inject(self, entry: str, nth: int, error: int) -> None:
         """The nth call of `entry` from now on (1 = next) fails with `error` and does nothing.
@@ -69,6 +69,10 @@ class Softcuda:
     def pending(self) -> int:
         """Enqueued operations that have not run."""
         return int(self.driver.softcuda_pending())
+
+    def faults(self) -> int:
+        """Page faults that the device took since the start."""
+        return int(self.driver.softcuda_faults())
 
     def async_errors(self) -> int:
         """Deferred operations that failed after their call had returned success."""
@@ -111,3 +115,29 @@ def _check_first(place: Path) -> None:
 
 def _inside(path: str, place: Path) -> bool:
     return Path(path).resolve().parent == place.resolve()
+
+
+def compute() -> int:
+    """Makes the CUDA operators of the imported torch compute, by their CPU kernels; how many do.
+
+    Flags that choose a kernel without one on the CPU are set so that another is chosen. For equal
+    bits in any order of work the program has to run with OMP_NUM_THREADS=1.
+
+    Raises RuntimeError before `load()` or `import torch`, or where the library was not built.
+    """
+    if not _loaded or "torch" not in sys.modules:
+        raise RuntimeError("compute() comes after load() and `import torch`")
+    import torch
+    import torch._meta_registrations  # shapes of what has no meta kernel in C++
+
+    library = Path(_loaded[0]._name).parent / "compute.so"
+    if not library.exists():
+        raise RuntimeError(f"there is no {library}; build it with tests/softcuda/build.py")
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    _loaded.append(ctypes.CDLL(str(library)))
+    count = _loaded[-1].softcuda_compute
+    count.restype = ctypes.c_size_t
+    return int(count())

@@ -22,6 +22,8 @@ void softcuda_reset();
 void softcuda_seed(std::uint64_t seed);
 // Enqueued operations that have not run.
 std::uint64_t softcuda_pending();
+// Page faults that the device took since the start.
+std::uint64_t softcuda_faults();
 // Deferred operations whose failure could not be returned by the call that enqueued them.
 std::uint64_t softcuda_async_errors();
 

@@ -1,5 +1,6 @@
 #include "config.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -49,6 +50,12 @@ Config read() {
   c.seed = number("SOFTCUDA_SEED", 0, 0, ~std::uint64_t{0}, "a number; 0 for no deferral");
   c.version = static_cast<int>(number("SOFTCUDA_VERSION", 13000, 12000, 99999,
                                       "a driver version like 12080, at least 12000"));
+  const std::string frames = text_of("SOFTCUDA_FRAMES");
+  if (frames != "" && frames != "kept" && frames != "returned")
+    refuse("SOFTCUDA_FRAMES", frames.c_str(), "allowed are kept and returned");
+  c.uvm = frames != "returned";
+  const std::size_t batch = std::clamp<std::size_t>(c.bytes / kFrame / 64, 1, 64);
+  c.batch_frames = number("SOFTCUDA_BATCH", batch, 1, 64, "frames, 1 to 64");
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
   c.fail = text_of("SOFTCUDA_FAIL");
   c.missing = words_of("SOFTCUDA_MISSING");

@@ -7,6 +7,10 @@
 //   SOFTCUDA_MISSING  comma-separated entry points that this driver lacks
 //   SOFTCUDA_NO_CMA   comma-separated devices without concurrentManagedAccess
 //   SOFTCUDA_FAIL     entry:nth:error,... planned failures
+//   SOFTCUDA_FRAMES   kept (default): a page that leaves keeps its frame, as UVM has it; returned:
+//                     it gives the frame back at once
+//   SOFTCUDA_BATCH    frames that managed memory takes from the machine at a time (default: a 64th
+//                     of the device, at most 64 of them, as UVM does)
 //   SOFTCUDA_LOG      1: say once on stderr which unsupported entry points are called
 #pragma once
 #include <cstddef>
@@ -24,6 +28,8 @@ struct Config {
   std::set<std::string> missing;
   std::set<std::string> no_cma;  // device numbers
   std::string fail;
+  bool uvm = true;
+  std::size_t batch_frames = 1;
   bool log = false;
 };
 

@@ -39,8 +39,8 @@ State& state() {
 std::atomic<bool> g_initialized{false};
 thread_local int t_device = -1;
 
-bool on_device(const umem::soft::Page& page) {
-  return page.state == PageState::kDevice || page.state == PageState::kDuplicate ||
+bool has_frame(const umem::soft::Page& page) {
+  return page.attached || page.state == PageState::kDevice || page.state == PageState::kDuplicate ||
          page.state == PageState::kDiscarded;
 }
 
@@ -49,9 +49,9 @@ int home_of(const umem::soft::Page& page, const Allocation& owner) {
   return page.last_prefetch >= 0 ? page.last_prefetch : owner.device;
 }
 
-// Calls visit(page index, page) for each resident managed page of `device`.
+// Calls visit(page index, page) for each managed page that has a frame of `device`.
 template <class Visit>
-void for_resident(int device, Visit visit) {
+void for_framed(int device, Visit visit) {
   auto& pager = umem::soft::device()->pager;
   for (const auto& [base, allocation] : state().allocations) {
     if (allocation.kind != Kind::kManaged) continue;
@@ -59,7 +59,7 @@ void for_resident(int device, Visit visit) {
     const std::size_t count = umem::pages_of(allocation.bytes);
     for (std::size_t i = first; i < first + count; ++i) {
       const auto& page = pager.page(i);
-      if (on_device(page) && home_of(page, allocation) == device) visit(i, page);
+      if (has_frame(page) && home_of(page, allocation) == device) visit(i, page);
     }
   }
 }
@@ -69,9 +69,12 @@ std::size_t used_locked(int device) {
   for (const auto& [base, allocation] : state().allocations)
     if (allocation.kind == Kind::kDevice && allocation.device == device)
       used += umem::pages_of(allocation.bytes) << kPageShift;
-  for_resident(device,
-               [&](std::size_t, const umem::soft::Page&) { used += std::size_t{1} << kPageShift; });
-  return used;
+  std::size_t frames = 0;
+  for_framed(device, [&](std::size_t, const umem::soft::Page&) { ++frames; });
+  // The driver takes frames for managed memory from the machine in batches, while there are any.
+  const std::size_t batch = config().batch_frames;
+  frames = (frames + batch - 1) / batch * batch;
+  return std::min(config().bytes, used + (frames << kPageShift));
 }
 
 // After src/soft's own, so that the locks are taken in their order: work, devices, src/soft.
@@ -102,6 +105,7 @@ CUresult initialize() {
   umem::soft::Options options;
   options.device_bytes = config().bytes * static_cast<std::size_t>(config().devices);
   options.profile = umem::soft::find_profile("a100-pcie4");
+  options.uvm = config().uvm;
   if (const umem::Status status = umem::soft::open(options, state().driver); !status.ok()) {
     std::fprintf(stderr, "softcuda: %s\n", status.message().c_str());
     return CUDA_ERROR_NOT_INITIALIZED;
@@ -182,13 +186,14 @@ std::size_t make_room(int device, std::size_t bytes) {
   const std::size_t used = used_locked(device);
   if (used + bytes <= config().bytes) return bytes;
   std::size_t missing = umem::pages_of(used + bytes - config().bytes);
-  std::vector<std::size_t> victims;
-  for_resident(device, [&](std::size_t i, const umem::soft::Page&) {
-    if (victims.size() < missing) victims.push_back(i);
+  std::vector<std::size_t> unused, victims;
+  for_framed(device, [&](std::size_t i, const umem::soft::Page& page) {
+    (page.attached ? unused : victims).push_back(i);
   });
+  unused.insert(unused.end(), victims.begin(), victims.end());
   umem::soft::Moved moved;
-  for (const std::size_t i : victims)
-    if (umem::soft::device()->pager.to_host({i, 1}, moved)) --missing;
+  for (const std::size_t i : unused)
+    if (missing > 0 && umem::soft::device()->pager.take_from(i, moved)) --missing;
   return bytes - std::min(bytes, missing << kPageShift);
 }
 
@@ -203,6 +208,10 @@ void set_home(CUdeviceptr ptr, std::size_t bytes, int device) {
 
 }  // namespace softcuda
 
+std::uint64_t softcuda_faults() {
+  const auto& driver = softcuda::state().driver;
+  return driver.telemetry ? driver.telemetry().faults : 0;
+}
 int softcuda_device_count() {
   return softcuda::config().devices;
 }

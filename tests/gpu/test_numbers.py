@@ -1,0 +1,117 @@
+"""Trainings on the software driver, with kernels that compute: equal bits, with umem and without.
+
+Work is done late and in a random legal order under each seed, and reads the pages at that time: a
+wait that umem forgot, or a discard too early, changes the numbers. `numbers_worker.py` takes more
+budgets, seeds and steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from softcuda.load import Softcuda  # noqa: E402
+from support.cuda_nets import NETS  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
+WORKER = Path(__file__).with_name("numbers_worker.py")
+POLICIES = ("lru", "conv_lru", "auto")
+BUDGETS = ("1", "1/2", "1/4")
+
+
+def runs(net: str, policy: str, *options: str) -> list[dict[str, Any]]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTCUDA_", "UMEM_"))}
+    environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}
+    done = subprocess.run(
+        [sys.executable, str(WORKER), net, policy, *options],
+        capture_output=True, text=True, check=False, timeout=300, env=environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@functools.cache
+def plain(net: str) -> dict[str, Any]:
+    """With torch's own allocator, where the order of work changes nothing."""
+    rows = runs(net, "plain", "--seeds", "0", "1")
+    assert len({row["digest"] for row in rows}) == 1, rows
+    return rows[0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("net", NETS)
+def test_equal_bits_at_every_budget(net: str, policy: str) -> None:
+    want = plain(net)
+    rows = runs(
+        net, policy, "--peak", want["peak_bytes"], "--budgets", *BUDGETS, "--seeds", "0", "1"
+    )
+    assert len(rows) == len(BUDGETS) * 2
+    wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
+    assert not wrong, wrong
+    if int(want["peak_bytes"]) >= 32 << 20:  # else the smallest budget that is tried holds it
+        assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == "1/4"), rows
+
+
+def test_a_training_that_fits_evicts_nothing() -> None:
+    rows = runs("gpt", "lru", "--peak", str(512 << 20), "--budgets", "1", "--seeds", "0", "1")
+    assert [row["evictions"] for row in rows] == ["0", "0"]
+    assert {row["digest"] for row in rows} == {plain("gpt")["digest"]}
+
+
+@pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuEventRecord"])
+def test_a_forgotten_wait_changes_the_numbers(call: str) -> None:
+    """The test of the tests: with the call left out, they fail."""
+    want = plain("gpt")
+    rows = runs(
+        "gpt", "lru", "--peak", want["peak_bytes"], "--budgets", "1/4", "--seeds", "1", "2",
+        "--skip", call,
+    )  # fmt: skip
+    assert any(row["digest"] != want["digest"] for row in rows)
+
+
+def test_an_operator_without_a_cpu_kernel_is_refused() -> None:
+    code = f"""
+import sys
+sys.path[:0] = [{str(WORKER.parents[1] / "softcuda")!r}]
+import load
+load.load()
+import torch
+assert load.compute() > 1000
+cell = torch.nn.GRUCell(4, 4).cuda()
+try:
+    cell(torch.randn(2, 4).cuda())
+except NotImplementedError as error:
+    assert "_thnn_fused_gru_cell has no CPU kernel" in str(error), error
+else:
+    raise AssertionError("computed")
+x = torch.arange(6.0).cuda()
+assert x.gt(2).nonzero().flatten().tolist() == [3, 4, 5]
+assert torch.topk(x, 2).values.tolist() == [5.0, 4.0]
+assert str(x.unique().sum()) == "tensor(15., device='cuda:0')"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_compute_names_what_must_come_before(softcuda: Softcuda) -> None:
+    code = f"""
+import sys
+sys.path[:0] = [{str(WORKER.parents[1] / "softcuda")!r}]
+import load
+load.compute()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "compute() comes after load()" in done.stderr
