@@ -73,6 +73,7 @@ class DeviceMemory(TypedDict):
     budget_bytes: int
     held_bytes: int  # of the budget
     dropped_bytes: int
+    unused_bytes: int
 
 class Recorded(TypedDict):
     kind: Ints
@@ -216,7 +217,9 @@ def step_estimate(
 ) -> tuple[float, Ints]: ...
 def family_of(name: str) -> str: ...
 def set_advisor(advisor: Advisor | None) -> None: ...
-def sleep(tags: Iterable[str], discard: bool) -> tuple[int, int]: ...  # number, bytes
+def sleep(
+    tags: Iterable[str], discard: bool
+) -> tuple[int, int, bool]: ...  # number, bytes, shown as free
 def wake(tags: Iterable[str], number: int) -> int: ...  # 0: of all sleeps
 def tags() -> list[str]: ...
 def bytes_by_tag() -> dict[str, tuple[int, int, int]]: ...  # blocks, bytes, resident bytes

@@ -28,7 +28,7 @@ py::tuple sleep(const std::vector<std::string>& tags, bool discard) {
   runtime::Slept slept;
   const std::uint32_t bits = bits_of(tags);
   run([&] { return runtime::sleep(bits, discard, &slept); });
-  return py::make_tuple(slept.number, slept.bytes);
+  return py::make_tuple(slept.number, slept.bytes, slept.released);
 }
 
 std::size_t wake(const std::vector<std::string>& tags, std::uint64_t number) {
@@ -62,6 +62,7 @@ py::list device_memory() {
     entry["budget_bytes"] = row.budget_bytes;
     entry["held_bytes"] = row.held_bytes;
     entry["dropped_bytes"] = row.dropped_bytes;
+    entry["unused_bytes"] = row.unused_bytes;
     result.append(entry);
   }
   return result;

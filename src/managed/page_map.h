@@ -1,5 +1,6 @@
-// Address -> 32-bit id in one load: a flat array with an entry for every 2 MiB of the 47-bit user
-// address space, 256 MiB of it reserved and only touched pages of it committed.
+// Address -> 32-bit id in one load: a flat array with an entry for every 2 MiB of a 48-bit user
+// address space (47 bits on x86-64, 48 on aarch64), 512 MiB of it reserved and only touched pages
+// of it committed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,15 +21,16 @@ class PageMap {
     const std::uintptr_t page = address >> kPageShift;
     return page < size_ ? __atomic_load_n(&entries_[page], __ATOMIC_ACQUIRE) : 0;
   }
-  // The map covers the 47 bits that user addresses have; a range beyond cannot be entered.
+  // The map covers the 48 bits that user addresses have; a range beyond cannot be entered.
   static bool covers(std::uintptr_t base, std::size_t bytes) {
-    return (base + bytes) >> 47 == 0 && base + bytes >= base;
+    return bytes <= kSpace && base <= kSpace - bytes;
   }
   // Sets the entry of every page of [base, base + bytes), both 2 MiB-aligned.
   void set(std::uintptr_t base, std::size_t bytes, std::uint32_t id);
 
  private:
-  static constexpr std::size_t kEntries = std::size_t{1} << (47 - kPageShift);
+  static constexpr std::uintptr_t kSpace = std::uintptr_t{1} << 48;
+  static constexpr std::size_t kEntries = kSpace >> kPageShift;
   std::uint32_t* entries_ = nullptr;
   std::size_t size_ = 0;  // 0 where the map could not be reserved
 };

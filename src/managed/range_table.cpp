@@ -99,7 +99,7 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
   }
   if (!PageMap::covers(base, bytes)) {
     UMEM_RETURN_IF_ERROR(check(table_.cuMemFree(raw), Entry::cuMemFree));
-    return Status(Code::kNotSupported, "the driver returned an address beyond 47 bits");
+    return Status(Code::kNotSupported, "the driver returned an address beyond 48 bits");
   }
   if (piece == 0) piece = piece_;
   const RangeId head = name_pieces(base, bytes, managed_ ? piece : bytes, place.device);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/assert.h"
 #include "base/format.h"
 
 namespace umem::residency {
@@ -13,7 +14,7 @@ using driver::CallScope;
 Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, driver::Place place,
                bool managed, Limits limits, std::unique_ptr<Policy> policy,
                std::function<void()> release_cached)
-    : state_{table, ranges, place, managed, limits, std::move(policy), {}, {}},
+    : state_{table, ranges, place, managed, limits, std::move(policy), {}, {}, 0, {}},
       transfers_(state_),
       sharing_(state_, transfers_),
       moves_(state_, transfers_, sharing_, std::move(release_cached)),
@@ -121,6 +122,7 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
     one_.assign(1, id);  // faults will bring what fits, beside what is accounted for
+    state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
     return transfers_.await_discard(stream);
   }
@@ -154,6 +156,7 @@ void Engine::retire_piece(RangeId id) {
   const State state = state_.ledger.at(id).state;
   if (state == State::kDead || state == State::kGone) return;
   state_.policy->retired(id);
+  state_.ledger.set_death(id);
   if (state_.ledger.at(id).read_mostly)
     state_.count_error(write_back_.advise(id, false));  // the next owner may write
   if (sharing_.contains(state_.ranges[id].base)) return sharing_.retire(id);
@@ -172,6 +175,8 @@ void Engine::retire_piece(RangeId id) {
 }
 
 void Engine::forget(RangeId id) {
+  const managed::Range& range = state_.ranges[state_.ranges[id].head];
+  state_.attached.detach({range.base, range.bytes});
   state_.ranges.each_piece(id, [&](RangeId piece) {
     if (!state_.ledger.has(piece)) return;
     transfers_.out().issue_until(
@@ -232,6 +237,7 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
   const CallScope scope(state_.table, state_.place);
   // Used without having been brought: faults did it, at least in part. Now that the op is over the
   // ledger gets right again: the unit stays if it fits, and goes back if it does not.
+  for (RangeId id : wanted_) state_.attach(id);
   state_.count_error(moves_.fetch(wanted_, &stream));
   moved_.clear();
   for (RangeId id : wanted_) {
@@ -257,6 +263,7 @@ void Engine::op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream
 
 void Engine::step_ended() {
   check_invariants();
+  moves_.step_ended();
   if (!state_.active() || !state_.policy->is_planned()) return;
   state_.policy->step_ended(state_.view());
   apply_pending(nullptr);
@@ -283,6 +290,21 @@ void Engine::apply_pending(cu::CUstream stream) {
   if (!state_.policy->take_wait()) return;
   state_.count_error(transfers_.await(transfers_.in().last(), 0, stream));
   state_.count_error(transfers_.out().make_wait(stream, transfers_.out().last()));
+}
+
+void Engine::forget_unused() {
+  state_.attached.clear();
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
+    const State state = state_.ledger.at(id).state;
+    if (state == State::kDevice || state == State::kDead) state_.attach(id);
+  }
+  sharing_.attach_dead();
+}
+
+void Engine::check_invariants() const {
+  state_.ledger.check_invariants(sharing_.idle());
+  UMEM_ASSERT(!state_.active() || state_.attached_bytes() >= state_.ledger.resident_bytes(),
+              "the driver holds device memory for all that is resident");
 }
 
 Status Engine::set_limits(Limits limits) {

@@ -97,8 +97,13 @@ class Engine {
   Ledger& ledger() { return state_.ledger; }
   const Counters& counters() const { return state_.counters; }
   bool managed() const { return state_.managed; }
+  // Device memory that the driver holds for umem's addresses, with contents or without: at most so
+  // much, since others may have got what is without.
+  std::size_t attached_bytes() const { return state_.attached_bytes(); }
+  // The driver has taken back what is without contents.
+  void forget_unused();
   // Asserts what must hold between calls. A full scan, for tests.
-  void check_invariants() const { state_.ledger.check_invariants(sharing_.idle()); }
+  void check_invariants() const;
   // Driver calls that failed in op hooks, which cannot return an error; faults make up for them.
   std::uint64_t hook_errors() { return state_.errors + transfers_.failures(); }
 

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "driver/place.h"
+#include "managed/attached_pages.h"
 #include "managed/memory_ops.h"
 #include "managed/range_table.h"
 #include "residency/ledger.h"
@@ -39,7 +40,8 @@ struct EngineState {
   std::unique_ptr<Policy> policy;
   Ledger ledger;
   Counters counters;
-  std::uint64_t errors = 0;  // failures in op hooks, which cannot return them
+  std::uint64_t errors = 0;         // failures in op hooks, which cannot return them
+  managed::AttachedPages attached;  // of a real driver
 
   bool active() const { return managed && policy->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
@@ -62,6 +64,15 @@ struct EngineState {
     if (!driver::capturing(table, place, stream)) return false;
     ++counters.capture_skips;
     return true;
+  }
+  // The driver holds device memory for the unit from here on.
+  void attach(RangeId id) {
+    if (asynchronous()) attached.attach(span(id));
+  }
+  // Device memory that the driver holds for umem's addresses, with contents or without.
+  std::size_t attached_bytes() const {
+    if (asynchronous() && managed) return attached.bytes();
+    return ledger.resident_bytes() + ledger.dropped_bytes();
   }
   void count_error(const Status& status) { errors += status.ok() ? 0 : 1; }
 };

@@ -85,6 +85,7 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
 Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
   switch (verb) {
     case Verb::kBringIn:
+    case Verb::kPopulateFresh:
       return memory_ops_.prefetch(spans, managed::Where::kDevice, stream_);
     case Verb::kPopulate:
       return memory_ops_.discard_and_prefetch(spans, stream_);

@@ -21,12 +21,13 @@ namespace umem::residency {
 using Ticket = std::uint64_t;  // of a submission; 0: none
 
 enum class Verb : unsigned char {
-  kBringIn,    // host -> device
-  kPopulate,   // on the device without a copy: the bytes are dead
-  kDiscard,    // drop dead bytes
-  kSendOut,    // device -> host
-  kDrop,       // the same of read-mostly spans, without a transfer if the host's copy is valid
-  kWriteBack,  // device -> host, and stays: the spans are read-mostly from here on
+  kBringIn,        // host -> device
+  kPopulate,       // on the device without a copy: the bytes are dead
+  kPopulateFresh,  // the same of addresses that never had bytes: there is nothing to discard
+  kDiscard,        // drop dead bytes
+  kSendOut,        // device -> host
+  kDrop,           // the same of read-mostly spans, without a transfer if the host's copy is valid
+  kWriteBack,      // device -> host, and stays: the spans are read-mostly from here on
 };
 
 class Lane {

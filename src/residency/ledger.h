@@ -39,6 +39,7 @@ struct Unit {
   std::size_t requested_bytes = 0;  // of the large block that it is of, all pieces together
   std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
   std::uint64_t last_use = 0;
+  std::uint64_t death = 0;      // when the last block in it was freed; 0: there was none
   std::uint64_t born = 0;       // orders blocks by their allocation; of a segment its first one
   std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
@@ -159,6 +160,8 @@ class Ledger {
   }
   // The driver holds host memory for the unit from here on.
   void hold_host(RangeId id);
+  // Nothing that is enqueued from here on uses the bytes of the block that the unit held.
+  void set_death(RangeId id) { units_[id].death = ++clock_; }
   void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }

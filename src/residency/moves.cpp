@@ -90,17 +90,24 @@ bool Moves::make_room(std::size_t bytes) {
   if (state_.fits(bytes)) return true;
   const std::size_t wanted = std::min(bytes, state_.share());
   discard_dead(wanted);
-  if (!state_.fits(wanted) && !preferred_victims_.empty()) evict_preferred(wanted);
   if (!state_.fits(wanted)) {
-    Policy& policy = *state_.policy;
-    victims_.clear();
-    policy.victims(state_.view(), state_.taken() + wanted - state_.limits.budget_bytes, victims_);
-    state_.count_error(send_out(victims_));
-    if (policy.is_planned())
-      for (RangeId id : victims_)
-        if (state_.ledger.at(id).state == State::kHost) policy.evicted(id);
+    short_now_ = true;
+    evict(wanted);
   }
   return state_.fits(bytes);
+}
+
+// Sends live units out until `wanted` bytes more fit, or none may leave.
+void Moves::evict(std::size_t wanted) {
+  if (!preferred_victims_.empty()) evict_preferred(wanted);
+  if (state_.fits(wanted)) return;
+  Policy& policy = *state_.policy;
+  victims_.clear();
+  policy.victims(state_.view(), state_.taken() + wanted - state_.limits.budget_bytes, victims_);
+  state_.count_error(send_out(victims_));
+  if (!policy.is_planned()) return;
+  for (RangeId id : victims_)
+    if (state_.ledger.at(id).state == State::kHost) policy.evicted(id);
 }
 
 void Moves::evict_preferred(std::size_t wanted) {
@@ -122,9 +129,16 @@ void Moves::evict_preferred(std::size_t wanted) {
 }
 
 void Moves::evict_ahead() {
-  if (!state_.asynchronous()) return;
+  if (!state_.asynchronous() || !(short_now_ || short_before_)) return;
   const std::size_t ahead = std::min(state_.limits.budget_bytes / 16, kMaxAhead);
-  if (!state_.fits(ahead)) make_room(ahead);
+  if (state_.fits(ahead)) return;
+  discard_dead(ahead);
+  if (!state_.fits(ahead)) evict(std::min(ahead, state_.share()));
+}
+
+void Moves::step_ended() {
+  short_before_ = short_now_;
+  short_now_ = false;
 }
 
 Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {

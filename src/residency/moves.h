@@ -28,8 +28,11 @@ class Moves {
   void release_cached() { release_cached_(); }
   // True when `bytes` more fit into the budget; makes what room there is in any case.
   bool make_room(std::size_t bytes);
-  // Starts evicting before room is short, where that happens beside compute.
+  // Starts evicting before room is short, where that happens beside compute, and where bytes of
+  // live blocks have had to leave in this step or the one before: a program that fits moves
+  // nothing.
   void evict_ahead();
+  void step_ended();
   // The units that leave first when room is made next, if they may. Until the next call.
   void set_preferred_victims(std::vector<RangeId> ids) { preferred_victims_ = std::move(ids); }
   Status populate(RangeId id);
@@ -45,12 +48,14 @@ class Moves {
  private:
   Status wait_for_space(Lane& lane);
   void discard_dead(std::size_t bytes);
+  void evict(std::size_t wanted);
   void evict_preferred(std::size_t wanted);
 
   EngineState& state_;
   Transfers& transfers_;
   Sharing& sharing_;
   std::function<void()> release_cached_;
+  bool short_now_ = false, short_before_ = false;  // live bytes had to leave: this step, the last
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> one_, victims_, moved_, dropped_, preferred_victims_;
 };

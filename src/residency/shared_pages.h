@@ -17,6 +17,8 @@ class SharedPages {
   void close() { *this = {}; }
   bool contains(std::uintptr_t at) const { return at - base_ < pages_.size() << kPageShift; }
 
+  managed::MemSpan span() const { return {base_, pages_.size() << kPageShift}; }
+
   using Amounts = Ledger::Idle;
   const Amounts& amounts() const { return idle_; }  // of pages between two lives
   Amounts count(managed::MemSpan span) const;

@@ -10,6 +10,7 @@ void Sharing::close() {
   transfers_.out().issue_until(pages_.departure);  // not after the addresses have gone
   const SharedPages::Amounts left = pages_.amounts();
   state_.ledger.forget_idle(left.dead, left.dropped, left.host);
+  state_.attached.detach(pages_.span());
   pages_.close();
 }
 
@@ -26,6 +27,7 @@ Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Famil
   ledger.forget_idle(found.dead, found.dropped, 0);
   ledger.add(id, bytes, false, tag, family);
   ledger.set_stream(id, stream);
+  ledger.set_death(id);  // of whichever block had the pages last
   ledger.take_host(id, found.host);
   ledger.set_arrival(id, pages_.arrival);
   ledger.set_populated(id, pages_.populated);
@@ -85,6 +87,12 @@ Status Sharing::release_dead() {
   pages_.hold_host(spans);
   ledger.send_idle(dead, missing);
   return {};
+}
+
+void Sharing::attach_dead() {
+  spans_.clear();
+  pages_.find_dead(pages_.amounts().dead, spans_);
+  for (const managed::MemSpan& span : spans_) state_.attached.attach(span);
 }
 
 void Sharing::lose_track(bool drop) {

@@ -31,6 +31,11 @@ std::uint32_t Streams::bit(cu::CUstream stream) {
   return 1u << std::min<std::size_t>(index, 31);
 }
 
+std::deque<Streams::Mark>::iterator Streams::first_from(Stream& stream, std::uint64_t time) {
+  return std::lower_bound(stream.marks.begin(), stream.marks.end(), time,
+                          [](const Mark& mark, std::uint64_t t) { return mark.time < t; });
+}
+
 Status Streams::record(Stream& stream, std::uint64_t now) {
   if (stream.marks.size() < kMarks) {
     cu::CUevent event = nullptr;
@@ -59,8 +64,7 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if ((mask >> std::min<std::size_t>(i, 31) & 1) == 0) continue;
     Stream& stream = streams_[i];
-    auto mark = std::lower_bound(stream.marks.begin(), stream.marks.end(), used,
-                                 [](const Mark& m, std::uint64_t time) { return m.time < time; });
+    auto mark = first_from(stream, used);
     if (mark == stream.marks.end()) {
       // What is being captured does not run now.
       if (driver::capturing(table_, place_, stream.handle)) continue;
@@ -70,6 +74,18 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     if (std::find(events.begin(), events.end(), mark->event) == events.end())
       events.push_back(mark->event);
   }
+  return {};
+}
+
+Status Streams::after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
+                           std::vector<cu::CUevent>& events) {
+  Stream& known = find(stream);
+  auto mark = first_from(known, time);
+  if (mark == known.marks.end()) {
+    UMEM_RETURN_IF_ERROR(record(known, now));
+    mark = std::prev(known.marks.end());
+  }
+  events.push_back(mark->event);
   return {};
 }
 

@@ -29,6 +29,10 @@ class Streams {
   // is left out, because for a transfer the order is a matter of speed.
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
                std::vector<cu::CUevent>& events);
+  // Appends one that is reached on the stream after what it held at ledger time `time`, or an
+  // error.
+  Status after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
+                    std::vector<cu::CUevent>& events);
   // The same after all that one stream holds, or an error.
   Status after_all(cu::CUstream stream, std::uint64_t now, std::vector<cu::CUevent>& events);
 
@@ -64,6 +68,7 @@ class Streams {
   };
 
   Stream& find(cu::CUstream stream);
+  static std::deque<Mark>::iterator first_from(Stream& stream, std::uint64_t time);
   Status record(Stream& stream, std::uint64_t now);
 
   const driver::Table& table_;

@@ -35,13 +35,33 @@ const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<Range
   return spans_;
 }
 
-// What the unit's own stream has been given so far, so as to come after it, into `events_`. A mark
-// of some ops ago would not do: an op's scratch memory is freed while it runs.
+// What the unit's own stream has been given so far, so as to come after it, into `events_`.
 Status Transfers::after_home(RangeId id) {
   const cu::CUstream home = state_.ledger.at(id).stream;
   if (driver::capturing(state_.table, state_.place, home))
     return {Code::kBadState, "the stream of the bytes is being captured"};
   return streams_.after_all(home, state_.ledger.now(), events_);
+}
+
+// What it had been given when the last block in the unit was freed. Of what it was given since,
+// nothing uses the bytes, so that a busy stream is not waited for.
+Status Transfers::after_death(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  if (driver::capturing(state_.table, state_.place, unit.stream))
+    return {Code::kBadState, "the stream of the bytes is being captured"};
+  return streams_.after_time(unit.stream, unit.death, state_.ledger.now(), events_);
+}
+
+// The same of all that several units' streams hold, once for each stream.
+Status Transfers::after_homes(const std::vector<RangeId>& ids) {
+  homes_.clear();
+  for (RangeId id : ids) {
+    const cu::CUstream home = state_.ledger.at(id).stream;
+    if (std::find(homes_.begin(), homes_.end(), home) != homes_.end()) continue;
+    homes_.push_back(home);
+    UMEM_RETURN_IF_ERROR(after_home(id));
+  }
+  return {};
 }
 
 Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
@@ -51,7 +71,10 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   events_.clear();
   Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
-  for (RangeId id : ids) state_.ledger.set_arrival(id, ticket.value());
+  for (RangeId id : ids) {
+    state_.attach(id);
+    state_.ledger.set_arrival(id, ticket.value());
+  }
   return consumer ? await(ticket.value(), 0, *consumer) : Status();
 }
 
@@ -60,23 +83,27 @@ Status Transfers::populate(RangeId id) {
   // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
   UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
   UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
-  // The range may have been freed by work that its stream still holds.
   events_.clear();
-  UMEM_RETURN_IF_ERROR(after_home(id));
+  if (unit.death > 0) UMEM_RETURN_IF_ERROR(after_death(id));
   one_.assign(1, id);
-  Result<Ticket> ticket = local_.submit(Verb::kPopulate, spans_of(one_), events_);
+  const Verb verb = unit.death > 0 ? Verb::kPopulate : Verb::kPopulateFresh;
+  Result<Ticket> ticket = local_.submit(verb, spans_of(one_), events_);
   if (!ticket.ok()) return ticket.take_status();
+  state_.attach(id);
   state_.ledger.set_populated(id, ticket.value());
   return await(0, ticket.value(), unit.stream);
 }
 
 Status Transfers::discard(const std::vector<RangeId>& ids) {
   events_.clear();
+  UMEM_RETURN_IF_ERROR(after_homes(ids));
+  Ticket departure = 0, arrival = 0;
   for (RangeId id : ids) {
-    UMEM_RETURN_IF_ERROR(after_home(id));
-    UMEM_RETURN_IF_ERROR(out_.make_wait(local_, state_.ledger.at(id).departure));
-    UMEM_RETURN_IF_ERROR(in_.make_wait(local_, state_.ledger.at(id).arrival));
+    departure = std::max(departure, state_.ledger.at(id).departure);
+    arrival = std::max(arrival, state_.ledger.at(id).arrival);
   }
+  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
   Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   last_discard_ = ticket.value();

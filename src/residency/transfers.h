@@ -51,6 +51,8 @@ class Transfers {
 
  private:
   Status after_home(RangeId id);
+  Status after_death(RangeId id);
+  Status after_homes(const std::vector<RangeId>& ids);
   const std::vector<managed::MemSpan>& spans_of(const std::vector<RangeId>& ids);
 
   EngineState& state_;
@@ -61,6 +63,7 @@ class Transfers {
   std::vector<RangeId> one_, group_;
   std::vector<managed::MemSpan> spans_;
   std::vector<cu::CUevent> events_;
+  std::vector<cu::CUstream> homes_;
 };
 
 }  // namespace umem::residency

@@ -24,6 +24,12 @@ Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
                                                      there ? Where::kDevice : Where::kHost,
                                                      state_.place.device));
   ledger.set_read_mostly(id, on, by_policy);
+  // What stayed on the device is mapped read-only, and the next write of each page would fault. A
+  // prefetch to where the bytes are maps them anew, and moves nothing.
+  if (!on && there && state_.asynchronous()) {
+    one_.assign(1, id);
+    return transfers_.bring_in(one_, nullptr);
+  }
   return {};
 }
 

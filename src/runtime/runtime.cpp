@@ -73,6 +73,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.live_bytes += footprint.live_bytes;
   result.peak_live_bytes += device.peak_live_bytes;
   result.cached_bytes += footprint.cached_bytes;
+  result.attached_bytes += device.engine.attached_bytes();
   result.dropped_bytes += ledger.dropped_bytes();
   result.bytes_discarded += moved.bytes_discarded;
   result.evictions += moved.evictions;

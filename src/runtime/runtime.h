@@ -53,6 +53,8 @@ UMEM_API bool stream_captures(int device, std::uintptr_t stream);
 struct Slept {
   std::uint64_t number = 0;  // for `wake`
   std::size_t bytes = 0;     // given back
+  // Whether the driver shows them as free; else it gives them to whoever allocates.
+  bool released = true;
 };
 UMEM_API Status sleep(std::uint32_t tags, bool discard, Slept* slept);
 // Brings back what sleeps of the tags, by last use, as far as it fits; of one sleep, or (0) of all.
@@ -73,6 +75,7 @@ struct DeviceMemory {
   std::size_t budget_bytes = 0;
   std::size_t held_bytes = 0;     // of the budget: resident, and what counts with it
   std::size_t dropped_bytes = 0;  // discarded, and the driver's to take
+  std::size_t unused_bytes = 0;   // the same of what has left, or is on the host alone
 };
 UMEM_API Status device_memory(std::vector<DeviceMemory>* all);
 

@@ -23,6 +23,27 @@ std::size_t held_bytes(const Device& device) {
   return ledger.resident_bytes() + ledger.dropped_bytes();
 }
 
+// A driver keeps device memory for addresses whose bytes have left, until something else needs it.
+// An allocation of what is free and of that much more makes it take that memory, without a copy,
+// and its release leaves it free. Not under the guard, which never lets all free memory be taken,
+// not even for a moment. False: it is not free yet, and whoever needs it gets it.
+bool release_unused(State& s, Device& device) {
+  if (s.driver.kind == driver::Kind::kSoft || !device.engine.managed()) return true;
+  const std::size_t attached = device.engine.attached_bytes();
+  const std::size_t resident = device.engine.ledger().resident_bytes();
+  if (attached <= resident) return true;
+  // Under a policy that leaves residency to the driver, what is without contents is not known.
+  if (s.options.guard || s.captures > 0 || !device.engine.policy().active()) return false;
+  const driver::Table& table = s.driver.table;
+  std::size_t free_bytes = 0, total_bytes = 0;
+  if (table.cuMemGetInfo(&free_bytes, &total_bytes) != cu::CUDA_SUCCESS) return false;
+  cu::CUdeviceptr taken = 0;
+  if (table.cuMemAlloc(&taken, free_bytes + attached - resident) != cu::CUDA_SUCCESS) return false;
+  if (table.cuMemFree(taken) != cu::CUDA_SUCCESS) return false;
+  device.engine.forget_unused();
+  return true;
+}
+
 Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted, Slept* slept) {
   // Bytes to be discarded are not in use then on any stream; and what is cached takes no host room.
   const std::size_t before = held_bytes(device);
@@ -35,6 +56,7 @@ Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted,
   const driver::CallScope scope(s.driver.table, device.place);
   UMEM_RETURN_IF_ERROR(
       driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
+  slept->released = release_unused(s, device) && slept->released;
   return moved;
 }
 
@@ -56,7 +78,7 @@ Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
   std::lock_guard guard(s.mutex);
   const residency::SleepRequest wanted{tags, discard, numbers + 1};
   UMEM_RETURN_IF_ERROR(check_sleep(s, wanted));
-  *slept = {++numbers, 0};
+  *slept = {++numbers, 0, true};
   FirstError error;
   s.each([&](Device& device) { error.keep(sleep_on(s, device, wanted, slept)); });
   return error.take();
@@ -107,6 +129,9 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     row.budget_bytes = limits.budget_bytes;
     row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
     row.dropped_bytes = ledger.dropped_bytes();
+    const std::size_t known = ledger.resident_bytes() + ledger.dropped_bytes();
+    row.unused_bytes =
+        device.engine.attached_bytes() - std::min(known, device.engine.attached_bytes());
     all->push_back(row);
   });
   return error.take();

@@ -36,16 +36,20 @@ def test_markers_are_checked(tmp_path: Path, marks: str, code: int, words: str) 
     assert words in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("cases", [1, 3])
 def test_the_nightly_profile_multiplies_the_examples_that_each_test_asks_for(
-    tmp_path: Path,
+    tmp_path: Path, cases: int
 ) -> None:
+    """Once: the cases of a parametrized test share its settings, and ten of them ran for hours."""
     program = (
-        "from hypothesis import given, settings, strategies\n\n"
-        "@settings(max_examples=7)\n@given(strategies.integers())\ndef test_it(x): print('ran')\n"
+        "import pytest\nfrom hypothesis import given, settings, strategies\n\n"
+        f"@pytest.mark.parametrize('case', range({cases}))\n"
+        "@settings(max_examples=7, database=None)\n@given(strategies.integers())\n"
+        "def test_it(case, x): print('ran')\n"
     )
-    assert _run_tests(tmp_path, program, "-s").stdout.count("ran") == 7
+    assert _run_tests(tmp_path, program, "-s").stdout.count("ran") == 7 * cases
     nightly = _run_tests(tmp_path, program, "-s", "--hypothesis-profile=nightly")
-    assert nightly.stdout.count("ran") == 70
+    assert nightly.stdout.count("ran") == 3 * 7 * cases
 
 
 def test_what_each_test_takes_is_recorded(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_odd_orders_of_freeing(program: Program) -> None:
     torch.cuda.synchronize()
     del other, raw
     gc.collect()
-    filler = blocks(12)  # the rest has to leave, after the work of a stream that was let go
+    filler = blocks(14)  # the rest has to leave, after the work of a stream that was let go
     assert umem.stats().evictions > 0
     umem.disable()
     raises(umem.StateError, "needs umem to be on", lambda: mr.allocate(4, stream=s))

@@ -47,7 +47,8 @@ def test_all_memory_is_given_back_and_comes_back(anyhow: Program) -> None:
     small = _core.allocate(1000)
     _core.driver.store(small, b"x")
     assert free_pages() < FRAMES
-    number, given_back = _core.sleep(ALL, False)
+    number, given_back, shown_free = _core.sleep(ALL, False)
+    assert shown_free
     assert free_pages() == FRAMES
     assert number > 0
     assert given_back >= 12 * MIB + PAGE
@@ -79,8 +80,8 @@ def test_only_the_named_tags_sleep_and_wake(program: Program) -> None:
 def test_an_inner_sleep_wakes_what_it_sent_away_itself(program: Program) -> None:
     for name, tag in (("p", "param"), ("g", "grad")):
         _core.tag(program.take(name), tag)
-    outer, _ = _core.sleep(["param"], False)
-    inner, _ = _core.sleep(ALL, False)
+    outer, *_ = _core.sleep(["param"], False)
+    inner, *_ = _core.sleep(ALL, False)
     assert _core.wake(ALL, inner) == 4 * MIB
     assert program.away() == {"p"}
     assert _core.wake(ALL, inner) == 0
@@ -91,9 +92,9 @@ def test_an_inner_sleep_wakes_what_it_sent_away_itself(program: Program) -> None
 def test_who_came_back_and_sleeps_again_is_of_the_later_sleep(program: Program) -> None:
     program.take("a")
     program.take("b")
-    outer, _ = _core.sleep(ALL, False)
+    outer, *_ = _core.sleep(ALL, False)
     program.op("a")
-    inner, _ = _core.sleep(ALL, False)
+    inner, *_ = _core.sleep(ALL, False)
     assert _core.stats()["asleep_bytes"] == 8 * MIB
     assert _core.wake(ALL, outer) == 4 * MIB
     assert program.away() == {"a"}
@@ -354,7 +355,7 @@ def test_both_ways_take_the_links_time() -> None:
 def test_blocks_in_pieces() -> None:
     with running(options(64 * PAGE, policy="lru", piece_bytes=4 * MIB)) as program:
         program.take("large", 22)
-        number, given_back = _core.sleep(ALL, False)
+        number, given_back, _ = _core.sleep(ALL, False)
         assert given_back == 22 * MIB
         assert free_pages() == 64
         assert _core.wake(ALL, number) == 22 * MIB
@@ -371,7 +372,7 @@ def test_pages_between_two_lives_are_given_back(host_budget: int) -> None:
         program.take("b", 8)
         program.drop("b")
         assert _core.stats()["resident_bytes"] == 16 * MIB
-        _, given_back = _core.sleep(ALL, False)
+        _, given_back, _ = _core.sleep(ALL, False)
         assert given_back == 16 * MIB
         stats = _core.stats()
         assert stats["resident_bytes"] == 0

@@ -14,10 +14,12 @@ from umem.session import auto_budget
 from umem.session.auto_budget import PATIENCE, AutoBudget, Band
 
 
-def memory(free: int, budget: int, held: int, dropped: int = 0, total: int = 16 * GIB) -> Any:
+def memory(
+    free: int, budget: int, held: int, dropped: int = 0, total: int = 16 * GIB, unused: int = 0
+) -> Any:
     return {
         "device": 0, "free_bytes": free, "total_bytes": total, "budget_bytes": budget,
-        "held_bytes": held, "dropped_bytes": dropped,
+        "held_bytes": held, "dropped_bytes": dropped, "unused_bytes": unused,
     }  # fmt: skip
 
 
@@ -28,6 +30,18 @@ def test_the_first_budget_stays_while_no_other_process_allocates() -> None:
         for dropped in (0, 1 * GIB):
             free = 16 * GIB - held - dropped
             assert band.budget(memory(free, budget, held, dropped)) is None
+
+
+def test_what_umem_evicted_is_not_taken_for_another_process() -> None:
+    """A GPU's driver keeps the memory of what left: a step of twice the budget ends like this."""
+    band = Band(512 * MIB)
+    budget = 16 * GIB - 512 * MIB
+    for evicted in range(0, 513, 64):
+        free, unused = 512 * MIB - evicted * MIB, evicted * MIB
+        assert band.budget(memory(free, budget, budget, unused=unused)) is None
+    taken = 4 * GIB
+    row = memory(0, budget, 8 * GIB, unused=4 * GIB)
+    assert band.budget(row) == 16 * GIB - taken - 512 * MIB
 
 
 def test_it_falls_at_once_and_by_what_others_took() -> None:

@@ -20,6 +20,7 @@ class Stats:
     live_bytes: int
     peak_live_bytes: int
     cached_bytes: int
+    attached_bytes: int
     dropped_bytes: int
     pinned_bytes: int
     asleep_bytes: int

@@ -72,6 +72,7 @@ def _rows(
         ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
         *((f"  {name}", _of(count), f"{n} blocks") for name, (n, count) in (holders or {}).items()),
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
+        *_attached(stats),
         ("dropped", _of(stats.dropped_bytes), "discarded, reclaimable by the driver"),
         ("on the host", _of(stats.host_bytes), _host(stats)),
         *([("pinned", _of(stats.pinned_bytes), "by pin and keep")] if stats.pinned_bytes else []),
@@ -83,6 +84,12 @@ def _rows(
         ("allocations", str(stats.allocs), f"{stats.frees} freed, {stats.ooms} refused"),
         ("steps", str(stats.steps), _plan(stats)),
     ]
+
+
+def _attached(stats: Stats) -> list[Row]:
+    if stats.attached_bytes <= stats.resident_bytes + stats.dropped_bytes:
+        return []
+    return [("attached", _of(stats.attached_bytes), "kept by the driver, until others need it")]
 
 
 def closing(stats: Stats) -> str:

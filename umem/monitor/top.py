@@ -52,6 +52,7 @@ def render(view: Mapping[str, Any]) -> str:
         f"resident  {_bar(stats['resident_bytes'], stats['budget_bytes'])}",
         f"live      {format_bytes(stats['live_bytes'])}, cached "
         f"{format_bytes(stats['cached_bytes'])}, dropped {format_bytes(stats['dropped_bytes'])}, "
+        f"attached {format_bytes(stats['attached_bytes'])}, "
         f"pinned {format_bytes(stats['pinned_bytes'])}, "
         f"asleep {format_bytes(stats['asleep_bytes'])}",
         f"host      {_host(stats)}",

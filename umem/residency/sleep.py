@@ -17,14 +17,18 @@ class Sleep:
 
     Attributes:
         bytes: device memory released: of tensors, and of freed blocks kept for reuse.
+        shown_free: whether `cuMemGetInfo` and `nvidia-smi` show it as free. Otherwise the driver
+            still counts it as used, and gives it to any program that allocates.
     """
 
-    def __init__(self, number: int, nbytes: int) -> None:
+    def __init__(self, number: int, nbytes: int, shown_free: bool) -> None:
         self._number = number
         self.bytes = nbytes
+        self.shown_free = shown_free
 
     def __repr__(self) -> str:
-        return f"<umem sleep: {format_bytes(self.bytes)} released>"
+        where = "" if self.shown_free else ", given back on demand"
+        return f"<umem sleep: {format_bytes(self.bytes)} released{where}>"
 
     def wake(self) -> int:
         """Bring back what this sleep released, and no other; return its bytes.
