@@ -57,8 +57,8 @@ $(CUDA_VENV)/.dependencies:
 	$(PYTHON) -m venv $(CUDA_VENV)
 	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' 'nvidia-cuda-runtime==13.0.*' \
 		'nvidia-cuda-crt==13.0.*'
-	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy pytest \
-		pytest-xdist hypothesis 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
+	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy scikit-learn \
+		pytest pytest-xdist hypothesis 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
 	$(CUDA_PIP) install --no-deps 'cuda-core==1.2.*' 'cuda-bindings==13.*' 'cuda-pathfinder==1.*' \
 		'cupy-cuda13x==14.*'
 	touch $@

@@ -115,3 +115,41 @@ load.compute()
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert "compute() comes after load()" in done.stderr
+
+
+EXAMPLE = WORKER.parents[2] / "examples" / "train_digits.py"
+TO_CUDA = {
+    "images, labels = load_data()": 'images, labels = (t.to("cuda") for t in load_data())',
+    "net = make_net()": 'net = make_net().to("cuda")',
+    "tensor.contiguous()": "tensor.cpu().contiguous()",
+    "THREADS = 2": "THREADS = 1",  # work may run on any thread here
+}
+
+
+def digits(tmp_path: Path, start: str) -> str:
+    """The last line of the example on "cuda", after the statements of `start`."""
+    source = EXAMPLE.read_text()
+    for old, new in TO_CUDA.items():
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    program = tmp_path / "train_digits.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(WORKER.parents[1] / 'softcuda')!r})\n"
+        f"import load\nload.load().seed(1)\nimport torch, umem\n{start}\nload.compute()\n"
+        + source.replace("from __future__ import annotations\n", "")
+    )
+    environ = os.environ | {"SOFTCUDA_BYTES": str(512 << 20), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True, text=True, check=False, timeout=300, env=environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_digits_example_ends_with_the_same_line(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    want = digits(tmp_path, "")
+    assert want.startswith("final loss=0x")
+    enable = 'umem.enable(budget="32MiB", device="cuda")'
+    assert digits(tmp_path, enable) == want
