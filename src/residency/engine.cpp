@@ -95,7 +95,9 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
     if (!frames.ok()) return frames.take_status();
     if (frames.value() == bytes) return {};
     const CallScope scope(state_.table, state_.place);
-    return state_.skip_for_capture(stream) ? Status() : settle(id, frames.value() > 0, stream);
+    if (!state_.skip_for_capture(stream)) return settle(id, frames.value() > 0, stream);
+    state_.attach(id);  // by the faults of the graph's replay
+    return {};
   }
   const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;
   if (dead && state_.ledger.at(id).bytes == bytes) {
@@ -114,7 +116,9 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
   }
   state_.ledger.add(id, bytes, segment, tag, family);
   state_.ledger.set_stream(id, stream);
-  return captured ? Status() : settle(id, false, stream);
+  if (!captured) return settle(id, false, stream);
+  state_.attach(id);  // by the faults of the graph's replay
+  return {};
 }
 
 // Room for a new block's unit, and its pages on the device.
@@ -233,11 +237,11 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     const Status marked = transfers_.streams().mark(stream, state_.ledger.now());
     (void)marked;  // an eviction records its own then
   }
+  for (RangeId id : wanted_) state_.attach(id);  // by faults
   if (wanted_.empty() || state_.skip_for_capture(stream)) return;
   const CallScope scope(state_.table, state_.place);
   // Used without having been brought: faults did it, at least in part. Now that the op is over the
   // ledger gets right again: the unit stays if it fits, and goes back if it does not.
-  for (RangeId id : wanted_) state_.attach(id);
   state_.count_error(moves_.fetch(wanted_, &stream));
   moved_.clear();
   for (RangeId id : wanted_) {
@@ -292,13 +296,25 @@ void Engine::apply_pending(cu::CUstream stream) {
   state_.count_error(transfers_.out().make_wait(stream, transfers_.out().last()));
 }
 
+std::size_t Engine::unused_bytes() const {
+  std::size_t used = state_.ledger.resident_bytes();
+  // Live, and brought by faults if at all: not known to be without contents.
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
+    used += state_.ledger.at(id).state == State::kVoid ? state_.ledger.at(id).bytes : 0;
+  return state_.attached_bytes() - std::min(state_.attached_bytes(), used);
+}
+
 void Engine::forget_unused() {
+  Ledger& ledger = state_.ledger;
   state_.attached.clear();
-  for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
-    const State state = state_.ledger.at(id).state;
-    if (state == State::kDevice || state == State::kDead) state_.attach(id);
+  state_.recycled_bytes = 0;
+  for (RangeId id = 1; id < ledger.capacity(); ++id) {
+    ledger.forget_dropped(id);
+    const State state = ledger.at(id).state;
+    if (state == State::kDevice || state == State::kDead || state == State::kVoid)
+      state_.attach(id);
   }
-  sharing_.attach_dead();
+  sharing_.forget_dropped();
 }
 
 void Engine::check_invariants() const {

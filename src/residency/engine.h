@@ -3,10 +3,11 @@
 //
 // A wrong decision here costs time only: bytes that are not where an op needs them fault in. The
 // one exception is a discard, which is why only units without a live block are ever discarded, and
-// only after all that their stream has been given.
+// only after all that their stream had been given when the last block in them was freed.
 //
 // Not thread-safe: the runtime's lock is held around every call.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -100,6 +101,15 @@ class Engine {
   // Device memory that the driver holds for umem's addresses, with contents or without: at most so
   // much, since others may have got what is without.
   std::size_t attached_bytes() const { return state_.attached_bytes(); }
+  // Of these, what is known to be without contents.
+  std::size_t unused_bytes() const;
+  // The device's memory before umem took any of it.
+  void set_memory(std::size_t free_bytes, std::size_t total_bytes) {
+    state_.total_bytes = total_bytes;
+    state_.others_bytes = total_bytes - std::min(total_bytes, free_bytes);
+  }
+  // What is free now.
+  void observe_memory(std::size_t free_bytes) { state_.observe_memory(free_bytes); }
   // The driver has taken back what is without contents.
   void forget_unused();
   // Asserts what must hold between calls. A full scan, for tests.

@@ -42,6 +42,9 @@ struct EngineState {
   Counters counters;
   std::uint64_t errors = 0;         // failures in op hooks, which cannot return them
   managed::AttachedPages attached;  // of a real driver
+  std::size_t total_bytes = 0;      // the device's memory, and what others had of it at the start
+  std::size_t others_bytes = 0;
+  std::size_t recycled_bytes = 0;  // of `attached`: known to have been given to other addresses
 
   bool active() const { return managed && policy->active(); }
   // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
@@ -71,8 +74,20 @@ struct EngineState {
   }
   // Device memory that the driver holds for umem's addresses, with contents or without.
   std::size_t attached_bytes() const {
-    if (asynchronous() && managed) return attached.bytes();
-    return ledger.resident_bytes() + ledger.dropped_bytes();
+    const std::size_t resident = ledger.resident_bytes();
+    if (!asynchronous() || !managed) return resident + ledger.dropped_bytes();
+    const std::size_t held = attached.bytes() - std::min(attached.bytes(), recycled_bytes);
+    return std::max(resident, std::min(held, total_bytes));
+  }
+  // What the driver says is free bounds what it holds for umem: what is attached beyond that, it
+  // has taken from some addresses for others.
+  void observe_memory(std::size_t free_bytes) {
+    const std::size_t used = total_bytes - std::min(total_bytes, free_bytes);
+    const std::size_t most = used - std::min(used, others_bytes);
+    const std::size_t unused =
+        attached.bytes() - std::min(attached.bytes(), ledger.resident_bytes());
+    if (attached.bytes() > most) recycled_bytes = std::max(recycled_bytes, attached.bytes() - most);
+    recycled_bytes = std::min(recycled_bytes, unused);
   }
   void count_error(const Status& status) { errors += status.ok() ? 0 : 1; }
 };

@@ -93,6 +93,11 @@ class Ledger {
   // The same range serves a new block with its frames still in place: kDead -> kDevice.
   void revive(RangeId id, Tag tag, Family family);
   void drop(RangeId id);  // kDead -> kGone, by a discard
+  // The driver has taken the frames of what was dropped.
+  void forget_dropped(RangeId id) {
+    if (units_[id].dropped) dropped_ -= units_[id].bytes;
+    units_[id].dropped = false;
+  }
   void remove(RangeId id);
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);

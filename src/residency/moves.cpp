@@ -91,8 +91,9 @@ bool Moves::make_room(std::size_t bytes) {
   const std::size_t wanted = std::min(bytes, state_.share());
   discard_dead(wanted);
   if (!state_.fits(wanted)) {
-    short_now_ = true;
+    const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
+    short_now_ = short_now_ || state_.counters.evictions > before;
   }
   return state_.fits(bytes);
 }

@@ -98,6 +98,11 @@ void SharedPages::hold_host(const std::vector<MemSpan>& idle) {
     });
 }
 
+void SharedPages::forget_dropped() {
+  for (Page& page : pages_) page.dropped = false;
+  idle_.dropped = 0;
+}
+
 void SharedPages::lose_track(std::vector<MemSpan>& out) {
   append_runs(pages_.size() << kPageShift, out, [](const Page& page) { return page.idle; });
   for (Page& page : pages_) page.dead = page.dropped = false;

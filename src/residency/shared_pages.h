@@ -31,6 +31,8 @@ class SharedPages {
   void drop(const std::vector<managed::MemSpan>& dead);
   // Pages between two lives, for which the driver holds host memory from here on.
   void hold_host(const std::vector<managed::MemSpan>& idle);
+  // Of dropped pages the frames are gone.
+  void forget_dropped();
   // Appends all pages between two lives; what is known of their frames is forgotten.
   void lose_track(std::vector<managed::MemSpan>& out);
 

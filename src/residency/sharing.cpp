@@ -89,7 +89,9 @@ Status Sharing::release_dead() {
   return {};
 }
 
-void Sharing::attach_dead() {
+void Sharing::forget_dropped() {
+  state_.ledger.forget_idle(0, pages_.amounts().dropped, 0);
+  pages_.forget_dropped();
   spans_.clear();
   pages_.find_dead(pages_.amounts().dead, spans_);
   for (const managed::MemSpan& span : spans_) state_.attached.attach(span);

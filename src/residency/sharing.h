@@ -30,8 +30,8 @@ class Sharing {
   void drop(std::size_t bytes);
   // Gives the memory of all dead pages, of a range in which other blocks live, to the driver.
   Status release_dead();
-  // The driver holds device memory for dead pages.
-  void attach_dead();
+  // The driver has taken the frames of what was dropped, and holds those of dead pages.
+  void forget_dropped();
   Ledger::Idle idle() const { return pages_.amounts(); }
   // What the driver did with the pages meanwhile is not known: with `drop` it loses what it has.
   void lose_track(bool drop);

@@ -113,13 +113,16 @@ Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
   UMEM_RETURN_IF_ERROR(moves_.send_out(ids));
   if (state_.policy->is_planned())
     for (RangeId id : ids) state_.policy->evicted(id);
-  for (RangeId id : again) state_.ledger.set_state(id, State::kHost);
+  for (RangeId id : again) {
+    state_.ledger.set_state(id, State::kHost);
+    state_.attach(id);  // by faults that nothing saw
+  }
   return again.empty() ? Status() : transfers_.send_back(again);
 }
 
 // A discard alone leaves the memory to the driver, which counts it as used until it is taken.
-// What is sent to the host after it frees the memory now, and is not copied; it takes host memory,
-// so the host budget may leave it at the discard.
+// What is sent to the host after it leaves the memory unused, and is not copied; it takes host
+// memory, so the host budget may leave it at the discard.
 Status Sleep::discard_units(const std::vector<RangeId>& ids) {
   if (ids.empty()) return {};
   for (RangeId id : ids)

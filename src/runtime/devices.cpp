@@ -84,6 +84,17 @@ Status limit_ranges(State& s, const driver::Place& place) {
   return {};
 }
 
+// What others have of the device before umem takes any of it.
+Status note_memory(const State& s, Device& device) {
+  if (s.driver.kind == driver::Kind::kSoft) return {};
+  const driver::CallScope scope(s.driver.table, device.place);
+  std::size_t free_bytes = 0, total_bytes = 0;
+  UMEM_RETURN_IF_ERROR(
+      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  device.engine.set_memory(free_bytes, total_bytes);
+  return {};
+}
+
 Result<driver::Place> find_place(State& s, int ordinal) {
   driver::Place place{ordinal, nullptr, &s.captures};
   place.timed = s.driver.kind != driver::Kind::kSoft || s.options.timed;
@@ -135,6 +146,7 @@ Result<Device*> open_device(State& s, int ordinal) {
     auto made =
         std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
                                  limits_of(s, options, ordinal), policy::make(options.policy));
+    UMEM_RETURN_IF_ERROR(note_memory(s, *made));
     if (Status status = made->engine.open(); !status.ok()) {
       const Status closed = made->engine.close();
       (void)closed;

@@ -23,24 +23,40 @@ std::size_t held_bytes(const Device& device) {
   return ledger.resident_bytes() + ledger.dropped_bytes();
 }
 
+constexpr std::size_t kPulseBytes = 256 * MiB;
+
+// Takes `bytes` of device memory in pieces, and gives them back. False: there were not that many.
+bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
+  std::vector<cu::CUdeviceptr> taken;
+  bool ok = true;
+  for (std::size_t left = bytes; ok && left > 0; left -= std::min(left, kPulseBytes)) {
+    cu::CUdeviceptr piece = 0;
+    ok = table.cuMemAlloc(&piece, std::min(left, kPulseBytes)) == cu::CUDA_SUCCESS;
+    if (ok) taken.push_back(piece);
+  }
+  for (cu::CUdeviceptr piece : taken) ok = table.cuMemFree(piece) == cu::CUDA_SUCCESS && ok;
+  return ok;
+}
+
 // A driver keeps device memory for addresses whose bytes have left, until something else needs it.
 // An allocation of what is free and of that much more makes it take that memory, without a copy,
 // and its release leaves it free. Not under the guard, which never lets all free memory be taken,
 // not even for a moment. False: it is not free yet, and whoever needs it gets it.
 bool release_unused(State& s, Device& device) {
-  if (s.driver.kind == driver::Kind::kSoft || !device.engine.managed()) return true;
-  const std::size_t attached = device.engine.attached_bytes();
-  const std::size_t resident = device.engine.ledger().resident_bytes();
-  if (attached <= resident) return true;
+  residency::Engine& engine = device.engine;
+  if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
   // Under a policy that leaves residency to the driver, what is without contents is not known.
-  if (s.options.guard || s.captures > 0 || !device.engine.policy().active()) return false;
+  if (s.options.guard || s.captures > 0 || !engine.policy().active()) return false;
   const driver::Table& table = s.driver.table;
   std::size_t free_bytes = 0, total_bytes = 0;
   if (table.cuMemGetInfo(&free_bytes, &total_bytes) != cu::CUDA_SUCCESS) return false;
-  cu::CUdeviceptr taken = 0;
-  if (table.cuMemAlloc(&taken, free_bytes + attached - resident) != cu::CUDA_SUCCESS) return false;
-  if (table.cuMemFree(taken) != cu::CUDA_SUCCESS) return false;
-  device.engine.forget_unused();
+  engine.observe_memory(free_bytes);
+  const std::size_t unused = engine.unused_bytes();
+  if (unused == 0) return true;
+  // Where nothing is resident, a refusal says that all of it was taken.
+  const bool all = take_and_give_back(table, free_bytes + unused);
+  if (!all && engine.ledger().resident_bytes() > 0) return false;
+  engine.forget_unused();
   return true;
 }
 
@@ -56,7 +72,7 @@ Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted,
   const driver::CallScope scope(s.driver.table, device.place);
   UMEM_RETURN_IF_ERROR(
       driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  slept->released = release_unused(s, device) && slept->released;
+  slept->released = moved.ok() && release_unused(s, device) && slept->released;
   return moved;
 }
 
@@ -118,7 +134,7 @@ Status device_memory(std::vector<DeviceMemory>* all) {
   State& s = state();
   std::lock_guard guard(s.mutex);
   FirstError error;
-  s.each([&](const Device& device) {
+  s.each([&](Device& device) {
     const driver::CallScope scope(s.driver.table, device.place);
     const residency::Limits& limits = device.engine.limits();
     const residency::Ledger& ledger = device.engine.ledger();
@@ -126,6 +142,7 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     row.device = device.place.device;
     error.keep(driver::check(s.driver.table.cuMemGetInfo(&row.free_bytes, &row.total_bytes),
                              driver::Entry::cuMemGetInfo));
+    device.engine.observe_memory(row.free_bytes);
     row.budget_bytes = limits.budget_bytes;
     row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
     row.dropped_bytes = ledger.dropped_bytes();

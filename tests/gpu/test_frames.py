@@ -78,6 +78,107 @@ print("free")
     assert out == "free\n"
 
 
+OVERSUBSCRIBED = (
+    CYCLE
+    + """
+enable(budget="auto", policy="lru")
+gpu = torch.cuda.mem_get_info
+held = blocks(44, 16)  # 704 MiB of 512: the driver gives frames of some addresses to others
+for _ in range(2):
+    cycle(held)
+assert umem.stats().attached_bytes <= gpu()[1]
+"""
+)
+
+
+def test_sleep_leaves_all_free_after_oversubscription(program: Program, softcuda: Softcuda) -> None:
+    """More addresses were resident than the device has frames: not all of them is to be had."""
+    out, _ = program(
+        OVERSUBSCRIBED
+        + """
+asleep = umem.sleep()
+assert asleep.shown_free
+assert gpu()[0] >= gpu()[1] - 8 * MIB, gpu()
+assert umem.stats().attached_bytes == 0
+umem.wake()
+assert all(bool(t.cpu().eq(1.0).all()) for t in held)
+print("free")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "free\n"
+
+
+def test_sleep_by_tag_leaves_what_stays_where_it_is(program: Program, softcuda: Softcuda) -> None:
+    out, _ = program(
+        OVERSUBSCRIBED
+        + """
+from umem.base.native import core
+for t in held[:30]:
+    core.tag(t.data_ptr(), "param")
+umem.sleep(["param"])
+stats = umem.stats()
+assert stats.resident_bytes >= 64 * MIB
+before = soft.faults()
+for t in held[30:]:
+    if umem.where(t).resident_bytes == 16 * MIB:
+        ctypes.string_at(t.data_ptr(), 16 * MIB)
+assert soft.faults() == before, soft.faults() - before
+print("there")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "there\n"
+
+
+def test_auto_gives_way_after_oversubscription(program: Program, softcuda: Softcuda) -> None:
+    out, _ = program(
+        """
+from umem.session import auto_budget
+auto_budget.EVERY_S = 0.0
+"""
+        + OVERSUBSCRIBED
+        + """
+umem.step()
+first = umem.stats().budget_bytes
+del held[8:]
+gc.collect()
+torch.cuda.empty_cache()
+umem.step()
+taken = ctypes.c_uint64()
+driver = ctypes.CDLL(None)
+assert driver.cuMemAlloc_v2(ctypes.byref(taken), ctypes.c_size_t(256 * MIB)) == 0
+umem.step()
+low = umem.stats().budget_bytes
+assert low <= first - 192 * MIB, (first, low)
+print("gave way")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "gave way\n"
+
+
+def test_what_unseen_work_brought_back_is_released_too(
+    program: Program, softcuda: Softcuda
+) -> None:
+    out, _ = program(
+        """
+enable(budget="256MiB")
+gpu = torch.cuda.mem_get_info
+held = blocks(8, 16)
+umem.sleep()
+for t in held:  # as a kernel that no operator started
+    ctypes.memset(t.data_ptr(), 0, 16 * MIB)
+assert gpu()[0] <= gpu()[1] - 128 * MIB
+assert umem.sleep().shown_free
+assert gpu()[0] >= gpu()[1] - 8 * MIB, gpu()
+print("released")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "released\n"
+
+
 def test_under_the_guard_sleep_gives_back_on_demand(program: Program, softcuda: Softcuda) -> None:
     out, _ = program(
         """

@@ -51,7 +51,13 @@ struct Layout {
       : data(t.data_ptr()),
         sizes(t.sizes().vec()),
         strides(t.strides().vec()),
-        type(t.scalar_type()) {}
+        type(t.scalar_type()) {
+    TORCH_CHECK(!t.is_conj() && !t.is_neg(), "softcuda computes on no conjugate or negative views");
+  }
+  void take(const at::Tensor& computed) const {
+    TORCH_CHECK(computed.sizes() == sizes, "softcuda: a meta kernel said another shape");
+    alias().copy_(computed);
+  }
   at::Tensor alias() const {
     return at::from_blob(data, sizes, strides, at::TensorOptions().dtype(type));
   }
@@ -234,7 +240,7 @@ class Call {
       for (std::size_t k = 0; k < fresh.size(); ++k) {
         const std::vector<at::Tensor> computed = tensors_of(stack[k]);
         for (std::size_t i = 0; i < fresh[k].size(); ++i)
-          if (fresh[k][i]) fresh[k][i]->alias().copy_(computed[i]);
+          if (fresh[k][i]) fresh[k][i]->take(computed[i]);
       }
     });
     finish(std::move(results));
@@ -353,7 +359,7 @@ class Call {
 
   // As work of the stream: the memory may have been given to it just now.
   void write(const at::Tensor& to, const at::Tensor& from) const {
-    enqueue(schema().name(), [place = Layout(to), from] { place.alias().copy_(from); });
+    enqueue(schema().name(), [place = Layout(to), from] { place.take(from); });
   }
 
   c10::OperatorHandle op_;
@@ -361,7 +367,18 @@ class Call {
   std::size_t first_;
 };
 
+// The wrappers of the kernels that are replaced would make their tensors' device current.
+std::optional<c10::Device> device_of(const Stack& stack, std::size_t arguments) {
+  for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i) {
+    for (const at::Tensor& t : tensors_of(stack[i]))
+      if (t.defined() && t.is_cuda()) return t.device();
+    if (stack[i].isDevice() && stack[i].toDevice().is_cuda()) return stack[i].toDevice();
+  }
+  return std::nullopt;
+}
+
 void compute(const c10::OperatorHandle& op, Stack* stack) {
+  const c10::OptionalDeviceGuard guard(device_of(*stack, op.schema().arguments().size()));
   Call(op, stack).run();
 }
 
@@ -369,6 +386,7 @@ void compute(const c10::OperatorHandle& op, Stack* stack) {
 at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   if (!self.is_cuda() || !from.is_cuda() || self.device() != from.device())
     return at::native::copy_(self, from, non_blocking);
+  const c10::DeviceGuard guard(self.device());
   const at::Tensor source = from.expand_as(self);
   enqueue("aten::copy_",
           [to = Layout(self), from = Layout(source)] { to.alias().copy_(from.alias()); });
@@ -414,7 +432,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(
 
 // Views, what makes or changes storage, and what asks the driver keep their own kernels.
 bool kept(const c10::OperatorHandle& op) {
-  static const char* const kNames[] = {"aten::empty",
+  static const char* const kNames[] = {"aten::is_set_to",
+                                       "aten::empty",
                                        "aten::set_",
                                        "aten::resize_",
                                        "aten::_local_scalar_dense",

@@ -64,7 +64,7 @@ void for_framed(int device, Visit visit) {
   }
 }
 
-std::size_t used_locked(int device) {
+std::size_t used_locked(int device, std::size_t batch) {
   std::size_t used = 0;
   for (const auto& [base, allocation] : state().allocations)
     if (allocation.kind == Kind::kDevice && allocation.device == device)
@@ -72,7 +72,6 @@ std::size_t used_locked(int device) {
   std::size_t frames = 0;
   for_framed(device, [&](std::size_t, const umem::soft::Page&) { ++frames; });
   // The driver takes frames for managed memory from the machine in batches, while there are any.
-  const std::size_t batch = config().batch_frames;
   frames = (frames + batch - 1) / batch * batch;
   return std::min(config().bytes, used + (frames << kPageShift));
 }
@@ -176,14 +175,14 @@ bool is_managed(CUdeviceptr ptr, std::size_t bytes) {
 std::size_t used_bytes(int device) {
   const std::lock_guard guard(state().mutex);
   umem::soft::DeviceLock lock;
-  return used_locked(device);
+  return used_locked(device, config().batch_frames);
 }
 
 std::size_t make_room(int device, std::size_t bytes) {
   if (config().devices == 1) return bytes;
   const std::lock_guard guard(state().mutex);
   umem::soft::DeviceLock lock;
-  const std::size_t used = used_locked(device);
+  const std::size_t used = used_locked(device, 1);  // what a batch has left over is taken first
   if (used + bytes <= config().bytes) return bytes;
   std::size_t missing = umem::pages_of(used + bytes - config().bytes);
   std::vector<std::size_t> unused, victims;
