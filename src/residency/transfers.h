@@ -34,7 +34,8 @@ class Transfers {
   // Moves the units out after their last use.
   Status send_back(const std::vector<RangeId>& ids);
   Status submit_out(Verb verb, const std::vector<RangeId>& ids);
-  // Sends the bytes out that the last discard dropped: their memory is unused then, and nothing is copied.
+  // Sends the bytes out that the last discard dropped: their memory is unused then, and nothing is
+  // copied.
   Status send_discarded(const std::vector<RangeId>& ids);
   Result<Ticket> send_discarded(const std::vector<managed::MemSpan>& spans);
   // The stream works from here on on what came and was populated so.
