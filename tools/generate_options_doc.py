@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "options.md"
@@ -64,17 +65,8 @@ def render() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    args = parser.parse_args()
-    page = render()
-    if not args.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    print("docs/options.md is not up to date: run `make options-doc`", file=sys.stderr)
-    return 1
+    how = "docs/options.md is not up to date: run `make options-doc`"
+    return write_or_check(__doc__, PAGE, render, how)
 
 
 if __name__ == "__main__":

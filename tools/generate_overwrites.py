@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "src" / "torch_ext" / "overwrites.def"
@@ -26,20 +27,8 @@ def render() -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    args = parser.parse_args()
-    text = render()
-    if not args.check:
-        FILE.write_text(text, encoding="utf-8")
-        return 0
-    if FILE.is_file() and FILE.read_text(encoding="utf-8") == text:
-        return 0
-    print(
-        f"{FILE.relative_to(ROOT)} is not up to date: run `python tools/generate_overwrites.py`",
-        file=sys.stderr,
-    )
-    return 1
+    how = f"{FILE.relative_to(ROOT)} is not up to date: run `python tools/generate_overwrites.py`"
+    return write_or_check(__doc__, FILE, render, how)
 
 
 if __name__ == "__main__":

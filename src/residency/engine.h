@@ -98,8 +98,8 @@ class Engine {
   Ledger& ledger() { return state_.ledger; }
   const Counters& counters() const { return state_.counters; }
   bool managed() const { return state_.managed; }
-  // Device memory that the driver holds for umem's addresses, with contents or without: at most so
-  // much, since others may have got what is without.
+  // Device memory that the driver holds for umem's addresses, with contents or without. An
+  // estimate: others may have got what is without, and faults that nothing saw are missing.
   std::size_t attached_bytes() const { return state_.attached_bytes(); }
   // Of these, what is known to be without contents.
   std::size_t unused_bytes() const;
