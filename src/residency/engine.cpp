@@ -100,7 +100,10 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
     return {};
   }
   const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;
-  if (dead && state_.ledger.at(id).bytes == bytes) {
+  // What cannot be discarded stays accounted for, beyond the new block too.
+  const bool larger = dead && state_.ledger.at(id).bytes > bytes;
+  if (dead &&
+      (state_.ledger.at(id).bytes == bytes || (larger && !transfers_.local().can_discard()))) {
     // Waited for already, but where the wait had failed: a discard may still be under way.
     UMEM_RETURN_IF_ERROR(
         transfers_.await(state_.ledger.at(id).arrival, state_.ledger.at(id).populated, stream));

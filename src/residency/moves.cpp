@@ -36,17 +36,21 @@ Status Moves::wait_for_space(Lane& lane) {
 
 Status Moves::populate(RangeId id) {
   UMEM_RETURN_IF_ERROR(wait_for_space(transfers_.local()));
+  const Unit& unit = state_.ledger.at(id);
+  if (unit.host_bytes > 0 && !transfers_.local().can_discard())
+    state_.counters.bytes_in += unit.bytes;  // old ones
   return transfers_.populate(id);
 }
 
-// Drops dead units, oldest first, until `bytes` more fit or none is left.
+// Makes room of dead units, oldest first, until `bytes` more fit or none is left.
 void Moves::discard_dead(std::size_t bytes) {
+  const Lane& local = transfers_.local();
+  if (local.can_discard()) drop_dead(bytes);
+  if (!local.can_discard()) send_dead_out(bytes);  // the driver may just have said so
+}
+
+void Moves::drop_dead(std::size_t bytes) {
   Ledger& ledger = state_.ledger;
-  Lane& local = transfers_.local();
-  if (!local.can_discard()) {
-    if (ledger.dead_bytes() > 0) release_cached_();
-    return;
-  }
   dropped_.clear();
   while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
     const RangeId id = ledger.oldest_dead();
@@ -58,9 +62,39 @@ void Moves::discard_dead(std::size_t bytes) {
     dropped_.clear();
     state_.count_error(status);
   }
+  // A driver that cannot has left them where they are.
+  if (!transfers_.local().can_discard()) {
+    for (RangeId id : dropped_) ledger.set_state(id, State::kDead);
+    return;
+  }
   for (RangeId id : dropped_) state_.counters.bytes_discarded += ledger.at(id).bytes;
   sharing_.drop(bytes);
-  if (!local.can_discard()) release_cached_();  // the driver has just said so
+}
+
+// Where the driver cannot discard, dead bytes leave as live ones do. That copies what nobody
+// needs, beside compute and mostly against the direction in which something comes in; the other
+// way, to free their addresses, waits for the device.
+void Moves::send_dead_out(std::size_t bytes) {
+  Ledger& ledger = state_.ledger;
+  dropped_.clear();
+  while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
+    const RangeId id = ledger.oldest_dead();
+    if (!fits_on_host(id)) break;  // this has freed what it could
+    if (!ledger.has(id) || ledger.at(id).state != State::kDead) continue;
+    ledger.set_state(id, State::kGone);
+    ledger.hold_host(id);
+    dropped_.push_back(id);
+  }
+  std::erase_if(dropped_, [&](RangeId id) { return !ledger.has(id); });
+  if (!dropped_.empty()) {
+    const Status status = transfers_.submit_out(Verb::kSendOut, dropped_);
+    state_.count_error(status);
+    for (RangeId id : dropped_) {
+      if (status.ok()) state_.counters.bytes_out += ledger.at(id).bytes;
+      if (!status.ok()) ledger.set_state(id, State::kDead);
+    }
+  }
+  sharing_.drop(bytes);
 }
 
 Status Moves::send_out(const std::vector<RangeId>& victims) {

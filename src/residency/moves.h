@@ -48,6 +48,8 @@ class Moves {
  private:
   Status wait_for_space(Lane& lane);
   void discard_dead(std::size_t bytes);
+  void drop_dead(std::size_t bytes);
+  void send_dead_out(std::size_t bytes);
   void evict(std::size_t wanted);
   void evict_preferred(std::size_t wanted);
 

@@ -64,29 +64,37 @@ void Sharing::drop(std::size_t bytes) {
   for (const managed::MemSpan& span : spans_) dropped += span.bytes;
   pages_.drop(spans_);
   state_.ledger.drop_idle(dropped);
-  state_.counters.bytes_discarded += dropped;
+  if (transfers_.local().can_discard()) {
+    state_.counters.bytes_discarded += dropped;
+    return;
+  }
+  state_.count_error(send_dropped(spans_, dropped));
+  state_.counters.bytes_out += dropped;
+}
+
+Status Sharing::send_dropped(const std::vector<managed::MemSpan>& spans, std::size_t bytes) {
+  std::size_t missing = 0;
+  for (const managed::MemSpan& span : spans) missing += span.bytes - pages_.count(span).host;
+  const std::size_t limit = state_.limits.host_budget_bytes;
+  if (limit > 0 && state_.ledger.host_bytes() + missing > limit) return {};  // the driver's to take
+  Result<Ticket> ticket = transfers_.send_discarded(spans);
+  if (!ticket.ok()) return ticket.take_status();
+  pages_.departure = ticket.value();
+  pages_.hold_host(spans);
+  state_.ledger.send_idle(bytes, missing);
+  return {};
 }
 
 Status Sharing::release_dead() {
   const std::size_t dead = pages_.amounts().dead;
   if (dead == 0) return {};
-  Ledger& ledger = state_.ledger;
   std::vector<managed::MemSpan> spans;
   pages_.find_dead(dead, spans);
   UMEM_RETURN_IF_ERROR(discard(spans));
   pages_.drop(spans);
-  ledger.drop_idle(dead);
+  state_.ledger.drop_idle(dead);
   state_.counters.bytes_discarded += dead;
-  std::size_t missing = 0;
-  for (const managed::MemSpan& span : spans) missing += span.bytes - pages_.count(span).host;
-  const std::size_t limit = state_.limits.host_budget_bytes;
-  if (limit > 0 && ledger.host_bytes() + missing > limit) return {};  // the driver's to take
-  Result<Ticket> ticket = transfers_.send_discarded(spans);
-  if (!ticket.ok()) return ticket.take_status();
-  pages_.departure = ticket.value();
-  pages_.hold_host(spans);
-  ledger.send_idle(dead, missing);
-  return {};
+  return send_dropped(spans, dead);
 }
 
 void Sharing::forget_dropped() {

@@ -26,7 +26,8 @@ class Sharing {
   Result<std::size_t> admit(RangeId id, std::size_t bytes, Tag tag, Family family,
                             cu::CUstream stream);
   void retire(RangeId id);
-  // Drops dead pages until `bytes` more fit or none is left.
+  // Drops dead pages until `bytes` more fit or none is left. Where the driver cannot discard, they
+  // go to the host.
   void drop(std::size_t bytes);
   // Gives the memory of all dead pages, of a range in which other blocks live, to the driver.
   Status release_dead();
@@ -40,6 +41,7 @@ class Sharing {
   Status discard(const std::vector<managed::MemSpan>& spans) {
     return transfers_.discard(spans, pages_.stream, pages_.arrival, pages_.departure);
   }
+  Status send_dropped(const std::vector<managed::MemSpan>& spans, std::size_t bytes);
 
   EngineState& state_;
   Transfers& transfers_;

@@ -298,3 +298,36 @@ def test_a_program_that_fits_moves_nothing_ahead(softcuda: Softcuda) -> None:
     names = ("cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync", "cuMemAllocManaged", "cuMemFree",
              "cuMemDiscardAndPrefetchBatchAsync")  # fmt: skip
     assert {name: softcuda.calls(name) for name in names} == dict.fromkeys(names, 0)
+
+
+STEPS = """
+enable(budget="96MiB", policy="lru")
+def step():
+    kept = [torch.full((12 * MIB // 4,), float(i), device="cuda") for i in range(12)]  # 144 MiB
+    while kept:
+        x = kept.pop()
+        assert bool(x.cpu().eq(float(len(kept))).all())
+    torch.cuda.synchronize()
+    umem.step()
+for _ in range(3):
+    step()
+soft.reset()
+before = umem.stats()
+for _ in range(4):
+    step()
+after = umem.stats()
+calls = {name: soft.calls(name) for name in ("cuMemAllocManaged", "cuMemFree", "cuMemAlloc")}
+assert after.evictions > before.evictions
+assert set(calls.values()) == {0}, calls
+assert after.hook_errors == 0 and after.resident_bytes <= 96 * MIB
+print(after.bytes_discarded - before.bytes_discarded)
+"""
+
+
+@pytest.mark.parametrize("version", ["12080", "13000"])
+def test_warm_steps_neither_allocate_nor_free(
+    program: Program, softcuda: Softcuda, version: str
+) -> None:
+    """A5: a driver without discard got the whole cache back whenever room was short."""
+    out, _ = program(STEPS, SOFTCUDA_BYTES=str(512 * MIB), SOFTCUDA_VERSION=version)
+    assert (int(out) == 0) == (version == "12080")

@@ -252,3 +252,51 @@ def test_threads_with_streams_of_their_own_do_not_disturb_each_other(seed: str) 
         SOFTCUDA_SEED=seed,
         SOFTCUDA_BYTES=str(16 << 20),
     )
+
+
+BLOCKED = """
+        context()
+        a, b, first, second = new_stream(), new_stream(), managed(2 * MIB), managed(2 * MIB)
+        go = threading.Event()
+        function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: go.wait() and None)
+        ok(d.cuLaunchHostFunc(a, function, None))
+        def to(ptr, device, stream):
+            return d.cuMemPrefetchAsync_v2(
+                ptr, c_size_t(2 * MIB), Location(1 if device else 2, 0), 0, stream)
+"""
+
+
+def test_one_worker_takes_hints_in_the_order_of_their_calls() -> None:
+    code = (
+        BLOCKED
+        + """
+        ok(to(first, True, a))
+        ok(to(second, True, b))
+        done = any(d.cuStreamQuery(b) == 0 for _ in range(50))
+        go.set()
+        ok(d.cuCtxSynchronize())
+        print(done, soft.pending())
+        """
+    )
+    for seed in "12":
+        assert driver_program(code, SOFTCUDA_SEED=seed, SOFTCUDA_HINTS="worker")[0] == "False 0\n"
+        assert driver_program(code, SOFTCUDA_SEED=seed, SOFTCUDA_HINTS="streams")[0] == "True 0\n"
+    assert driver_program(code, SOFTCUDA_SEED="1")[0] == "False 0\n"
+    assert driver_program(code, SOFTCUDA_SEED="2")[0] == "True 0\n"
+
+
+def test_a_prefetch_to_the_host_blocks_its_caller_on_an_idle_stream() -> None:
+    code = (
+        BLOCKED
+        + """
+        ok(to(first, False, b))
+        idle = soft.pending()  # the host function's own, and what was left
+        ok(to(second, False, a))
+        ok(to(second, True, b))
+        print(idle, soft.pending())
+        go.set()
+        ok(d.cuCtxSynchronize())
+        """
+    )
+    for seed in "13579":
+        assert driver_program(code, SOFTCUDA_SEED=seed)[0] == "1 3\n"

@@ -54,6 +54,10 @@ Config read() {
   if (frames != "" && frames != "kept" && frames != "returned")
     refuse("SOFTCUDA_FRAMES", frames.c_str(), "allowed are kept and returned");
   c.uvm = frames != "returned";
+  const std::string hints = text_of("SOFTCUDA_HINTS");
+  if (hints != "" && hints != "worker" && hints != "streams")
+    refuse("SOFTCUDA_HINTS", hints.c_str(), "allowed are worker and streams");
+  if (hints != "") c.hints = hints == "worker" ? Hints::kWorker : Hints::kStreams;
   const std::size_t batch = std::clamp<std::size_t>(c.bytes / kFrame / 64, 1, 64);
   c.batch_frames = number("SOFTCUDA_BATCH", batch, 1, 64, "frames, 1 to 64");
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;

@@ -3,6 +3,8 @@
 //   SOFTCUDA_DEVICES  1 or 2 (default 1)
 //   SOFTCUDA_BYTES    memory of each device (default 256 MiB), whole 2 MiB frames
 //   SOFTCUDA_SEED     0 (default): enqueued work runs at once; else later, in a random legal order
+//   SOFTCUDA_HINTS    with a seed: worker (one carries them out, in the order of the calls),
+//                     streams (work of their streams); default: worker for odd seeds
 //   SOFTCUDA_VERSION  driver version (default 13000): newer entry points are not found
 //   SOFTCUDA_MISSING  comma-separated entry points that this driver lacks
 //   SOFTCUDA_NO_CMA   comma-separated devices without concurrentManagedAccess
@@ -20,10 +22,13 @@
 
 namespace softcuda {
 
+enum class Hints { kBoth, kWorker, kStreams };
+
 struct Config {
   int devices = 1;
   std::size_t bytes = std::size_t{256} << 20;
   std::uint64_t seed = 0;
+  Hints hints = Hints::kBoth;
   int version = 13000;
   std::set<std::string> missing;
   std::set<std::string> no_cma;  // device numbers

@@ -70,12 +70,16 @@ CUresult discard_now(Range range) {
 }
 
 // Managed-memory hints have no graph node: a stream that captures refuses them.
-CUresult enqueue_hint(CUstream handle, Work work) {
+CUresult enqueue_hint(CUstream handle, Work work, Hint hint) {
   auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) return check_not_capturing(stream);
-  return enqueue(stream, {std::move(work), {}, false});
+  return enqueue(stream, {std::move(work), {}, false, hint});
+}
+
+Hint hint_to(CUmemLocation location) {
+  return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? Hint::kWorker : Hint::kCaller;
 }
 
 enum class Batch { kPrefetch, kDiscard, kDiscardAndPrefetch };
@@ -91,13 +95,16 @@ CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* b
     if (!is_managed(ptrs[i], bytes[i])) return CUDA_ERROR_INVALID_VALUE;
     ranges.push_back({ptrs[i], bytes[i], kind == Batch::kDiscard ? CUmemLocation{} : to.of(i)});
   }
-  return enqueue_hint(stream, [kind, ranges = std::move(ranges)] {
+  const bool leaves = kind == Batch::kPrefetch && count > 0;
+  const Hint hint = leaves ? hint_to(ranges.front().location) : Hint::kWorker;
+  const auto work = [kind, ranges = std::move(ranges)] {
     for (const Range& range : ranges) {
       if (kind != Batch::kPrefetch) RETURN_IF_FAILED(discard_now(range));
       if (kind != Batch::kDiscard) RETURN_IF_FAILED(prefetch_now(range));
     }
     return CUDA_SUCCESS;
-  });
+  };
+  return enqueue_hint(stream, work, hint);
 }
 
 }  // namespace
@@ -202,7 +209,7 @@ ENTRY(cuMemPrefetchAsync_v2, 12020,
   if (flags != 0 || !valid_location(location, config().devices) || !is_managed(ptr, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const Range range{ptr, bytes, location};
-  return enqueue_hint(stream, [range] { return prefetch_now(range); });
+  return enqueue_hint(stream, [range] { return prefetch_now(range); }, hint_to(location));
 }
 ENTRY(cuMemPrefetchAsync, 8000,
       (CUdeviceptr ptr, std::size_t bytes, CUdevice device, CUstream stream)) {

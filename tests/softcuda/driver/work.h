@@ -5,6 +5,10 @@
 // everything that may run does so when enqueued. With one, it runs at a random later moment, at the
 // latest where the program waits for it, in a random order among those allowed: a program that
 // forgot to wait sees old bytes.
+//
+// Whether libcuda's worker takes hints in the order of their calls is not known, so that there are
+// both ways (SOFTCUDA_HINTS): one worker, at which a hint that has to wait keeps all later ones
+// waiting, on whatever stream; and hints as work of their streams alone.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -40,10 +44,16 @@ struct Moment {
 
 using Work = std::function<CUresult()>;
 
+// A hint on managed memory, which the driver's one worker carries out; one to the host blocks its
+// caller instead where the stream has nothing else to do.
+enum class Hint : unsigned char { kNone, kWorker, kCaller };
+
 struct Operation {
   Work work;
   std::vector<Moment> after;
   bool on_own_thread = false;  // a host function: it may take the program's locks
+  Hint hint = Hint::kNone;
+  std::uint64_t arrival = 0;  // of a hint that the worker carries out: its number
 };
 
 struct Stream {
