@@ -163,6 +163,7 @@ void Engine::retire_piece(RangeId id) {
   const State state = state_.ledger.at(id).state;
   if (state == State::kDead || state == State::kGone) return;
   state_.policy->retired(id);
+  workspaces_.retired(state_.ledger, id);
   state_.ledger.set_death(id);
   if (state_.ledger.at(id).read_mostly)
     state_.count_error(write_back_.advise(id, false));  // the next owner may write
@@ -266,6 +267,18 @@ void Engine::op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream
   state_.counters.plan_hits += followed == Followed::kHit ? 1 : 0;
   state_.counters.plan_misses += followed == Followed::kMiss ? 1 : 0;
   apply_pending(stream);
+}
+
+void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
+  for (std::size_t i = 0; i < count; ++i) workspaces_.left_behind(state_.ledger, ids[i], family);
+  wanted_.clear();
+  workspaces_.find(state_.ledger, wanted_);
+  if (wanted_.empty() || !state_.active()) return;
+  const CallScope scope(state_.table, state_.place);
+  for (RangeId id : wanted_) {
+    moves_.make_room(state_.ledger.at(id).bytes);
+    moves_.bring(id);
+  }
 }
 
 void Engine::step_ended() {

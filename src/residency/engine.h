@@ -25,6 +25,7 @@
 #include "residency/sharing.h"
 #include "residency/sleep.h"
 #include "residency/transfers.h"
+#include "residency/workspaces.h"
 #include "residency/write_back.h"
 
 namespace umem::residency {
@@ -67,6 +68,12 @@ class Engine {
   // Once for each op, after all its `end_use`: the policy learns of it, and its pending requests
   // are applied.
   void op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream);
+  // After `end_use` of an op that allocated: the units that it made and that live on.
+  void left_behind(const RangeId* ids, std::size_t count, Family family);
+  // How many bytes a library asks for where it takes a workspace inside an op (workspaces.h).
+  void set_workspace_sizes(std::vector<std::size_t> sizes) {
+    workspaces_.set_sizes(std::move(sizes));
+  }
   // The program's step.
   void step_ended();
   // Bytes that have to be evicted for `bytes` more; 0 where nothing is ever evicted.
@@ -133,6 +140,7 @@ class Engine {
   WriteBack write_back_;
   Sleep sleep_;
   Hints hints_;
+  Workspaces workspaces_;
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> wanted_, moved_, dropped_, one_, leaving_, admitted_;
 };

@@ -111,6 +111,13 @@ void set_outside_bytes(int device, std::size_t bytes) noexcept {
   with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
 }
 
+void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
+  State& s = state();
+  std::lock_guard guard(s.mutex);
+  s.workspace_sizes.assign(sizes, sizes + count);
+  s.each([&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
+}
+
 void release_cached() noexcept {
   State& s = state();
   std::lock_guard guard(s.mutex);

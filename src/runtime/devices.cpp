@@ -153,6 +153,7 @@ Result<Device*> open_device(State& s, int ordinal) {
       return status;
     }
     made->arena.set_listener(s.listener);
+    made->engine.set_workspace_sizes(s.workspace_sizes);
     for (const residency::Exemption& rule : s.exemptions) made->engine.ledger().add_exemption(rule);
     s.ranges.set_managed(*s.managed);
     s.ranges.set_piece(options.piece_bytes);

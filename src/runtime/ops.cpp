@@ -154,6 +154,9 @@ static void let_go(Op* op, residency::Tag tag) {
       by_device(s, *op, op->pinned, op->n_pinned, [](auto& engine, auto* ids, auto n, auto stream) {
         engine.end_use(ids, n, stream);
       });
+      by_device(
+          s, *op, op->pinned + op->n_inputs, op->n_pinned - op->n_inputs,
+          [&](auto& engine, auto* ids, auto n, auto) { engine.left_behind(ids, n, op->family); });
       end_on_devices(s, *op);
     }
   }

@@ -55,6 +55,7 @@ struct State {
   Pins pins;
   std::uint64_t last_pin_number = 0;             // given to pins and exemptions
   std::vector<residency::Exemption> exemptions;  // of every device, opened or not
+  std::vector<std::size_t> workspace_sizes;      // the same
   Scopes scopes;
   Listener listener = nullptr;
   std::atomic<void (*)()> step_listener{nullptr};

@@ -331,3 +331,37 @@ def test_warm_steps_neither_allocate_nor_free(
     """A5: a driver without discard got the whole cache back whenever room was short."""
     out, _ = program(STEPS, SOFTCUDA_BYTES=str(512 * MIB), SOFTCUDA_VERSION=version)
     assert (int(out) == 0) == (version == "12080")
+
+
+def test_the_workspace_of_a_matrix_product_stays(program: Program, softcuda: Softcuda) -> None:
+    """B4: no operator names it, so that it was always the first to leave."""
+    out, _ = program(
+        """
+from umem.base.native import core
+enable(budget="64MiB", policy="lru")
+weight = torch.empty(256, 256, device="cuda")
+weight @ weight
+large = {b["base"]: b for b in core.blocks() if b["bytes"] > 2 * MIB}
+if not large:
+    print("this torch leaves workspaces to cuBLAS")
+    sys.exit()
+(workspace,) = large
+def state():
+    return next(b["state"] for b in core.blocks() if b["base"] == workspace)
+held = blocks(24, 4)
+for i in range(100):
+    for t in held:
+        t.add(1.0)
+    if i > 60:
+        assert state() == "device", state()
+result = torch.empty(large[workspace]["bytes"] // 4, device="cuda")  # the same size
+for t in held:
+    t.fill_(1.0)
+del weight
+torch._C._cuda_clearCublasWorkspaces()
+reused = torch.empty(large[workspace]["bytes"] // 4, device="cuda")
+assert not any(umem.where(t).excluded for t in (result, reused))
+print("stays")
+"""
+    )
+    assert out in ("stays\n", "this torch leaves workspaces to cuBLAS\n")

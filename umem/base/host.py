@@ -7,6 +7,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_MAX_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _PCI = Path("/sys/bus/pci/devices")
 _PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
 # Payload per transferred bit, by GT/s of a lane: 8b/10b, then 128b/130b, then flits of 256 bytes.
@@ -51,6 +52,11 @@ def cgroup_limit(root: Path = _CGROUP) -> int | None:
         if value is not None and value < 1 << 60:  # version 1 writes "unbounded" as a huge number
             return value
     return None
+
+
+def max_mappings(path: Path = _MAX_MAPPINGS) -> int | None:
+    """Return how many mappings a process may have; None when unknown."""
+    return _number(path)
 
 
 def total_memory(root: Path = _CGROUP) -> int | None:

@@ -36,7 +36,8 @@ def facts(probe: core.CudaProbe) -> Facts:
     if probe["devices"]:
         report["concurrent_managed_access"] = _concurrent_managed_access(probe)
     report["wsl"] = _wsl()
-    details = {**_entry_points(probe), "host_memory_bytes": _host_memory()}
+    details = {**_entry_points(probe), "host_memory_bytes": _host_memory(),
+               "max_mappings": _max_mappings()}  # fmt: skip
     devices = [_device(device) for device in probe["devices"]]
     if not probe["available"]:
         details = _unused(details)
@@ -101,7 +102,7 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
         "discard": _yes_no(
             probe["discard"],
             ("bytes can be declared dead", "discards freed blocks when memory is short"),
-            ("dead bytes are copied like live ones", "frees dead ranges when memory is short"),
+            ("dead bytes are copied like live ones", "sends them to the host when memory is short"),
         ),
         "discard_and_prefetch": _yes_no(
             probe["discard_and_prefetch"],
@@ -130,6 +131,14 @@ def _host_memory() -> Facts:
         "memory of this machine or of its control group, the smaller; evicted bytes stay in it "
         "until they are freed",
         "evicts no more than the host budget (UMEM_HOST_BUDGET)",
+    )
+
+
+def _max_mappings() -> Facts:
+    return _fact(
+        host.max_mappings(),
+        "how many mappings a process may have (vm.max_map_count)",
+        "takes one for each tensor of 2 MiB and more, and one for 2 MiB of smaller ones",
     )
 
 
