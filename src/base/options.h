@@ -11,7 +11,8 @@ namespace umem {
 struct Options {
   std::string device = "soft";         // "soft" | "cuda"
   std::string profile = "h200-pcie5";  // of the software device
-  std::size_t device_bytes = 0;        // frames of the software device; 0: as many as the budget
+  // Frames of the software device; 0: as many as the budget. A GPU is made that small; 0: whole.
+  std::size_t device_bytes = 0;
   std::size_t budget_bytes = 0;  // 0: budget_percent of the device's memory, found at first use
   double budget_percent = 0;     // 0: what is free then, less a headroom
   std::size_t host_budget_bytes = 0;  // 0: unbounded

@@ -35,8 +35,8 @@ UMEM_API std::size_t budget(int device) noexcept;
 UMEM_API bool set_budget(int device, std::size_t bytes, Failure* error) noexcept;
 // Device bytes that the framework holds beside umem (graph pools) count towards the budget too.
 UMEM_API void set_outside_bytes(int device, std::size_t bytes) noexcept;
-// How many bytes cuBLAS's workspaces take: blocks of these sizes that a matrix product leaves behind,
-// and that no op names afterwards, stay on the device.
+// How many bytes cuBLAS's workspaces take: blocks of these sizes that a matrix product leaves
+// behind, and that no op names afterwards, stay on the device.
 UMEM_API void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept;
 // Returns cached memory of all devices to the driver.
 UMEM_API void release_cached() noexcept;

@@ -62,6 +62,7 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
   std::size_t free_bytes = 0, total_bytes = 0;
   UMEM_RETURN_IF_ERROR(
       check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  if (options.device_bytes > 0) total_bytes = options.device_bytes;
   if (options.budget_percent > 0) {
     options.budget_bytes =
         static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
@@ -91,6 +92,7 @@ Status note_memory(const State& s, Device& device) {
   std::size_t free_bytes = 0, total_bytes = 0;
   UMEM_RETURN_IF_ERROR(
       check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  if (s.options.device_bytes > 0) total_bytes = s.options.device_bytes;
   device.engine.set_memory(free_bytes, total_bytes);
   return {};
 }
@@ -140,12 +142,18 @@ Result<Device*> open_device(State& s, int ordinal) {
   const driver::Place& place = found.value();
   const auto open = [&]() -> Result<Device*> {
     Options options = s.options;
+    std::unique_ptr<Ballast> ballast;
+    if (options.device_bytes > 0 && s.driver.kind == driver::Kind::kCuda) {
+      ballast = std::make_unique<Ballast>(s.driver.table, place);
+      UMEM_RETURN_IF_ERROR(ballast->leave(options.device_bytes));
+    }
     UMEM_RETURN_IF_ERROR(resolve_budget(s, place, s.requested_of(ordinal).outside_bytes, options));
     const bool first = s.devices.empty();
     if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
     auto made =
         std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
                                  limits_of(s, options, ordinal), policy::make(options.policy));
+    made->ballast = std::move(ballast);
     UMEM_RETURN_IF_ERROR(note_memory(s, *made));
     if (Status status = made->engine.open(); !status.ok()) {
       const Status closed = made->engine.close();

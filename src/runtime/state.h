@@ -14,6 +14,7 @@
 #include "residency/engine.h"
 #include "runtime/accounts.h"
 #include "runtime/alloc.h"
+#include "runtime/ballast.h"
 #include "runtime/ops.h"
 #include "runtime/pins.h"
 #include "runtime/runtime.h"
@@ -32,6 +33,7 @@ struct Device {
          residency::Limits limits, std::unique_ptr<residency::Policy> policy);
 
   driver::Place place;
+  std::unique_ptr<Ballast> ballast;  // of a device that is to be smaller; given back last
   arena::Arena arena;
   residency::Engine engine;
   std::size_t peak_live_bytes = 0;  // since the last reset

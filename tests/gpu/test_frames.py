@@ -365,3 +365,56 @@ print("stays")
 """
     )
     assert out in ("stays\n", "this torch leaves workspaces to cuBLAS\n")
+
+
+def test_a_smaller_device(program: Program, softcuda: Softcuda) -> None:
+    """A3: all that the driver holds for umem stays within a size that is asked for."""
+    out, _ = program(
+        CYCLE
+        + """
+umem.enable(budget="96MiB", device="cuda:160MiB", policy="lru")
+held = blocks(24, 16)
+for _ in range(3):
+    cycle(held)
+    stats = umem.stats()
+    assert 0 < stats.resident_bytes <= 96 * MIB < stats.attached_bytes <= 160 * MIB, stats
+taken = ctypes.c_uint64()
+driver = ctypes.CDLL(None)
+assert driver.cuMemAlloc_v2(ctypes.byref(taken), ctypes.c_size_t(200 * MIB)) == 2
+assert all(bool(t.cpu().eq(1.0).all()) for t in held)
+del held
+umem.disable()
+torch.cuda.empty_cache()
+assert torch.cuda.mem_get_info()[0] >= 480 * MIB
+umem.enable(budget="auto", device="cuda:160MiB")
+held = blocks(1)
+assert 64 * MIB < umem.stats().budget_bytes <= 160 * MIB
+del held
+umem.disable()
+umem.enable(budget="50%", device="cuda:160MiB")
+held = blocks(1)
+assert umem.stats().budget_bytes == 80 * MIB
+del held
+umem.disable()
+umem.enable(budget="64MiB", device="cuda:1GiB")
+try:
+    blocks(1)
+except RuntimeError as error:
+    assert "a device of 1.0 GiB was asked for" in str(error), error
+    print("small")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "small\n"
+
+
+def test_the_guard_forbids_a_smaller_device(program: Program) -> None:
+    _, err = program(
+        """
+try:
+    umem.enable(budget="64MiB", device="cuda:160MiB", guard=True)
+except umem.ConfigError as error:
+    print(error, file=sys.stderr)
+"""
+    )
+    assert "which the guard forbids" in err

@@ -76,10 +76,11 @@ OPTIONS = (
     ),
     Option(
         "device", "UMEM_DEVICE", "device", parsers.parse_device, "auto",
-        "auto, cuda or soft[:PROFILE][:SIZE], as soft:a100-pcie4:64MiB",
+        "auto, cuda[:SIZE] or soft[:PROFILE][:SIZE], as cuda:8GiB or soft:a100-pcie4:64MiB",
         "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as "
         "many as the budget without SIZE) and the speed of PROFILE. `cuda` means all GPUs that "
-        "torch sees (CUDA_VISIBLE_DEVICES chooses). `auto` is `cuda` where torch sees one, else "
+        "torch sees (CUDA_VISIBLE_DEVICES chooses); with SIZE umem holds the rest of their memory, "
+        "so that a program runs as on a GPU of that size. `auto` is `cuda` where torch sees one, else "
         "`soft`.",
     ),
     Option(

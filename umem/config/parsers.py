@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes, parse_bytes, parse_percent
+from ..base.units import FLOOR_PAGES, MIB, PAGE_BYTES, format_bytes, parse_bytes, parse_percent
 from ..errors import did_you_mean
 
+_MIN_IMITATED = 64 * MIB  # also keeps `cuda:1` from being taken for a size
 _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
 SWITCH_ALLOWED = "1 or on, 0 or off"
@@ -38,7 +39,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Device:
-    """A device as written. `kind` is auto, cuda or soft; profile and bytes belong to soft only."""
+    """A device as written. `kind` is auto, cuda or soft; auto has no bytes, a profile only soft."""
 
     kind: str
     profile: str | None = None
@@ -78,10 +79,12 @@ def parse_host_budget(text: str) -> int | None:
 
 
 def parse_device(text: str) -> Device:
-    """Parse `auto`, `cuda` or `soft[:PROFILE][:SIZE]`."""
+    """Parse `auto`, `cuda[:SIZE]` or `soft[:PROFILE][:SIZE]`."""
     kind, *parts = text.strip().split(":")
     if kind in ("auto", "cuda") and not parts:
         return Device(kind)
+    if kind == "cuda" and len(parts) == 1:
+        return _imitated(parts[0])
     if kind == "soft" and len(parts) <= 2:
         return _soft(parts)
     raise ValueError(f"{text!r} is not a device")
@@ -139,6 +142,14 @@ def _positive_bytes(text: str) -> int:
     if count == 0:
         raise ValueError(f"{text!r} is not above 0")
     return count
+
+
+def _imitated(size: str) -> Device:
+    count = _positive_bytes(size)
+    if count < _MIN_IMITATED:
+        least = format_bytes(_MIN_IMITATED)
+        raise ValueError(f"a GPU of {format_bytes(count)} is below {least}; it is no number either")
+    return Device("cuda", bytes=count)
 
 
 def _soft(parts: list[str]) -> Device:

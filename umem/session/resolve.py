@@ -135,6 +135,10 @@ def _soft_options(settings: Settings, threads: int, options: core.Options) -> No
 
 def _cuda_options(settings: Settings, options: core.Options) -> None:
     """Fill in the budget; a percentage and `auto` are resolved at the device's first use."""
+    if settings.device.bytes is not None and settings.guard:
+        reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
+        raise refusal(BY_NAME["device"], settings.origins["device"], reason, "cuda, or guard=off")
+    options.device_bytes = settings.device.bytes or 0
     options.floor_bytes = floor_bytes(1)
     options.budget_bytes = cuda_budget_bytes(settings)
     options.budget_percent = settings.budget.percent or 0

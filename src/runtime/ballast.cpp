@@ -1,0 +1,47 @@
+#include "runtime/ballast.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+#include "base/units.h"
+
+namespace umem::runtime {
+
+using driver::check;
+using driver::Entry;
+
+namespace {
+
+constexpr std::size_t kLargest = 1024 * MiB;
+
+}  // namespace
+
+Ballast::~Ballast() {
+  if (pieces_.empty()) return;
+  const driver::CallScope scope(table_, place_);
+  for (cu::CUdeviceptr piece : pieces_) table_.cuMemFree(piece);
+}
+
+Status Ballast::leave(std::size_t bytes) {
+  const driver::CallScope scope(table_, place_);
+  std::size_t free_bytes = 0, total_bytes = 0;
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  if (bytes > total_bytes)
+    return {Code::kInvalidArgument, "a device of " + format_bytes(bytes) +
+                                        " was asked for, and the one there is has " +
+                                        format_bytes(total_bytes)};
+  const std::size_t held = align_up(total_bytes - bytes, kPageBytes);
+  if (held >= free_bytes)
+    return {Code::kOutOfDeviceMemory,
+            "a device of " + format_bytes(bytes) + " was asked for, but other programs hold " +
+                format_bytes(total_bytes - free_bytes) + " of this one: nothing would be left"};
+  for (std::size_t left = held; left > 0; left -= std::min(left, kLargest)) {
+    cu::CUdeviceptr piece = 0;
+    UMEM_RETURN_IF_ERROR(
+        check(table_.cuMemAlloc(&piece, std::min(left, kLargest)), Entry::cuMemAlloc));
+    pieces_.push_back(piece);
+  }
+  return {};
+}
+
+}  // namespace umem::runtime
