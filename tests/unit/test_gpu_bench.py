@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.benches import imports
+from support.benches import BENCH, imports
 
 from umem.base.units import GIB, MIB
 from umem.errors import ConfigError
@@ -201,6 +201,21 @@ def test_a_letter_by_itself_starts_with_what_it_needs(gpu: Any) -> None:
     parts = gpu("gpu.parts")
     (group,) = parts.commands(parts.choose(["d"], False))
     assert [part.name for part in group] == ["micro_bandwidth", "sizing", "outofcore"]
+
+
+def test_the_readme_has_the_limits_of_the_letters(gpu: Any) -> None:
+    parts = gpu("gpu.parts")
+    page = (BENCH / "README.md").read_text().partition("## On a GPU")[2]
+    for group in parts.commands(parts.PARTS):
+        letter = group[-1].letter
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {letter} |")]
+        needed = {name for part in group for name in part.needs}
+        spared = sum(part.seconds for part in group if part.name in needed)
+        figures = [f"{sum(part.seconds for part in group):.0f} s", f"{spared:.0f} s"]
+        assert [cell.strip() for cell in row.split("|")[3:5]] == [
+            figures[0],
+            figures[1] if spared else "",
+        ]
 
 
 @pytest.mark.parametrize(
