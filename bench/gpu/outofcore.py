@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +32,7 @@ class Row:
 
     way: str
     fraction: float | None
-    peak_bytes: int | None
+    peak_bytes: int
     step: Spread | None
     floor_ms: float | None = None
     problem: str | None = None
@@ -68,15 +69,15 @@ def run(context: Context) -> None:
                 stage: str = stage,
                 process: WorkerProcess = process,
             ) -> None:
-                if stage == PLAIN:
-                    bench.plain(training, process, context.deadline)
-                else:
-                    bench.policy(stage, training, process, context.deadline)
+                way = bench.plain if stage == PLAIN else bench.policy
+                for row in way(stage, training, process, context.deadline):
+                    _keep(row, training, context.record)
 
             subjects = [(f"d {each.short}, {stage}", each) for each in trainings]
             measure_each(share, QUESTION, subjects, measure)
     for training in trainings:
-        _keep(training, context.record)
+        outcome = software.NOT_COMPARABLE if training.sized.software else verdict(training.rows)
+        context.record.decide(f"d {training.short}", QUESTION, outcome)
 
 
 def measured_link(context: Context) -> dict[str, float]:
@@ -105,7 +106,9 @@ class _OutOfCore:
             return GpuSpec(start)
         return GpuSpec(start, policy=stage, budget=whole_pages(self._room / 2))
 
-    def plain(self, training: Training, process: WorkerProcess, deadline: Deadline) -> None:
+    def plain(
+        self, _: str, training: Training, process: WorkerProcess, deadline: Deadline
+    ) -> Iterator[Row]:
         """Train in the ways of plain torch, and record the step for the floor."""
         _rebuild(process, training.sized)
         for i, way in enumerate(TECHNIQUES):
@@ -113,8 +116,7 @@ class _OutOfCore:
             process.step(self._config.warm_steps)
             left = deadline.within(deadline.left / (len(TECHNIQUES) + 1 - i))  # 1: the trace
             spread = self._steps(process, left)
-            peak = process.call("peak")["allocated"]
-            training.rows.append(Row(way, None, peak, spread))
+            yield Row(way, None, process.call("peak")["allocated"], spread)
         process.call("technique", name=PLAIN)
         plain = training.rows[0].step
         assert plain is not None
@@ -123,29 +125,26 @@ class _OutOfCore:
 
     def policy(
         self, policy: str, training: Training, process: WorkerProcess, deadline: Deadline
-    ) -> None:
+    ) -> Iterator[Row]:
         """Train at each budget under one policy."""
         rows = [self._row(policy, fraction, training) for fraction in self._config.fractions]
-        training.rows += rows
-        wanted = [row for row in rows if row.problem is None]
+        planned = policy == registry.DEFAULT
+        warm_steps = self._config.planning_steps if planned else self._config.warm_steps
+        full = policy == DRIVERS_OWN and self._oversubscribe
         _rebuild(process, training.sized)
-        for i, row in enumerate(wanted):
-            if deadline.passed:
+        for i, row in enumerate(rows):
+            if row.problem is None and deadline.passed:
                 row.problem = TIME_USED_UP
-                continue
-            assert row.peak_bytes is not None
-            process.call(
-                "configure", budget=row.peak_bytes, host_budget=self._room - row.peak_bytes
-            )
-            if policy == DRIVERS_OWN and self._oversubscribe:
-                leave = 0 if row.fraction == 1.0 else row.peak_bytes
-                process.call("ballast", leave=leave)
-            row.problem = "failed: see the errors of the part"  # unless the steps end
-            planned = policy == registry.DEFAULT
-            process.step(self._config.planning_steps if planned else self._config.warm_steps)
-            left = deadline.within(deadline.left / (len(wanted) - i))
-            row.step, row.problem = self._steps(process, left), None
-        if policy == DRIVERS_OWN and self._oversubscribe:
+            if row.problem is None:
+                budget = row.peak_bytes
+                process.call("configure", budget=budget, host_budget=self._room - budget)
+                if full:
+                    process.call("ballast", leave=0 if row.fraction == 1.0 else budget)
+                process.step(warm_steps)
+                left = deadline.within(deadline.left / (len(rows) - i))
+                row.step = self._steps(process, left)
+            yield row
+        if full:
             process.call("ballast", leave=0)
 
     def _row(self, policy: str, fraction: float, training: Training) -> Row:
@@ -173,9 +172,10 @@ def _rebuild(process: WorkerProcess, sized: Sized) -> None:
         raise RuntimeError(answer["reason"])
 
 
-def _keep(training: Training, record: Record) -> None:
-    for row in training.rows:
-        _add(row, training.short, record)
+def _keep(row: Row, training: Training, record: Record) -> None:
+    """Write down a row: each may be the last one that there is time for."""
+    training.rows.append(row)
+    _add(row, training.short, record)
     record.details.setdefault("outofcore", {})[training.short] = {
         "workload": training.sized.workload,
         "peak_bytes": training.sized.peak,
@@ -184,8 +184,7 @@ def _keep(training: Training, record: Record) -> None:
             for row in training.rows
         ],
     }
-    outcome = software.NOT_COMPARABLE if training.sized.software else verdict(training.rows)
-    record.decide(f"d {training.short}", QUESTION, outcome)
+    record.save()
 
 
 def _add(row: Row, name: str, record: Record) -> None:
@@ -195,7 +194,7 @@ def _add(row: Row, name: str, record: Record) -> None:
     if row.step is None:
         record.leave_out(label, row.problem or TIME_USED_UP)
         return
-    record.results.append(_result(label, row.step, format_bytes(row.peak_bytes or 0)))
+    record.results.append(_result(label, row.step, format_bytes(row.peak_bytes)))
     if row.floor_ms:
         spread = row.step
         parts = [value / row.floor_ms for value in (spread.median, spread.low, spread.high)]
