@@ -209,7 +209,7 @@ class _Lanes(Micro):
         return whole_pages(min(4 * self._config.block, self._gpu.guard.room / 2))
 
     def _leaving(self, block: Block, thread: Any) -> Future[None]:
-        """Start moving a block out by a thread, and return once the call has been made."""
+        """Start moving a block out by a thread, and return a moment later."""
         gpu, lane = self._gpu, int(self._lanes["out"].cuda_stream)
         gpu.settle(block, DEVICE)
         moving: Future[None] = thread.submit(gpu.prefetch, block, HOST, lane)

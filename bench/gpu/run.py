@@ -67,27 +67,34 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _refuse(str(error))
     results_folder(parser, args)
-    folder.mkdir(parents=True, exist_ok=True)
+    setup = _set_up(args, folder)
+    if isinstance(setup, str):
+        return _refuse(setup)
+    ran = [record for group in parts.commands(chosen) for record in run_parts(group, setup)]
+    written = _finish(_records(folder), args.out) if ran else 0
+    return written or int(any(record.status != DONE for record in ran))
+
+
+def _set_up(args: argparse.Namespace, folder: Path) -> Setup | str:
+    """Prepare the machine and the folder; return why nothing can be measured, if so."""
     if args.smoke and software.asked_for():
         os.environ.setdefault("SOFTCUDA_BYTES", str(SOFTWARE_BYTES))
     cache = str(settings.load().torch_ext_cache)
     found = _prepare(cache)
     if found is None:
-        return _refuse("the bench cannot run here, for the reason above")
+        return "the bench cannot run here, for the reason above"
     if found["software"] and not args.smoke:
-        return _refuse("this is the software driver, which computes nothing: only --smoke runs")
+        return "this is the software driver, which computes nothing: only --smoke runs"
     about = _about(found, args)
     if len({record.origin for record in [*_records(folder), Record("", about=about)]}) > 1:
-        return _refuse(f"{args.out} has results of another device or commit: name another folder")
+        return f"{args.out} has results of another device or commit: name another folder"
+    folder.mkdir(parents=True, exist_ok=True)
     limit = limit_bytes(found["gpu_free_bytes"])
     _note(
         f"{found['gpu']}: {format_bytes(found['gpu_free_bytes'])} free, at most "
         f"{format_bytes(limit)} of managed memory at a time (1/{SHARE} of it)"
     )
-    setup = Setup(folder, limit, cache, about, args.smoke, args.allow_oversubscription)
-    ran = [record for group in parts.commands(chosen) for record in run_parts(group, setup)]
-    written = _finish(_records(folder), args.out) if ran else 0
-    return written or int(any(record.status != DONE for record in ran))
+    return Setup(folder, limit, cache, about, args.smoke, args.allow_oversubscription)
 
 
 def run_parts(group: Sequence[parts.Part], setup: Setup) -> list[Record]:
@@ -95,10 +102,8 @@ def run_parts(group: Sequence[parts.Part], setup: Setup) -> list[Record]:
 
     A part may use what the declared times of the later ones leave, up to twice its own.
     """
-    records, end = (
-        [],
-        time.monotonic() + setup.patience * max(parts.LONGEST, sum(part.seconds for part in group)),
-    )
+    records: list[Record] = []
+    end = time.monotonic() + setup.patience * parts.LONGEST
     for i, part in enumerate(group):
         path = setup.folder / f"{part.name}.json"
         old = load(path)
