@@ -72,9 +72,11 @@ class _Neighbours:
         Raises:
             RuntimeError: it did not answer all.
         """
-        asked = [name for name in program.asked if (why := _why_not(name)) is None]
+        asked = []
         for name in program.asked:
-            if (why := _why_not(name)) is not None:
+            if (why := _why_not(name)) is None:
+                asked.append(name)
+            else:
                 self._record.decide(*QUESTIONS[name], f"not asked: {why}")
         answers, end = self._answers(program.umem, asked)
         for name, answer in answers.items():

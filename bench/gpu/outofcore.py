@@ -131,15 +131,15 @@ class _OutOfCore:
         planned = policy == registry.DEFAULT
         warm_steps = self._config.planning_steps if planned else self._config.warm_steps
         full = policy == DRIVERS_OWN and self._oversubscribe
+        self._configure(process, training.sized.ample(self._room))  # not the last one's budget
         _rebuild(process, training.sized)
         for i, row in enumerate(rows):
             if row.problem is None and deadline.passed:
                 row.problem = TIME_USED_UP
             if row.problem is None:
-                budget = row.peak_bytes
-                process.call("configure", budget=budget, host_budget=self._room - budget)
+                self._configure(process, row.peak_bytes)
                 if full:
-                    process.call("ballast", leave=0 if row.fraction == 1.0 else budget)
+                    process.call("ballast", leave=0 if row.fraction == 1.0 else row.peak_bytes)
                 process.step(warm_steps)
                 left = deadline.within(deadline.left / (len(rows) - i))
                 row.step = self._steps(process, left)
@@ -161,6 +161,9 @@ class _OutOfCore:
         if policy == DRIVERS_OWN and fraction < 1.0 and not self._oversubscribe:
             row.problem = "only a full device limits `none` (--allow-oversubscription)"
         return row
+
+    def _configure(self, process: WorkerProcess, budget: int) -> None:
+        process.call("configure", budget=budget, host_budget=self._room - budget)
 
     def _steps(self, process: WorkerProcess, deadline: Deadline) -> Spread:
         return Spread.of([process.step()[0]["ms"] for _ in deadline.rounds(self._config.steps)])
