@@ -28,7 +28,10 @@ QUESTION = "how close is umem to the floor, and is it faster than what torch has
 
 @dataclass
 class Row:
-    """One way to train: `fraction` of the peak as budget, None where torch takes what it needs."""
+    """One way to train: `fraction` of the peak as budget, None where torch takes what it needs.
+
+    A step moves `bytes_in` and `bytes_out`; `planned` is the share of its ops that went by a plan.
+    """
 
     way: str
     fraction: float | None
@@ -36,6 +39,29 @@ class Row:
     step: Spread | None
     floor_ms: float | None = None
     problem: str | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    planned: float = 0.0
+
+    def count(self, before: dict[str, int], after: dict[str, int]) -> None:
+        """Take what its steps did from umem's statistics."""
+        assert self.step is not None
+        done = {name: after[name] - before[name] for name in after}
+        self.bytes_in = done["bytes_in"] // self.step.count
+        self.bytes_out = done["bytes_out"] // self.step.count
+        ops = done["plan_hits"] + done["plan_misses"]
+        self.planned = done["plan_hits"] / ops if ops else 0.0
+
+    @property
+    def note(self) -> str:
+        """What the step time rests on."""
+        words = [format_bytes(self.peak_bytes)]
+        if self.bytes_in or self.bytes_out:
+            moved = f"{format_bytes(self.bytes_in)} in, {format_bytes(self.bytes_out)} out"
+            words.append(f"{moved} a step")
+        if self.planned:
+            words.append(f"{self.planned:.0%} of the ops by a plan")
+        return ", ".join(words)
 
 
 @dataclass
@@ -142,7 +168,9 @@ class _OutOfCore:
                     process.call("ballast", leave=0 if row.fraction == 1.0 else row.peak_bytes)
                 process.step(warm_steps)
                 left = deadline.within(deadline.left / (len(rows) - i))
+                before = process.stats()
                 row.step = self._steps(process, left)
+                row.count(before, process.stats())
             yield row
         if full:
             process.call("ballast", leave=0)
@@ -197,7 +225,7 @@ def _add(row: Row, name: str, record: Record) -> None:
     if row.step is None:
         record.leave_out(label, row.problem or TIME_USED_UP)
         return
-    record.results.append(_result(label, row.step, format_bytes(row.peak_bytes)))
+    record.results.append(_result(label, row.step, row.note))
     if row.floor_ms:
         spread = row.step
         parts = [value / row.floor_ms for value in (spread.median, spread.low, spread.high)]

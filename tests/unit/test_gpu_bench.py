@@ -711,6 +711,19 @@ def test_records_of_several_commands_are_joined(
     assert set(report["details"]) >= {"micro_bandwidth", "outofcore"}
 
 
+def test_a_row_says_what_its_steps_moved_and_how_many_ops_went_by_a_plan(gpu: Any) -> None:
+    module, spread = gpu("gpu.outofcore"), gpu("harness").Spread
+    names = ("bytes_in", "bytes_out", "plan_hits", "plan_misses")
+    before = dict(zip(names, (MIB, MIB, 5, 5), strict=True))
+    after = dict(zip(names, (5 * MIB, 3 * MIB, 14, 6), strict=True))
+    row = module.Row("auto", 0.5, GIB, spread.of([1.0, 2.0]))
+    row.count(before, after)
+    assert row.note == "1 GiB, 2 MiB in, 1 MiB out a step, 90% of the ops by a plan"
+    assert module.Row("plain", None, GIB, spread.of([1.0])).note == "1 GiB"
+    row.count(after, after)
+    assert (row.note, row.planned) == ("1 GiB", 0.0)
+
+
 def test_the_verdict_names_the_best_policy_at_each_budget(gpu: Any) -> None:
     module, spread = gpu("gpu.outofcore"), gpu("harness").Spread
     rows = [
