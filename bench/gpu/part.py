@@ -7,7 +7,9 @@ it builds the extension for torch where there is none, and prints the device's f
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args.folder is None or args.limit is None:
         parser.error("a part needs --folder and --limit")
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # from run.py, before it kills this process
     path = args.folder / f"{args.name}.json"
     context = Context(
         Guard(args.limit),

@@ -34,7 +34,7 @@ from gpu.record import DONE, FAILED, Record, load  # noqa: E402
 from umem.base.units import GIB, format_bytes  # noqa: E402
 from umem.config import settings  # noqa: E402
 
-GRACE = 5.0  # seconds for a killed process to end
+GRACE = 2.0  # seconds for a process to say where it hangs, and for a killed one to end
 SOFTWARE_BYTES = 1 * GIB
 PREPARE, REPORT = "prepare", "report"
 
@@ -148,6 +148,9 @@ def _child(arguments: list[str], setup: Setup, timeout: float) -> int | None:
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)  # prints where it hangs
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
