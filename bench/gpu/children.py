@@ -13,6 +13,7 @@ from gpu.guard import Guard
 from umem.base.units import MIB, PAGE_BYTES
 from umem.config import settings
 from umem.demo.process import RunSpec, WorkerProcess
+from umem.policies import registry
 
 BENCH = Path(__file__).resolve().parents[1]
 SMALLEST = 32 * MIB  # budget: below it, one operator may not fit
@@ -20,14 +21,11 @@ SMALLEST = 32 * MIB  # budget: below it, one operator may not fit
 
 @dataclass(frozen=True)
 class GpuSpec(RunSpec):
-    """A training on the GPU. `technique` is what plain torch does to need less memory, `cap` the
-    bytes that its own allocator may use (0: all).
-    """
+    """A training on the GPU; with a `budget` under umem, which starts as in any program."""
 
+    policy: str = registry.DEFAULT
     device: str = "cuda"
     threads: int = 4
-    technique: str = "plain"
-    cap: int = 0
 
 
 def environment(budget: int, host_budget: int, cache: str | None) -> dict[str, str]:

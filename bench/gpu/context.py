@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from gpu import children
+from gpu.children import GpuSpec
 from gpu.config import Config
 from gpu.deadline import Deadline
 from gpu.guard import Guard
 from gpu.record import Item, Record, take
+from umem.demo.process import WorkerProcess
 
 Subject = TypeVar("Subject")
 
@@ -34,6 +38,15 @@ class Context:
     def share(self, share: float) -> Context:
         """Return the context with a share of the remaining time."""
         return replace(self, deadline=self.deadline.within(self.deadline.left * share))
+
+    @contextlib.contextmanager
+    def worker(self, spec: GpuSpec) -> Iterator[WorkerProcess]:
+        """Provide the process of a training; its start takes none of the time to measure in."""
+        with contextlib.ExitStack() as stack:
+            with self.deadline.stopped():
+                made = children.worker(self.guard, replace(spec, torch_ext_cache=self.cache))
+                process = stack.enter_context(made)
+            yield process
 
 
 def measure_each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -26,6 +27,15 @@ class Deadline:
     def within(self, seconds: float) -> Deadline:
         """Return the earlier of this deadline and one `seconds` from now."""
         return Deadline(min(self.left, seconds), self._clock)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Postpone this deadline by the time of the block, such as the start of a process."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._end += self._clock() - begin
 
     def rounds(self, count: int) -> Iterator[int]:
         """Yield 0, 1, ... up to `count` rounds: at least one, and none that starts too late."""

@@ -44,6 +44,17 @@ class Block:
         ]
 
 
+@dataclass(frozen=True)
+class AfterKernel:
+    """Seconds of an action that a lane takes after a kernel: inside its `call`, from the kernel's
+    end until the lane was `done`, and until the kernel's stream could go on: the `bubble`.
+    """
+
+    call: float
+    done: float
+    bubble: float
+
+
 class _View:
     """Memory that torch wraps in a tensor without a copy."""
 
@@ -128,9 +139,9 @@ class Gpu:
         """Do the same for several blocks in one call."""
         self._batch("cuMemPrefetchBatchAsync", blocks, where)
 
-    def renew(self, blocks: list[Block]) -> None:
+    def renew(self, blocks: list[Block], stream: int | None = None) -> None:
         """Discard them and populate them on the device, by one call."""
-        self._batch("cuMemDiscardAndPrefetchBatchAsync", blocks, DEVICE)
+        self._batch("cuMemDiscardAndPrefetchBatchAsync", blocks, DEVICE, stream)
 
     def discard(self, blocks: list[Block], stream: int | None = None) -> None:
         """Say that their bytes are not needed any more."""
@@ -177,7 +188,7 @@ class Gpu:
     def busy(self, milliseconds: float) -> Callable[[], None]:
         """Work for the multiprocessors of about that length, on the current stream."""
         torch = self.torch
-        x = torch.ones(64 * MIB // 4 if not self.software else 1024, device="cuda")
+        x = torch.ones(256 * MIB // 4 if not self.software else 1024, device="cuda")
         one = max(self._kernel_seconds(lambda: x.mul_(1.0)), 1e-6)
         count = max(int(milliseconds / 1e3 / one), 1)
 
@@ -187,6 +198,38 @@ class Gpu:
 
         return work
 
+    def spin(self, milliseconds: float) -> Callable[[], None]:
+        """One kernel of about that length on the current stream, which uses no memory."""
+        sleep, probe = self.torch.cuda._sleep, 1_000_000
+        each = max(self._kernel_seconds(lambda: sleep(probe)), 1e-6)
+        cycles = int(milliseconds / 1e3 / each * probe)
+        return lambda: sleep(cycles)
+
+    def after_kernel(
+        self,
+        kernel: Callable[[], None],
+        lane: Any,
+        action: Callable[[int], object],
+        waits: bool = True,
+    ) -> AfterKernel:
+        """Let a kernel run, a lane (a torch stream) wait for it and act, and the kernel's stream
+        wait for the lane: the order in which umem's engine moves bytes.
+
+        Without `waits` the lane acts at once. `action` gets the lane's handle.
+        """
+        home = self.torch.cuda.current_stream()
+        end, done, on = (self.torch.cuda.Event(enable_timing=True) for _ in range(3))
+        kernel()
+        end.record(home)
+        if waits:
+            lane.wait_event(end)
+        call = elapsed(lambda: action(int(lane.cuda_stream)))
+        done.record(lane)
+        home.wait_event(done)
+        on.record(home)
+        self.sync()
+        return AfterKernel(call, end.elapsed_time(done) / 1e3, end.elapsed_time(on) / 1e3)
+
     def _kernel_seconds(self, launch: Callable[[], object]) -> float:
         launch()
         return self.seconds(lambda: [launch() for _ in range(50)]) / 50
@@ -194,9 +237,18 @@ class Gpu:
     def _stream(self, stream: int | None) -> int:
         return self.lane if stream is None else stream
 
-    def _batch(self, name: str, blocks: list[Block], where: tuple[int, int]) -> None:
+    def _batch(
+        self, name: str, blocks: list[Block], where: tuple[int, int], stream: int | None = None
+    ) -> None:
         ptrs, sizes = [b.ptr for b in blocks], [b.nbytes for b in blocks]
-        self.call(name, ptrs, sizes, [where], [0], 0, self.lane)
+        self.call(name, ptrs, sizes, [where], [0], 0, self._stream(stream))
+
+
+def elapsed(action: Callable[[], object]) -> float:
+    """Return the seconds until the action returns."""
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
 
 
 def whole_pages(nbytes: float) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from gpu.config import Config
 from gpu.deadline import Deadline
 from gpu.device import DEVICE, HOST, Block, Gpu
+from gpu.micro import Micro
 from gpu.record import Item, Record, take
-from gpu.software import NOT_COMPARABLE
 from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
@@ -23,15 +22,11 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
         Item("4", "is prefetch as fast as a pinned copy?", bench.copies),
         Item("4 batch", "one batch call, or a loop of single ones?", bench.batches),
         Item("4 pieces", "how large may a piece be?", bench.pieces),
-        Item("4 ways out", "migrate, or stage?", bench.ways_out),
     ]
     take(record, items, deadline)
 
 
-class _Bandwidth:
-    def __init__(self, gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
-        self._gpu, self._record, self._config, self._deadline = gpu, record, config, deadline
-
+class _Bandwidth(Micro):
     def copies(self) -> None:
         room = self._gpu.guard.room
         sizes = [size for size in self._config.copy_sizes if 2 * size <= room]
@@ -62,7 +57,7 @@ class _Bandwidth:
             way: {"seconds": a, "seconds_a_byte": b} for way, (a, b) in models.items()
         }
         self._record.details["bandwidth"] = best
-        self._record.decide("4", "is prefetch as fast as a pinned copy?", self._compare(measured))
+        self._decide("4", "is prefetch as fast as a pinned copy?", self._compare(measured))
 
     def _copies_of(self, size: int, measured: Measured) -> None:
         deadline = self._deadline.within(self._deadline.left / 3)
@@ -97,8 +92,6 @@ class _Bandwidth:
             }
 
     def _compare(self, measured: Measured) -> str:
-        if self._gpu.software:
-            return NOT_COMPARABLE
         largest = max(size for _, size in measured)
         words = []
         for direction in ("in", "out"):
@@ -132,17 +125,12 @@ class _Bandwidth:
                     label = f"{format_bytes(block.nbytes)} {direction} in pages, {name}"
                     spread = self._record.add(label, [1e3 * v for v in values], "ms")
                     seconds[f"{name} {direction}"] = spread.median
-        self._record.decide(
-            "4 batch",
-            "one batch call, or a loop of single ones?",
-            self._words(
-                [
-                    f"{direction}: batch takes "
-                    f"{seconds[f'batch {direction}'] / seconds[f'loop {direction}']:.2f}x the loop"
-                    for direction in ("in", "out")
-                ]
-            ),
-        )
+        words = [
+            f"{direction}: batch takes "
+            f"{seconds[f'batch {direction}'] / seconds[f'loop {direction}']:.2f}x the loop"
+            for direction in ("in", "out")
+        ]
+        self._decide("4 batch", "one batch call, or a loop of single ones?", "; ".join(words))
 
     def pieces(self) -> None:
         gpu = self._gpu
@@ -167,62 +155,12 @@ class _Bandwidth:
                 outcome.append((spread.median, piece))
         best, piece = max(outcome)
         good = min(piece for rate, piece in outcome if rate >= 0.97 * best)
-        self._record.decide(
+        self._decide(
             "4 pieces",
             "how large may a piece be?",
-            self._words(
-                [
-                    f"{format_bytes(piece)} is the fastest; {format_bytes(good)} is the smallest "
-                    "within 3 % of it"
-                ]
-            ),
+            f"{format_bytes(piece)} is the fastest; {format_bytes(good)} is the smallest within "
+            "3 % of it",
         )
-
-    def ways_out(self) -> None:
-        """Migrate: prefetch to the host. Stage: copy to pinned memory, then discard."""
-        gpu, torch, size = self._gpu, self._gpu.torch, self._config.block
-        pinned = torch.empty(size // 4, dtype=torch.float32, pin_memory=True)
-        seconds: dict[str, float] = {}
-        with gpu.managed(size) as block:
-            block.tensor.fill_(1.0)
-
-            def stage() -> None:
-                pinned.copy_(block.tensor, non_blocking=True)
-                gpu.side.wait_stream(torch.cuda.current_stream())
-                gpu.discard([block])
-
-            def fetch() -> None:
-                gpu.renew([block])
-                torch.cuda.current_stream().wait_stream(gpu.side)
-                block.tensor.copy_(pinned, non_blocking=True)
-
-            cases = {
-                "migrate out": (lambda: gpu.prefetch(block, HOST), DEVICE),
-                "stage out": (stage, DEVICE),
-                "migrate in": (lambda: gpu.prefetch(block, DEVICE), HOST),
-                "stage in": (fetch, HOST),
-            }
-            for name, (action, start) in cases.items():
-
-                def before(start: tuple[int, int] = start) -> None:
-                    gpu.settle(block, start)
-
-                values = gpu.repeat(self._deadline, self._config.rounds, action, before)
-                label = f"{name}, {format_bytes(size)}"
-                seconds[name] = self._record.add(label, [1e3 * v for v in values], "ms").median
-        there_and_back = {
-            way: seconds[f"{way} out"] + seconds[f"{way} in"] for way in ("migrate", "stage")
-        }
-        better = min(there_and_back, key=lambda way: there_and_back[way])
-        factor = max(there_and_back.values()) / min(there_and_back.values())
-        self._record.decide(
-            "4 ways out",
-            "migrate, or stage?",
-            self._words([f"{better}: the other takes {factor:.2f}x as long there and back"]),
-        )
-
-    def _words(self, words: Sequence[str]) -> str:
-        return NOT_COMPARABLE if self._gpu.software else "; ".join(words)
 
 
 def line(way: str, measured: Measured) -> tuple[float, float]:

@@ -10,8 +10,8 @@ from gpu import raw
 from gpu.config import Config
 from gpu.deadline import Deadline
 from gpu.device import ATTACH_GLOBAL, DEVICE, HOST, SET_ACCESSED_BY, SET_PREFERRED, Block, Gpu
+from gpu.micro import Micro
 from gpu.record import Item, Record, take
-from gpu.software import NOT_COMPARABLE
 from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
@@ -23,7 +23,7 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     """Fill the record."""
     bench = _Costs(gpu, record, config, deadline)
     items = [
-        Item("10", "what does an allocation cost, and does a free wait?", bench.allocations),
+        Item("10", "what does an allocation cost?", bench.allocations),
         Item("11", "does the host give its memory back?", bench.host_memory),
         Item("12", "how fast is reading the host's memory in place?", bench.zero_copy),
         Item("14", "what does a page fault cost?", bench.faults),
@@ -32,42 +32,28 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     take(record, items, deadline)
 
 
-class _Costs:
-    def __init__(self, gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
-        self._gpu, self._record, self._config, self._deadline = gpu, record, config, deadline
-
-    def _decide(self, item: str, question: str, outcome: str) -> None:
-        self._record.decide(item, question, NOT_COMPARABLE if self._gpu.software else outcome)
-
+class _Costs(Micro):
     def allocations(self) -> None:
         for size in self._config.alloc_sizes:
             if size <= self._gpu.guard.room:
                 self._allocations_of(size)
         self._pool()
-        waits = self._free_waits()
         fresh, again = self._first_touch()
         self._decide(
             "10",
-            "what does an allocation cost, and does a free wait?",
-            f"a free {'waits' if waits > 0.5 else 'does not wait'} for a running kernel "
-            f"({waits:.0%} of its length); the first touch of a prefetched block takes "
-            f"{fresh / again:.2f}x of a later one",
+            "what does an allocation cost?",
+            f"the first touch of a prefetched block takes {fresh / again:.2f}x of a later one",
         )
 
     def _allocations_of(self, size: int) -> None:
-        gpu, taken, freed = self._gpu, [], []
+        gpu, taken = self._gpu, []
         with gpu.guard.share(size, "an allocation to time"):
             for _ in self._deadline.rounds(self._config.rounds):
                 begin = time.perf_counter()
                 ptr = gpu.call("cuMemAllocManaged", size, ATTACH_GLOBAL)
                 taken.append(1e6 * (time.perf_counter() - begin))
-                gpu.call("cuMemPrefetchAsync", ptr, size, DEVICE, 0, gpu.lane)
-                gpu.sync()
-                begin = time.perf_counter()
                 gpu.call("cuMemFree", ptr)
-                freed.append(1e6 * (time.perf_counter() - begin))
         self._record.add(f"cuMemAllocManaged of {format_bytes(size)}", taken, "us")
-        self._record.add(f"cuMemFree of {format_bytes(size)}, populated", freed, "us")
 
     def _pool(self) -> None:
         gpu, size = self._gpu, self._config.alloc_sizes[0]
@@ -85,22 +71,6 @@ class _Costs:
             pool.close()
         self._record.add(f"managed pool, {format_bytes(size)} and back", values, "us")
         self._record.decide("10 pool", "does a managed pool work?", "yes")
-
-    def _free_waits(self) -> float:
-        """Measure the time of a free while a kernel runs, as a share of the kernel's."""
-        gpu = self._gpu
-        work = gpu.busy(self._config.kernel_ms)
-        alone = gpu.seconds(work)
-        size = self._config.alloc_sizes[0]
-        with gpu.guard.share(size, "an allocation to free"):
-            ptr = gpu.call("cuMemAllocManaged", size, ATTACH_GLOBAL)
-            gpu.sync()
-            work()
-            begin = time.perf_counter()
-            gpu.call("cuMemFree", ptr)
-            took = time.perf_counter() - begin
-            gpu.sync()
-        return took / alone
 
     def _first_touch(self) -> tuple[float, float]:
         gpu, size = self._gpu, self._config.block

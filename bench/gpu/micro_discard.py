@@ -14,8 +14,8 @@ from gpu.device import (
     Block,
     Gpu,
 )
+from gpu.micro import Micro
 from gpu.record import Item, Record, take
-from gpu.software import NOT_COMPARABLE
 from umem.base.units import KIB, MIB, format_bytes
 
 PAGE = 2 * MIB
@@ -33,14 +33,7 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     take(record, items, deadline)
 
 
-class _Discard:
-    def __init__(self, gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
-        self._gpu, self._record, self._config, self._deadline = gpu, record, config, deadline
-
-    def _milliseconds(self, label: str, action: object, before: object) -> float:
-        values = self._gpu.repeat(self._deadline, self._config.rounds, action, before)  # type: ignore[arg-type]
-        return self._record.add(label, [1e3 * value for value in values], "ms").median
-
+class _Discard(Micro):
     def saves_copies(self) -> None:
         gpu, size = self._gpu, self._config.block
         with gpu.managed(size) as block:
@@ -70,13 +63,11 @@ class _Discard:
             renew = self._milliseconds(
                 f"discard and prefetch of {name} on the host", lambda: gpu.renew([block]), away
             )
-            drop = self._milliseconds(f"discard of {name}", lambda: gpu.discard([block]), filled)
         self._decide(
             "7",
             "does discard save the copy?",
             f"a discarded block leaves in {dead / live:.2f}x the time of a live one; renewing a "
-            f"dead block takes {renew / fetch:.2f}x the time of fetching it; the discard itself "
-            f"takes {drop / live:.2f}x of a copy",
+            f"dead block takes {renew / fetch:.2f}x the time of fetching it",
         )
 
     def revival(self) -> None:
@@ -165,23 +156,13 @@ class _Discard:
                 lambda: gpu.prefetch(block, DEVICE),
                 dropped,
             )
-            doubled()
-            before = gpu.free_bytes()
-            drop()
-            gpu.sync()
-            freed = gpu.free_bytes() - before
-        self._record.details["freed_by_the_drop"] = freed
         self._decide(
             "7 duplicates",
             "is dropping a read-mostly copy free?",
-            f"the drop takes {dropping / moved:.2f}x of a copy out and shows "
-            f"{format_bytes(max(freed, 0))} more free; setting read-mostly takes "
+            f"the drop takes {dropping / moved:.2f}x of a copy out; setting read-mostly takes "
             f"{mark / moved:.2f}x, the copy then {copied / moved:.2f}x, and the way back "
             f"{back / moved:.2f}x",
         )
-
-    def _decide(self, item: str, question: str, outcome: str) -> None:
-        self._record.decide(item, question, NOT_COMPARABLE if self._gpu.software else outcome)
 
     def _share(self, block: Block, value: float) -> float:
         """Return the share of the block's pages that hold `value` at both ends."""

@@ -8,6 +8,7 @@ from gpu import raw
 from gpu.config import Config
 from gpu.deadline import Deadline
 from gpu.device import ATTACH_GLOBAL, DEVICE, HOST, LEGACY_STREAM, Block, Gpu
+from gpu.micro import Micro
 from gpu.raw import CallError
 from gpu.record import Item, Record, take
 
@@ -21,7 +22,7 @@ BATCH_CALLS = (
 
 def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     """Fill the record."""
-    gates = _Gates(gpu, record, config)
+    gates = _Gates(gpu, record, config, deadline)
     items = [
         Item("1", "which gates are open?", gates.capabilities),
         Item("2", "do batch calls work on a side stream, and on the NULL stream?", gates.batches),
@@ -30,10 +31,7 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     take(record, items, deadline)
 
 
-class _Gates:
-    def __init__(self, gpu: Gpu, record: Record, config: Config) -> None:
-        self._gpu, self._record, self._config = gpu, record, config
-
+class _Gates(Micro):
     def capabilities(self) -> None:
         gpu = self._gpu
         count = gpu.call("cuDeviceGetCount")

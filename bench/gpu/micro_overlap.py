@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from gpu.config import Config
 from gpu.deadline import Deadline
-from gpu.device import DEVICE, HOST, Gpu, whole_pages
+from gpu.device import DEVICE, HOST, Gpu
+from gpu.micro import Micro
 from gpu.record import Item, Record, take
-from gpu.software import NOT_COMPARABLE
 from umem.base.units import format_bytes
 
 LAUNCHES = 200
@@ -21,7 +21,6 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     items = [
         Item("5", "does a prefetch to the host block its caller, or launches?", bench.blocking),
         Item("15", "what overlaps?", bench.overlap),
-        Item("15 lanes", "one lane a direction, or several?", bench.lanes),
     ]
     take(record, items, deadline)
 
@@ -31,13 +30,7 @@ def hidden_share(one: float, other: float, both: float) -> float:
     return (one + other - both) / min(one, other)
 
 
-class _Overlap:
-    def __init__(self, gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
-        self._gpu, self._record, self._config, self._deadline = gpu, record, config, deadline
-
-    def _decide(self, item: str, question: str, outcome: str) -> None:
-        self._record.decide(item, question, NOT_COMPARABLE if self._gpu.software else outcome)
-
+class _Overlap(Micro):
     def blocking(self) -> None:
         gpu, rounds = self._gpu, self._config.rounds
         shares: dict[str, float] = {}
@@ -99,9 +92,15 @@ class _Overlap:
 
             way_in: Callable[[], None] = lambda: gpu.prefetch(one, DEVICE)  # noqa: E731
             way_out: Callable[[], None] = lambda: gpu.prefetch(two, HOST, second)  # noqa: E731
-            length = max(1e3 * min(self._time(way_in, ready)), self._config.kernel_ms)
+            length = max(
+                1e3 * min(gpu.repeat(self._deadline, self._config.rounds, way_in, ready)),
+                self._config.kernel_ms,
+            )
             actions = {"kernels": gpu.busy(length), "in": way_in, "out": way_out}
-            alone = {name: self._median(name, action, ready) for name, action in actions.items()}
+            alone = {
+                name: self._milliseconds(f"overlap: {name}", action, ready)
+                for name, action in actions.items()
+            }
             words = []
             for first, other in (("kernels", "in"), ("kernels", "out"), ("in", "out")):
 
@@ -109,46 +108,7 @@ class _Overlap:
                     actions[first]()
                     actions[other]()
 
-                together = self._median(f"{first} and {other}", both, ready)
+                together = self._milliseconds(f"overlap: {first} and {other}", both, ready)
                 hidden = hidden_share(alone[first], alone[other], together)
                 words.append(f"{first} and {other}: {hidden:.0%} of the shorter is hidden")
         self._decide("15", "what overlaps?", "; ".join(words))
-
-    def lanes(self) -> None:
-        """Move the same bytes out on one stream and on two, each stream with its own thread."""
-        gpu = self._gpu
-        second = int(gpu.torch.cuda.Stream().cuda_stream)
-        with gpu.threads(2) as threads, gpu.managed(self._config.block) as block:
-            block.tensor.fill_(1.0)
-            middle = whole_pages(block.nbytes / 2)
-            halves = [block.part(0, middle), block.part(middle, block.nbytes - middle)]
-            streams = (gpu.lane, second)
-
-            def on_two() -> None:
-                moving = [
-                    threads.submit(gpu.prefetch, half, HOST, stream)
-                    for half, stream in zip(halves, streams, strict=True)
-                ]
-                for each in moving:
-                    each.result()
-
-            def ready() -> None:
-                gpu.settle(block, DEVICE)
-
-            one = self._median("out on one stream", lambda: gpu.prefetch(block, HOST), ready)
-            two = self._median("out on two streams", on_two, ready)
-        self._decide(
-            "15 lanes",
-            "one lane a direction, or several?",
-            f"two streams take {two / one:.2f}x of one: "
-            + ("a second lane pays" if two < 0.9 * one else "one lane a direction is enough"),
-        )
-
-    def _time(self, action: Callable[[], object], before: Callable[[], object]) -> list[float]:
-        return self._gpu.repeat(self._deadline, self._config.rounds, action, before)
-
-    def _median(
-        self, name: str, action: Callable[[], object], before: Callable[[], object]
-    ) -> float:
-        values = [1e3 * value for value in self._time(action, before)]
-        return self._record.add(f"overlap: {name}", values, "ms").median / 1e3

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from gpu.config import Config
 from gpu.deadline import Deadline
 from gpu.device import DEVICE, Gpu, whole_pages
+from gpu.micro import Micro
 from gpu.record import Item, Record, take
-from gpu.software import NOT_COMPARABLE
 from umem.base.units import MIB, format_bytes
 
 PAGE = 2 * MIB
@@ -32,13 +32,10 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
     take(record, items, deadline)
 
 
-class _Beyond:
+class _Beyond(Micro):
     def __init__(self, gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
-        self._gpu, self._record, self._config, self._deadline = gpu, record, config, deadline
+        super().__init__(gpu, record, config, deadline)
         self._window = whole_pages(gpu.guard.limit / (max(TIMES) + 1))
-
-    def _decide(self, item: str, question: str, outcome: str) -> None:
-        self._record.decide(item, question, NOT_COMPARABLE if self._gpu.software else outcome)
 
     @contextlib.contextmanager
     def _only_a_window(self) -> Iterator[int]:

@@ -1,175 +1,237 @@
-"""(c) Not everything fits: umem against what plain torch can do, and against the floor."""
+"""(d) Not everything fits: umem against what plain torch can do, and against the floor."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from harness import Result, Spread
 
-from gpu import floor, software
-from gpu.children import GpuSpec, worker
+from gpu import floor, sizing, software
+from gpu.children import GpuSpec
 from gpu.context import Context, measure_each
-from gpu.sizing import Sized, short, size
+from gpu.deadline import Deadline
+from gpu.device import whole_pages
+from gpu.record import TIME_USED_UP, Record, load
+from gpu.sizing import Sized, short, smallest
 from umem.base.units import format_bytes
 from umem.demo.process import WorkerProcess
-from umem.errors import UmemError
+from umem.policies import registry
 
-TECHNIQUES = ("plain", "save_on_cpu", "checkpoint")
+PLAIN = "plain"
+TECHNIQUES = (PLAIN, "save_on_cpu", "checkpoint")
+DRIVERS_OWN = "none"  # the policy that leaves eviction to the driver
 TARGET = 1.25  # times the floor, at half of the peak
 QUESTION = "how close is umem to the floor, and is it faster than what torch has?"
 
 
 @dataclass
 class Row:
-    """One way to train: `fraction` of the peak as budget, None where torch takes what it needs."""
+    """One way to train: `fraction` of the peak as budget, None where torch takes what it needs.
+
+    A step moves `bytes_in` and `bytes_out`; `planned` is the share of its ops that went by a plan.
+    """
 
     way: str
     fraction: float | None
-    peak_bytes: int | None
+    peak_bytes: int
     step: Spread | None
     floor_ms: float | None = None
     problem: str | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    planned: float = 0.0
+
+    def count(self, before: dict[str, int], after: dict[str, int]) -> None:
+        """Take what its steps did from umem's statistics."""
+        assert self.step is not None
+        done = {name: after[name] - before[name] for name in after}
+        self.bytes_in = done["bytes_in"] // self.step.count
+        self.bytes_out = done["bytes_out"] // self.step.count
+        ops = done["plan_hits"] + done["plan_misses"]
+        self.planned = done["plan_hits"] / ops if ops else 0.0
+
+    @property
+    def note(self) -> str:
+        """What the step time rests on."""
+        words = [format_bytes(self.peak_bytes)]
+        if self.bytes_in or self.bytes_out:
+            moved = f"{format_bytes(self.bytes_in)} in, {format_bytes(self.bytes_out)} out"
+            words.append(f"{moved} a step")
+        if self.planned:
+            words.append(f"{self.planned:.0%} of the ops by a plan")
+        return ", ".join(words)
+
+
+@dataclass
+class Training:
+    """A workload, its rows so far, and its step in plain torch, whose `cuts` the floor uses."""
+
+    sized: Sized
+    rows: list[Row] = field(default_factory=list)
+    step: floor.Step | None = None
+    cuts: floor.Cuts | None = None
+
+    @property
+    def short(self) -> str:
+        """The workload's name without its settings."""
+        return short(self.sized.workload)
 
 
 def run(context: Context) -> None:
-    """Fill the record."""
-    link = measured_link(context.folder / "micro_bandwidth.json") or _measure_link(context)
-    context.record.details["link"] = link
-    names = [(f"c {short(name)}", name) for name in context.config.workloads]
+    """Fill the record. Plain torch and each policy have a process, which trains all workloads."""
+    trainings = [Training(sized) for sized in sizing.known(context).values()]
+    bench = _OutOfCore(context, measured_link(context))
+    context.record.details["link"] = bench.link
+    stages = [PLAIN, *context.config.policies]
+    for i, stage in enumerate(stages):
+        with context.worker(bench.spec(stage)) as process:
+            share = context.share(1 / (len(stages) - i))
 
-    def measure(name: str, context: Context) -> None:
-        _Workload(name, context, link).measure()
+            def measure(
+                training: Training,
+                context: Context,
+                stage: str = stage,
+                process: WorkerProcess = process,
+            ) -> None:
+                way = bench.plain if stage == PLAIN else bench.policy
+                for row in way(stage, training, process, context.deadline):
+                    _keep(row, training, context.record)
 
-    measure_each(context, QUESTION, names, measure)
-
-
-def _measure_link(context: Context) -> dict[str, float]:
-    """Without the part that does it: in a process of its own, as this one has no device."""
-    folder = context.folder / "link"
-    folder.mkdir(exist_ok=True)
-    arguments = ["micro_bandwidth", "--folder", str(folder), "--limit", str(context.guard.room)]
-    arguments += ["--seconds", "15", *(["--smoke"] if context.config.smoke else [])]
-    subprocess.run([sys.executable, "-m", "gpu.part", *arguments], check=True, timeout=60)
-    found = measured_link(folder / "micro_bandwidth.json")
-    if found is None:
-        raise RuntimeError(f"{folder} has no bandwidths: run with --parts a,c")
-    return found
-
-
-def measured_link(path: Path) -> dict[str, float] | None:
-    """Return the output of the part `micro_bandwidth`; None without it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["details"]["bandwidth"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return {"in": float(found["in"]), "out": float(found["out"])}
+            subjects = [(f"d {each.short}, {stage}", each) for each in trainings]
+            measure_each(share, QUESTION, subjects, measure)
+    for training in trainings:
+        outcome = software.NOT_COMPARABLE if training.sized.software else verdict(training.rows)
+        context.record.decide(f"d {training.short}", QUESTION, outcome)
 
 
-class _Workload:
-    def __init__(self, name: str, context: Context, link: dict[str, float]) -> None:
-        self._name, self._short, self._link = name, short(name), link
-        self._context, self._guard, self._record = context, context.guard, context.record
-        self._config, self._deadline, self._cache = context.config, context.deadline, context.cache
-        self._rows: list[Row] = []
+def measured_link(context: Context) -> dict[str, float]:
+    """Return the bytes a second of both directions, from the part `micro_bandwidth`.
 
-    def measure(self) -> None:
-        sized = size(self._name, self._context)
-        spec = GpuSpec(sized.workload, torch_ext_cache=self._cache)
-        with worker(self._guard, spec) as plain:
-            step = self._techniques(plain)
-        self._under_umem(sized, step)
-        self._keep(sized)
+    Raises:
+        RuntimeError: it has not measured them.
+    """
+    record = load(context.folder / "micro_bandwidth.json")
+    found: dict[str, Any] = {} if record is None else record.details.get("bandwidth", {})
+    if set(found) != {"in", "out"}:
+        raise RuntimeError("the part micro_bandwidth has no bandwidths of this link")
+    return {way: float(found[way]) for way in ("in", "out")}
 
-    def _techniques(self, plain: WorkerProcess) -> floor.Step:
-        """Plain torch in its ways; returns the step's trace."""
-        for name in TECHNIQUES:
-            plain.call("technique", name=name)
-            spread = self._steps(plain, self._deadline.left / 10)
-            peak = plain.call("peak")["allocated"]
-            self._rows.append(Row(name, None, peak, spread))
-        plain.call("technique", name="plain")
-        assert self._rows[0].step is not None
-        return floor.Step.of(plain.call("trace"), self._rows[0].step.median / 1e3)
 
-    def _under_umem(self, sized: Sized, step: floor.Step) -> None:
-        found = floor.cuts(step)
-        ample = sized.ample(self._guard)
-        budgets = {
-            fraction: ample if fraction == 1.0 else sized.budget(fraction)
-            for fraction in self._config.fractions
-        }
-        room = self._guard.room
-        spec = GpuSpec(sized.workload, budget=ample, torch_ext_cache=self._cache)
-        cases = [(f, policy) for f in self._config.fractions for policy in self._config.policies]
-        with worker(self._guard, spec) as under:
-            for i, (fraction, policy) in enumerate(cases):
-                budget = budgets[fraction]
-                row = Row(policy, fraction, budget, None)
-                capacity = budget if fraction < 1.0 else max(budget, found.peak)
-                row.floor_ms = 1e3 * floor.closed_form_floor(
-                    step, capacity, self._link["in"], self._link["out"], found
-                )
-                self._rows.append(row)
-                row.problem = self._why_not(policy, fraction)
-                if row.problem is not None:
-                    continue
-                under.call("configure", budget=budget, host_budget=room - budget, policy=policy)
-                if policy == "none":
-                    under.call("ballast", leave=budget if fraction < 1.0 else 0)
-                try:
-                    row.step = self._steps(under, self._deadline.left / (len(cases) - i))
-                except UmemError as error:
-                    row.problem = str(error).splitlines()[-1]
-                    return  # the process is gone
-                if policy == "none":
-                    under.call("ballast", leave=0)
+class _OutOfCore:
+    def __init__(self, context: Context, link: dict[str, float]) -> None:
+        self.link = link
+        self._config, self._oversubscribe = context.config, context.oversubscribe
+        self._room = context.guard.room
 
-    def _why_not(self, policy: str, fraction: float) -> str | None:
-        """Why one case is not measured."""
-        if self._deadline.passed:
-            return "not measured: the time was used up"
-        if policy == "none" and fraction < 1.0 and not self._context.oversubscribe:
-            return "not measured: only a full device limits `none` (--allow-oversubscription)"
-        return None
+    def spec(self, stage: str) -> GpuSpec:
+        """Return what the process of plain torch, or of a policy, starts with."""
+        start = smallest(self._config.workloads[0])
+        if stage == PLAIN:
+            return GpuSpec(start)
+        return GpuSpec(start, policy=stage, budget=whole_pages(self._room / 2))
 
-    def _steps(self, process: WorkerProcess, seconds: float) -> Spread:
-        deadline = self._deadline.within(seconds)
-        process.step(self._config.warm_steps)
+    def plain(
+        self, _: str, training: Training, process: WorkerProcess, deadline: Deadline
+    ) -> Iterator[Row]:
+        """Train in the ways of plain torch, and record the step for the floor."""
+        _rebuild(process, training.sized)
+        for i, way in enumerate(TECHNIQUES):
+            process.call("technique", name=way)
+            process.step(self._config.warm_steps)
+            left = deadline.within(deadline.left / (len(TECHNIQUES) + 1 - i))  # 1: the trace
+            spread = self._steps(process, left)
+            yield Row(way, None, process.call("peak")["allocated"], spread)
+        process.call("technique", name=PLAIN)
+        plain = training.rows[0].step
+        assert plain is not None
+        training.step = floor.Step.of(process.call("trace"), plain.median / 1e3)
+        training.cuts = floor.cuts(training.step)
+
+    def policy(
+        self, policy: str, training: Training, process: WorkerProcess, deadline: Deadline
+    ) -> Iterator[Row]:
+        """Train at each budget under one policy."""
+        rows = [self._row(policy, fraction, training) for fraction in self._config.fractions]
+        planned = policy == registry.DEFAULT
+        warm_steps = self._config.planning_steps if planned else self._config.warm_steps
+        full = policy == DRIVERS_OWN and self._oversubscribe
+        self._configure(process, training.sized.ample(self._room))  # not the last one's budget
+        _rebuild(process, training.sized)
+        for i, row in enumerate(rows):
+            if row.problem is None and deadline.passed:
+                row.problem = TIME_USED_UP
+            if row.problem is None:
+                self._configure(process, row.peak_bytes)
+                if full:
+                    process.call("ballast", leave=0 if row.fraction == 1.0 else row.peak_bytes)
+                process.step(warm_steps)
+                left = deadline.within(deadline.left / (len(rows) - i))
+                before = process.stats()
+                row.step = self._steps(process, left)
+                row.count(before, process.stats())
+            yield row
+        if full:
+            process.call("ballast", leave=0)
+
+    def _row(self, policy: str, fraction: float, training: Training) -> Row:
+        """Return the row of a case that is to be measured, or its problem."""
+        if training.step is None or training.cuts is None:
+            raise RuntimeError("plain torch did not train it")
+        sized = training.sized
+        budget = sized.ample(self._room) if fraction == 1.0 else sized.budget(fraction)
+        capacity = budget if fraction < 1.0 else max(budget, training.cuts.peak)
+        lowest = floor.closed_form_floor(
+            training.step, capacity, self.link["in"], self.link["out"], training.cuts
+        )
+        row = Row(policy, fraction, budget, None, 1e3 * lowest)
+        if policy == DRIVERS_OWN and fraction < 1.0 and not self._oversubscribe:
+            row.problem = "only a full device limits `none` (--allow-oversubscription)"
+        return row
+
+    def _configure(self, process: WorkerProcess, budget: int) -> None:
+        process.call("configure", budget=budget, host_budget=self._room - budget)
+
+    def _steps(self, process: WorkerProcess, deadline: Deadline) -> Spread:
         return Spread.of([process.step()[0]["ms"] for _ in deadline.rounds(self._config.steps)])
 
-    def _keep(self, sized: Sized) -> None:
-        for row in self._rows:
-            self._add(row)
-        self._record.details.setdefault("outofcore", {})[self._short] = {
-            "workload": sized.workload,
-            "peak_bytes": sized.peak,
-            "rows": [
-                {**vars(row), "step": None if row.step is None else vars(row.step)}
-                for row in self._rows
-            ],
-        }
-        outcome = software.NOT_COMPARABLE if sized.software else verdict(self._rows)
-        self._record.decide(f"c {self._short}", QUESTION, outcome)
 
-    def _add(self, row: Row) -> None:
-        label = f"{self._short}, {row.way}"
-        if row.fraction is not None:
-            label += f" at {row.fraction:g} of the peak"
-        if row.step is None:
-            self._record.details.setdefault("not_measured", {})[label] = row.problem
-            return
-        peak = format_bytes(row.peak_bytes or 0)
-        self._record.results.append(_result(label, row.step, peak))
-        if row.floor_ms:
-            spread = row.step
-            parts = [value / row.floor_ms for value in (spread.median, spread.low, spread.high)]
-            relative = Spread(parts[0], parts[1], parts[2], spread.count)
-            wanted = TARGET if (self._short, row.fraction) == ("resnet50", 0.5) else None
-            self._record.results.append(_result(f"{label}, to the floor", relative, "", wanted))
+def _rebuild(process: WorkerProcess, sized: Sized) -> None:
+    answer = process.call("rebuild", workload=sized.workload, steps=1)
+    if not answer["fits"]:
+        raise RuntimeError(answer["reason"])
+
+
+def _keep(row: Row, training: Training, record: Record) -> None:
+    """Write down a row: each may be the last one that there is time for."""
+    training.rows.append(row)
+    _add(row, training.short, record)
+    record.details.setdefault("outofcore", {})[training.short] = {
+        "workload": training.sized.workload,
+        "peak_bytes": training.sized.peak,
+        "rows": [
+            {**vars(row), "step": None if row.step is None else vars(row.step)}
+            for row in training.rows
+        ],
+    }
+    record.save()
+
+
+def _add(row: Row, name: str, record: Record) -> None:
+    label = f"{name}, {row.way}"
+    if row.fraction is not None:
+        label += f" at {row.fraction:g} of the peak"
+    if row.step is None:
+        record.leave_out(label, row.problem or TIME_USED_UP)
+        return
+    record.results.append(_result(label, row.step, row.note))
+    if row.floor_ms:
+        spread = row.step
+        parts = [value / row.floor_ms for value in (spread.median, spread.low, spread.high)]
+        relative = Spread(parts[0], parts[1], parts[2], spread.count)
+        wanted = TARGET if (name, row.fraction) == ("resnet50", 0.5) else None
+        record.results.append(_result(f"{label}, to the floor", relative, "", wanted))
 
 
 def _result(label: str, spread: Spread, note: str, target: float | None = None) -> Result:

@@ -1,13 +1,15 @@
 """One part in a process of its own: ``python -m gpu.part NAME --folder DIR --limit BYTES ...``.
 
-NAME may also be `facts`, which prints the device's facts as JSON, or `prepare`, which builds the
-extension for torch where there is none.
+The folder has the part's record already, which says what is measured. NAME may also be `prepare`:
+it builds the extension for torch where there is none, and prints the device's facts as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -22,33 +24,35 @@ from gpu.deadline import Deadline
 from gpu.device import Gpu
 from gpu.guard import Guard
 from gpu.parts import BY_NAME, Part
-from gpu.record import DONE, FAILED, Record
+from gpu.record import DONE, FAILED, Record, load
 
 _SMI = ("driver_version", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpu.part", description=__doc__)
-    parser.add_argument("name", choices=[*BY_NAME, "facts", "prepare"])
-    parser.add_argument("--folder", type=Path, help="where the record goes, as NAME.json")
+    parser.add_argument("name", choices=[*BY_NAME, "prepare"])
+    parser.add_argument("--folder", type=Path, help="where the record is, as NAME.json")
     parser.add_argument("--limit", type=int, help="managed bytes at a time")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="to measure in")
     parser.add_argument("--cache", help="where the extension for torch is kept")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--allow-oversubscription", action="store_true")
     args = parser.parse_args(argv)
-    if args.name == "facts":
-        print(json.dumps(facts()))
-        return 0
     if args.name == "prepare":
+        software.load_if_asked()
+        found = facts()
         prepare(args.cache)
+        print(json.dumps(found))
         return 0
     if args.folder is None or args.limit is None:
         parser.error("a part needs --folder and --limit")
-    record = Record(args.name, args.folder / f"{args.name}.json")
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # from run.py, before it kills this process
+    path = args.folder / f"{args.name}.json"
     context = Context(
         Guard(args.limit),
-        record,
+        load(path) or Record(args.name, path),
         SMOKE if args.smoke else Config(),
         Deadline(args.seconds),
         args.folder,
@@ -64,7 +68,8 @@ def measure(part: Part, context: Context) -> int:
     record.save()
     try:
         if part.raw:
-            gpu = Gpu(context.guard)
+            with context.deadline.stopped():
+                gpu = Gpu(context.guard)
             part.load().run(gpu, record, context.config, context.deadline)
         else:
             part.load().run(context)
@@ -80,7 +85,6 @@ def measure(part: Part, context: Context) -> int:
 
 def facts() -> dict[str, Any]:
     """Return the facts about device 0."""
-    software.load_if_asked()
     import torch
 
     if not torch.cuda.is_available():
@@ -103,7 +107,6 @@ def facts() -> dict[str, Any]:
 
 def prepare(cache: str | None) -> None:
     """Build now what a measurement would have to wait for."""
-    software.load_if_asked()
     from umem.base.native import core
     from umem.integrations.torch import build
 

@@ -1,4 +1,4 @@
-"""(e) Resident bytes against the budget, the device's own figure, and losses against plain torch's.
+"""(f) Resident bytes against the budget, the device's own figure, and losses against plain torch's.
 
 The budget limits bytes with contents. The driver keeps the memory of those that left, and counts it
 as used (docs/decisions/0010), so its figure is compared with `attached_bytes` and has no target.
@@ -6,56 +6,110 @@ as used (docs/decisions/0010), so its figure is compared with `attached_bytes` a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from gpu import software
-from gpu.children import GpuSpec, worker
+from gpu import sizing, software
+from gpu.children import GpuSpec
 from gpu.context import Context, measure_each
-from gpu.sizing import Sized, short, size
+from gpu.device import whole_pages
+from gpu.record import Record
+from gpu.sizing import Sized, short, smallest
 from umem.base.units import format_bytes
+from umem.demo.process import WorkerProcess
 
 TARGET = 1.02  # times the budget
 FRACTION = 0.5
 QUESTION = "does umem keep its budget, and compute the same?"
 
 
+@dataclass(frozen=True)
+class Plain:
+    """The losses of plain torch, twice, and the device bytes that no allocator of torch counts:
+    contexts, kernels and libraries.
+    """
+
+    losses: list[float]
+    again: list[float]
+    outside: int
+
+
 def run(context: Context) -> None:
-    """Fill the record."""
-    names = [(f"e {short(name)}", name) for name in context.config.workloads]
-    measure_each(context, QUESTION, names, _measure)
+    """Fill the record: plain torch trains all workloads, then umem, alone on the device."""
+    sizes, room = sizing.known(context), context.guard.room
+    start = smallest(context.config.workloads[0])
+    count = context.config.planning_steps + context.config.steps
+    plain: dict[str, Plain] = {}
+    with context.worker(GpuSpec(start)) as process:
+
+        def learn(name: str, _: Context) -> None:
+            plain[name] = _plain(sizes[name], process, count)
+
+        names = [(f"f {short(name)}, plain", name) for name in sizes]
+        measure_each(context.share(1 / 3), QUESTION, names, learn)
+
+    with context.worker(GpuSpec(start, budget=whole_pages(room / 2))) as process:
+
+        def measure(name: str, context: Context) -> None:
+            if name not in plain:
+                raise RuntimeError("plain torch did not train it")
+            budget = sizes[name].budget(FRACTION)
+            process.call("configure", budget=budget, host_budget=room - budget)
+            watched = _train(sizes[name], process, count)
+            watched["stats"] = process.stats()
+            _report(sizes[name], budget, plain[name], watched, context.record)
+
+        names = [(f"f {short(name)}", name) for name in sizes]
+        measure_each(context, QUESTION, names, measure)
 
 
-def _measure(name: str, context: Context) -> None:
-    record, sized = context.record, size(name, context)
-    plain = _train(sized, None, context)
-    # Context, kernels and libraries take device memory that no allocator of torch's counts.
-    outside = plain["peak"]["used_now"] - plain["peak"]["reserved_now"]
-    budget = sized.budget(FRACTION)
-    under = _train(sized, budget, context)
-    used = max(under["used"] - outside, 0)
-    resident, attached = (under["stats"][f"{what}_bytes"] for what in ("peak_resident", "attached"))
+def _train(sized: Sized, process: WorkerProcess, count: int) -> dict[str, Any]:
+    """Train from the start, and watch the device meanwhile."""
+    answer = process.call("rebuild", workload=sized.workload, steps=0)
+    if not answer["fits"]:
+        raise RuntimeError(answer["reason"])
+    return process.call("watch", count=count)
+
+
+def _plain(sized: Sized, process: WorkerProcess, count: int) -> Plain:
+    first, again = (_losses(_train(sized, process, count)) for _ in range(2))
+    seen = process.call("peak")
+    return Plain(first, again, seen["used_now"] - seen["reserved_now"])
+
+
+def _losses(watched: dict[str, Any]) -> list[float]:
+    return [step["loss"] for step in watched["steps"]]
+
+
+def _report(
+    sized: Sized, budget: int, plain: Plain, watched: dict[str, Any], record: Record
+) -> None:
+    name, losses = short(sized.workload), _losses(watched)
+    used = max(watched["used"] - plain.outside, 0)
+    stats = watched["stats"]
+    resident, attached = stats["peak_resident_bytes"], stats["attached_bytes"]
     record.add(
-        f"{short(name)}: peak resident bytes to the budget", [resident / budget], "x", target=TARGET
+        f"{name}: peak resident bytes to the budget", [resident / budget], "x", target=TARGET
     )
-    record.add(f"{short(name)}: device bytes in use to attached bytes", [used / attached], "x")
-    record.details.setdefault("peak", {})[short(name)] = {
+    record.add(f"{name}: device bytes in use to attached bytes", [used / attached], "x")
+    record.details.setdefault("peak", {})[name] = {
         "workload": sized.workload,
         "budget": budget,
-        "device_bytes_used": under["used"],
-        "outside_bytes": outside,
+        "device_bytes_used": watched["used"],
+        "outside_bytes": plain.outside,
         "peak_resident_bytes": resident,
         "attached_bytes": attached,
-        "losses": under["losses"],
-        "plain_losses": [plain["losses"], plain["losses_again"]],
+        "losses": losses,
+        "plain_losses": [plain.losses, plain.again],
     }
     record.decide(
-        f"e {short(name)}",
+        f"f {name}",
         QUESTION,
         software.NOT_COMPARABLE
         if sized.software
         else f"{format_bytes(resident)} resident at a budget of {format_bytes(budget)}, "
         f"{format_bytes(used)} of the device in use; "
-        + same_losses(plain["losses"], plain["losses_again"], under["losses"]),
+        + same_losses(plain.losses, plain.again, losses),
     )
 
 
@@ -64,17 +118,3 @@ def same_losses(plain: list[float], again: list[float], umem: list[float]) -> st
     if plain != again:
         return "losses not comparable: plain torch does not repeat its own"
     return "the losses are plain torch's, bit by bit" if umem == plain else "the losses DIFFER"
-
-
-def _train(sized: Sized, budget: int | None, context: Context) -> dict[str, Any]:
-    """Under umem, or, with no budget, in plain torch and there once more."""
-    spec = GpuSpec(sized.workload, budget=budget, torch_ext_cache=context.cache)
-    count = context.config.warm_steps + context.config.steps
-    with worker(context.guard, spec) as process:
-        watched = process.call("watch", count=count)
-        outcome = {**watched, "peak": process.call("peak"), "stats": process.stats()}
-        if budget is None:
-            again = process.call("rebuild", workload=sized.workload, steps=count)
-            outcome["losses_again"] = again.get("losses", [])
-    outcome["losses"] = [step["loss"] for step in watched["steps"]]
-    return outcome

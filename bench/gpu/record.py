@@ -16,6 +16,7 @@ from gpu.raw import CallError
 
 LACKING = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED: of an older driver
 DONE, FAILED, RUNNING = "done", "failed", "running"
+TIME_USED_UP = "the part's time was used up"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,14 @@ class Decision:
 
 @dataclass
 class Record:
-    """The outcome of one part. `errors` has the items that failed, by their number."""
+    """The outcome of one part. `errors` has the items that failed, by their number.
+
+    `about` says what was measured: `machine` and `versions`, as a report has them.
+    """
 
     part: str
     path: Path | None = None
+    about: dict[str, Any] = field(default_factory=dict)
     status: str = RUNNING
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
@@ -54,6 +59,16 @@ class Record:
         self.results.append(Result(name, spread, unit, target, note))
         self.details.setdefault("values", {})[name] = list(values)
         return spread
+
+    @property
+    def origin(self) -> tuple[object, ...]:
+        """The device, the commit and the mode: records that agree in them belong together."""
+        machine, versions = self.about.get("machine", {}), self.about.get("versions", {})
+        return machine.get("gpu"), versions.get("commit"), machine.get("smoke")
+
+    def leave_out(self, label: str, why: str) -> None:
+        """Keep that something was not measured, and why."""
+        self.details.setdefault("not_measured", {})[label] = why
 
     def decide(self, item: str, question: str, outcome: str) -> None:
         """Keep what a rule says about the figures."""
@@ -87,7 +102,8 @@ def take(record: Record, items: Sequence[Item], deadline: Deadline) -> None:
     """Take every item; one that fails is written down and does not stop the rest."""
     for item in items:
         if deadline.passed:
-            record.decide(item.number, item.question, "not measured: the part's time was used up")
+            record.leave_out(item.number, TIME_USED_UP)
+            record.decide(item.number, item.question, f"not measured: {TIME_USED_UP}")
         else:
             _take_one(record, item)
         record.save()

@@ -1,7 +1,8 @@
-"""umem on a GPU, in 8 minutes: ``python bench/gpu/run.py [--smoke] [--parts a,b] [--resume]``.
+"""umem on a GPU, a letter a command: ``python bench/gpu/run.py a --out DIR``.
 
-Writes gpu_<hardware>_<date>.{json,md,...png} to bench/results. Safe by default: managed memory
-stays below a quarter of what the device has free, and below 32 GiB.
+Writes each part's record to DIR as it goes, and from all records there the report
+gpu_<hardware>_<date>.{json,md,...png}. A part that is done in DIR is not run again. Safe by
+default: managed memory stays below a quarter of what the device has free, and below 32 GiB.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,18 @@ HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent
 sys.path[0] = str(BENCH)  # not this folder: its modules are a package's
 
-from harness import add_outputs, results_folder  # noqa: E402
+from facts import machine_facts, version_facts  # noqa: E402
+from harness import results_folder, table  # noqa: E402
 
 from gpu import children, parts, report, software  # noqa: E402
-from gpu.config import SMOKE, Config  # noqa: E402
 from gpu.guard import SHARE, limit_bytes  # noqa: E402
 from gpu.record import DONE, FAILED, Record, load  # noqa: E402
 from umem.base.units import GIB, format_bytes  # noqa: E402
 from umem.config import settings  # noqa: E402
 
-GRACE = 5.0  # seconds between a part's own deadline and its end by force
+GRACE = 2.0  # seconds for a process to say where it hangs, and for a killed one to end
 SOFTWARE_BYTES = 1 * GIB
+PREPARE, REPORT = "prepare", "report"
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Setup:
     folder: Path
     limit: int
     cache: str
+    about: dict[str, Any] = field(default_factory=dict)
     smoke: bool = False
-    resume: bool = False
     oversubscribe: bool = False
 
     @property
@@ -56,82 +59,80 @@ class Setup:
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
+    folder = args.out / "gpu-parts"
+    if args.what == [REPORT]:
+        return _finish(_records(folder), args.out)
     try:
-        chosen = parts.choose(args.parts, args.allow_oversubscription)
+        chosen = _choose(args.what, args.allow_oversubscription)
     except ValueError as error:
-        print(f"run.py: --parts: {error}", file=sys.stderr)
-        return 2
-    out = results_folder(parser, args)
-    config = SMOKE if args.smoke else Config()
-    cache = str(settings.load().torch_ext_cache)
+        return _refuse(str(error))
+    results_folder(parser, args)
+    setup = _set_up(args, folder)
+    if isinstance(setup, str):
+        return _refuse(setup)
+    ran = [record for group in parts.commands(chosen) for record in run_parts(group, setup)]
+    written = _finish(_records(folder), args.out) if ran else 0
+    return written or int(any(record.status != DONE for record in ran))
+
+
+def _set_up(args: argparse.Namespace, folder: Path) -> Setup | str:
+    """Prepare the machine and the folder; return why nothing can be measured, if so."""
     if args.smoke and software.asked_for():
         os.environ.setdefault("SOFTCUDA_BYTES", str(SOFTWARE_BYTES))
-    facts = _facts(args.smoke)
-    if isinstance(facts, str):
-        print(f"run.py: {facts}", file=sys.stderr)
-        return 2
-    out = out or Path(tempfile.mkdtemp(prefix="umem-bench-"))
-    folder = out / "gpu-parts"
+    cache = str(settings.load().torch_ext_cache)
+    found = _prepare(cache)
+    if found is None:
+        return "the bench cannot run here, for the reason above"
+    if found["software"] and not args.smoke:
+        return "this is the software driver, which computes nothing: only --smoke runs"
+    about = _about(found, args)
+    if len({record.origin for record in [*_records(folder), Record("", about=about)]}) > 1:
+        return f"{args.out} has results of another device or commit: name another folder"
     folder.mkdir(parents=True, exist_ok=True)
-    limit = limit_bytes(facts["gpu_free_bytes"])
+    limit = limit_bytes(found["gpu_free_bytes"])
     _note(
-        f"{facts['gpu']}: {format_bytes(facts['gpu_free_bytes'])} free, at most "
+        f"{found['gpu']}: {format_bytes(found['gpu_free_bytes'])} free, at most "
         f"{format_bytes(limit)} of managed memory at a time (1/{SHARE} of it)"
     )
-    setup = Setup(folder, limit, cache, args.smoke, args.resume, args.allow_oversubscription)
-    _child(["prepare", "--cache", cache], setup, timeout=300)
-    records = run_parts(chosen, setup, _total(chosen, setup))
-    paths = report.write(records, facts, config, out)
-    print("\n".join(map(str, paths)))
-    return 0 if all(record.status == DONE for record in records) else 1
+    return Setup(folder, limit, cache, about, args.smoke, args.allow_oversubscription)
 
 
-def run_parts(chosen: list[parts.Part], setup: Setup, total: float) -> list[Record]:
-    """Every part in a process of its own, within `total` seconds; a part that fails stops none."""
-    records, end = [], time.monotonic() + total
-    for part in chosen:
+def run_parts(group: Sequence[parts.Part], setup: Setup) -> list[Record]:
+    """Every part in a process of its own, all within `LONGEST`; a part that fails stops none.
+
+    A part may use what the declared times of the later ones leave, up to twice its own.
+    """
+    records: list[Record] = []
+    end = time.monotonic() + setup.patience * parts.LONGEST
+    for i, part in enumerate(group):
         path = setup.folder / f"{part.name}.json"
-        old = load(path) if setup.resume else None
+        old = load(path)
         if old is not None and old.status == DONE:
             _note(f"{part.name}: done already")
             records.append(old)
             continue
-        seconds = min(part.seconds * setup.patience, end - time.monotonic())
-        if seconds <= GRACE:
-            records.append(_failed(part.name, path, "no time was left for it"))
-        else:
-            _note(f"{part.name}: up to {seconds:.0f} s")
-            records.append(_run_part(part, path, setup, seconds))
+        later = setup.patience * sum(each.seconds for each in group[i + 1 :])
+        limit = min(end - time.monotonic() - later, 2 * setup.patience * part.seconds)
+        _note(f"{part.name}: {setup.patience * part.seconds:.0f} s, at most {limit:.0f} s")
+        records.append(_run_part(part, path, setup, limit))
     return records
 
 
-def _total(chosen: list[parts.Part], setup: Setup) -> float:
-    """Seconds for all parts. What oversubscribes comes on top."""
-    beyond = sum(part.seconds for part in chosen if part.name == parts.OVERSUBSCRIPTION)
-    return (parts.LONGEST + beyond) * setup.patience
-
-
-def _run_part(part: parts.Part, path: Path, setup: Setup, seconds: float) -> Record:
-    path.unlink(missing_ok=True)
+def _run_part(part: parts.Part, path: Path, setup: Setup, limit: float) -> Record:
+    Record(part.name, path, about=setup.about).save()
     arguments = [part.name, "--folder", str(setup.folder), "--limit", str(setup.limit)]
-    arguments += ["--cache", setup.cache, "--seconds", str(seconds - GRACE)]
+    arguments += ["--cache", setup.cache, "--seconds", str(setup.patience * part.measuring)]
     arguments += ["--smoke"] if setup.smoke else []
     arguments += ["--allow-oversubscription"] if setup.oversubscribe else []
-    ended = _child(arguments, setup, timeout=seconds)
-    record = load(path) or Record(part.name, path)
+    ended = _child(arguments, setup, timeout=limit)
+    record = load(path) or Record(part.name, path, about=setup.about)
     if record.status not in (DONE, FAILED):
-        how = f"did not end within {seconds:.0f} s" if ended is None else f"died: exit code {ended}"
+        how = f"did not end within {limit:.0f} s" if ended is None else f"died: exit code {ended}"
         record.errors["part"] = f"the process {how}"
-        record.status, record.seconds = FAILED, seconds if ended is None else record.seconds
+        record.status, record.seconds = FAILED, limit if ended is None else record.seconds
         record.save()
     for number, error in record.errors.items():
         _note(f"{part.name}: {number} failed: {error}")
-    return record
-
-
-def _failed(name: str, path: Path, why: str) -> Record:
-    record = Record(name, path, status=FAILED, errors={"part": why})
-    record.save()
     return record
 
 
@@ -147,35 +148,93 @@ def _child(arguments: list[str], setup: Setup, timeout: float) -> int | None:
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)  # prints where it hangs
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the driver
+            process.wait(GRACE)
 
 
-def _facts(smoke: bool) -> dict[str, Any] | str:
-    """Return the facts about the device, or the reason why the bench cannot run on it."""
+def _prepare(cache: str) -> dict[str, Any] | None:
+    """Build the extension before any clock starts; return the device's facts, None without one."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "gpu.part", "facts"],
+        [sys.executable, "-W", "ignore", "-m", "gpu.part", PREPARE, "--cache", cache],
         env={**settings.child_environment(), "PYTHONPATH": children.python_path()},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
     if done.returncode != 0:
-        return (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return None
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if found["software"] and not smoke:
-        return "this is the software driver, whose kernels compute nothing: only --smoke runs on it"
     return found
+
+
+def _about(found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Return what all records of this run have in common."""
+    versions = version_facts()
+    if versions["commit"] == "unknown" and args.commit:
+        versions["commit"] = args.commit
+    return {
+        "machine": {**machine_facts(), **found, "smoke": args.smoke},
+        "versions": versions,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def _records(folder: Path) -> list[Record]:
+    """Return the records in the folder, in the order of the parts."""
+    found = (load(folder / f"{name}.json") for name in parts.BY_NAME)
+    return [record for record in found if record is not None]
+
+
+def _finish(records: Sequence[Record], out: Path) -> int:
+    """Write the report and print the summary: 0 if everything that is there ran."""
+    if not records:
+        return _refuse(f"{out} has no results: {out / 'gpu-parts'} has no record of a part")
+    if len({record.origin for record in records}) > 1:
+        return _refuse(f"{out} has results of several devices or commits, which make no report")
+    paths = report.write(records, out)
+    print("\n".join([*map(str, paths), "", *table(report.HEADER, report.summary(records))]))
+    return int(any(record.status != DONE for record in records))
+
+
+def _choose(words: Sequence[str], allow_oversubscription: bool) -> list[parts.Part]:
+    """Return the parts to run; none for `prepare` alone.
+
+    Raises:
+        ValueError: as `parts.choose`.
+    """
+    if list(words) == [PREPARE]:
+        return []
+    return parts.choose(words, allow_oversubscription)
+
+
+def _refuse(why: str) -> int:
+    print(f"run.py: {why}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/gpu/run.py", description=__doc__)
-    add_outputs(parser)
-    parser.add_argument("--parts", help="names, or letters of the groups a to e (default: all)")
-    parser.add_argument("--resume", action="store_true", help="skip parts that are done already")
+    letters = "; ".join(f"{letter}: {title}" for letter, title in parts.LETTERS.items())
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="WHAT",
+        help=f"letters, or names of parts (default: all letters; {letters}); `{PREPARE}` alone: "
+        f"build the extension for torch, which is also done before any letter; `{REPORT}` alone: "
+        "join the records in DIR",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results")
+    parser.add_argument(
+        "--smoke", action="store_true", help="does it work? small, and no figures to keep"
+    )
+    parser.add_argument("--commit", help="of this tree, where git cannot tell")
     parser.add_argument(
         "--allow-oversubscription",
         action="store_true",

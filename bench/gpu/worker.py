@@ -44,18 +44,15 @@ class DeviceSampler:
 
 
 class GpuRun(worker.Run):
-    """One training, which can change its budget, its policy and its batch as it goes."""
+    """One training, which can change its budget, its workload and its batch as it goes."""
 
     def __init__(self, spec: GpuSpec) -> None:
         software.load_if_asked()
         import torch
 
         self._cuda: Any = torch.cuda
-        if spec.cap:
-            total = self._cuda.mem_get_info()[1]
-            self._cuda.set_per_process_memory_fraction(min(spec.cap / total, 1.0))
         super().__init__(spec)
-        self._undo = techniques.use(self.training, spec.technique)
+        self._undo = techniques.use(self.training, "plain")
         self._ballast = 0
 
     def build(self, workload: str) -> Training:
@@ -75,11 +72,16 @@ class GpuRun(worker.Run):
             "trace": lambda: trace.record(self.training),
         }
 
-    def _configure(self, budget: int, host_budget: int, policy: str) -> dict[str, Any]:
-        """Another budget and policy from here on."""
-        from umem.base.native import core
+    def _configure(self, budget: int, host_budget: int) -> dict[str, Any]:
+        """Run with another budget from here on: umem's, or, without umem, torch's own allocator's.
 
-        core.set_policy(policy)
+        Peaks count from here on, too.
+        """
+        if self.spec.budget is None:
+            total = self._cuda.mem_get_info()[1]
+            self._cuda.set_per_process_memory_fraction(min(budget / total, 1.0))
+            self._cuda.reset_peak_memory_stats()
+            return {}
         umem.set_budget(budget, host_budget)
         umem.reset_peak_stats()
         return {}
@@ -110,7 +112,7 @@ class GpuRun(worker.Run):
         return {}
 
     def _rebuild(self, workload: str, steps: int = 2) -> dict[str, Any]:
-        """Train a workload from its start: whether the memory sufficed, or why not."""
+        """Train another workload from its start: whether the memory sufficed, or why not."""
         import torch
 
         self._forget()
@@ -121,7 +123,7 @@ class GpuRun(worker.Run):
         except torch.OutOfMemoryError as error:
             reason = str(error).splitlines()[0]
         else:
-            return {"fits": True, "ms": times[-1], "losses": self.training.losses}
+            return {"fits": True, "ms": times[-1] if times else 0.0, "losses": self.training.losses}
         self._forget()
         return {"fits": False, "reason": reason}
 
@@ -129,6 +131,7 @@ class GpuRun(worker.Run):
         self.training = self._undo = None  # type: ignore[assignment]
         gc.collect()
         self._cuda.empty_cache()
+        self._cuda.reset_peak_memory_stats()
 
     def _peak(self) -> dict[str, Any]:
         """Return torch's counters, and the used memory of the whole device."""

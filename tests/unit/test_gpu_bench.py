@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.benches import imports
+from support.benches import BENCH, imports
 
 from umem.base.units import GIB, MIB
 from umem.errors import ConfigError
@@ -117,6 +118,9 @@ def test_rounds_end_with_the_time_but_one_always_runs(gpu: Any) -> None:
     assert done == [0, 1, 2]  # the fourth would start at 12 s
     assert list(deadline.rounds(3)) == [0]
     assert deadline.passed
+    with deadline.stopped():
+        now[0] += 100 * SECOND
+    assert deadline.passed
     assert deadline.within(5 * SECOND).left == 0
 
 
@@ -177,65 +181,100 @@ def test_a_file_that_is_no_record_counts_as_none(gpu: Any, tmp_path: Path, text:
 
 def test_letters_and_names_choose_parts_in_order(gpu: Any) -> None:
     parts = gpu("gpu.parts")
-    assert [part.name for part in parts.choose("e, b,sizing", False)] == ["sizing", "fits", "peak"]
-    assert {part.letter for part in parts.choose("a", False)} == {"a"}
-    assert parts.choose(None, False) == list(parts.PARTS)
+    chosen = parts.choose(["f", "c", "micro_gates"], False)
+    assert [part.name for part in chosen] == ["micro_gates", "sizing", "fits", "peak"]
+    assert {part.letter for part in parts.choose(["a"], False)} == {"a"}
+    assert parts.choose([], False) == list(parts.PARTS)
 
 
-def test_all_parts_have_a_module_and_end_within_8_minutes(gpu: Any) -> None:
+def test_every_letter_ends_within_8_minutes_with_what_it_needs(gpu: Any) -> None:
     parts = gpu("gpu.parts")
-    assert sum(part.seconds for part in parts.PARTS) <= parts.LONGEST == 8 * 60
+    groups = parts.commands(parts.PARTS)
+    assert {letter for group in groups for letter in [group[-1].letter]} == set(parts.LETTERS)
+    for group in groups:
+        assert sum(part.seconds for part in group) <= parts.LONGEST == 8 * 60
     for part in parts.BY_NAME.values():
         assert callable(part.load().run)
 
 
+def test_a_letter_by_itself_starts_with_what_it_needs(gpu: Any) -> None:
+    parts = gpu("gpu.parts")
+    (group,) = parts.commands(parts.choose(["d"], False))
+    assert [part.name for part in group] == ["micro_bandwidth", "sizing", "outofcore"]
+
+
+def test_the_readme_has_the_limits_of_the_letters(gpu: Any) -> None:
+    parts = gpu("gpu.parts")
+    page = (BENCH / "README.md").read_text().partition("## On a GPU")[2]
+    for group in parts.commands(parts.PARTS):
+        letter = group[-1].letter
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {letter} |")]
+        needed = {name for part in group for name in part.needs}
+        spared = sum(part.seconds for part in group if part.name in needed)
+        figures = [f"{sum(part.seconds for part in group):.0f} s", f"{spared:.0f} s"]
+        assert [cell.strip() for cell in row.split("|")[3:5]] == [
+            figures[0],
+            figures[1] if spared else "",
+        ]
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("words", "said"),
     [
-        ("a,f", "part 'f' is unknown; allowed: a, b, c, d, e, micro_gates"),
-        ("", "no part is named"),
-        ("oversubscription", "can hang a GPU: only with --allow-oversubscription"),
+        (["a", "g"], "part 'g' is unknown; allowed: a, b, c, d, e, f, micro_lanes"),
+        (["report", "a"], "part 'report' is unknown; allowed: a, b"),
+        (["oversubscription"], "can hang a GPU: only with --allow-oversubscription"),
     ],
 )
 def test_parts_that_may_not_run_are_refused(
-    gpu: Any, text: str, words: str, capsys: pytest.CaptureFixture[str]
+    gpu: Any, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert gpu("gpu.run").main(["--parts", text]) == 2
-    assert words in capsys.readouterr().err
+    assert gpu("gpu.run").main([*words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_folder_of_the_results_has_to_be_named(
+    gpu: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        gpu("gpu.run").main(["a"])
+    assert "--out" in capsys.readouterr().err
 
 
 def test_oversubscription_is_off_unless_it_is_allowed(gpu: Any) -> None:
     parts = gpu("gpu.parts")
-    assert parts.BEYOND not in parts.choose(None, False)
-    assert parts.choose(None, True)[-1] == parts.BEYOND
-    assert parts.choose("oversubscription", True) == [parts.BEYOND]
+    assert parts.BEYOND not in parts.choose([], False)
+    assert parts.choose([], True)[-1] == parts.BEYOND
+    assert parts.choose(["oversubscription"], True) == [parts.BEYOND]
 
 
-def test_resume_skips_what_is_done_and_repeats_what_failed(
+def test_what_is_done_is_not_repeated_and_what_failed_is(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, record, parts = gpu("gpu.run"), gpu("gpu.record"), gpu("gpu.parts")
-    chosen = parts.choose("b,c,d", False)
-    for name, status in (("fits", record.DONE), ("outofcore", record.FAILED)):
+    for name, status in (("sizing", record.DONE), ("micro_bandwidth", record.FAILED)):
         record.Record(name, tmp_path / f"{name}.json", status=status).save()
     started: list[str] = []
 
     def child(arguments: list[str], setup: object, timeout: float) -> int:
         started.append(arguments[0])
-        record.Record(arguments[0], tmp_path / f"{arguments[0]}.json", status=record.DONE).save()
+        path = tmp_path / f"{arguments[0]}.json"
+        assert record.load(path).about == {"date": "today"}  # the process adds to this record
+        record.Record(arguments[0], path, status=record.DONE).save()
         return 0
 
     monkeypatch.setattr(run, "_child", child)
-    setup = run.Setup(tmp_path, GIB, "cache", resume=True)
-    records = run.run_parts(chosen, setup, 480 * SECOND)
-    assert started == ["outofcore", "maxbatch"]
+    setup = run.Setup(tmp_path, GIB, "cache", {"date": "today"})
+    (group,) = parts.commands(parts.choose(["d"], False))
+    records = run.run_parts(group, setup)
+    assert started == ["micro_bandwidth", "outofcore"]
     assert [each.status for each in records] == [record.DONE] * 3
-    run.run_parts(chosen, replace(setup, resume=False), 480 * SECOND)
-    assert started == ["outofcore", "maxbatch", "fits", "outofcore", "maxbatch"]
+    run.run_parts(group, setup)
+    assert started == ["micro_bandwidth", "outofcore"]
 
 
 @pytest.mark.parametrize(
-    ("ended", "words"), [(None, "did not end within 40 s"), (-11, "died: exit code -11")]
+    ("ended", "words"), [(None, "did not end within 256 s"), (-11, "died: exit code -11")]
 )
 def test_a_part_that_dies_is_recorded_with_what_it_had(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int | None, words: str
@@ -243,20 +282,108 @@ def test_a_part_that_dies_is_recorded_with_what_it_had(
     run, record, parts = gpu("gpu.run"), gpu("gpu.record"), gpu("gpu.parts")
 
     def child(arguments: list[str], setup: object, timeout: float) -> int | None:
-        found = record.Record(arguments[0], tmp_path / f"{arguments[0]}.json")
+        found = record.load(tmp_path / f"{arguments[0]}.json")
         found.add("copy", [1.0], "ms")
         found.save()
         return ended
 
     monkeypatch.setattr(run, "_child", child)
     setup = run.Setup(tmp_path, GIB, "cache")
-    dead = run.run_parts(parts.choose("d,e", False), setup, 40 * SECOND)
-    assert dead[0].status == record.FAILED
-    assert words in dead[0].errors["part"]
-    assert len(dead[0].results) == 1
-    late = run.run_parts(parts.choose("e", False), setup, 1 * SECOND)[0]
-    assert late.errors == {"part": "no time was left for it"}
-    assert record.load(tmp_path / "peak.json").status == record.FAILED
+    one = replace(parts.BY_NAME["maxbatch"], measuring=128 - 2 * parts.START)
+    dead = run.run_parts([one], setup)[0]
+    assert dead.status == record.FAILED
+    assert words in dead.errors["part"]
+    assert len(dead.results) == 1
+    assert record.load(tmp_path / "maxbatch.json").status == record.FAILED
+
+
+def test_a_slow_part_leaves_the_later_ones_their_time(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, parts = gpu("gpu.run"), gpu("gpu.parts")
+    now, limits = [0.0], []
+
+    def child(arguments: list[str], setup: object, timeout: float) -> None:
+        limits.append(timeout)
+        now[0] += timeout  # each has to be killed
+
+    monkeypatch.setattr(run, "_child", child)
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    (group,) = parts.commands(parts.choose(["d"], False))
+    run.run_parts(group, run.Setup(tmp_path, GIB, "cache"))
+    assert sum(limits) <= parts.LONGEST
+    assert all(limit >= part.seconds for limit, part in zip(limits, group, strict=True))
+
+
+def found(**changed: Any) -> dict[str, Any]:
+    return {"gpu": "Some GPU 80GB", "software": False, "gpu_free_bytes": GIB, **changed}
+
+
+def test_prepare_measures_nothing(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = gpu("gpu.run")
+    monkeypatch.setattr(run, "_prepare", lambda _: found())
+    monkeypatch.setattr(run, "_child", lambda *_, **__: pytest.fail("a part was started"))
+    assert run.main(["prepare", "--out", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [(None, "cannot run here"), (found(software=True), "only --smoke runs")],
+)
+def test_without_a_gpu_nothing_is_measured(
+    gpu: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    facts: dict[str, Any] | None,
+    said: str,
+) -> None:
+    run = gpu("gpu.run")
+    monkeypatch.setattr(run, "_prepare", lambda _: facts)
+    assert run.main(["a", "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_results_of_another_device_stay_apart(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, record = gpu("gpu.run"), gpu("gpu.record")
+    (tmp_path / "gpu-parts").mkdir()
+    for name, device in (("fits", "one"), ("peak", "another")):
+        about = {"machine": {"gpu": device}}
+        record.Record(name, tmp_path / "gpu-parts" / f"{name}.json", about=about).save()
+    monkeypatch.setattr(run, "_prepare", lambda _: found())
+    assert run.main(["a", "--out", str(tmp_path)]) == 2
+    assert "name another folder" in capsys.readouterr().err
+    assert run.main(["report", "--out", str(tmp_path)]) == 2
+    assert "several devices or commits" in capsys.readouterr().err
+
+
+def test_a_process_needs_no_time_of_the_measurements_to_start(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, children = gpu("gpu.context"), gpu("gpu.children")
+    now = [0.0]
+    specs = []
+
+    @contextlib.contextmanager
+    def worker(_: object, spec: Any) -> Iterator[str]:
+        specs.append(spec)
+        now[0] += 30 * SECOND
+        yield "process"
+
+    monkeypatch.setattr(children, "worker", worker)
+    deadline = gpu("gpu.deadline").Deadline(10 * SECOND, lambda: now[0])
+    guard, record = gpu("gpu.guard").Guard(GIB), gpu("gpu.record").Record("fits")
+    config = gpu("gpu.config").SMOKE
+    made = module.Context(guard, record, config, deadline, tmp_path, "cache")
+    with made.worker(children.GpuSpec("gpt2", budget=GIB)) as process:
+        assert process == "process"
+        assert deadline.left == 10 * SECOND
+    (spec,) = specs
+    assert (spec.policy, spec.torch_ext_cache) == ("auto", "cache")
 
 
 def test_a_part_that_raises_keeps_its_record(gpu: Any, tmp_path: Path) -> None:
@@ -273,6 +400,36 @@ def test_a_part_that_raises_keeps_its_record(gpu: Any, tmp_path: Path) -> None:
     read = json.loads((tmp_path / "fits.json").read_text())
     assert read["status"] == "failed"
     assert "TypeError" in read["errors"]["part"]
+
+
+def test_a_training_part_needs_the_sizes_and_the_link_measured(gpu: Any, tmp_path: Path) -> None:
+    sizing, outofcore, context = gpu("gpu.sizing"), gpu("gpu.outofcore"), gpu("gpu.context")
+    config, record = gpu("gpu.config").Config(), gpu("gpu.record")
+    made = context.Context(
+        gpu("gpu.guard").Guard(GIB),
+        record.Record("outofcore"),
+        config,
+        gpu("gpu.deadline").Deadline(60),
+        tmp_path,
+    )
+    sized = {"workload": "gpt2", "peak": 5, "step_ms": 1.0, "software": False}
+    details = {"sized": dict.fromkeys(config.workloads[1:], sized)}
+    record.Record("sizing", tmp_path / "sizing.json", details=details).save()
+    with pytest.raises(RuntimeError, match="sizing has no size of resnet50"):
+        sizing.known(made)
+    details["sized"][config.workloads[0]] = sized
+    record.Record("sizing", tmp_path / "sizing.json", details=details).save()
+    assert list(sizing.known(made)) == list(config.workloads)
+    with pytest.raises(RuntimeError, match="micro_bandwidth has no bandwidths"):
+        outofcore.measured_link(made)
+    details = {"bandwidth": {"in": 2, "out": 1}}
+    record.Record("x", tmp_path / "micro_bandwidth.json", details=details).save()
+    assert outofcore.measured_link(made) == {"in": 2.0, "out": 1.0}
+
+
+def test_the_lines_of_a_program_are_its_answers_until_it_ended(gpu: Any) -> None:
+    parse = gpu("gpu.neighbours")._parse
+    assert parse("noise\npool\tyes, both\nother\tno\ncudnn_b") == {"pool": "yes, both"}
 
 
 # --- the floor, by hand ----------------------------------------------------------------------
@@ -373,6 +530,23 @@ def test_the_largest_batch_is_found(gpu: Any, most: int, found: int | None) -> N
     assert len(tried) <= 3
 
 
+@pytest.mark.parametrize(
+    ("each", "batches"), [(MIB, [128]), (10 * MIB, [128, 73]), (400 * MIB, [128, 1])]
+)
+def test_a_batch_is_reduced_until_its_peak_fits(gpu: Any, each: int, batches: list[int]) -> None:
+    sizing, tried = gpu("gpu.sizing"), []
+
+    def attempt(text: str) -> Any:
+        batch = gpu("gpu.workloads").lookup(text).batch
+        tried.append(batch)
+        return sizing.Sized(text, batch * each, 1.0, False)
+
+    sized = sizing.fit("resnet50", gpu("gpu.guard").Guard(GIB), attempt)
+    assert (tried, sized.peak) == (batches, batches[-1] * each)
+    with pytest.raises(gpu("gpu.guard").GuardError, match="use one with more free memory"):
+        sizing.fit("resnet50", gpu("gpu.guard").Guard(MIB), attempt)
+
+
 def test_another_batch_keeps_the_other_settings(gpu: Any) -> None:
     with_batch = gpu("gpu.sizing").with_batch
     assert with_batch("resnet50", 4) == "resnet50:batch=4"
@@ -440,13 +614,19 @@ def test_bad_settings_of_a_workload_are_refused(gpu: Any, text: str, words: str)
 # --- the report ------------------------------------------------------------------------------
 
 
-def recorded(gpu: Any) -> list[Any]:
+def recorded(gpu: Any, facts: dict[str, Any] | None = None) -> list[Any]:
     record = gpu("gpu.record")
-    bandwidth = record.Record("micro_bandwidth", status=record.DONE, seconds=12.0)
+    about = {
+        "machine": {**(facts or found()), "smoke": False},
+        "versions": {"commit": "0" * 40},
+        "date": "2026-11-22T10:00:00+00:00",
+    }
+    bandwidth = record.Record("micro_bandwidth", about=about, status=record.DONE, seconds=12.0)
     bandwidth.add("prefetch in, 64 MiB", [20.0, 21.0, 22.0], "GB/s")
     bandwidth.decide("4", "is prefetch as fast as a pinned copy?", "in: 90 % | out: 80 %")
     bandwidth.details["rates"] = {"prefetch in": [[2 * MIB, 10.0], [64 * MIB, 21.0]]}
-    training = record.Record("outofcore", status=record.FAILED, errors={"c unet": "it died"})
+    errors = {"d unet": "it died"}
+    training = record.Record("outofcore", about=about, status=record.FAILED, errors=errors)
     step = {"median": 200.0, "low": 190.0, "high": 210.0, "count": 3}
     rows = [
         {"way": "plain", "fraction": None, "step": {**step, "median": 90.0}, "floor_ms": None},
@@ -460,20 +640,17 @@ def recorded(gpu: Any) -> list[Any]:
     return [bandwidth, training]
 
 
-FACTS = {"gpu": "Some GPU 80GB", "software": False, "gpu_free_bytes": GIB}
-
-
 def test_the_report_has_decisions_figures_errors_and_pictures(gpu: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws the pictures")
     report = gpu("gpu.report")
-    paths = report.write(recorded(gpu), FACTS, gpu("gpu.config").Config(), tmp_path)
-    data, text, *drawn = paths
-    assert data.name.startswith("gpu_some-gpu-80gb_")
+    data, text, *drawn = report.write(recorded(gpu), tmp_path)
+    assert data.name == "gpu_some-gpu-80gb_2026-11-22.json"
     assert [path.suffix for path in drawn] == [".png", ".png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     page = text.read_text()
     assert "| 4 | is prefetch as fast as a pinned copy? | in: 90 % / out: 80 % |" in page
-    assert "| outofcore: Not everything fits | **failed** | 0 | c unet: it died |" in page
+    assert "| outofcore: Not everything fits | **failed** | 0 | d unet: it died |" in page
+    assert "| d | Not everything fits | failed: outofcore: d unet: it died |" in page
     assert "- resnet50, none at 0.5 of the peak: no time" in page
     assert "| <= 1.25 x | **no** |" in page
     assert f"![{drawn[0].name}]({drawn[0].name})" in page
@@ -489,13 +666,62 @@ def test_on_the_software_driver_no_figure_is_judged(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # and without pictures
     report = gpu("gpu.report")
-    facts = {**FACTS, "gpu": "umem softcuda 0", "software": True}
-    paths = report.write(recorded(gpu), facts, gpu("gpu.config").SMOKE, tmp_path)
+    paths = report.write(recorded(gpu, found(gpu="umem softcuda 0", software=True)), tmp_path)
     page = paths[1].read_text()
     assert len(paths) == 2
     assert "not comparable on the software driver" in page
     assert "<= 1.25" not in page
     assert "No pictures: matplotlib is not installed" in page
+
+
+def test_the_summary_says_of_each_letter_whether_it_ran(gpu: Any) -> None:
+    report, parts, record = gpu("gpu.report"), gpu("gpu.parts"), gpu("gpu.record")
+    a, b, e = (
+        [record.Record(part.name, status=record.DONE) for part in parts.choose([letter], False)]
+        for letter in "abe"
+    )
+    e[0].leave_out("e vgg16", record.TIME_USED_UP)
+    interrupted = record.Record("fits")
+    rows = {letter: outcome for letter, _, outcome in report.summary([*a, *b[1:], interrupted, *e])}
+    assert rows == {
+        "a": "ran",
+        "b": "not run: micro_bandwidth",
+        "c": "failed: fits: it was interrupted; not run: sizing",
+        "d": "not run",
+        "e": f"1 not measured: {record.TIME_USED_UP}",
+        "f": "not run",
+    }
+
+
+def test_records_of_several_commands_are_joined(
+    gpu: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gpu("gpu.run")
+    assert run.main(["report", "--out", str(tmp_path)]) == 2
+    assert "has no results" in capsys.readouterr().err
+    (tmp_path / "gpu-parts").mkdir()
+    bandwidth, training = recorded(gpu)
+    for record in (bandwidth, training):
+        record.path = tmp_path / "gpu-parts" / f"{record.part}.json"
+        record.save()
+    assert run.main(["report", "--out", str(tmp_path)]) == 1  # one of them failed
+    assert "| d | Not everything fits | failed: outofcore" in capsys.readouterr().out
+    report = json.loads((tmp_path / "gpu_some-gpu-80gb_2026-11-22.json").read_text())
+    assert report["versions"] == {"commit": "0" * 40}
+    assert set(report["details"]) >= {"micro_bandwidth", "outofcore"}
+
+
+def test_a_row_says_what_its_steps_moved_and_how_many_ops_went_by_a_plan(gpu: Any) -> None:
+    module, spread = gpu("gpu.outofcore"), gpu("harness").Spread
+    names = ("bytes_in", "bytes_out", "plan_hits", "plan_misses")
+    before = dict(zip(names, (MIB, MIB, 5, 5), strict=True))
+    after = dict(zip(names, (5 * MIB, 3 * MIB, 14, 6), strict=True))
+    row = module.Row("auto", 0.5, GIB, spread.of([1.0, 2.0]))
+    row.count(before, after)
+    assert row.note == "1 GiB, 2 MiB in, 1 MiB out a step, 90% of the ops by a plan"
+    assert module.Row("plain", None, GIB, spread.of([1.0])).note == "1 GiB"
+    row.count(after, after)
+    assert (row.note, row.planned) == ("1 GiB", 0.0)
 
 
 def test_the_verdict_names_the_best_policy_at_each_budget(gpu: Any) -> None:

@@ -163,6 +163,18 @@ def test_second_process_waits_for_the_first(project: Project) -> None:
     assert len(project.calls) == 2
 
 
+@pytest.mark.parametrize(
+    ("cores", "memory_gib", "jobs"), [(16, 128, 16), (16, 8, 4), (2, 64, 2), (4, 1, 1)]
+)
+def test_a_build_uses_the_cores_that_memory_suffices_for(
+    monkeypatch: pytest.MonkeyPatch, cores: int, memory_gib: int, jobs: int
+) -> None:
+    figures = {"SC_PHYS_PAGES": memory_gib << 18, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(build.os, "sysconf", figures.__getitem__)
+    monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert build._default_jobs() == jobs
+
+
 def test_no_compiler_names_what_to_install(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,8 +80,8 @@ OPTIONS = (
         "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as "
         "many as the budget without SIZE) and the speed of PROFILE. `cuda` means all GPUs that "
         "torch sees (CUDA_VISIBLE_DEVICES chooses); with SIZE umem holds the rest of their memory, "
-        "so that a program runs as on a GPU of that size. `auto` is `cuda` where torch sees one, else "
-        "`soft`.",
+        "so that a program runs as on a GPU of that size. `auto` is `cuda` where torch sees one, "
+        "else `soft`.",
     ),
     Option(
         "allocator", "UMEM_ALLOCATOR", "choice", parsers.choice(*_ALLOCATORS), "auto",

@@ -35,6 +35,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _CUDART_VERSION = re.compile(r"^#define CUDART_VERSION\s+(\d+)", re.MULTILINE)
 _LOG_LINES = 6
+_COMPILER_BYTES = 2 << 30  # of host memory for each compiler: torch's headers are large
 _PACKAGE = Path(__file__).resolve().parents[2]  # umem/
 
 Log = Callable[[str], None]
@@ -104,12 +105,13 @@ def build(
     package_dirs: Sequence[Path] | None = None,
     sources: Path | None = None,
     cxx: str | None = None,
-    jobs: int = 2,
+    jobs: int | None = None,
 ) -> Path:
     """Compile and link the extension into `out_dir`, and return its path.
 
     The file appears there complete or not at all. On a compile error the whole log is written next
-    to it. Arguments and errors are those of `find_or_build`.
+    to it. `jobs` is the number of compilers at a time; None: as many as the machine has cores and
+    memory for. The other arguments, and the errors, are those of `find_or_build`.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -130,7 +132,7 @@ def build(
             [*compile_base, str(unit), "-o", str(obj)]
             for unit, obj in zip(units, objects, strict=True)
         ]
-        with ThreadPoolExecutor(max_workers=jobs) as pool:
+        with ThreadPoolExecutor(max_workers=jobs or _default_jobs()) as pool:
             _check(list(pool.map(_run, commands)), log_path)
         linked = Path(work) / target.name
         link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir, with_cuda)]
@@ -318,6 +320,11 @@ def _find_compiler(cxx: str | None) -> list[str]:
         "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
         "conda: conda install cxx-compiler)"
     )
+
+
+def _default_jobs() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // _COMPILER_BYTES))
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
