@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,10 @@ class Setup:
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.out is None and not args.smoke:
+        parser.error("--out DIR says where results go; only --smoke does without")
+    if args.out is None:
+        args.out = Path(tempfile.mkdtemp(prefix="umem-bench-"))
     folder = args.out / "gpu-parts"
     if args.what == [REPORT]:
         return _finish(_records(folder), args.out)
@@ -230,7 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         f"build the extension for torch, which is also done before any letter; `{REPORT}` alone: "
         "join the records in DIR",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results")
     parser.add_argument(
         "--smoke", action="store_true", help="does it work? small, and no figures to keep"
     )
