@@ -183,6 +183,39 @@ def streams(device: str) -> Training:
     return Training(model, step)
 
 
+def graph(device: str) -> Training:
+    """Forward and backward replayed from a CUDA graph; the optimizer's step is not in it."""
+    layers = [nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Linear(1024, 1024)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    x = torch.zeros(128, 1024, device=device)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+    def backward() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = F.mse_loss(model(x), x)
+        loss.backward()
+        return loss
+
+    side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # as torch asks: once before it is captured
+        backward()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(captured):
+        loss = backward()
+
+    def step() -> torch.Tensor:
+        x.copy_(torch.randn(128, 1024))
+        captured.replay()
+        optimizer.step()
+        return loss
+
+    return Training(model, step)
+
+
 NETS: dict[str, Callable[[str], Training]] = {
     "cnn": cnn, "unet": unet, "gpt": gpt, "gpt_bf16": gpt_bf16, "lstm": lstm, "streams": streams,
+    "graph": graph,
 }  # fmt: skip
