@@ -400,7 +400,7 @@ umem.enable(budget="64MiB", device="cuda:1GiB")
 try:
     blocks(1)
 except RuntimeError as error:
-    assert "a device of 1.0 GiB was asked for" in str(error), error
+    assert "a device of 1.00 GiB was asked for" in str(error), error
     print("small")
 """,
         SOFTCUDA_BYTES=str(512 * MIB),
