@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from support.program import finish
 
 SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
