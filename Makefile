@@ -2,22 +2,29 @@
 # Which torch: make demo TORCH='torch==2.13.0 --index-url ...'
 PYTHON ?= python3
 VENV ?= .venv
+BUILD_VENV ?= .venv-build-$(notdir $(PYTHON))
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
 TWO := -n 2 --dist loadfile  # two processes, a file of tests each, for two cores
 
 BIN := $(VENV)/bin
+BUILD_BIN := $(BUILD_VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-NATIVE := $(shell find src tests/native tests/softcuda -name '*.cpp' -o -name '*.h' 2>/dev/null)
+BUILD_PIP := $(BUILD_BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(shell find src tests/native tests/softcuda tests/gpu -name '*.cpp' -o -name '*.h' 2>/dev/null)
 SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
 	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
 BUILD_INPUTS := $(shell find src -type f 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
+WHEEL := $(BUILD_VENV)/wheel
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
+# Of the installed umem, into its folder, unless it is there; not of the tree.
+BUILD_EXTENSION := python -I -c \
+	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda nightly lint dist bench bench-policies bench-recompute \
-	bench-sharing options-doc install clean
+.PHONY: demo check test test-cuda test-cuda-oldest nightly lint dist bench bench-policies \
+	bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -36,44 +43,59 @@ test: $(INSTALLED)
 # What takes longer than CI may: three times the examples of each property, and the packages.
 nightly:
 	$(MAKE) test PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
-	$(MAKE) test-cuda PYTEST_ARGS='$(TWO)'
+	$(MAKE) test-cuda test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) dist
 
 # The CUDA build of torch on a fake libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:
 # pytest -m gpu, where umem and a CUDA build of torch are installed.
 CUDA_VENV ?= .venv-cuda
-CUDA_TORCH ?= torch===2.11.0
+CUDA_TORCH ?= torch===2.15.0
+CUDA_TESTS ?= tests/softcuda tests/gpu
 CUDA_BIN := $(CUDA_VENV)/bin
 CUDA_PIP := $(CUDA_BIN)/python -m pip --disable-pip-version-check
+CUDA_HEADERS := 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
 SOFTCUDA := $(CUDA_VENV)/softcuda
+DRIVER := $(BUILD_VENV)/softcuda
 
 test-cuda: $(CUDA_VENV)/.installed
 	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
-		$(CUDA_BIN)/python -m pytest tests/softcuda tests/gpu $(PYTEST_ARGS)
+		$(CUDA_BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
+
+# What touches torch's own interfaces, in three minutes.
+test-cuda-oldest:
+	$(MAKE) test-cuda CUDA_VENV='$(CUDA_VENV)-oldest' CUDA_TORCH='torch===2.11.0' CUDA_TESTS=' \
+		tests/gpu/test_allocators.py tests/gpu/test_allocator_interface.py tests/gpu/test_pools.py \
+		tests/gpu/test_snapshot.py tests/gpu/test_statistics.py tests/gpu/test_streams.py \
+		tests/gpu/test_out_of_memory.py tests/softcuda/test_torch_on_softcuda.py'
 
 # What torch depends on, but for NVIDIA's libraries and triton: they are 3 GB, and unused here. Then
 # the other frameworks: CuPy is 70 MB, the rest 15 MB.
 $(CUDA_VENV)/.dependencies:
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' 'nvidia-cuda-runtime==13.0.*' \
-		'nvidia-cuda-crt==13.0.*'
-	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy scikit-learn \
-		pytest pytest-xdist hypothesis 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
+	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' $(CUDA_HEADERS)
+	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy setuptools \
+		scikit-learn pytest pytest-xdist hypothesis
 	$(CUDA_PIP) install --no-deps 'cuda-core==1.2.*' 'cuda-bindings==13.*' 'cuda-pathfinder==1.*' \
 		'cupy-cuda13x==14.*'
 	touch $@
 
-$(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(NATIVE) tests/softcuda/CMakeLists.txt \
-		tests/softcuda/build.py tests/softcuda/stubs.py tests/softcuda/stubs_cudnn.c
-	PATH="$(abspath $(CUDA_BIN)):$$PATH" $(CUDA_BIN)/python tests/softcuda/build.py \
-		--build-dir $(SOFTCUDA)
+# libcuda and libcudart, for every torch.
+$(DRIVER)/.built: $(BUILD_VENV)/.dependencies $(NATIVE) tests/softcuda/CMakeLists.txt \
+		tests/softcuda/build.py
+	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tests/softcuda/build.py \
+		--without-torch --build-dir $(DRIVER)
 	touch $@
 
-# torch's libraries look for NVIDIA's when they are loaded, which the build of umem does once.
-$(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(SOURCES)
-	rm -rf build/lib* build/bdist*
-	PATH="$(abspath $(CUDA_BIN)):$$PATH" LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' \
-		$(CUDA_PIP) install --no-build-isolation --no-deps .
+$(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/stubs.py \
+		tests/softcuda/stubs_cudnn.c
+	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tests/softcuda/build.py \
+		--python $(CUDA_BIN)/python --driver $(DRIVER)/lib --build-dir $(SOFTCUDA)
+	touch $@
+
+# torch's libraries look for NVIDIA's when they are loaded, which the build of the extension does.
+$(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/.built
+	$(CUDA_PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
+	LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' $(CUDA_BIN)/$(BUILD_EXTENSION)
 	touch $@
 
 lint: $(BUILT)
@@ -110,21 +132,35 @@ options-doc: $(BUILT)
 install: $(INSTALLED)
 
 clean:
-	rm -rf build dist *.egg-info $(VENV) $(CUDA_VENV)
+	rm -rf build dist *.egg-info $(VENV) $(BUILD_VENV) $(CUDA_VENV) $(CUDA_VENV)-oldest
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone, so that its version is what TORCH says; then what the build needs.
+# torch first and alone, so that its version is what TORCH says; then what tests build with.
 $(DEPENDENCIES): pyproject.toml | $(BIN)/python
 	$(PIP) install $(TORCH)
-	$(PIP) install 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja
+	$(PIP) install 'cmake>=3.24' ninja
 	touch $@
 
+$(BUILD_VENV)/.dependencies:
+	$(PYTHON) -m venv $(BUILD_VENV)
+	$(BUILD_PIP) install 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja $(CUDA_HEADERS)
+	touch $@
+
+# All environments get the same wheel: only the extension depends on torch, which is not here.
 # build/lib* would carry modules that were renamed or deleted into the next wheel.
-$(INSTALLED): $(DEPENDENCIES) $(SOURCES)
-	rm -rf build/lib* build/bdist*
-	PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation '.[demo,dev]'
+$(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES)
+	rm -rf build/lib* build/bdist* $(WHEEL)
+	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_PIP) wheel --no-build-isolation --no-deps \
+		--wheel-dir $(WHEEL) .
+	touch $@
+
+# First umem, also where this version is installed; then what it depends on.
+$(INSTALLED): $(DEPENDENCIES) $(WHEEL)/.built
+	$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
+	$(PIP) install "$$(echo $(WHEEL)/*.whl)[demo,dev]"
+	$(BIN)/$(BUILD_EXTENSION)
 	touch $@
 
 # Stays up to date when only Python files change.

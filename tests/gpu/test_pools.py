@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from softcuda.load import Softcuda  # noqa: E402
 from support.cuda_tensors import full, holds  # noqa: E402
+from support.gpu import needs_torch  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
@@ -134,6 +135,31 @@ def test_hints_go_on_after_a_capture() -> None:
     torch.cuda.synchronize()
     assert holds(result, 2.0)
     del kept, graph, source, result
+
+
+@needs_torch("2.15")
+def test_a_conditional_body_allocates_from_the_graphs_pool() -> None:
+    source, wanted = full(1.0), torch.ones((), dtype=torch.bool, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        graph.begin_capture_to_if_node(wanted)
+        inside = source.clone()
+        graph.end_capture_to_conditional_node()
+        after = source.clone()
+    kept = [full(float(i), mib=8) for i in range(12)]  # 96 MiB in 64
+    assert umem.stats().evictions > 0
+    assert not core.owns(inside.data_ptr())
+    assert not core.owns(after.data_ptr())
+    for value, taken in [(5.0, True), (6.0, False)]:
+        source.fill_(value)
+        wanted.fill_(taken)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert holds(inside, 5.0)
+        assert holds(after, value)
+    assert all(holds(t, float(i)) for i, t in enumerate(kept))
+    graph.reset()
+    del graph, source, wanted, inside, after, kept
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support.gpu import needs_torch  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
 MIB = 1 << 20
@@ -152,3 +155,39 @@ def test_private_pools_are_in_the_snapshot_too() -> None:
         a for a, owner in owners.items() if owner == pool.id and a == inside.data_ptr()
     ]
     del inside, outside
+
+
+def test_metadata_is_that_of_the_thread() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    torch.cuda.memory._set_memory_metadata("mine")
+    try:
+        x = make_tensor(8)
+        other = threading.Thread(target=make_tensor, args=(4,))
+        other.start()
+        other.join()
+        assert torch.cuda.memory._get_memory_metadata() == "mine"
+    finally:
+        torch.cuda.memory._set_memory_metadata("")
+    seen = {e["size"]: e["user_metadata"] for e in trace() if e["action"] == "alloc"}
+    assert seen == {8 * MIB: "mine", 4 * MIB: ""}
+    del x
+
+
+@needs_torch("2.14")
+def test_a_live_tensor_can_be_annotated() -> None:
+    assert torch.cuda.memory._memory_metadata_supported()
+    before = make_tensor(2)
+    torch.cuda.memory._record_memory_history(stacks="python")
+    x = make_tensor(8)
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        inside = make_tensor(4)
+    for tensor in (before, x[MIB:], inside):
+        torch.cuda.memory._annotate_tensor(tensor, "saved for backward")
+    notes = [e for e in trace() if e["action"] == "annotate"]
+    assert [(e["addr"], e["size"]) for e in notes] == [
+        (x.data_ptr(), 8 * MIB),
+        (inside.data_ptr(), 4 * MIB),
+    ]
+    assert {e["user_metadata"] for e in notes} == {"saved for backward"}
+    assert all("_annotate_tensor" in names(e["frames"]) for e in notes)
+    del before, x, inside

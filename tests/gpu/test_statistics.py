@@ -164,7 +164,6 @@ def test_memory_fractions_that_cannot_be_are_refused(fraction: float, words: str
         ("max_memory_allocated", "max_memory_allocated"),
         ("memory_reserved", "memory_reserved"),
         ("max_memory_reserved", "max_memory_reserved"),
-        ("memory_stats", "memory_stats"),
     ],
 )
 def test_torch_accelerator_has_the_same_figures(accelerator: str, cuda: str) -> None:
@@ -173,6 +172,13 @@ def test_torch_accelerator_has_the_same_figures(accelerator: str, cuda: str) -> 
     ours: Callable[[], object] = getattr(torch.accelerator, accelerator)
     assert ours() == getattr(torch.cuda, cuda)()
     assert torch.accelerator.memory_allocated() == 8 * MIB
+    del x
+
+
+def test_the_statistics_of_torch_accelerator_are_among_those_of_torch_cuda() -> None:
+    x = empty(8)
+    assert torch.accelerator.memory_stats().items() <= torch.cuda.memory_stats().items()
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] == 8 * MIB
     del x
 
 

@@ -5,6 +5,9 @@ python tests/softcuda/build.py --python VENV/bin/python --build-dir DIR
 The libraries lie in DIR/lib afterwards; tests/softcuda/load.py loads them. CUDA's headers are taken
 from --cuda-include, else from the environment's nvidia-cuda-runtime and nvidia-cuda-crt packages,
 else from CUDA_HOME or beside nvcc.
+
+libcuda and libcudart are the same for every torch. `--without-torch` builds these two only, and
+`--driver DIR/lib` takes them from there for one more torch.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import stubs
 
+DRIVER = ("libcuda.so.1", "libcudart.so.13")
 HERE = Path(__file__).resolve().parent
 DEFAULT_BUILD = Path(tempfile.gettempdir()) / f"umem-softcuda-{os.getuid()}"
 
@@ -33,7 +37,7 @@ def torch_libraries(python: str) -> list[Path]:
     if found.returncode != 0 or not (folder / "libtorch_cuda.so").exists():
         raise SystemExit(
             f"{python} has no CUDA build of torch; "
-            "install one: pip install --no-deps 'torch==2.11.0' and torch's pure-Python packages"
+            "install one: pip install --no-deps torch, and torch's pure-Python packages"
         )
     return sorted(folder.glob("*.so"))
 
@@ -58,21 +62,38 @@ def cuda_include(python: str, chosen: str | None) -> Path:
     )
 
 
-def build(python: str, folder: Path, include: str | None = None) -> Path:
-    """Builds into `folder`; the folder of the finished libraries."""
+def build_driver(python: str, folder: Path, include: str | None = None) -> Path:
+    """Builds libcuda and libcudart into `folder`; the folder of the finished libraries."""
+    return _cmake(folder, SOFTCUDA_CUDA_INCLUDE=cuda_include(python, include))
+
+
+def build_for_torch(python: str, folder: Path, driver: Path, include: str | None = None) -> Path:
+    """As `build_driver`, what depends on that Python's torch, beside copies from `driver`."""
     libraries = torch_libraries(python)
-    headers = cuda_include(python, include)
     stubs.write(libraries, folder / "stubs")
+    lib = _cmake(
+        folder,
+        SOFTCUDA_CUDA_INCLUDE=cuda_include(python, include),
+        SOFTCUDA_DRIVER=driver,
+        SOFTCUDA_STUBS=folder / "stubs",
+        SOFTCUDA_TORCH=libraries[0].parents[1],
+    )
+    for name in DRIVER:
+        (lib / name).unlink(missing_ok=True)  # not overwritten: a process may have it loaded
+        shutil.copy2(driver / name, lib / name)
+    return lib
+
+
+def _cmake(folder: Path, **settings: Path) -> Path:
     lib = folder / "lib"
+    tree = str(folder / "cmake")
     configure = [
-        *("cmake", "-S", str(HERE), "-B", str(folder / "cmake")),
+        *("cmake", "-S", str(HERE), "-B", tree),
         *(["-G", "Ninja"] if shutil.which("ninja") else []),
-        f"-DSOFTCUDA_CUDA_INCLUDE={headers}",
-        f"-DSOFTCUDA_STUBS={folder / 'stubs'}",
-        f"-DSOFTCUDA_TORCH={libraries[0].parents[1]}",
+        *(f"-D{name}={value}" for name, value in settings.items()),
         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={lib}",
     ]
-    for command in (configure, ["cmake", "--build", str(folder / "cmake"), "--parallel", "2"]):
+    for command in (configure, ["cmake", "--build", tree, "--parallel", "2"]):
         subprocess.run(command, check=True, stdout=sys.stderr)
     return lib
 
@@ -82,8 +103,18 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="a Python with the CUDA torch")
     parser.add_argument("--build-dir", type=Path, default=DEFAULT_BUILD, help="(%(default)s)")
     parser.add_argument("--cuda-include", help="folder of cuda_runtime_api.h")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--without-torch", action="store_true", help="libcuda and libcudart only")
+    parts.add_argument("--driver", type=Path, help="folder that has libcuda and libcudart already")
     options = parser.parse_args()
-    print(build(options.python, options.build_dir.resolve(), options.cuda_include))
+    place = (options.python, options.build_dir.resolve())
+    if options.without_torch:
+        print(build_driver(*place, options.cuda_include))
+        return
+    driver = options.driver or build_driver(
+        options.python, place[1] / "driver", options.cuda_include
+    )
+    print(build_for_torch(*place, driver.resolve(), options.cuda_include))
 
 
 if __name__ == "__main__":

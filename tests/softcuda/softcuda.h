@@ -48,5 +48,7 @@ int softcuda_copy_2d(void* to, std::size_t to_pitch, const void* from, std::size
 void softcuda_log(const char* text);
 // Nodes of a graph.
 std::size_t softcuda_graph_nodes(void* graph);
+// What a kernel does with cudaGraphSetConditional.
+void softcuda_set_condition(std::uint64_t handle, unsigned value);
 }
 #pragma GCC visibility pop

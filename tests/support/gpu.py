@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 from support.program import finish
 
@@ -27,6 +30,18 @@ def blocks(count, mib=2):
 def intact(tensors):
     return all(bool(t.cpu().eq(float(i)).all()) for i, t in enumerate(tensors))
 """
+
+
+def needs_torch(version: str) -> pytest.MarkDecorator:
+    """Skips under an older torch; `version` is "2.14"."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(".")[:2]]
+
+    installed = importlib.metadata.version("torch")
+    return pytest.mark.skipif(
+        numbers(installed) < numbers(version), reason=f"torch {version} has it, not {installed}"
+    )
 
 
 def program(

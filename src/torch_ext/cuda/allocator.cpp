@@ -73,6 +73,16 @@ c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
   return block;
 }
 
+#if UMEM_TORCH_AT_LEAST(2, 13)
+// Addresses can be chosen in memory that torch's own allocator has cached for a private pool.
+c10::DataPtr CudaAllocator::allocateWithAddress(std::size_t bytes, void* address) {
+  c10::DataPtr block = native_->allocateWithAddress(bytes, address);
+  adopt(block);
+  tell_outside_bytes(block.device().index());
+  return block;
+}
+#endif
+
 // torch takes a block for one of the current allocator's where it has its deleter: the graph trees
 // of torch.compile ask.
 void CudaAllocator::adopt(c10::DataPtr& block) {

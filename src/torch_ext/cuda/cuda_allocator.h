@@ -39,6 +39,9 @@ class CudaAllocator final : public caching::CUDAAllocator {
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override;
   void emptyCache(c10::MempoolId_t id = {0, 0}) override;
   caching::ShareableHandle shareIpcHandle(void* ptr) override;
+#if UMEM_TORCH_AT_LEAST(2, 13)
+  c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override;
+#endif
 
   // forwards.cpp: what is no allocation
   void init(int device_count) override;
@@ -55,9 +58,6 @@ class CudaAllocator final : public caching::CUDAAllocator {
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
 #if UMEM_TORCH_AT_LEAST(2, 12)
   void attachOomRejectionObserver(caching::OomRejectionObserver observer) override;
-#endif
-#if UMEM_TORCH_AT_LEAST(2, 13)
-  c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override;
 #endif
 
   // statistics.cpp

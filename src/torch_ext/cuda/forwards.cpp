@@ -54,10 +54,4 @@ void CudaAllocator::attachOomRejectionObserver(caching::OomRejectionObserver obs
 }
 #endif
 
-#if UMEM_TORCH_AT_LEAST(2, 13)
-c10::DataPtr CudaAllocator::allocateWithAddress(std::size_t bytes, void* address) {
-  return native_->allocateWithAddress(bytes, address);
-}
-#endif
-
 }  // namespace umem::torch_ext

@@ -15,6 +15,7 @@ using Action = History::Entry::Action;
 std::atomic<History*> g_history{nullptr};
 thread_local History::Context t_context;
 thread_local std::vector<std::string> t_compile_contexts;
+thread_local std::string t_user_metadata;
 
 Action action_of(EventKind kind) {
   switch (kind) {
@@ -105,7 +106,7 @@ void History::handle(const arena::Event& event) {
   if (!recording() && trackers_.empty()) return;
   if (recording()) keep_live(event);
   add_entry(action_of(event.kind), event.device, event.address, event.bytes, event.stream,
-            user_metadata_);
+            t_user_metadata);
 }
 
 void History::keep_live(const arena::Event& event) {
@@ -147,7 +148,7 @@ void History::out_of_memory(int device, std::size_t free_bytes, std::size_t byte
                             std::uintptr_t stream) {
   std::lock_guard guard(mutex_);
   if (recording() || !trackers_.empty())
-    add_entry(Action::OOM, device, free_bytes, bytes, stream, user_metadata_);
+    add_entry(Action::OOM, device, free_bytes, bytes, stream, t_user_metadata);
 }
 
 History::Context History::context_of(const void* ptr) {
@@ -168,8 +169,7 @@ void History::annotate([[maybe_unused]] const void* ptr,
 }
 
 void History::set_user_metadata(const std::string& metadata) {
-  std::lock_guard guard(mutex_);
-  user_metadata_ = metadata;
+  t_user_metadata = metadata;
 }
 
 void History::push_compile_context(const std::string& context) {

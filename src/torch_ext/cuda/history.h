@@ -60,9 +60,10 @@ class History {
   Context context_of(const void* ptr);
   // Adds a note on a block that was made while recording.
   void annotate(const void* ptr, const std::string& metadata);
-  void set_user_metadata(const std::string& metadata);
-  void push_compile_context(const std::string& context);
-  void pop_compile_context();
+  // Both are the calling thread's.
+  static void set_user_metadata(const std::string& metadata);
+  static void push_compile_context(const std::string& context);
+  static void pop_compile_context();
 
   // Adds umem's segments of devices below `device_count`, and what was recorded of them.
   void append_to(Snapshot& snapshot, int device_count, bool include_traces);
@@ -108,7 +109,6 @@ class History {
   std::vector<Tracker> trackers_;
   std::map<int, std::deque<Entry>> traces_;  // by device, of at most `max_entries_` each
   LiveMap blocks_, segments_;                // made while recording
-  std::string user_metadata_;
 };
 
 }  // namespace umem::torch_ext

@@ -15,11 +15,12 @@ namespace {
 std::mutex g_mutex;
 bool g_was_installed = false;
 
-// torch keeps the allocator twice: for CUDA, and by device type for torch.accelerator. Priority 0
-// is what torch gives its own, so that it can be put back.
+// torch keeps the allocator twice: for CUDA, and by device type for torch.accelerator. There it
+// takes one of at least the priority of the present one, which is 0 for torch 2.11's own and 1 for
+// 2.15's.
 void set_allocator(caching::CUDAAllocator* allocator) {
   caching::allocator.store(allocator);
-  c10::SetAllocator(c10::kCUDA, allocator, 0);
+  c10::SetAllocator(c10::kCUDA, allocator, 1);
 }
 
 void check_replaceable(caching::CUDAAllocator& present) {
@@ -30,6 +31,9 @@ void check_replaceable(caching::CUDAAllocator& present) {
   TORCH_CHECK(name == "native" || name == "cudaMallocAsync", "torch's CUDA allocator is '", name,
               "' already; umem takes the place of torch's own allocators only. Do not install the "
               "other one, or use UMEM_ALLOCATOR=pool");
+  TORCH_CHECK(c10::GetAllocator(c10::kCUDA) == &present,
+              "another allocator was set for CUDA beside torch's own; umem must be enabled without "
+              "it, or use UMEM_ALLOCATOR=pool");
 }
 
 // By name: their header needs those of cuBLAS, which few environments have.

@@ -73,6 +73,7 @@ bool CudaAllocator::supportsUserMetadata() {
 
 void CudaAllocator::annotateMemory(const void* ptr, const std::string& metadata) {
   if (!runtime::owns(ptr)) return native_->annotateMemory(ptr, metadata);
+  const History::Scope scope(history_, History::Level::ALLOC);
   history_.annotate(ptr, metadata);
 }
 #endif

@@ -28,10 +28,10 @@ bool forbids(const Capture& capture) {
 
 }  // namespace
 
-CUresult begin_capture(const StreamRef& stream, CaptureMode mode) {
+CUresult begin_capture(const StreamRef& stream, CaptureMode mode, Graph* existing) {
   if (stream == find_stream(nullptr)) return kCaptureUnsupported;
   if (stream->capture) return CUDA_ERROR_INVALID_VALUE;
-  auto capture = std::make_shared<Capture>();
+  auto capture = std::make_shared<Capture>(existing);
   capture->id = g_next_id++;
   capture->mode = mode;
   capture->thread = std::this_thread::get_id();
@@ -41,11 +41,12 @@ CUresult begin_capture(const StreamRef& stream, CaptureMode mode) {
 }
 
 CUresult end_capture(const StreamRef& stream, Graph** graph) {
-  *graph = nullptr;
+  if (graph) *graph = nullptr;
   const auto found = std::find_if(active().begin(), active().end(),
                                   [&](const Active& a) { return a.origin == stream; });
   if (found == active().end()) return kCaptureUnmatched;
   const std::shared_ptr<Capture> capture = found->capture;
+  if (!graph && capture->own) return CUDA_ERROR_INVALID_VALUE;
   if (capture->mode != CaptureMode::kRelaxed && capture->thread != std::this_thread::get_id())
     return kCaptureWrongThread;
   active().erase(found);
@@ -55,7 +56,7 @@ CUresult end_capture(const StreamRef& stream, Graph** graph) {
       other->capture = nullptr;
   std::erase_if(joined(), [](const auto& weak) { return weak.expired() || !weak.lock()->capture; });
   if (capture->invalid) return kCaptureInvalidated;
-  *graph = new Graph{capture->nodes};
+  if (graph) *graph = capture->own ? capture->own.release() : &capture->graph;
   return CUDA_SUCCESS;
 }
 

@@ -1,8 +1,10 @@
 // Stream capture, as far as an allocator can notice it: what a capturing stream is given becomes a
 // node, and calls that are unsafe meanwhile fail and spoil the capture.
 #pragma once
+#include <memory>
 #include <vector>
 
+#include "graph.h"
 #include "work.h"
 
 namespace softcuda {
@@ -10,18 +12,24 @@ namespace softcuda {
 enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 
 struct Capture {
+  // Into a graph of its own, or behind the nodes of `existing`.
+  explicit Capture(Graph* existing)
+      : own(existing ? nullptr : std::make_unique<Graph>()),
+        graph(existing ? *existing : *own),
+        nodes(graph.nodes) {}
+
   std::uint64_t id = 0;
   CaptureMode mode = CaptureMode::kGlobal;
   std::thread::id thread;
-  std::vector<Work> nodes;
+  std::unique_ptr<Graph> own;  // the program's when the capture has ended
+  Graph& graph;
+  std::vector<Work>& nodes;
   bool invalid = false;
-};
-struct Graph {
-  std::vector<Work> nodes;
 };
 
 // With the work lock held.
-CUresult begin_capture(const StreamRef& stream, CaptureMode mode);
+CUresult begin_capture(const StreamRef& stream, CaptureMode mode, Graph* existing = nullptr);
+// `graph` may be null where the program has the graph already.
 CUresult end_capture(const StreamRef& stream, Graph** graph);
 // The result of a call that may not be made while something captures (allocation, synchronous
 // calls, event queries): CUDA_SUCCESS where the thread's mode allows it.

@@ -1,4 +1,4 @@
-// Stream, event and graph entry points.
+// Stream, event and capture entry points.
 #include <algorithm>
 
 #include "capture.h"
@@ -169,12 +169,18 @@ ENTRY(cuStreamBeginCapture_v2, 10010, (CUstream stream, int mode)) {
     return begin_capture(s, static_cast<CaptureMode>(mode));
   });
 }
-ENTRY(cuStreamEndCapture, 10000, (CUstream stream, void** graph)) {
+// The nodes that the first captured ones depend on do not matter: they run earlier in any case.
+ENTRY(cuStreamBeginCaptureToGraph, 12030,
+      (CUstream stream, Graph* graph, const void* const*, const void*, std::size_t, int mode)) {
   SOFTCUDA_ENTER();
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!graph || mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(stream, [&](auto&, const StreamRef& s) {
-    return end_capture(s, reinterpret_cast<Graph**>(graph));
+    return begin_capture(s, static_cast<CaptureMode>(mode), graph);
   });
+}
+ENTRY(cuStreamEndCapture, 10000, (CUstream stream, Graph** graph)) {
+  SOFTCUDA_ENTER();
+  return with_stream(stream, [&](auto&, const StreamRef& s) { return end_capture(s, graph); });
 }
 ENTRY(cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus* status)) {
   SOFTCUDA_ENTER();
@@ -187,19 +193,27 @@ ENTRY(cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus* statu
   });
 }
 ENTRY(cuStreamGetCaptureInfo_v3, 12030,
-      (CUstream stream, CUstreamCaptureStatus* status, std::uint64_t* id, void** graph,
+      (CUstream stream, CUstreamCaptureStatus* status, std::uint64_t* id, Graph** graph,
        const void** dependencies, const void** edges, std::size_t* count)) {
   SOFTCUDA_ENTER();
   RETURN_IF_FAILED(cuStreamIsCapturing(stream, status));
   return with_stream(stream, [&](auto&, const StreamRef& s) {
     if (!s->capture) return CUDA_SUCCESS;
     if (id) *id = s->capture->id;
-    if (graph) *graph = nullptr;
+    if (graph) *graph = &s->capture->graph;
     if (dependencies) *dependencies = nullptr;
     if (edges) *edges = nullptr;
     if (count) *count = 0;
     return CUDA_SUCCESS;
   });
+}
+ENTRY(cuStreamUpdateCaptureDependencies_v2, 12030,
+      (CUstream stream, void* const*, const void*, std::size_t, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+  constexpr auto kIllegalState = static_cast<CUresult>(401);
+  return with_stream(
+      stream, [&](auto&, const StreamRef& s) { return s->capture ? CUDA_SUCCESS : kIllegalState; });
 }
 ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
   SOFTCUDA_ENTER();
@@ -207,36 +221,6 @@ ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
   *mode = static_cast<int>(exchange_mode(static_cast<CaptureMode>(*mode)));
   return CUDA_SUCCESS;
 }
-ENTRY(cuGraphInstantiateWithFlags, 11040, (void** executable, void* graph, std::uint64_t)) {
-  SOFTCUDA_ENTER();
-  if (!executable || !graph) return CUDA_ERROR_INVALID_VALUE;
-  *executable = new Graph(*static_cast<Graph*>(graph));
-  return CUDA_SUCCESS;
-}
-ENTRY(cuGraphLaunch, 10000, (void* executable, CUstream stream)) {
-  SOFTCUDA_ENTER();
-  if (!executable) return CUDA_ERROR_INVALID_HANDLE;
-  RETURN_IF_FAILED(check_context());
-  return enqueue_on(stream, [nodes = static_cast<Graph*>(executable)->nodes] {
-    for (const Work& node : nodes) RETURN_IF_FAILED(node());
-    return CUDA_SUCCESS;
-  });
-}
-ENTRY(cuGraphDestroy, 10000, (void* graph)) {
-  SOFTCUDA_ENTER();
-  delete static_cast<Graph*>(graph);
-  return CUDA_SUCCESS;
-}
-ENTRY(cuGraphExecDestroy, 10000, (void* executable)) {
-  SOFTCUDA_ENTER();
-  delete static_cast<Graph*>(executable);
-  return CUDA_SUCCESS;
-}
-
-std::size_t softcuda_graph_nodes(void* graph) {
-  return static_cast<Graph*>(graph)->nodes.size();
-}
-
 int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data) {
   const std::shared_ptr<void> owner(data, drop);
   RETURN_IF_FAILED(check_context());

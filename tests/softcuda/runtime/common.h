@@ -50,15 +50,25 @@ int cuEventQuery(void*);
 int cuEventSynchronize(void*);
 int cuEventElapsedTime_v2(float*, void*, void*);
 int cuStreamBeginCapture_v2(void*, int);
+int cuStreamBeginCaptureToGraph(void*, void*, const void*, const void*, std::size_t, int);
 int cuStreamEndCapture(void*, void**);
 int cuStreamIsCapturing(void*, int*);
 int cuStreamGetCaptureInfo_v3(void*, int*, unsigned long long*, void**, const void**, const void**,
                               std::size_t*);
+int cuStreamUpdateCaptureDependencies_v2(void*, const void*, const void*, std::size_t, unsigned);
 int cuThreadExchangeStreamCaptureMode(int*);
+int cuGraphCreate(void**, unsigned);
 int cuGraphInstantiateWithFlags(void**, void*, std::uint64_t);
 int cuGraphLaunch(void*, void*);
 int cuGraphDestroy(void*);
 int cuGraphExecDestroy(void*);
+int cuGraphConditionalHandleCreate(unsigned long long*, void*, void*, unsigned, unsigned);
+int cuGraphAddNode_v2(void**, void*, const void*, const void*, std::size_t, void*);
+int cuUserObjectCreate(void**, void*, void (*)(void*), unsigned, unsigned);
+int cuUserObjectRetain(void*, unsigned);
+int cuUserObjectRelease(void*, unsigned);
+int cuGraphRetainUserObject(void*, void*, unsigned, unsigned);
+int cuGraphReleaseUserObject(void*, void*, unsigned);
 }
 #pragma GCC visibility pop
 
@@ -79,6 +89,12 @@ struct Call {
   Call& operator=(const Call&) = delete;
   int result() const { return planned > 0 ? planned : 0; }
 };
+
+// A handle that the driver writes.
+template <class Handle>
+void** out(Handle* handle) {
+  return reinterpret_cast<void**>(handle);
+}
 
 inline std::uint64_t address(const void* ptr) {
   return reinterpret_cast<std::uint64_t>(ptr);

@@ -72,6 +72,7 @@ struct Arguments {
   char* to = nullptr;
   const char* from = nullptr;
   std::array<unsigned char, 16> value{};
+  std::uint64_t condition = 0;
   Kernel kernel;
 };
 
@@ -82,6 +83,8 @@ void run(void* data) {
     std::memmove(a.to, a.from, a.count * bytes);
   } else if (a.kernel.meaning == Meaning::kFill) {
     for (std::size_t i = 0; i < a.count; ++i) std::memcpy(a.to + i * bytes, a.value.data(), bytes);
+  } else if (a.kernel.meaning == Meaning::kSetCondition) {
+    softcuda_set_condition(a.condition, *a.from != 0 ? 1 : 0);
   }
 }
 void drop(void* data) {
@@ -92,8 +95,11 @@ void drop(void* data) {
 
 // vectorized_elementwise_kernel(int count, Functor, std::array<char*, operands>): contiguous
 // operands of one element type, the output first. FillFunctor<T> holds the value and nothing else.
+// set_conditional_handle_kernel(handle, const bool*).
 Kernel interpret(const char* mangled) {
   Kernel kernel{mangled, Meaning::kNone, 0};
+  if (std::strstr(mangled, "set_conditional_handle_kernel"))
+    kernel.meaning = Meaning::kSetCondition;
   if (!std::strstr(mangled, "vectorized_elementwise_kernel")) return kernel;
   const std::string name = demangle(mangled);
   const bool one = name.find("std::array<char*, 1ul>") != std::string::npos;
@@ -115,7 +121,10 @@ Kernel interpret(const char* mangled) {
 int launch(const Kernel& kernel, void** args, void* stream) {
   auto arguments = std::make_unique<Arguments>();
   arguments->kernel = kernel;
-  if (kernel.meaning != Meaning::kNone) {
+  if (kernel.meaning == Meaning::kSetCondition) {
+    arguments->condition = *static_cast<std::uint64_t*>(args[0]);
+    arguments->from = *static_cast<const char**>(args[1]);
+  } else if (kernel.meaning != Meaning::kNone) {
     arguments->count = static_cast<std::size_t>(*static_cast<int*>(args[0]));
     char* const* operands = static_cast<char**>(args[2]);
     arguments->to = operands[0];

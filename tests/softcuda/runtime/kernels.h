@@ -1,12 +1,12 @@
-// Kernels are known by name only. Those that fill or copy contiguous memory are done on the host;
-// all others leave memory as it was.
+// Kernels are known by name only. Those that fill or copy contiguous memory, or set the condition
+// of a graph, are done on the host; all others leave memory as it was.
 #pragma once
 #include <cstddef>
 #include <string>
 
 namespace softcudart {
 
-enum class Meaning { kNone, kFill, kCopy };
+enum class Meaning { kNone, kFill, kCopy, kSetCondition };
 
 struct Kernel {
   std::string name;  // mangled

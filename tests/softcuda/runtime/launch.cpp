@@ -149,6 +149,12 @@ RUNTIME_API cudaFuncSetAttribute(const void* function, cudaFuncAttribute, int) {
   RUNTIME_ENTER();
   return finish(find_kernel(function) ? 0 : cudaErrorInvalidDeviceFunction);
 }
+RUNTIME_API cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute, int,
+                                            int device) {
+  RUNTIME_ENTER();
+  if (device < 0 || device >= softcuda_device_count()) return finish(cudaErrorInvalidDevice);
+  return finish(find_kernel(kernel) ? 0 : cudaErrorInvalidDeviceFunction);
+}
 RUNTIME_API cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
                                                                    const void* function,
                                                                    int block_size, std::size_t,
@@ -181,4 +187,40 @@ RUNTIME_API cudaMemcpyToSymbol(const void* symbol, const void* from, std::size_t
   if (const int error = variable_address(symbol, at, bytes)) return finish(error);
   if (offset > bytes || count > bytes - offset) return finish(cudaErrorInvalidValue);
   return finish(cuMemcpy(at + offset, address(from), count));
+}
+
+// Code from files or memory is not run: there are no modules.
+RUNTIME_API cudaLibraryLoadData(cudaLibrary_t*, const void*, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryLoadFromFile(cudaLibrary_t*, const char*, cudaJitOption*, void**, unsigned,
+                                    cudaLibraryOption*, void**, unsigned) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryUnload(cudaLibrary_t) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryGetKernel(cudaKernel_t*, cudaLibrary_t, const char*) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryGetKernelCount(unsigned*, cudaLibrary_t) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryGetGlobal(void**, std::size_t*, cudaLibrary_t, const char*) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryGetManaged(void**, std::size_t*, cudaLibrary_t, const char*) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
+}
+RUNTIME_API cudaLibraryGetUnifiedFunction(void**, cudaLibrary_t, const char*) {
+  RUNTIME_ENTER();
+  return finish(cudaErrorNotSupported);
 }

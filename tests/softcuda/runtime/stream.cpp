@@ -1,17 +1,13 @@
-// Streams, events, host functions, capture and graphs.
+// Streams, events, host functions and capture.
 #include <cstdio>
 #include <memory>
 
 #include "common.h"
 
 using softcudart::finish;
+using softcudart::out;
 
 namespace {
-
-template <class Handle>
-void** out(Handle* handle) {
-  return reinterpret_cast<void**>(handle);
-}
 
 struct Callback {
   cudaStreamCallback_t function;
@@ -108,6 +104,19 @@ RUNTIME_API cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   RUNTIME_ENTER();
   return finish(cuStreamBeginCapture_v2(stream, mode));
 }
+RUNTIME_API cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
+                                          const cudaGraphNode_t* dependencies,
+                                          const cudaGraphEdgeData* edges, std::size_t count,
+                                          cudaStreamCaptureMode mode) {
+  RUNTIME_ENTER();
+  return finish(cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode));
+}
+RUNTIME_API cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t* dependencies,
+                                                const cudaGraphEdgeData* edges, std::size_t count,
+                                                unsigned flags) {
+  RUNTIME_ENTER();
+  return finish(cuStreamUpdateCaptureDependencies_v2(stream, dependencies, edges, count, flags));
+}
 RUNTIME_API cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   RUNTIME_ENTER();
   return finish(cuStreamEndCapture(stream, out(graph)));
@@ -137,38 +146,4 @@ RUNTIME_API cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   const int error = cuThreadExchangeStreamCaptureMode(&value);
   *mode = static_cast<cudaStreamCaptureMode>(value);
   return finish(error);
-}
-
-RUNTIME_API cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
-                                          unsigned long long flags) {
-  RUNTIME_ENTER();
-  return finish(cuGraphInstantiateWithFlags(out(executable), graph, flags));
-}
-RUNTIME_API cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  RUNTIME_ENTER();
-  return finish(cuGraphLaunch(executable, stream));
-}
-RUNTIME_API cudaGraphDestroy(cudaGraph_t graph) {
-  RUNTIME_ENTER();
-  return finish(cuGraphDestroy(graph));
-}
-RUNTIME_API cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  RUNTIME_ENTER();
-  return finish(cuGraphExecDestroy(executable));
-}
-// Only the number of nodes is known; torch asks to warn about an empty graph.
-RUNTIME_API cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
-  RUNTIME_ENTER();
-  if (nodes) return finish(cudaErrorNotSupported);
-  *count = softcuda_graph_nodes(graph);
-  return finish(0);
-}
-RUNTIME_API cudaGraphNodeGetDependencies(cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*,
-                                         std::size_t*) {
-  RUNTIME_ENTER();
-  return finish(cudaErrorNotSupported);
-}
-RUNTIME_API cudaGraphDebugDotPrint(cudaGraph_t, const char*, unsigned) {
-  RUNTIME_ENTER();
-  return finish(cudaErrorNotSupported);
 }
