@@ -55,7 +55,7 @@ CUresult end_capture(const StreamRef& stream, Graph** graph) {
       other->capture = nullptr;
   std::erase_if(joined(), [](const auto& weak) { return weak.expired() || !weak.lock()->capture; });
   if (capture->invalid) return kCaptureInvalidated;
-  *graph = new Graph{capture->nodes};
+  *graph = new Graph{capture->nodes, capture->accesses};
   return CUDA_SUCCESS;
 }
 
@@ -102,6 +102,7 @@ CUresult wait_event(const StreamRef& stream, const Event& event) {
     stream->capture->invalid = true;
     return static_cast<CUresult>(905);  // STREAM_CAPTURE_ISOLATION
   }
+  stream->strand.clock.join(event.clock);
   if (event.recorded && !event.at.reached()) stream->waits.push_back(event.at);
   return CUDA_SUCCESS;
 }

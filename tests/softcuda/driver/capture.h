@@ -14,10 +14,12 @@ struct Capture {
   CaptureMode mode = CaptureMode::kGlobal;
   std::thread::id thread;
   std::vector<Work> nodes;
+  Accesses accesses;  // of all nodes
   bool invalid = false;
 };
 struct Graph {
   std::vector<Work> nodes;
+  Accesses accesses;
 };
 
 // With the work lock held.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "driver/types.h"
+#include "races.h"
 
 namespace softcuda {
 
@@ -44,6 +45,8 @@ struct Operation {
   Work work;
   std::vector<Moment> after;
   bool on_own_thread = false;  // a host function: it may take the program's locks
+  Accesses accesses = {};
+  Clock known = {};  // of a host function
 };
 
 struct Stream {
@@ -55,6 +58,7 @@ struct Stream {
   bool busy = false;  // a host function runs
   std::vector<Moment> waits;
   std::shared_ptr<Capture> capture;
+  Strand strand;
 
   bool blocking() const { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
 };
@@ -66,6 +70,7 @@ struct Event {
   Moment at;
   std::shared_ptr<std::int64_t> nanoseconds;
   std::shared_ptr<Capture> capture;
+  Clock clock;  // what its wait makes known
 };
 
 // A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if there is none.
@@ -77,7 +82,8 @@ CUevent add_event(int device, unsigned flags);
 bool remove_event(CUevent handle);
 
 // Takes the lock, and enqueues on the stream of that handle.
-CUresult enqueue_on(CUstream handle, Work work, bool on_own_thread = false);
+CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {});
+CUresult enqueue_host_function(CUstream handle, Work work);
 
 // Around fork: the child's copy is consistent because nobody was inside.
 void lock_for_fork();
