@@ -82,6 +82,8 @@ def _off_afterwards() -> Iterator[None]:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # what pools leave cached would count towards later budgets
         umem.disable()
+    races = [] if SOFT is None else SOFT.races()
+    assert not races, "the test left accesses that nothing orders: " + "; ".join(races)
 
 
 @pytest.fixture

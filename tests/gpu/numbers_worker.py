@@ -3,7 +3,7 @@
 python tests/gpu/numbers_worker.py NET POLICY [--budgets 1/2 ...] [--seeds 0 1 ...] [--steps N]
 
 With the policy "plain" torch's own allocator serves it. Each line of the output is JSON: budget,
-seed, the bytes of the peak, a digest of losses and parameters, and what umem moved.
+seed, the bytes of the peak, a digest of losses and parameters, what umem moved, and races.
 """
 
 from __future__ import annotations
@@ -72,13 +72,16 @@ def run(options: argparse.Namespace, budget: Fraction, seed: int, with_umem: boo
         umem.set_budget(max(int(options.peak * budget), 16 << 20) // (2 << 20) * (2 << 20))
     before = umem.stats() if with_umem else None
     torch.cuda.reset_peak_memory_stats()
+    slow = SOFT.slow_moves()
     SOFT.seed(seed)
     if options.skip:
         SOFT.skip(options.skip)
     digest = train(options.net, options.steps)
     SOFT.reset()
     SOFT.seed(0)
-    row = {"budget": str(budget), "seed": seed, "digest": digest}
+    row: dict[str, Any] = {"budget": str(budget), "seed": seed, "digest": digest}
+    row["races"] = SOFT.races()
+    row["slow_moves"] = SOFT.slow_moves() - slow
     row["peak_bytes"] = str(torch.cuda.max_memory_allocated())
     if before is not None:
         after = umem.stats()

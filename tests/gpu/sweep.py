@@ -1,18 +1,19 @@
-"""Makes driver calls of a training step fail, one at a time, and says what became of each.
+"""Makes driver calls of a training fail, one at a time, and says what became of each.
 
 python tests/gpu/sweep.py [--entry NAME ...] [--per-entry N] [--seed S]
 
 Needs the software driver (SOFTCUDA_LIB) and the CUDA build of torch. Every entry point that umem
-calls while it is enabled and a training step runs twice is failed at its n-th call, for n up to the
+calls while it is enabled and two training steps run is failed at its n-th call, for n up to the
 number of its calls: once with an error that passes, and with one that loses the device for good.
 Each case ends in one of these ways:
 
-    ok      the step went through, and all bytes are right
+    ok      the steps went through, and all numbers are those of an undisturbed run
     raised  a proper error; the tensors that survive are intact, and the next step works
     late    the call was made fewer than n times: nothing failed
-    lost    wrong bytes, a crash, a hang, a pin or memory left behind, an improper error
+    lost    wrong numbers, a crash, a hang, a pin or memory left behind, an improper error
 
-The exit code is 1 if any case was lost.
+Races between operators and the driver's moves, discards and frees are reported beside that. The
+exit code is 1 if any case was lost or raced.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Outcome:
     why: str = ""
     calls: dict[str, int] = dataclasses.field(default_factory=dict)  # of every entry point
     seconds: float = 0.0
+    races: list[str] = dataclasses.field(default_factory=list)
 
 
 class Worker:
@@ -151,14 +153,14 @@ def count(worker: Worker, timeout: float) -> dict[str, int]:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Runs the cases and prints the table; the number of lost ones."""
+    """Runs the cases and prints the table; the number of lost cases and of races."""
     worker = Worker(options.seed)
     calls = count(worker, options.timeout)
     if unknown := set(options.entry or []) - set(calls):
         raise SystemExit(f"{', '.join(sorted(unknown))}: not called; called: {', '.join(calls)}")
     calls = {name: n for name, n in calls.items() if not options.entry or name in options.entry}
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    lost = []
+    lost, races = [], []
     started = time.monotonic()
     for case in cases(calls, options.per_entry, options.plant):
         if not worker.alive:
@@ -169,10 +171,11 @@ def sweep(options: argparse.Namespace) -> int:
             print(f"{case}: {outcome.kind} {outcome.why} ({outcome.seconds:.2f} s)", flush=True)
         if outcome.kind == "lost":
             lost.append(f"lost: {case}: {outcome.why}")
+        races += [f"race: {case}: {text}" for text in outcome.races]
     worker.stop()
     report(calls, table, options.per_entry, time.monotonic() - started)
-    print("\n".join([*lost, f"lost: {len(lost)}"]))
-    return len(lost)
+    print("\n".join([*lost, *races, f"lost {len(lost)}, races {len(races)}"]))
+    return len(lost) + len(races)
 
 
 def report(

@@ -1,5 +1,9 @@
 """Runs the cases of sweep.py that come on standard input, one JSON line each, and answers so.
 
+A case trains a network, with kernels that compute: its numbers must be those of the same training
+without umem and without failures. Beside it, tensors of one value each are filled, copied and read
+on two streams.
+
 The failures that the sweep must notice can be planted: see `PLANTS`.
 """
 
@@ -21,6 +25,7 @@ MIB = 1 << 20
 # The device holds less than what lives at the peak, and the budget is less than that.
 os.environ["SOFTCUDA_BYTES"] = str(32 * MIB)
 BUDGET = 16 * MIB
+os.environ["OMP_NUM_THREADS"] = "1"  # for equal bits
 
 from softcuda import load  # noqa: E402
 
@@ -33,8 +38,63 @@ from sweep import entry_points  # noqa: E402
 import umem  # noqa: E402
 from umem.errors import UmemError  # noqa: E402
 
+load.compute()
+torch.set_num_threads(1)
 LAYERS, LARGE, SMALL = 4, 2 * MIB, 64 << 10
+STEPS = 3  # two in which a call may fail, and the next one
 kept: list[Any] = []  # by a planted leak
+State = list[torch.Tensor]  # of a network, on the host
+
+
+class Net:
+    """A training of two large layers whose numbers depend on nothing but the number of steps."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        host = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(STEPS, 128, 512, generator=host)
+        self.module = torch.nn.Sequential(
+            torch.nn.Linear(512, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 512)
+        )
+        for parameter in self.module.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=host) * 0.04
+        self.module.to("cuda")
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        x = self.inputs[self.steps].to("cuda")
+        loss = torch.nn.functional.mse_loss(self.module(x), x)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.steps += 1
+
+    def state(self) -> State:
+        return [parameter.detach().cpu() for parameter in self.module.parameters()]
+
+    def restore(self, state: State) -> None:
+        for parameter, value in zip(self.module.parameters(), state, strict=True):
+            parameter.detach().copy_(value)
+
+    def check(self, expected: list[State], interrupted: bool) -> None:
+        """Raises Lost if a parameter holds what it never does; after a failure, within a step."""
+        last = min(self.steps + 1, STEPS) if interrupted else self.steps
+        allowed = expected[self.steps : last + 1]
+        for number, value in enumerate(self.state()):
+            if not any(torch.equal(value, state[number]) for state in allowed):
+                raise Lost(f"parameter {number}: wrong numbers after {self.steps} steps")
+
+
+def undisturbed() -> list[State]:
+    """The network's states after each step, with torch's own kind of memory and no failures."""
+    with umem.enable(budget=BUDGET, device="cuda"):
+        pass  # it has to come before the first CUDA call
+    net = Net()
+    states = [net.state()]
+    for _ in range(STEPS):
+        net.step()
+        states.append(net.state())
+    return states
 
 
 class Training:
@@ -42,6 +102,7 @@ class Training:
 
     def __init__(self) -> None:
         self.cells: dict[str, Cell] = {}
+        self.net = Net()
         self.side = torch.cuda.Stream()
         for layer in range(LAYERS):
             for name, nbytes in (("weight", LARGE), ("momentum", LARGE), ("bias", SMALL)):
@@ -53,6 +114,7 @@ class Training:
         activations = [self.forward(layer) for layer in range(LAYERS)]
         for layer in reversed(range(LAYERS)):
             self.backward(layer, *activations.pop())
+        self.net.step()
         torch.cuda.current_stream().wait_stream(self.side)
         torch.cuda.empty_cache()
         umem.step()
@@ -80,9 +142,10 @@ class Training:
         self.cells[f"momentum {layer}"].copy(self.cells[f"weight {layer}"])
         self.cells[f"weight {layer}"].fill()
 
-    def check(self) -> None:
+    def check(self, expected: list[State], interrupted: bool) -> None:
         """Raises Lost if a tensor holds what it must not."""
         torch.cuda.synchronize()
+        self.net.check(expected, interrupted)
         for name, cell in self.cells.items():
             if wrong := cell.wrong():
                 raise Lost(f"{name}: {wrong}")
@@ -120,7 +183,7 @@ def must(work: Callable[[], object], what: str) -> None:
         raise Lost(f"{what} fails: {first_line(error)}")
 
 
-def run(case: dict[str, Any], seed: int) -> dict[str, Any]:
+def run(case: dict[str, Any], seed: int, expected: list[State]) -> dict[str, Any]:
     trainings: list[Training] = []
 
     def start() -> None:
@@ -140,15 +203,22 @@ def run(case: dict[str, Any], seed: int) -> dict[str, Any]:
     if not trainings:
         must(start, "starting again")
     must(lambda: PLANTS[case["plant"]](trainings), "the plant")
-    must(trainings[0].check, "reading")
-    must(trainings[0].step, "the next step")
-    must(trainings[0].check, "reading again")
+    go_on(trainings[0], expected, error is not None)
     trainings.clear()
     must(check_nothing_left, "the end")
     must(umem.disable, "umem.disable()")
     late = case["entry"] and calls[case["entry"]] < case["nth"]
     kind = "raised" if error else "late" if late else "ok"
     return {"kind": kind, "why": first_line(error), "calls": calls}
+
+
+def go_on(training: Training, expected: list[State], interrupted: bool) -> None:
+    """What was computed is right, and so is the next step."""
+    must(lambda: training.check(expected, interrupted), "reading")
+    if interrupted:  # as a program does that goes on from its last checkpoint
+        must(lambda: training.net.restore(expected[training.net.steps]), "writing")
+    must(training.step, "the next step")
+    must(lambda: training.check(expected, interrupted=False), "reading again")
 
 
 def check_type(case: dict[str, Any], error: BaseException | None) -> None:
@@ -190,6 +260,19 @@ def discard(trainings: list[Training]) -> None:
     assert result == 0, result
 
 
+def number(trainings: list[Training]) -> None:
+    """A wrong number of the network."""
+    next(trainings[0].net.module.parameters()).detach()[0, 0] += 1
+
+
+def race(trainings: list[Training]) -> None:
+    """Two streams write, and neither waits for the other."""
+    for stream in (trainings[0].side, torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            trainings[0].cells["mask"].fill()
+    torch.cuda.synchronize()
+
+
 def wrong_type(_: list[Training]) -> None:
     raise KeyError("of no use to the caller")
 
@@ -199,6 +282,8 @@ PLANTS: dict[str, Callable[[list[Training]], object]] = {
     "overwrite": overwrite,
     "discard": discard,
     "crash": lambda _: os.abort(),
+    "number": number,
+    "race": race,
     "hang": lambda _: time.sleep(3600),
     "leak": lambda trainings: kept.append(trainings[0].cells["weight 0"]),
     "type": wrong_type,
@@ -208,12 +293,16 @@ PLANTS: dict[str, Callable[[list[Training]], object]] = {
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
+    expected = undisturbed()
+    gc.collect()
+    torch.cuda.empty_cache()
     for line in sys.stdin:
         started = time.monotonic()
         try:
-            outcome = run(json.loads(line), int(sys.argv[1]))
+            outcome = run(json.loads(line), int(sys.argv[1]), expected)
         except Lost as lost:
             outcome = {"kind": "lost", "why": str(lost)}
+        outcome["races"] = soft.races()
         print(json.dumps(outcome | {"seconds": time.monotonic() - started}), file=answers)
 
 

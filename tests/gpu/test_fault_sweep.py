@@ -19,14 +19,14 @@ def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=900,
     )
 
 
 def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
     done = sweep("--per-entry", "4")
     print(done.stdout)
-    assert done.stdout.endswith("lost: 0\n"), done.stdout + done.stderr
+    assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
     assert done.returncode == 0
     # What umem cannot do without is called, and its failure is noticed by the program.
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
@@ -40,6 +40,7 @@ def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
     [
         ("overwrite", "weight 1: values"),
         ("discard", "weight 0: values"),
+        ("number", "parameter 0: wrong numbers"),
         ("crash", "it crashes"),
         ("hang", "it hangs"),
         ("leak", "stay alive"),
@@ -51,4 +52,13 @@ def test_a_planted_loss_is_noticed(softcuda: Softcuda, plant: str, words: str) -
     lost = [line for line in done.stdout.splitlines() if line.startswith("lost: cuInit")]
     assert len(lost) == 3, done.stdout + done.stderr  # one with each error
     assert all(words in line for line in lost)
+    assert done.returncode == 1
+
+
+def test_a_planted_race_is_noticed(softcuda: Softcuda) -> None:
+    done = sweep("--entry", "cuInit", "--plant", "race")
+    races = [line for line in done.stdout.splitlines() if line.startswith("race: cuInit")]
+    assert len(races) == 3, done.stdout + done.stderr
+    assert all("aten::fill_.Scalar writes" in line for line in races)
+    assert done.stdout.endswith("lost 0, races 3\n")
     assert done.returncode == 1

@@ -3,7 +3,7 @@
 Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. What the
 device is like comes from the environment at that moment (driver/config.h): SOFTCUDA_DEVICES,
 SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_NO_CMA,
-SOFTCUDA_LOG.
+SOFTCUDA_RACES, SOFTCUDA_LOG.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Softcuda:
         driver.softcuda_calls.argtypes = [ctypes.c_char_p]
         driver.softcuda_seed.argtypes = [ctypes.c_uint64]
         driver.softcuda_seed.restype = driver.softcuda_reset.restype = None
-        for name in ("calls", "pending", "async_errors", "faults"):
+        driver.softcuda_races.restype = ctypes.c_char_p
+        driver.softcuda_race_segments.restype = ctypes.c_size_t
+        for name in ("calls", "pending", "async_errors", "faults", "slow_moves"):
             getattr(driver, f"softcuda_{name}").restype = ctypes.c_uint64
 
     def inject(self, entry: str, nth: int, error: int) -> None:
@@ -77,6 +79,17 @@ class Softcuda:
     def async_errors(self) -> int:
         """Deferred operations that failed after their call had returned success."""
         return int(self.driver.softcuda_async_errors())
+
+    def races(self) -> list[str]:
+        """Pairs of accesses that nothing orders, found since the last call (driver/races.h).
+
+        A process that ends without asking for those that were found exits with 70.
+        """
+        return str(self.driver.softcuda_races().decode()).splitlines()
+
+    def slow_moves(self) -> int:
+        """Prefetches that nothing orders with an access, since the start: those page-fault."""
+        return int(self.driver.softcuda_slow_moves())
 
 
 def load(folder: str | os.PathLike[str] | None = None) -> Softcuda:

@@ -6,6 +6,17 @@
 
 #pragma GCC visibility push(default)
 extern "C" {
+struct SoftcudaRange {
+  const void* begin;
+  std::size_t bytes;
+  int written;  // else it is read
+};
+struct SoftcudaKernel {
+  const char* name;
+  const SoftcudaRange* ranges;
+  std::size_t count;
+};
+
 // The nth call from now on (1 = next) of entry point `name` returns `error` and does nothing else.
 // 0, or 1 for a null name, nth 0 or error 0. A misspelt name is never called: see softcuda_calls.
 int softcuda_inject(const char* name, std::uint64_t nth, int error);
@@ -26,6 +37,12 @@ std::uint64_t softcuda_pending();
 std::uint64_t softcuda_faults();
 // Deferred operations whose failure could not be returned by the call that enqueued them.
 std::uint64_t softcuda_async_errors();
+// The races found since the last call, a line each (driver/races.h). Until the thread's next call.
+const char* softcuda_races();
+// Prefetches that no order relates to an access to the same bytes, since the start.
+std::uint64_t softcuda_slow_moves();
+// Parts of memory whose accesses the race detector remembers.
+std::size_t softcuda_race_segments();
 
 // For libcudart: one counter and list of planned failures. `enter` counts a call and says what is
 // planned for it: an error, -1 (succeed and do nothing), or 0. `leave` ends it in every case.
@@ -33,8 +50,10 @@ void* softcuda_probe(const char* name);
 int softcuda_enter(void* probe);
 void softcuda_leave();
 // Work in stream order. `run(data)` runs once or, from a graph, any number of times;
-// `drop(data)` once, when it can run no more.
-int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data);
+// `drop(data)` once, when it can run no more. What it reads and writes is for the race detector.
+// Counts as cudaLaunchKernel, and may fail as that.
+int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
+                     void (*drop)(void*), void* data);
 int softcuda_device_count();
 std::size_t softcuda_device_bytes();
 // True for a device or managed pointer; `managed` may be null.

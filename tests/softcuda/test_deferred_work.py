@@ -42,6 +42,7 @@ def test_a_missing_event_wait_is_seen_and_a_present_one_never() -> None:
             ok(d.cuMemcpyAsync(target, source, c_size_t(MIB), b))
             ok(d.cuCtxSynchronize())
             wrong += ctypes.string_at(target.value, 1)[0] != value
+        assert bool(soft.races()) != WAIT
         print(wrong)
         """
     for seed in "123":
@@ -61,6 +62,7 @@ def test_the_order_depends_on_the_seed_alone() -> None:
                 fill(ptr, i, MIB, stream)
             ok(d.cuCtxSynchronize())
             order.append(ctypes.string_at(ptr.value, 1)[0])
+        assert soft.races()
         print(order)
         """
     first, again, other = (driver_program(code, SOFTCUDA_SEED=seed)[0] for seed in "778")

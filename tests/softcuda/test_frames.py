@@ -84,6 +84,7 @@ stream = new_stream()
 fill(dead, 2, 8 * MIB, None)
 fill(away, 1, 8 * MIB, None)
 to_host(away, 8 * MIB)
+ok(d.cuStreamSynchronize(None))
 assert discard(dead, 8 * MIB, stream) == 0
 error, other = plain(8 * MIB)
 assert error == 0

@@ -110,6 +110,7 @@ def test_a_forgotten_wait_corrupts_under_a_seed() -> None:
             other.copy_(device)  # on the default stream, which does not wait for a
             wrong += not torch.equal(other.cpu(), host)
             torch.cuda.synchronize()
+        assert soft.races()
         print(wrong)
         """,
         SOFTCUDA_SEED="11",
@@ -135,6 +136,7 @@ def test_record_stream_keeps_a_block_until_its_last_use(seed: str) -> None:
             torch.cuda.current_stream().synchronize()
             a.synchronize()
             wrong += not torch.equal(back, x)
+        assert bool(soft.races()) != RECORD
         print(wrong)
         """
     out, _ = torch_program(code.replace("RECORD", "True"), SOFTCUDA_SEED=seed)

@@ -61,7 +61,17 @@ struct Layout {
   at::Tensor alias() const {
     return at::from_blob(data, sizes, strides, at::TensorOptions().dtype(type));
   }
+  // From its first element to its last: bytes between them that are another view's count as well.
+  SoftcudaRange range(bool is_written) const {
+    std::int64_t elements = 1;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (sizes[i] == 0) return {data, 0, is_written};
+      elements += (sizes[i] - 1) * strides[i];
+    }
+    return {data, static_cast<std::size_t>(elements) * c10::elementSize(type), is_written};
+  }
 };
+using Ranges = std::vector<SoftcudaRange>;
 using Part = std::variant<at::Tensor, Layout>;  // a tensor of the host, or the place of another
 
 // An argument, for later.
@@ -103,6 +113,12 @@ class Argument {
       }
     }
     return {};
+  }
+
+  void add_ranges(bool is_written, Ranges& ranges) const {
+    for (const auto& part : parts_)
+      if (const auto* layout = part ? std::get_if<Layout>(&*part) : nullptr)
+        ranges.push_back(layout->range(is_written));
   }
 
  private:
@@ -151,10 +167,11 @@ struct Job {
   static void drop(void* data) { delete static_cast<Job*>(data); }
 };
 
-void enqueue(std::string name, std::function<void()> work) {
-  auto job = std::make_unique<Job>(Job{std::move(name), std::move(work)});
+void enqueue(const std::string& name, const Ranges& ranges, std::function<void()> work) {
+  auto job = std::make_unique<Job>(Job{name, std::move(work)});
+  const SoftcudaKernel kernel{name.c_str(), ranges.data(), ranges.size()};
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  const int error = softcuda_enqueue(stream.stream(), Job::run, Job::drop, job.release());
+  const int error = softcuda_enqueue(stream.stream(), &kernel, Job::run, Job::drop, job.release());
   TORCH_CHECK(error == 0, "the software driver refused a kernel: error ", error);
 }
 
@@ -216,6 +233,17 @@ class Call {
     return all;
   }
 
+  // Of all arguments; one that is given to be filled is neither read nor written here.
+  Ranges ranges(const std::vector<Argument>& arguments, bool with_out) const {
+    Ranges all;
+    for (std::size_t i = 0; i < count(); ++i)
+      if (with_out || !is_out(i))
+        arguments[i].add_ranges(written(schema().arguments()[i].alias_info()), all);
+    return all;
+  }
+
+  std::string name() const { return c10::toString(op_.operator_name()); }
+
   // False: its shapes are not known without its values.
   bool with_known_shapes() {
     std::vector<IValue> results;
@@ -233,7 +261,12 @@ class Call {
       if (!written(schema().returns()[k].alias_info()))
         for (const at::Tensor& t : tensors_of(results[k]))
           fresh[k].push_back(t.defined() ? std::optional(Layout(t)) : std::nullopt);
-    enqueue(schema().name(), [op = op_, args = arguments(), fresh = std::move(fresh)] {
+    std::vector<Argument> args = arguments();
+    Ranges touched = ranges(args, true);
+    for (const auto& tensors : fresh)
+      for (const auto& layout : tensors)
+        if (layout) touched.push_back(layout->range(true));
+    enqueue(name(), touched, [op = op_, args = std::move(args), fresh = std::move(fresh)] {
       Stack stack;
       for (const Argument& argument : args) stack.push_back(argument.on_host());
       op.callBoxed(&stack);
@@ -315,6 +348,8 @@ class Call {
     TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
                 "softcuda: ", schema().name(),
                 " needs its values at the call, and a graph is being captured");
+    // What it reads is read by its stream, as far as the order of things goes.
+    enqueue(name(), ranges(arguments(), false), [] {});
     c10::cuda::getCurrentCUDAStream().synchronize();
     Stack host;
     {
@@ -359,7 +394,8 @@ class Call {
 
   // As work of the stream: the memory may have been given to it just now.
   void write(const at::Tensor& to, const at::Tensor& from) const {
-    enqueue(schema().name(), [place = Layout(to), from] { place.take(from); });
+    const Layout place(to);
+    enqueue(name(), {place.range(true)}, [place, from] { place.take(from); });
   }
 
   c10::OperatorHandle op_;
@@ -388,8 +424,9 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     return at::native::copy_(self, from, non_blocking);
   const c10::DeviceGuard guard(self.device());
   const at::Tensor source = from.expand_as(self);
-  enqueue("aten::copy_",
-          [to = Layout(self), from = Layout(source)] { to.alias().copy_(from.alias()); });
+  const Layout to(self), origin(source);
+  enqueue("aten::copy_", {to.range(true), origin.range(false)},
+          [to, origin] { to.alias().copy_(origin.alias()); });
   return self;
 }
 

@@ -60,6 +60,7 @@ Config read() {
   if (hints != "") c.hints = hints == "worker" ? Hints::kWorker : Hints::kStreams;
   const std::size_t batch = std::clamp<std::size_t>(c.bytes / kFrame / 64, 1, 64);
   c.batch_frames = number("SOFTCUDA_BATCH", batch, 1, 64, "frames, 1 to 64");
+  c.races = number("SOFTCUDA_RACES", 1, 0, 1, "allowed are 0 and 1") == 1;
   c.log = number("SOFTCUDA_LOG", 0, 0, 1, "allowed are 0 and 1") == 1;
   c.fail = text_of("SOFTCUDA_FAIL");
   c.missing = words_of("SOFTCUDA_MISSING");

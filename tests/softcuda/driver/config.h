@@ -13,6 +13,9 @@
 //                     it gives the frame back at once
 //   SOFTCUDA_BATCH    frames that managed memory takes from the machine at a time (default: a 64th
 //                     of the device, at most 64 of them, as UVM does)
+//   SOFTCUDA_RACES    1 (default): races are looked for (races.h), and a process that has not asked
+//   for
+//                     those found exits with 70; 0: they are not
 //   SOFTCUDA_LOG      1: say once on stderr which unsupported entry points are called
 #pragma once
 #include <cstddef>
@@ -35,6 +38,7 @@ struct Config {
   std::string fail;
   bool uvm = true;
   std::size_t batch_frames = 1;
+  bool races = true;
   bool log = false;
 };
 

@@ -26,6 +26,12 @@ Side side_of(CUdeviceptr ptr) {
   return found.kind == Kind::kHost ? Side::kPinned : Side::kDevice;
 }
 
+// What the call touches of memory that the driver knows.
+Accesses touching(CUdeviceptr ptr, std::size_t span, Use use, const char* name) {
+  if (side_of(ptr) == Side::kPageable) return {};
+  return {{ptr, ptr + span, use, name}};
+}
+
 bool inside_allocation(CUdeviceptr ptr, std::size_t span) {
   Allocation found;
   if (!find_allocation(ptr, found)) return true;  // the program's own memory: not checked
@@ -54,7 +60,7 @@ Work copy_work(Rectangle r, const std::shared_ptr<std::vector<char>>& staged) {
   };
 }
 
-CUresult copy(Rectangle r, CUstream handle, bool wait_for_it) {
+CUresult copy(Rectangle r, CUstream handle, bool wait_for_it, const char* name) {
   RETURN_IF_FAILED(check_context());
   if (r.width == 0 || r.height == 0) return CUDA_SUCCESS;
   if (!r.to || !r.from || (r.height > 1 && (r.to_pitch < r.width || r.from_pitch < r.width)))
@@ -66,6 +72,10 @@ CUresult copy(Rectangle r, CUstream handle, bool wait_for_it) {
   const StreamRef stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (wait_for_it) RETURN_IF_FAILED(check_not_capturing(stream));
+  Accesses accesses = touching(r.from, span(r.from_pitch, r.width, r.height), Use::kRead, name);
+  for (const Access& access :
+       touching(r.to, span(r.to_pitch, r.width, r.height), Use::kWrite, name))
+    accesses.push_back(access);
   std::shared_ptr<std::vector<char>> staged;
   if (deferred() && !stream->capture && side_of(r.from) == Side::kPageable) {
     staged = std::make_shared<std::vector<char>>(r.width * r.height);
@@ -79,76 +89,77 @@ CUresult copy(Rectangle r, CUstream handle, bool wait_for_it) {
     r.from = in.to;
     r.from_pitch = r.width;
   }
-  RETURN_IF_FAILED(enqueue(stream, {copy_work(r, staged), {}, false}));
+  RETURN_IF_FAILED(enqueue(stream, {copy_work(r, staged), {}, false, std::move(accesses)}));
   if (wait_for_it || (!stream->capture && side_of(r.to) == Side::kPageable))
     wait_stream(lock, stream);
   return CUDA_SUCCESS;
 }
 
 CUresult copy_line(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream,
-                   bool wait_for_it) {
-  return copy({to, from, bytes, bytes, bytes, 1}, stream, wait_for_it);
+                   bool wait_for_it, const char* name) {
+  return copy({to, from, bytes, bytes, bytes, 1}, stream, wait_for_it, name);
 }
 
 template <class Value>
-CUresult fill(CUdeviceptr to, Value value, std::size_t count, CUstream handle) {
+CUresult fill(CUdeviceptr to, Value value, std::size_t count, CUstream handle, const char* name) {
   RETURN_IF_FAILED(check_context());
   if (count == 0) return CUDA_SUCCESS;
   if (!to || count > ~std::size_t{0} / sizeof(Value) || to % sizeof(Value) != 0 ||
       !inside_allocation(to, count * sizeof(Value)))
     return CUDA_ERROR_INVALID_VALUE;
-  return enqueue_on(handle, [to, value, count] {
+  const Work work = [to, value, count] {
     std::fill_n(reinterpret_cast<Value*>(to), count, value);
     return CUDA_SUCCESS;
-  });
+  };
+  return enqueue_on(handle, work, touching(to, count * sizeof(Value), Use::kWrite, name));
 }
 
 }  // namespace
 
 ENTRY(cuMemcpyAsync, 4000, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return copy_line(to, from, bytes, stream, false);
+  return copy_line(to, from, bytes, stream, false, __func__);
 }
 ENTRY(cuMemcpy, 4000, (CUdeviceptr to, CUdeviceptr from, std::size_t bytes)) {
   SOFTCUDA_ENTER();
-  return copy_line(to, from, bytes, nullptr, true);
+  return copy_line(to, from, bytes, nullptr, true, __func__);
 }
 ENTRY(cuMemcpyHtoDAsync_v2, 3020,
       (CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return copy_line(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream, false);
+  return copy_line(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream, false, __func__);
 }
 ENTRY(cuMemcpyDtoHAsync_v2, 3020,
       (void* to, CUdeviceptr from, std::size_t bytes, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return copy_line(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream, false);
+  return copy_line(reinterpret_cast<CUdeviceptr>(to), from, bytes, stream, false, __func__);
 }
 ENTRY(cuMemcpyDtoDAsync_v2, 3020,
       (CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return copy_line(to, from, bytes, stream, false);
+  return copy_line(to, from, bytes, stream, false, __func__);
 }
 ENTRY(cuMemcpyHtoD_v2, 3020, (CUdeviceptr to, const void* from, std::size_t bytes)) {
   SOFTCUDA_ENTER();
-  return copy_line(to, reinterpret_cast<CUdeviceptr>(from), bytes, nullptr, true);
+  return copy_line(to, reinterpret_cast<CUdeviceptr>(from), bytes, nullptr, true, __func__);
 }
 ENTRY(cuMemcpyDtoH_v2, 3020, (void* to, CUdeviceptr from, std::size_t bytes)) {
   SOFTCUDA_ENTER();
-  return copy_line(reinterpret_cast<CUdeviceptr>(to), from, bytes, nullptr, true);
+  return copy_line(reinterpret_cast<CUdeviceptr>(to), from, bytes, nullptr, true, __func__);
 }
 ENTRY(cuMemsetD8Async, 3020,
       (CUdeviceptr to, unsigned char value, std::size_t count, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return fill(to, value, count, stream);
+  return fill(to, value, count, stream, __func__);
 }
 ENTRY(cuMemsetD32Async, 3020,
       (CUdeviceptr to, unsigned value, std::size_t count, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return fill(to, value, count, stream);
+  return fill(to, value, count, stream, __func__);
 }
 ENTRY(cuMemsetD8_v2, 3020, (CUdeviceptr to, unsigned char value, std::size_t count)) {
   SOFTCUDA_ENTER();
-  return fill(to, value, count, nullptr);
+  return fill(to, value, count, nullptr, __func__);
 }
 
 // cuMemcpy2D's parameter record is large; the software libcudart needs no more than this.
@@ -156,5 +167,5 @@ int softcuda_copy_2d(void* to, std::size_t to_pitch, const void* from, std::size
                      std::size_t width, std::size_t height, void* stream) {
   return copy({reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<CUdeviceptr>(from), to_pitch,
                from_pitch, width, height},
-              static_cast<CUstream>(stream), false);
+              static_cast<CUstream>(stream), false, "cudaMemcpy2DAsync");
 }

@@ -45,6 +45,7 @@ class References {
 
 struct Graph {
   std::vector<Work> nodes;
+  Accesses accesses;  // of all nodes, but for the bodies of conditional ones
   References objects;
   // Shared with instances of the graph, and with the bodies of its conditional nodes.
   std::shared_ptr<std::vector<std::unique_ptr<Condition>>> conditions =

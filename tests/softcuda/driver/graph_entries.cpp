@@ -50,7 +50,7 @@ ENTRY(cuGraphLaunch, 10000, (Graph * executable, CUstream stream)) {
   SOFTCUDA_ENTER();
   if (!executable) return CUDA_ERROR_INVALID_HANDLE;
   RETURN_IF_FAILED(check_context());
-  return enqueue_on(stream, [graph = *executable] { return launch(graph); });
+  return enqueue_on(stream, [graph = *executable] { return launch(graph); }, executable->accesses);
 }
 ENTRY(cuGraphDestroy, 10000, (Graph * graph)) {
   SOFTCUDA_ENTER();

@@ -35,6 +35,24 @@ CUresult wait_for_everything() {
   return CUDA_SUCCESS;
 }
 
+void add_memory(const Allocation& allocation) {
+  add_allocation(allocation);
+  const auto lock = lock_work();
+  races().allocated(allocation.base, allocation.bytes);
+}
+
+// Nothing for an address that is none.
+Accesses freeing(CUdeviceptr ptr, const char* name) {
+  Allocation found;
+  if (!find_allocation(ptr, found) || found.base != ptr) return {};
+  return {{ptr, ptr + found.bytes, Use::kFree, name}};
+}
+
+void enter_free(CUdeviceptr ptr, const char* name) {
+  const auto lock = lock_work();
+  for (const Access& access : freeing(ptr, name)) races().done_by_host(access);
+}
+
 CUresult release(CUdeviceptr ptr) {
   Allocation found;
   if (!find_allocation(ptr, found) || found.base != ptr || found.kind == Kind::kHost)
@@ -70,12 +88,12 @@ CUresult discard_now(Range range) {
 }
 
 // Managed-memory hints have no graph node: a stream that captures refuses them.
-CUresult enqueue_hint(CUstream handle, Work work, Hint hint) {
+CUresult enqueue_hint(CUstream handle, Work work, Accesses accesses, Hint hint) {
   auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   if (stream->capture) return check_not_capturing(stream);
-  return enqueue(stream, {std::move(work), {}, false, hint});
+  return enqueue(stream, {std::move(work), {}, false, std::move(accesses), {}, hint});
 }
 
 Hint hint_to(CUmemLocation location) {
@@ -84,6 +102,12 @@ Hint hint_to(CUmemLocation location) {
 
 enum class Batch { kPrefetch, kDiscard, kDiscardAndPrefetch };
 
+const char* name_of(Batch kind) {
+  return kind == Batch::kPrefetch  ? "cuMemPrefetchBatchAsync"
+         : kind == Batch::kDiscard ? "cuMemDiscardBatchAsync"
+                                   : "cuMemDiscardAndPrefetchBatchAsync";
+}
+
 CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* bytes,
                        std::size_t count, const Destinations& to, unsigned long long flags,
                        CUstream stream) {
@@ -91,20 +115,23 @@ CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* b
   RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
   if (kind != Batch::kDiscard) RETURN_IF_FAILED(to.check(count, config().devices));
   std::vector<Range> ranges;
+  Accesses accesses;
+  const Use use = kind == Batch::kPrefetch ? Use::kMove : Use::kDiscard;
   for (std::size_t i = 0; i < count; ++i) {
     if (!is_managed(ptrs[i], bytes[i])) return CUDA_ERROR_INVALID_VALUE;
     ranges.push_back({ptrs[i], bytes[i], kind == Batch::kDiscard ? CUmemLocation{} : to.of(i)});
+    accesses.push_back({ptrs[i], ptrs[i] + bytes[i], use, name_of(kind)});
   }
   const bool leaves = kind == Batch::kPrefetch && count > 0;
   const Hint hint = leaves ? hint_to(ranges.front().location) : Hint::kWorker;
-  const auto work = [kind, ranges = std::move(ranges)] {
+  const Work work = [kind, ranges = std::move(ranges)] {
     for (const Range& range : ranges) {
       if (kind != Batch::kPrefetch) RETURN_IF_FAILED(discard_now(range));
       if (kind != Batch::kDiscard) RETURN_IF_FAILED(prefetch_now(range));
     }
     return CUDA_SUCCESS;
   };
-  return enqueue_hint(stream, work, hint);
+  return enqueue_hint(stream, work, std::move(accesses), hint);
 }
 
 }  // namespace
@@ -125,7 +152,7 @@ ENTRY(cuMemAlloc_v2, 3020, (CUdeviceptr * ptr, std::size_t bytes)) {
   if (bytes > config().bytes || make_room(current_device(), bytes) < bytes)
     return CUDA_ERROR_OUT_OF_MEMORY;
   RETURN_IF_FAILED(soft().cuMemAlloc(ptr, bytes));
-  add_allocation({*ptr, bytes, Kind::kDevice, current_device(), false});
+  add_memory({*ptr, bytes, Kind::kDevice, current_device(), false});
   return CUDA_SUCCESS;
 }
 
@@ -133,7 +160,7 @@ ENTRY(cuMemAllocManaged, 6000, (CUdeviceptr * ptr, std::size_t bytes, unsigned f
   SOFTCUDA_ENTER();
   RETURN_IF_FAILED(check_allocation_call());
   RETURN_IF_FAILED(soft().cuMemAllocManaged(ptr, bytes, flags));
-  add_allocation({*ptr, bytes, Kind::kManaged, current_device(), false});
+  add_memory({*ptr, bytes, Kind::kManaged, current_device(), false});
   return CUDA_SUCCESS;
 }
 
@@ -142,12 +169,15 @@ ENTRY(cuMemFree_v2, 3020, (CUdeviceptr ptr)) {
   if (ptr == 0) return CUDA_SUCCESS;
   RETURN_IF_FAILED(check_context());
   RETURN_IF_FAILED(wait_for_everything());
+  enter_free(ptr, "cuMemFree");
   return release(ptr);
 }
 
 int softcuda_free_async(void* ptr, void* stream) {
   const auto address = reinterpret_cast<CUdeviceptr>(ptr);
-  return enqueue_on(static_cast<CUstream>(stream), [address] { return release(address); });
+  return enqueue_on(
+      static_cast<CUstream>(stream), [address] { return release(address); },
+      freeing(address, "cudaFreeAsync"));
 }
 
 ENTRY(cuMemHostAlloc, 2020, (void** ptr, std::size_t bytes, unsigned)) {
@@ -157,7 +187,7 @@ ENTRY(cuMemHostAlloc, 2020, (void** ptr, std::size_t bytes, unsigned)) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   *ptr = memory;
-  add_allocation(
+  add_memory(
       {reinterpret_cast<std::uintptr_t>(memory), bytes, Kind::kHost, current_device(), false});
   return CUDA_SUCCESS;
 }
@@ -186,7 +216,7 @@ ENTRY(cuMemHostRegister_v2, 6050, (void* ptr, std::size_t bytes, unsigned)) {
   Allocation found;
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   if (find_allocation(address, found)) return kAlreadyRegistered;
-  add_allocation({address, bytes, Kind::kHost, current_device(), true});
+  add_memory({address, bytes, Kind::kHost, current_device(), true});
   return CUDA_SUCCESS;
 }
 ENTRY(cuMemHostUnregister, 4000, (void* ptr)) {
@@ -209,7 +239,9 @@ ENTRY(cuMemPrefetchAsync_v2, 12020,
   if (flags != 0 || !valid_location(location, config().devices) || !is_managed(ptr, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const Range range{ptr, bytes, location};
-  return enqueue_hint(stream, [range] { return prefetch_now(range); }, hint_to(location));
+  return enqueue_hint(
+      stream, [range] { return prefetch_now(range); },
+      {{ptr, ptr + bytes, Use::kMove, "cuMemPrefetchAsync"}}, hint_to(location));
 }
 ENTRY(cuMemPrefetchAsync, 8000,
       (CUdeviceptr ptr, std::size_t bytes, CUdevice device, CUstream stream)) {

@@ -81,7 +81,9 @@ ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
     poll();
     const bool waits =
         std::any_of(s->waits.begin(), s->waits.end(), [](const Moment& m) { return !m.reached(); });
-    return now(s).reached() && !waits ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (!now(s).reached() || waits) return CUDA_ERROR_NOT_READY;
+    races().host_knows(s->strand.clock);
+    return CUDA_SUCCESS;
   });
 }
 ENTRY(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned)) {
@@ -99,7 +101,7 @@ ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* 
     function(data);
     return CUDA_SUCCESS;
   };
-  return enqueue_on(stream, work, true);
+  return enqueue_host_function(stream, work);
 }
 
 ENTRY(cuEventCreate, 2000, (CUevent * event, unsigned flags)) {
@@ -133,7 +135,9 @@ ENTRY(cuEventQuery, 2000, (CUevent event)) {
     if (e.capture) return kCapturedEvent;
     RETURN_IF_FAILED(check_unsafe());
     poll();
-    return !e.recorded || e.at.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (e.recorded && !e.at.reached()) return CUDA_ERROR_NOT_READY;
+    races().host_knows(e.clock);
+    return CUDA_SUCCESS;
   });
 }
 ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
@@ -142,7 +146,9 @@ ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
     if (e.capture) return kCapturedEvent;
     RETURN_IF_FAILED(check_unsafe());
     const Moment at = e.at;  // the record of this moment, whatever is recorded later
+    const Clock known = e.clock;
     if (e.recorded) wait(lock, [&] { return at.reached(); });
+    races().host_knows(known);
     return CUDA_SUCCESS;
   });
 }
@@ -221,11 +227,25 @@ ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
   *mode = static_cast<int>(exchange_mode(static_cast<CaptureMode>(*mode)));
   return CUDA_SUCCESS;
 }
-int softcuda_enqueue(void* stream, void (*run)(void*), void (*drop)(void*), void* data) {
+int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
+                     void (*drop)(void*), void* data) {
   const std::shared_ptr<void> owner(data, drop);
+  // A kernel that libcudart was not asked to launch is launched here: it counts, and may fail.
+  static Probe& probe = probe_of("cudaLaunchKernel");
+  const Call call(probe);
+  if (call.planned()) return call.result();
   RETURN_IF_FAILED(check_context());
-  return enqueue_on(static_cast<CUstream>(stream), [run, owner] {
+  const char* name = intern(kernel->name);
+  Accesses accesses;
+  for (std::size_t i = 0; i < kernel->count; ++i) {
+    const SoftcudaRange& range = kernel->ranges[i];
+    const auto begin = reinterpret_cast<std::uintptr_t>(range.begin);
+    accesses.push_back(
+        {begin, begin + range.bytes, range.written ? Use::kWrite : Use::kRead, name});
+  }
+  const Work work = [run, owner] {
     run(owner.get());
     return CUDA_SUCCESS;
-  });
+  };
+  return enqueue_on(static_cast<CUstream>(stream), work, std::move(accesses));
 }

@@ -86,6 +86,7 @@ bool run_one() {
   Operation operation = std::move(stream->queue.front());
   stream->queue.pop_front();
   if (operation.on_own_thread) {
+    races().host_knows(operation.known);
     run_on_own_thread(stream, std::move(operation.work));
     return true;
   }
@@ -102,21 +103,35 @@ bool idle(const Stream& stream, const Operation& next) {
 void forget_drained() {
   State& s = state();
   std::erase_if(s.all, [](const StreamRef& stream) {
-    return stream.use_count() == 1 && stream->queue.empty() && !stream->busy;
+    const bool gone = stream.use_count() == 1 && stream->queue.empty() && !stream->busy;
+    if (gone) races().stream_is_gone(stream->strand);
+    return gone;
   });
 }
 
 // Streams that the legacy stream's rules put before `stream`.
-void add_implicit_order(const StreamRef& stream, std::vector<Moment>& after) {
+template <class Visit>
+void for_streams_before(const StreamRef& stream, Visit visit) {
   const StreamRef& legacy = state().legacy[static_cast<std::size_t>(stream->device)];
   if (stream == legacy) {
     for (const StreamRef& other : state().all)
-      if (other != legacy && other->device == stream->device && other->blocking())
-        after.push_back(now(other));
+      if (other != legacy && other->device == stream->device && other->blocking()) visit(other);
   } else if (stream->blocking()) {
-    after.push_back(now(legacy));
+    visit(legacy);
   }
+}
+
+void add_implicit_order(const StreamRef& stream, std::vector<Moment>& after) {
+  for_streams_before(stream, [&](const StreamRef& other) { after.push_back(now(other)); });
   std::erase_if(after, [](const Moment& m) { return m.reached(); });
+}
+
+void enter_operation(const StreamRef& stream, Operation& operation) {
+  Strand& strand = stream->strand;
+  for_streams_before(stream,
+                     [&](const StreamRef& other) { strand.clock.join(other->strand.clock); });
+  races().enqueued(strand, operation.accesses);
+  if (operation.on_own_thread) operation.known = strand.clock;
 }
 
 }  // namespace
@@ -188,8 +203,11 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   if (stream->capture) {
     if (stream->capture->invalid) return kCaptureInvalidated;
     stream->capture->nodes.push_back(std::move(operation.work));
+    Accesses& accesses = stream->capture->graph.accesses;
+    accesses.insert(accesses.end(), operation.accesses.begin(), operation.accesses.end());
     return CUDA_SUCCESS;
   }
+  enter_operation(stream, operation);
   operation.after = std::move(stream->waits);
   stream->waits.clear();
   add_implicit_order(stream, operation.after);
@@ -219,10 +237,17 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   return *result;
 }
 
-CUresult enqueue_on(CUstream handle, Work work, bool on_own_thread) {
+CUresult enqueue_on(CUstream handle, Work work, Accesses accesses) {
   const auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
-  return stream ? enqueue(stream, {std::move(work), {}, on_own_thread}) : CUDA_ERROR_INVALID_HANDLE;
+  return stream ? enqueue(stream, {std::move(work), {}, false, std::move(accesses)})
+                : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult enqueue_host_function(CUstream handle, Work work) {
+  const auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  return stream ? enqueue(stream, {std::move(work), {}, true}) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult record(Event& event, const StreamRef& stream) {
@@ -240,7 +265,9 @@ CUresult record(Event& event, const StreamRef& stream) {
     return CUDA_SUCCESS;
   };
   event.at = {stream, stream->issued + 1};
-  return enqueue(stream, std::move(operation));
+  const CUresult result = enqueue(stream, std::move(operation));
+  event.clock = stream->strand.clock;
+  return result;
 }
 
 void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done) {
@@ -257,19 +284,29 @@ void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream) {
   const bool legacy = stream == state().legacy[static_cast<std::size_t>(stream->device)];
   std::vector<Moment> all = waits;
   all.push_back(last);
-  if (legacy) add_implicit_order(stream, all);
+  Clock known = stream->strand.clock;
+  if (legacy) {
+    add_implicit_order(stream, all);
+    for_streams_before(stream, [&](const StreamRef& other) { known.join(other->strand.clock); });
+  }
   wait(lock, [&] {
     return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
   });
+  races().host_knows(known);
 }
 
 void wait_device(std::unique_lock<std::mutex>& lock, int device) {
   std::vector<Moment> all;
-  for (const StreamRef& stream : state().all)
-    if (device < 0 || stream->device == device) all.push_back(now(stream));
+  Clock known = races().of_gone_streams();
+  for (const StreamRef& stream : state().all) {
+    if (device >= 0 && stream->device != device) continue;
+    all.push_back(now(stream));
+    known.join(stream->strand.clock);
+  }
   wait(lock, [&] {
     return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
   });
+  races().host_knows(known);
 }
 
 void poll() {

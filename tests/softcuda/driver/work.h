@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "driver/types.h"
+#include "races.h"
 
 namespace softcuda {
 
@@ -52,6 +53,8 @@ struct Operation {
   Work work;
   std::vector<Moment> after;
   bool on_own_thread = false;  // a host function: it may take the program's locks
+  Accesses accesses = {};
+  Clock known = {};  // of a host function
   Hint hint = Hint::kNone;
   std::uint64_t arrival = 0;  // of a hint that the worker carries out: its number
 };
@@ -65,6 +68,7 @@ struct Stream {
   bool busy = false;  // a host function runs
   std::vector<Moment> waits;
   std::shared_ptr<Capture> capture;
+  Strand strand;
 
   bool blocking() const { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
 };
@@ -76,6 +80,7 @@ struct Event {
   Moment at;
   std::shared_ptr<std::int64_t> nanoseconds;
   std::shared_ptr<Capture> capture;
+  Clock clock;  // what its wait makes known
 };
 
 // A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if there is none.
@@ -87,7 +92,8 @@ CUevent add_event(int device, unsigned flags);
 bool remove_event(CUevent handle);
 
 // Takes the lock, and enqueues on the stream of that handle.
-CUresult enqueue_on(CUstream handle, Work work, bool on_own_thread = false);
+CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {});
+CUresult enqueue_host_function(CUstream handle, Work work);
 
 // Around fork: the child's copy is consistent because nobody was inside.
 void lock_for_fork();

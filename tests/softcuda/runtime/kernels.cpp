@@ -120,6 +120,9 @@ Kernel interpret(const char* mangled) {
 
 int launch(const Kernel& kernel, void** args, void* stream) {
   auto arguments = std::make_unique<Arguments>();
+  std::array<SoftcudaRange, 2> ranges{};
+  std::size_t known = 0;
+  const char* name = "an unknown kernel";
   arguments->kernel = kernel;
   if (kernel.meaning == Meaning::kSetCondition) {
     arguments->condition = *static_cast<std::uint64_t*>(args[0]);
@@ -128,14 +131,21 @@ int launch(const Kernel& kernel, void** args, void* stream) {
     arguments->count = static_cast<std::size_t>(*static_cast<int*>(args[0]));
     char* const* operands = static_cast<char**>(args[2]);
     arguments->to = operands[0];
-    if (kernel.meaning == Meaning::kFill)
+    const std::size_t bytes = arguments->count * kernel.element_bytes;
+    ranges[known++] = {arguments->to, bytes, 1};
+    if (kernel.meaning == Meaning::kFill) {
+      name = "a fill kernel";
       std::memcpy(arguments->value.data(), args[1], kernel.element_bytes);
-    else
+    } else {
+      name = "a copy kernel";
       arguments->from = operands[1];
+      ranges[known++] = {arguments->from, bytes, 0};
+    }
   } else {
     softcuda_log(("kernel computes nothing: " + demangle(kernel.name.c_str())).c_str());
   }
-  return softcuda_enqueue(stream, run, drop, arguments.release());
+  const SoftcudaKernel described{name, ranges.data(), known};
+  return softcuda_enqueue(stream, &described, run, drop, arguments.release());
 }
 
 }  // namespace softcudart

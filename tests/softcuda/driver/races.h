@@ -1,0 +1,79 @@
+// Accesses to the same bytes that no order of CUDA's relates.
+//
+// All is judged when it is enqueued, by what CUDA promises and not by what happened to run first:
+// order within a stream, events, the legacy stream's rules, and what the program has waited for or
+// has been told is complete. The program's threads count as one strand, the host: they are ordered
+// by the program's own locks, which nobody sees here.
+//
+//   a write, beside a read or a write           a race
+//   a discard, beside anything                  a race: CUDA leaves undefined what the bytes become
+//   a free in stream order, beside anything     a race; so is anything after a free
+//   a move, beside a read or a write            slow: the bytes stay right, by page faults
+#pragma once
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "shadow.h"
+
+namespace softcuda {
+
+inline constexpr StrandId kHost = 0;
+
+// What a stream knows. It gets its id with its first operation.
+struct Strand {
+  StrandId id = kHost;
+  Clock clock;
+};
+
+// One text for all equal ones, for as long as the process lives.
+const char* intern(std::string_view text);
+
+// With the work lock held, all of it.
+class Races {
+ public:
+  // The stream's next operation; its clock is the stream's afterwards.
+  void enqueued(Strand& stream, const Accesses& accesses);
+  // The program itself does it, in the call that is being made.
+  void done_by_host(const Access& access);
+  // All that is in `clock` is complete, and the program has been told.
+  void host_knows(const Clock& clock) { host_.join(clock); }
+  // That of all streams that are gone: they may have been given work until then.
+  const Clock& of_gone_streams() const { return gone_; }
+  void stream_is_gone(const Strand& stream);
+  void allocated(std::uintptr_t begin, std::size_t bytes);
+
+  // The reports since the last call, a line each.
+  std::string take();
+  std::uint64_t slow() const { return slow_; }
+  std::size_t size() const { return shadow_.size(); }
+
+ private:
+  struct Gone {
+    StrandId id;
+    Tick tick;
+  };
+
+  void start(Strand& stream);
+  void enter(const Access& access, StrandId strand, Tick tick, const Clock& clock);
+  void judge(const Mark& earlier, const Mark& later, std::uintptr_t begin, std::uintptr_t end);
+  void report(const Mark& earlier, const Mark& later, std::uintptr_t begin, std::uintptr_t end);
+  void bound();
+
+  Clock host_, gone_;
+  StrandId last_id_ = kHost;
+  std::vector<Gone> spare_;  // ids of streams that are gone
+  Shadow shadow_;
+  std::size_t prune_at_ = 4096;
+  std::uint64_t slow_ = 0;
+  using Key = std::tuple<const char*, Use, StrandId, const char*, Use, StrandId>;
+  std::set<Key> reported_;
+  std::vector<std::string> reports_;
+};
+
+Races& races();
+
+}  // namespace softcuda
