@@ -126,6 +126,7 @@ def test_a_block_in_use_elsewhere_is_active_but_not_allocated(softcuda: Softcuda
     softcuda.seed(5)  # so that the work is not done before it is looked at
     side = torch.cuda.Stream()
     x = full(1.0, mib=8)
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         y = x.clone()
     x.record_stream(side)

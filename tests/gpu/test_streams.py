@@ -142,7 +142,9 @@ def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, e
         softcuda.seed(seed)
         if skip:
             softcuda.skip(entry)
-        return Program(seed, live_bytes=40 * MIB).run(400)
+        wrong = Program(seed, live_bytes=40 * MIB).run(400)
+        assert bool(softcuda.races()) == skip
+        return wrong
 
     assert any(run(seed, skip=True) for seed in range(1, 13))
     assert run(1, skip=False) == []
