@@ -266,10 +266,11 @@ def number(trainings: list[Training]) -> None:
 
 
 def race(trainings: list[Training]) -> None:
-    """Two streams write, and neither waits for the other."""
-    for stream in (trainings[0].side, torch.cuda.Stream()):
-        with torch.cuda.stream(stream):
-            trainings[0].cells["mask"].fill()
+    """A stream reads what another one writes, and does not wait for it."""
+    cell = trainings[0].cells["weight 0"]
+    cell.fill()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        cell.tensor.sum()
     torch.cuda.synchronize()
 
 
