@@ -122,7 +122,7 @@ void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes,
   const auto listener = listener_ ? listener_->load(std::memory_order_relaxed) : nullptr;
   if (!listener) return;
   listener({kind, place_.device, address, bytes,
-             reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
+            reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
 }
 
 Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
