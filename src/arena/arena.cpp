@@ -119,9 +119,10 @@ void Arena::record_inactive(const Allocation& block, bool taken) {
 
 void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes,
                    std::uint32_t pool) const {
-  if (!listener_) return;
-  listener_({kind, place_.device, address, bytes,
-             reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
+  const auto listener = listener_ ? listener_->load(std::memory_order_relaxed) : nullptr;
+  if (!listener) return;
+  listener({kind, place_.device, address, bytes,
+            reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
 }
 
 Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
@@ -296,12 +297,11 @@ Status Arena::finished(Pending& pending, bool& done) {
   return {};
 }
 
-Status Arena::wait_for_pending() {
+Status Arena::pending_events(std::vector<cu::CUevent>& events) {
   const driver::CallScope scope(table_, place_);
   for (auto& [ptr, pending] : pending_) {
     UMEM_RETURN_IF_ERROR(record_events(pending));
-    for (cu::CUevent event : pending.events)
-      UMEM_RETURN_IF_ERROR(check(table_.cuEventSynchronize(event), Entry::cuEventSynchronize));
+    events.insert(events.end(), pending.events.begin(), pending.events.end());
   }
   return {};
 }
@@ -343,7 +343,7 @@ Status Arena::destroy(RangeId range) {
   UMEM_ASSERT(empty(range), "only a range without blocks goes back to the driver");
   const std::size_t bytes = ranges_[range].bytes;
   const std::uintptr_t base = ranges_[range].base;
-  UMEM_RETURN_IF_ERROR(ranges_.destroy(range, place_));
+  UMEM_RETURN_IF_ERROR(ranges_.destroy(range, place_, freer_));
   cached_bytes_ -= bytes;
   const bool large = slots_[range].kind == Slot::Kind::kLarge;
   record(stats_.segments, stat_type(large), -1);

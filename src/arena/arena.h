@@ -2,8 +2,9 @@
 // own; smaller ones share 2 MiB segments. Freed blocks are cached by stream and reused in stream
 // order. The arena knows nothing of residency: the runtime joins the two.
 //
-// Not thread-safe: the runtime's lock is held around every call.
+// Not thread-safe: the device's lock is held around every call.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -51,8 +52,10 @@ struct Footprint {
 
 class Arena {
  public:
-  Arena(const driver::Table& table, managed::RangeTable& ranges, driver::Place place)
-      : table_(table), ranges_(ranges), place_(place) {}
+  // With a freer, ranges leave at once, and their memory is given back to the driver by it.
+  Arena(const driver::Table& table, managed::RangeTable& ranges, driver::Place place,
+        managed::Freer* freer = nullptr)
+      : table_(table), ranges_(ranges), place_(place), freer_(freer) {}
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -73,8 +76,9 @@ class Arena {
   // cached bytes are at most `keep_bytes`. `leaving` is asked of each before its addresses go, and
   // may say no.
   Status trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving);
-  // Waits for the streams that pending blocks are in use on. `poll` makes them reusable then.
-  Status wait_for_pending();
+  // Appends events that are reached when the streams are done that pending blocks are in use on;
+  // `poll` makes them reusable then.
+  Status pending_events(std::vector<cu::CUevent>& events);
   bool any_pending() const { return !pending_.empty(); }
 
   // From now on large blocks lie where the layout says, as long as the program's steps go by it.
@@ -100,8 +104,8 @@ class Arena {
   Block block_at(const void* ptr) const;
   // All ranges with their blocks, by address.
   std::vector<SegmentRow> describe() const;
-  // Called with every allocation, release and range; null: no listener.
-  void set_listener(void (*listener)(const Event&)) { listener_ = listener; }
+  // What is called with every allocation, release and range is there; null: no listener.
+  void set_listener(const std::atomic<void (*)(const Event&)>* listener) { listener_ = listener; }
   // Asserts that the free lists hold what is free, each once, and that the sums are right. A full
   // scan, for tests.
   void check_invariants() const;
@@ -149,6 +153,7 @@ class Arena {
   const driver::Table& table_;
   managed::RangeTable& ranges_;
   driver::Place place_;
+  managed::Freer* const freer_;
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unordered_map<void*, std::vector<cu::CUstream>> recorded_;
@@ -158,7 +163,7 @@ class Arena {
   ArenaStats stats_;
   std::size_t cached_bytes_ = 0;
   std::uint32_t empty_segments_ = 0;
-  void (*listener_)(const Event&) = nullptr;
+  const std::atomic<void (*)(const Event&)>* listener_ = nullptr;
   std::uint64_t clock_ = 0;
 };
 

@@ -26,7 +26,7 @@ Status Arena::install_layout(const std::vector<LayoutEntry>& entries, std::size_
 
 Status Arena::remove_layout() {
   const LayoutStatus before = layout_->status();
-  UMEM_RETURN_IF_ERROR(layout_->destroy(place_));
+  UMEM_RETURN_IF_ERROR(layout_->destroy(place_, freer_));
   record_layout(before, -1);
   for (RangeId subrange : layout_->subranges()) slots_[subrange] = {};
   layout_.reset();

@@ -89,9 +89,9 @@ void Layout::step_ended() {
   next_ = 0;
 }
 
-Status Layout::destroy(const driver::Place& place) {
+Status Layout::destroy(const driver::Place& place, managed::Freer* freer) {
   UMEM_ASSERT(idle(), "a layout outlives the blocks in it");
-  UMEM_RETURN_IF_ERROR(ranges_.destroy(range_, place));
+  UMEM_RETURN_IF_ERROR(ranges_.destroy(range_, place, freer));
   for (RangeId subrange : subranges_) ranges_.remove_subrange(subrange);
   return {};
 }

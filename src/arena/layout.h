@@ -56,7 +56,7 @@ class Layout {
   void retire() { retired_ = true; }
   bool idle() const { return taken_ == 0; }
   // Gives the range back to the driver; no subrange is taken.
-  Status destroy(const driver::Place& place);
+  Status destroy(const driver::Place& place, managed::Freer* freer);
 
   RangeId range() const { return range_; }
   const std::vector<RangeId>& subranges() const { return subranges_; }  // each once

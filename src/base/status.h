@@ -62,6 +62,7 @@ class FirstError {
   void keep(Status status) {
     if (first_.ok()) first_ = std::move(status);
   }
+  bool ok() const { return first_.ok(); }
   Status take() { return std::move(first_); }
 
  private:

@@ -52,7 +52,7 @@ void bind_runtime(py::module_& module) {
   module.def("start", [](const Options& options) { run([&] { return runtime::start(options); }); });
   module.def("stop", [] { run([] { return runtime::stop(); }); });
   module.def("running", &runtime::running);
-  module.def("current_options", &runtime::current_options);
+  module.def("current_options", [] { return unlocked(&runtime::current_options); });
   module.def("set_budget", [](std::size_t device_bytes, std::size_t host_bytes) {
     run([&] { return runtime::set_budget(device_bytes, host_bytes); });
   });

@@ -2,8 +2,11 @@
 // and the map from any address to its range. Where managed memory cannot be used, plain device
 // memory.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +15,7 @@
 #include "base/units.h"
 #include "driver/place.h"
 #include "driver/table.h"
+#include "managed/freer.h"
 #include "managed/page_map.h"
 
 namespace umem::managed {
@@ -30,14 +34,17 @@ struct Range {
   std::uint32_t pieces = 0;  // of a head; of a further piece 0
 };
 
-// Not thread-safe but for `find`, which may race with creation of other ranges.
+// Several devices have their ranges here, each under a lock of its own: a caller holds the lock of
+// the device that a range is of, or is to be of. `find` and `device_of` need no lock.
 class RangeTable {
  public:
-  explicit RangeTable(const driver::Table& table) : table_(table) {}
+  explicit RangeTable(const driver::Table& table);
+  ~RangeTable();
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
 
   // Most bytes of all ranges together; 0 is unbounded.
+  // What is on its way back to the driver counts.
   void set_limit(std::size_t bytes) { limit_ = bytes; }
   void set_managed(bool managed) { managed_ = managed; }
   // Managed ranges made from now on are cut into pieces of so many bytes, a multiple of 2 MiB.
@@ -45,7 +52,10 @@ class RangeTable {
   // `bytes` is rounded up to 2 MiB. kOutOfDeviceMemory beyond the limit; else the driver's reason.
   // `piece`: as set_piece, for this one; 0: what was set.
   Result<RangeId> create(std::size_t bytes, const driver::Place& place, std::size_t piece = 0);
-  Status destroy(RangeId id, const driver::Place& place);
+  // With a freer, the ids and addresses go at once, and the memory is freed by it.
+  Status destroy(RangeId id, const driver::Place& place, Freer* freer = nullptr);
+  // The driver has the memory of a range again that a freer was given.
+  void freed(std::size_t bytes);
 
   // A subrange: further ids, a head and its pieces, for a part of the range, in whole pages.
   // Addresses lead to the range but where a subrange is shown; shown ones do not overlap.
@@ -53,16 +63,19 @@ class RangeTable {
   void remove_subrange(RangeId subrange);  // that is not shown
   void show_subrange(RangeId subrange);
   void hide_subrange(RangeId subrange, RangeId range) {
-    UMEM_ASSERT(map_.find(ranges_[subrange].base) == subrange, "only a shown subrange is hidden");
-    map_.set(ranges_[subrange].base, ranges_[subrange].bytes, range);
+    UMEM_ASSERT(map_.find(at(subrange).base) == subrange, "only a shown subrange is hidden");
+    map_.set(at(subrange).base, at(subrange).bytes, range);
   }
   // No subrange is shown anywhere in its pages.
   bool unseen(RangeId subrange, RangeId range) const;
 
   // The piece that holds the address.
   RangeId find(const void* ptr) const { return map_.find(reinterpret_cast<std::uintptr_t>(ptr)); }
+  // The device that the range is of, or that the id was of last: it may have gone, but for one who
+  // uses the range or holds its device's lock.
+  int device_of(RangeId id) const { return __atomic_load_n(&at(id).device, __ATOMIC_RELAXED); }
   // Whether its range is one piece.
-  bool whole(RangeId id) const { return ranges_[id].pieces == 1; }
+  bool whole(RangeId id) const { return at(id).pieces == 1; }
   // Calls `act` with the id of each piece of the range that `id` belongs to, in order.
   template <class Act>
   void each_piece(RangeId id, Act act) const {
@@ -70,26 +83,41 @@ class RangeTable {
       act(id);
       return;
     }
-    const RangeId head = ranges_[id].head;
-    const std::uint32_t pieces = ranges_[head].pieces;
+    const RangeId head = at(id).head;
+    const std::uint32_t pieces = at(head).pieces;
     for (std::uint32_t i = 0; i < pieces; ++i) act(head + i);
   }
   // How many of the range's first `bytes` the piece holds.
   std::size_t piece_bytes(RangeId id, std::size_t bytes) const;
-  const Range& operator[](RangeId id) const { return ranges_[id]; }
-  std::size_t total_bytes() const { return total_bytes_; }
+  const Range& operator[](RangeId id) const { return at(id); }
+  std::size_t total_bytes() const;
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
 
  private:
+  // Ranges stay where they are, in blocks that are made when their first id is taken.
+  static constexpr std::uint32_t kBlockBits = 12, kBlock = 1u << kBlockBits, kBlocks = 1u << 14;
+  Range& at(RangeId id) const {
+    return blocks_[id >> kBlockBits].load(std::memory_order_acquire)[id & (kBlock - 1)];
+  }
+  void set(RangeId id, const Range& range);
+  Status count(std::size_t bytes);
+  Result<cu::CUdeviceptr> reserve_aligned(std::size_t bytes, std::uintptr_t& base);
   Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
   RangeId take_ids(std::uint32_t count);
+  void give_back_ids(RangeId first, std::uint32_t count);
   RangeId name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece, int device);
 
   const driver::Table& table_;
   PageMap map_;
-  std::vector<Range> ranges_{1};
+  const std::unique_ptr<std::atomic<Range*>[]> blocks_;
+  std::atomic<std::size_t> limit_{0}, piece_{kPieceBytes};
+  std::atomic<bool> managed_{true};
+
+  mutable std::mutex mutex_;  // of all below; no call of the driver is made under it
+  RangeId next_id_ = 1;
   std::unordered_map<std::uint32_t, std::vector<RangeId>> free_ids_;  // by how many in a row
-  std::size_t total_bytes_ = 0, limit_ = 0, piece_ = kPieceBytes;
-  bool managed_ = true;
+  std::size_t total_bytes_ = 0;
 };
 
 }  // namespace umem::managed

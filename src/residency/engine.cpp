@@ -165,6 +165,7 @@ void Engine::retire_piece(RangeId id) {
   state_.policy->retired(id);
   workspaces_.retired(state_.ledger, id);
   state_.ledger.set_death(id);
+  const bool later = retire_later(id);
   if (state_.ledger.at(id).read_mostly)
     state_.count_error(write_back_.advise(id, false));  // the next owner may write
   if (sharing_.contains(state_.ranges[id].base)) return sharing_.retire(id);
@@ -173,7 +174,7 @@ void Engine::retire_piece(RangeId id) {
     return;
   }
   if (state == State::kHost) state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
-  if (state == State::kVoid && state_.active() &&
+  if (state == State::kVoid && !later && state_.active() &&
       !state_.skip_for_capture(state_.ledger.at(id).stream)) {
     const CallScope scope(state_.table, state_.place);
     one_.assign(1, id);
@@ -182,15 +183,50 @@ void Engine::retire_piece(RangeId id) {
   state_.ledger.set_state(id, State::kGone);
 }
 
-void Engine::forget(RangeId id) {
+// Advice waits for the driver's lock, and a discard may have to wait for the way out's thread. True
+// where the calls are left to `finish_retired`.
+bool Engine::retire_later(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  const bool discard = unit.state == State::kVoid && state_.active();
+  if (!state_.asynchronous() || !state_.managed || (!discard && !unit.read_mostly)) return false;
+  retired_.push_back({id, state_.span(id), unit.stream, unit.arrival, unit.departure,
+                      unit.read_mostly, unit.state == State::kDevice, discard});
+  if (unit.read_mostly) state_.ledger.set_read_mostly(id, false, false);
+  return true;
+}
+
+void Engine::finish_all_retired() {
+  const CallScope scope(state_.table, state_.place);
+  for (const Retired& retired : std::exchange(retired_, {})) {
+    if (retired.discard && !state_.skip_for_capture(retired.stream))
+      state_.count_error(
+          transfers_.discard({retired.span}, retired.stream, retired.arrival, retired.departure));
+    if (!retired.read_mostly) continue;
+    transfers_.out().issue_until(retired.departure);  // a drop takes the advice back for a while
+    state_.count_error(managed::collapse_copies(
+        state_.table, retired.span, retired.here ? managed::Where::kDevice : managed::Where::kHost,
+        state_.place.device));
+    // As after any such advice: what stayed is mapped for writing by a prefetch.
+    if (!state_.ledger.has(retired.id) || state_.ledger.at(retired.id).state != State::kDead)
+      continue;
+    one_.assign(1, retired.id);
+    state_.count_error(transfers_.bring_in(one_, nullptr));
+  }
+}
+
+Ticket Engine::forget(RangeId id) {
   const managed::Range& range = state_.ranges[state_.ranges[id].head];
   state_.attached.detach({range.base, range.bytes});
+  std::erase_if(retired_, [&](const Retired& retired) {
+    return retired.span.base - range.base < range.bytes;  // its addresses go
+  });
+  Ticket departure = 0;
   state_.ranges.each_piece(id, [&](RangeId piece) {
     if (!state_.ledger.has(piece)) return;
-    transfers_.out().issue_until(
-        state_.ledger.at(piece).departure);  // not after its addresses have gone
+    departure = std::max(departure, state_.ledger.at(piece).departure);
     state_.ledger.remove(piece);
   });
+  return departure;
 }
 
 bool Engine::in_use(RangeId id) const {

@@ -5,7 +5,7 @@
 // one exception is a discard, which is why only units without a live block are ever discarded, and
 // only after all that their stream had been given when the last block in them was freed.
 //
-// Not thread-safe: the runtime's lock is held around every call.
+// Not thread-safe but for `wait_issued`: the device's lock is held around every call.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -54,9 +54,18 @@ class Engine {
   // A further block of an admitted range was handed out: brings the range in if it is away.
   void prepare(RangeId id);
   // The range lost its last live block, and no stream but its own works on it: its bytes are dead.
+  // On a GPU it makes no call of the driver that may wait: a tensor's deleter may not.
   void retire(RangeId id);
-  // The range goes back to the driver.
-  void forget(RangeId id);
+  // Makes the calls that `retire` left: before a range is handed out again.
+  void finish_retired() {
+    if (!retired_.empty()) finish_all_retired();
+  }
+  // The range goes back to the driver, after the moves up to the ticket have been issued.
+  Ticket forget(RangeId id);
+  // Of all that was sent out so far.
+  Ticket last_departure() { return transfers_.out().last(); }
+  // Waits until the driver was given the moves up to the ticket.
+  void wait_issued(Ticket ticket) { transfers_.out().issue_until(ticket); }
   // An op is using some of the range.
   bool in_use(RangeId id) const;
 
@@ -131,6 +140,8 @@ class Engine {
                      cu::CUstream stream);
   Status settle(RangeId id, bool had_frames, cu::CUstream stream);
   void retire_piece(RangeId id);
+  bool retire_later(RangeId id);
+  void finish_all_retired();
 
   // Each part refers to those before it.
   EngineState state_;
@@ -141,6 +152,15 @@ class Engine {
   Sleep sleep_;
   Hints hints_;
   Workspaces workspaces_;
+  // Of dead bytes, what the driver is still to be told.
+  struct Retired {
+    RangeId id;
+    managed::MemSpan span;
+    cu::CUstream stream;
+    Ticket arrival, departure;
+    bool read_mostly, here, discard;
+  };
+  std::vector<Retired> retired_;
   // Scratch, so that an op costs no malloc.
   std::vector<RangeId> wanted_, moved_, dropped_, one_, leaving_, admitted_;
 };

@@ -231,7 +231,7 @@ Ticket Lane::until(std::size_t allowed) {
     if (needed <= complete_bytes_) return 0;
     const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                             [&](const Issued& i) { return i.through < needed; });
-    return found == under_way_.end() ? last_ : found->ticket;
+    return found == under_way_.end() ? last() : found->ticket;
   }
   poll();
   std::size_t bytes = bytes_under_way();
@@ -246,7 +246,7 @@ Ticket Lane::until(std::size_t allowed) {
     bytes -= leaving(job.verb, job.spans);
     needed = job.ticket;
   }
-  return bytes <= allowed ? needed : last_;
+  return bytes <= allowed ? needed : last();
 }
 
 std::uint64_t Lane::failures() {

@@ -4,6 +4,7 @@
 // A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
 // so that lane is driven by a thread of its own.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -50,7 +51,7 @@ class Lane {
   Status make_wait(cu::CUstream stream, Ticket ticket);
   // The same for another lane.
   Status make_wait(Lane& lane, Ticket ticket) { return make_wait(lane.stream_, ticket); }
-  // Waits for the thread to have issued it.
+  // Waits for the thread to have issued it. Needs no lock of the caller's.
   void issue_until(Ticket ticket);
   // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
   // Without a thread the driver is not asked what is complete: all bytes count as under way that
@@ -96,7 +97,7 @@ class Lane {
   managed::MemoryOps memory_ops_;
   const bool threaded_;
   cu::CUstream stream_ = nullptr;
-  Ticket last_ = 0;  // submitted
+  std::atomic<Ticket> last_{0};  // submitted
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;

@@ -44,7 +44,7 @@ void Sharing::retire(RangeId id) {
   pages_.departure = std::max(pages_.departure, unit.departure);
   pages_.populated = std::max(pages_.populated, unit.populated);
   if (unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
-  if (unit.state == State::kVoid && state_.active() && !state_.skip_for_capture(unit.stream)) {
+  if (unit.state == State::kVoid && !state_.asynchronous() && state_.active()) {
     const CallScope scope(state_.table, state_.place);
     state_.count_error(transfers_.discard({id}));  // drop what faults left on the device
   }

@@ -7,13 +7,15 @@
 namespace umem::runtime {
 namespace {
 
+using managed::RangeId;
+
 // Calls `act` with the device, if it was opened, and the lock held.
 template <class Act>
 void with_device(int ordinal, Act act) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.open()) return;
-  if (Device* device = s.device(ordinal)) act(*device);
+  if (!State::has_slot(ordinal)) return;
+  const DeviceLock lock(s.slot(ordinal));
+  if (s.open() && lock.device()) act(*lock.device());
 }
 
 template <class Act>
@@ -30,6 +32,15 @@ arena::ArenaStats arena_stats(int device) noexcept {
   arena::ArenaStats result;
   with_device(device, [&](Device& d) { result = d.arena.stats(); });
   return result;
+}
+
+bool try_arena_stats(int device, arena::ArenaStats* stats) noexcept {
+  State& s = state();
+  if (!State::has_slot(device)) return false;
+  const DeviceLock lock(s.slot(device), std::try_to_lock);
+  if (!lock.held() || !lock.device() || s.forked) return false;
+  *stats = lock.device()->arena.stats();
+  return true;
 }
 
 void reset_peak_arena_stats(int device) noexcept {
@@ -54,18 +65,18 @@ std::vector<arena::SegmentRow> segments(int device) {
 
 void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const managed::RangeId id = s.ranges[s.ranges.find(ptr)].head;
-  if (id == managed::kNoRange) return nullptr;
-  if (bytes) *bytes = s.ranges[id].bytes;
-  return reinterpret_cast<void*>(s.ranges[id].base);
+  const RangeId found = s.ranges.find(ptr);
+  if (found == managed::kNoRange) return nullptr;
+  const DeviceLock lock(s.slot_of(found));
+  const RangeId now = s.ranges.find(ptr);  // under the lock: it may have gone
+  if (now == managed::kNoRange || &s.slot_of(now) != &lock.slot()) return nullptr;
+  const managed::Range& range = s.ranges[s.ranges[now].head];
+  if (bytes) *bytes = range.bytes;
+  return reinterpret_cast<void*>(range.base);
 }
 
 void set_listener(Listener listener) noexcept {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
-  s.listener = listener;
-  s.each([&](Device& device) { device.arena.set_listener(listener); });
+  state().listener = listener;
 }
 
 std::size_t available_bytes(int device) noexcept {
@@ -81,50 +92,56 @@ std::size_t available_bytes(int device) noexcept {
 
 std::size_t budget(int device) noexcept {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const Device* open = s.forked ? nullptr : s.device(device);
+  if (!State::has_slot(device)) return 0;
+  const std::lock_guard registry(s.registry);
+  const DeviceLock lock(s.slot(device));
+  const Device* open = s.forked ? nullptr : lock.device();
   return open ? open->engine.limits().budget_bytes : limits_of(s, s.options, device).budget_bytes;
 }
 
-bool set_budget(int device, std::size_t bytes, Failure* error) noexcept {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
+static Status set_device_budget(State& s, int device, std::size_t bytes) {
+  if (!State::has_slot(device)) return no_such_device(device);
+  const std::lock_guard registry(s.registry);
+  const DeviceLock lock(s.slot(device));
   Options options = s.options;
   options.budget_bytes = bytes;
   Status status = check_limits(options);
-  Requested& requested = s.requested_of(device);
+  Requested& requested = s.requested[static_cast<std::size_t>(device)];
   const std::size_t before = std::exchange(requested.budget_bytes, bytes);
-  Device* open = s.forked ? nullptr : s.device(device);
+  Device* open = s.forked ? nullptr : lock.device();
   if (status.ok() && open) status = open->engine.set_limits(limits_of(s, s.options, device));
-  if (status.ok()) return true;
-  requested.budget_bytes = before;
-  fail(error, status);
-  return false;
+  if (!status.ok()) requested.budget_bytes = before;
+  return status;
+}
+
+bool set_budget(int device, std::size_t bytes, Failure* error) noexcept {
+  const Status status = set_device_budget(state(), device, bytes);
+  if (!status.ok()) fail(error, status);
+  return status.ok();
 }
 
 void set_outside_bytes(int device, std::size_t bytes) noexcept {
+  State& s = state();
+  if (!State::has_slot(device)) return;
   {
-    State& s = state();
-    std::lock_guard guard(s.mutex);
-    s.requested_of(device).outside_bytes = bytes;  // for a device that is opened later
+    const std::lock_guard registry(s.registry);
+    // For a device that is opened later.
+    s.requested[static_cast<std::size_t>(device)].outside_bytes = bytes;
   }
   with_device(device, [&](Device& d) { d.engine.set_outside_bytes(bytes); });
 }
 
 void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  const std::lock_guard registry(s.registry);
   s.workspace_sizes.assign(sizes, sizes + count);
   s.each([&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
 }
 
 void release_cached() noexcept {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
-  s.each([](Device& device) {
-    retire_reclaimed(device);
-    const Status trimmed = trim_locked(device, 0);
-    (void)trimmed;  // what the driver refuses to take back stays cached
+  state().each_lock([](DeviceLock& lock) {
+    const Status released = release_all_cached(lock);
+    (void)released;  // what the driver refuses to take back is asked for again
   });
 }
 

@@ -13,6 +13,8 @@ namespace umem::runtime {
 
 // Zeros for a device that served nothing yet.
 UMEM_API arena::ArenaStats arena_stats(int device) noexcept;
+// The same without waiting, for a deleter; false where another thread is at the device now.
+UMEM_API bool try_arena_stats(int device, arena::ArenaStats* stats) noexcept;
 UMEM_API void reset_peak_arena_stats(int device) noexcept;
 UMEM_API void reset_accumulated_arena_stats(int device) noexcept;
 
@@ -22,8 +24,9 @@ UMEM_API std::vector<arena::SegmentRow> segments(int device);
 // The range that holds `ptr`: its base, and its bytes to `bytes`. Null: not umem's.
 UMEM_API void* base_of(const void* ptr, std::size_t* bytes) noexcept;
 
-// What `listener` is called with, from any thread, while the runtime's lock is held: it must not
-// call back. Null: no listener. kOutOfMemory: `address` is 0, `bytes` is what was asked for.
+// What `listener` is called with, from any thread, while a device's lock is held: it must not
+// call back, and must not wait for long. It takes no lock. Null: no listener. kOutOfMemory:
+// `address` is 0, `bytes` is what was asked for.
 using Listener = void (*)(const arena::Event& event);
 UMEM_API void set_listener(Listener listener) noexcept;
 

@@ -4,6 +4,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
+#include "driver/memory_info.h"
 
 namespace umem::runtime {
 
@@ -23,9 +24,9 @@ Ballast::~Ballast() {
 }
 
 Status Ballast::leave(std::size_t bytes) {
-  const driver::CallScope scope(table_, place_);
-  std::size_t free_bytes = 0, total_bytes = 0;
-  UMEM_RETURN_IF_ERROR(check(table_.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  Result<driver::MemoryInfo> memory = driver::memory_info(table_, place_);
+  if (!memory.ok()) return memory.take_status();
+  const auto [free_bytes, total_bytes] = memory.value();
   if (bytes > total_bytes)
     return {Code::kInvalidArgument, "a device of " + format_bytes(bytes) +
                                         " was asked for, and the one there is has " +
@@ -35,6 +36,7 @@ Status Ballast::leave(std::size_t bytes) {
     return {Code::kOutOfDeviceMemory,
             "a device of " + format_bytes(bytes) + " was asked for, but other programs hold " +
                 format_bytes(total_bytes - free_bytes) + " of this one: nothing would be left"};
+  const driver::CallScope scope(table_, place_);
   for (std::size_t left = held; left > 0; left -= std::min(left, kLargest)) {
     cu::CUdeviceptr piece = 0;
     UMEM_RETURN_IF_ERROR(

@@ -1,11 +1,13 @@
 // Opening and closing: the driver, and each device at its first use.
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "base/format.h"
 #include "driver/capabilities.h"
 #include "driver/loader.h"
+#include "driver/memory_info.h"
 #include "policy/registry.h"
 #include "runtime/runtime.h"
 #include "runtime/state.h"
@@ -58,10 +60,9 @@ Status look_at_driver(State& s) {
 Status resolve_budget(const State& s, const driver::Place& place, std::size_t outside_bytes,
                       Options& options) {
   if (options.budget_bytes > 0) return {};
-  const driver::CallScope scope(s.driver.table, place);
-  std::size_t free_bytes = 0, total_bytes = 0;
-  UMEM_RETURN_IF_ERROR(
-      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
+  Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
+  if (!memory.ok()) return memory.take_status();
+  auto [free_bytes, total_bytes] = memory.value();
   if (options.device_bytes > 0) total_bytes = options.device_bytes;
   if (options.budget_percent > 0) {
     options.budget_bytes =
@@ -77,23 +78,20 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
 Status limit_ranges(State& s, const driver::Place& place) {
   s.ranges.set_limit(0);
   if (!s.options.guard) return {};
-  const driver::CallScope scope(s.driver.table, place);
-  std::size_t free_bytes = 0, total_bytes = 0;
-  UMEM_RETURN_IF_ERROR(
-      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
-  s.ranges.set_limit(free_bytes);
+  Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
+  if (!memory.ok()) return memory.take_status();
+  s.ranges.set_limit(memory.value().free_bytes);
   return {};
 }
 
 // What others have of the device before umem takes any of it.
 Status note_memory(const State& s, Device& device) {
   if (s.driver.kind == driver::Kind::kSoft) return {};
-  const driver::CallScope scope(s.driver.table, device.place);
-  std::size_t free_bytes = 0, total_bytes = 0;
-  UMEM_RETURN_IF_ERROR(
-      check(s.driver.table.cuMemGetInfo(&free_bytes, &total_bytes), Entry::cuMemGetInfo));
-  if (s.options.device_bytes > 0) total_bytes = s.options.device_bytes;
-  device.engine.set_memory(free_bytes, total_bytes);
+  Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
+  if (!memory.ok()) return memory.take_status();
+  const std::size_t asked_for = s.options.device_bytes;
+  device.engine.set_memory(memory.value().free_bytes,
+                           asked_for > 0 ? asked_for : memory.value().total_bytes);
   return {};
 }
 
@@ -115,15 +113,30 @@ Status release_place(State& s, const driver::Place& place) {
                Entry::cuDevicePrimaryCtxRelease);
 }
 
+// Its threads have ended then.
+Status close_device(Device& device) {
+  device.engine.finish_retired();
+  UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
+  UMEM_RETURN_IF_ERROR(device.freer.close());
+  return device.engine.close();
+}
+
 }  // namespace
 
 Device::Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place at, bool managed,
                residency::Limits limits, std::unique_ptr<residency::Policy> policy)
     : place(at),
-      arena(driver.table, ranges, at),
+      freer(
+          driver.table, at, [this](std::uint64_t after) { engine.wait_issued(after); },
+          [&ranges](std::size_t bytes) { ranges.freed(bytes); }),
+      arena(driver.table, ranges, at, at.context ? &freer : nullptr),
       engine(driver.table, ranges, at, managed, limits, std::move(policy), [this] {
-        const Status trimmed = trim_locked(*this, 0);
+        const Status trimmed = trim_cache(*this, 0);
         (void)trimmed;  // what the driver refuses to take back stays cached
+        // The engine reckons with its room from here on.
+        if (!frees_on_thread()) return;
+        const Status freed = freer.wait();
+        (void)freed;  // and this is asked for again
       }) {}
 
 // The software device is there from now on; a GPU is first touched when memory is asked for, so
@@ -134,60 +147,81 @@ Status open_driver(State& s, const Options& options) {
   return {Code::kInvalidArgument, "unknown device '" + options.device + "'; allowed: cuda, soft"};
 }
 
-Result<Device*> open_device(State& s, int ordinal) {
-  if (Device* known = s.device(ordinal)) return known;
+static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place& place) {
+  const int ordinal = place.device;
+  Options options = s.options;
+  std::unique_ptr<Ballast> ballast;
+  if (options.device_bytes > 0 && s.driver.kind == driver::Kind::kCuda) {
+    ballast = std::make_unique<Ballast>(s.driver.table, place);
+    UMEM_RETURN_IF_ERROR(ballast->leave(options.device_bytes));
+  }
+  const std::size_t outside = s.requested[static_cast<std::size_t>(ordinal)].outside_bytes;
+  UMEM_RETURN_IF_ERROR(resolve_budget(s, place, outside, options));
+  if (s.opened == 0) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
+  auto made =
+      std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
+                               limits_of(s, options, ordinal), policy::make(options.policy));
+  made->ballast = std::move(ballast);
+  UMEM_RETURN_IF_ERROR(note_memory(s, *made));
+  if (Status status = made->engine.open(); !status.ok()) {
+    const Status closed = made->engine.close();
+    (void)closed;
+    return status;
+  }
+  if (made->frees_on_thread()) made->freer.open();
+  made->arena.set_listener(&s.listener);
+  made->engine.set_workspace_sizes(s.workspace_sizes);
+  for (const residency::Exemption& rule : s.exemptions) made->engine.ledger().add_exemption(rule);
+  s.ranges.set_managed(*s.managed);
+  s.ranges.set_piece(options.piece_bytes);
+  return made;
+}
+
+Status open_device(State& s, DeviceLock& lock, int ordinal) {
+  if (lock.device()) return {};
   UMEM_RETURN_IF_ERROR(look_at_driver(s));
   Result<driver::Place> found = find_place(s, ordinal);
   if (!found.ok()) return found.take_status();
-  const driver::Place& place = found.value();
-  const auto open = [&]() -> Result<Device*> {
-    Options options = s.options;
-    std::unique_ptr<Ballast> ballast;
-    if (options.device_bytes > 0 && s.driver.kind == driver::Kind::kCuda) {
-      ballast = std::make_unique<Ballast>(s.driver.table, place);
-      UMEM_RETURN_IF_ERROR(ballast->leave(options.device_bytes));
-    }
-    UMEM_RETURN_IF_ERROR(resolve_budget(s, place, s.requested_of(ordinal).outside_bytes, options));
-    const bool first = s.devices.empty();
-    if (first) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
-    auto made =
-        std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
-                                 limits_of(s, options, ordinal), policy::make(options.policy));
-    made->ballast = std::move(ballast);
-    UMEM_RETURN_IF_ERROR(note_memory(s, *made));
-    if (Status status = made->engine.open(); !status.ok()) {
-      const Status closed = made->engine.close();
-      (void)closed;
-      return status;
-    }
-    made->arena.set_listener(s.listener);
-    made->engine.set_workspace_sizes(s.workspace_sizes);
-    for (const residency::Exemption& rule : s.exemptions) made->engine.ledger().add_exemption(rule);
-    s.ranges.set_managed(*s.managed);
-    s.ranges.set_piece(options.piece_bytes);
-    const auto index = static_cast<std::size_t>(ordinal);
-    if (s.devices.size() <= index) s.devices.resize(index + 1);
-    s.devices[index] = std::move(made);
-    return s.devices[index].get();
-  };
-  Result<Device*> opened = open();
-  if (!opened.ok()) {
-    const Status released = release_place(s, place);
-    (void)released;  // the first reason is the one to tell
+  Result<std::unique_ptr<Device>> made = make_device(s, found.value());
+  if (made.ok()) {
+    lock.slot().device = std::move(made.value());
+    s.opened |= mask_of(ordinal);
+    return {};
   }
-  return opened;
+  const Status released = release_place(s, found.value());
+  (void)released;  // the first reason is the one to tell
+  return made.take_status();
+}
+
+Status no_such_device(int ordinal) {
+  return {Code::kInvalidArgument, "umem serves devices 0 to " + std::to_string(kMaxDevices - 1) +
+                                      ", and not " + std::to_string(ordinal)};
+}
+
+Status ensure_open(State& s, DeviceLock& lock, int ordinal) {
+  if (lock.device()) return {};
+  Status status;
+  lock.unlock();  // the registry's comes first
+  {
+    const std::lock_guard registry(s.registry);
+    lock.lock();
+    status = s.accepting && !s.forked ? open_device(s, lock, ordinal) : not_running();
+  }
+  return status;
 }
 
 Status close_devices(State& s) {
-  for (std::unique_ptr<Device>& device : s.devices) {
-    if (!device) continue;
-    UMEM_RETURN_IF_ERROR(trim_locked(*device, 0));
-    UMEM_RETURN_IF_ERROR(device->engine.close());
+  FirstError error;
+  each_ordinal(s.opened, [&](int ordinal) {
+    std::unique_ptr<Device>& device = s.slot(ordinal).device;
+    error.keep(close_device(*device));
+    if (!error.ok()) return;
     const driver::Place place = device->place;
     device.reset();  // with its events, while there is a context
-    UMEM_RETURN_IF_ERROR(release_place(s, place));
-  }
-  s.devices.clear();
+    s.opened &= ~mask_of(ordinal);
+    error.keep(release_place(s, place));
+  });
+  UMEM_RETURN_IF_ERROR(error.take());
   s.managed.reset();
   return s.driver.kind == driver::Kind::kSoft ? soft::close() : Status();
 }
@@ -195,19 +229,19 @@ Status close_devices(State& s) {
 // Streams of others than torch: what umem does for them asks the driver each time.
 bool stream_captures(int device, std::uintptr_t stream) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.accepting || s.forked) return false;
-  const Result<Device*> opened = open_device(s, device);
-  if (!opened.ok()) return false;  // the allocation says why
-  const driver::CallScope scope(s.driver.table, opened.value()->place);
-  return driver::capturing(s.driver.table, opened.value()->place,
+  if (!s.accepting || s.forked || !State::has_slot(device)) return false;
+  DeviceLock lock(s.slot(device));
+  if (!ensure_open(s, lock, device).ok()) return false;  // the allocation says why
+  const driver::CallScope scope(s.driver.table, lock.device()->place);
+  return driver::capturing(s.driver.table, lock.device()->place,
                            reinterpret_cast<cu::CUstream>(stream));
 }
 
 Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const Device* opened = s.open() ? s.device(device) : nullptr;
+  std::optional<DeviceLock> lock;
+  if (State::has_slot(device)) lock.emplace(s.slot(device));
+  const Device* opened = s.open() && lock ? lock->device() : nullptr;
   if (!opened) return {Code::kBadState, "umem holds no memory on device " + std::to_string(device)};
   if (s.driver.kind == driver::Kind::kSoft || waiter == on) return {};
   const driver::Table& table = s.driver.table;

@@ -18,11 +18,11 @@ std::uintptr_t end_of(const MemSpan& span) {
 }
 
 // The same with the padding after a large block, which belongs to no other block.
-MemSpan with_padding(const State& s, MemSpan span) {
+MemSpan with_padding(const State& s, const HeldDevices& held, MemSpan span) {
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(end_of(span) - 1));
   const RangeId head = s.ranges[id].pieces > 0 ? id : s.ranges[id].head;
   const std::uintptr_t base = s.ranges[head].base;
-  const arena::Block block = s.owner(head).arena.block_at(reinterpret_cast<const void*>(base));
+  const arena::Block block = held.of(head)->arena.block_at(reinterpret_cast<const void*>(base));
   if (block.large && end_of(span) >= base + block.requested)
     span.bytes = base + block.bytes - span.base;
   return span;
@@ -53,32 +53,51 @@ void add(Placement& sum, Engine& engine, RangeId id, std::size_t bytes) {
   sum.family = residency::name(unit.family);
 }
 
-Placement look(const State& s, MemSpan span) {
+Placement look(const State& s, const HeldDevices& held, MemSpan span) {
   Placement sum;
-  each_unit(s, span, [&](Device& device, RangeId id, MemSpan part) {
+  std::uint32_t scope = 0;
+  each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan part) {
     add(sum, device.engine, id, part.bytes);
+    const auto found = device.scopes.find(reinterpret_cast<const void*>(span.base));
+    if (found != device.scopes.end()) scope = found->second;
   });
-  sum.scope = s.scopes.name(s.scopes.of(reinterpret_cast<const void*>(span.base)));
+  sum.scope = s.scope_names.name(scope);
   return sum;
 }
 
 }  // namespace
 
-Status check_spans(const State& s, const MemSpans& spans) {
+Status not_running() {
+  return {Code::kBadState, "umem is not running; call umem.enable() first"};
+}
+
+DeviceMask devices_of(const State& s, const MemSpans& spans) {
+  DeviceMask found = 0;
+  for (const MemSpan& span : spans)
+    for (std::uintptr_t at = span.base; at < end_of(span);
+         at = align_down(at, kPageBytes) + kPageBytes)
+      if (const RangeId id = s.ranges.find(reinterpret_cast<const void*>(at));
+          id != managed::kNoRange)
+        found |= mask_of(s.ranges.device_of(id));
+  return found;
+}
+
+Status check_spans(const State& s, const HeldDevices& held, const MemSpans& spans) {
   if (!s.open()) return spans.empty() ? Status() : not_running();
   for (const MemSpan& span : spans) {
     std::size_t found = 0;
-    each_unit(s, span, [&](Device&, RangeId, MemSpan part) { found += part.bytes; });
+    each_unit(s, held, span, [&](Device&, RangeId, MemSpan part) { found += part.bytes; });
     if (found < span.bytes)
       return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
   }
   return {};
 }
 
-Status bring_in(State& s, const MemSpans& spans) {
+Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans) {
   const auto each = [&](auto act) {
     for (const MemSpan& span : spans)
-      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) { act(device.engine, id); });
+      each_unit(s, held, span,
+                [&](Device& device, RangeId id, MemSpan) { act(device.engine, id); });
   };
   Status status;
   each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
@@ -91,19 +110,19 @@ Status bring_in(State& s, const MemSpans& spans) {
 
 Status prefetch(const MemSpans& spans) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
-  return bring_in(s, spans);
+  const HeldDevices held(s, devices_of(s, spans));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
+  return bring_in(s, held, spans);
 }
 
 Status evict(const MemSpans& spans) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  const HeldDevices held(s, devices_of(s, spans));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
   Status status;
   const auto each = [&](auto act) {
     for (const MemSpan& span : spans)
-      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
+      each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
         if (status.ok()) status = act(device.engine, id);
       });
   };
@@ -114,11 +133,11 @@ Status evict(const MemSpans& spans) {
 
 Status read_mostly(const MemSpans& spans, bool on) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  const HeldDevices held(s, devices_of(s, spans));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
   Status status;
   for (const MemSpan& span : spans)
-    each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
+    each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
       if (status.ok()) status = device.engine.hints().read_mostly(id, on);
     });
   return status;
@@ -126,17 +145,17 @@ Status read_mostly(const MemSpans& spans, bool on) {
 
 Result<std::size_t> discard(MemSpan span, std::uintptr_t stream) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
+  const HeldDevices held(s, devices_of(s, {span}));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
   if (span.bytes == 0) return std::size_t{0};
-  const MemSpan pages = whole_pages(with_padding(s, span));
+  const MemSpan pages = whole_pages(with_padding(s, held, span));
   Status status;
-  each_unit(s, pages, [&](Device& device, RangeId id, MemSpan) {
+  each_unit(s, held, pages, [&](Device& device, RangeId id, MemSpan) {
     if (status.ok() && device.engine.ledger().at(id).op_pins > 0)
       status = {Code::kBadState, "the block is in use by a running op"};
   });
   std::size_t done = 0;
-  each_unit(s, pages, [&](Device& device, RangeId id, MemSpan part) {
+  each_unit(s, held, pages, [&](Device& device, RangeId id, MemSpan part) {
     if (!status.ok()) return;
     Result<std::size_t> result =
         device.engine.hints().discard_live(id, part, reinterpret_cast<cu::CUstream>(stream));
@@ -151,19 +170,19 @@ Result<std::size_t> discard(MemSpan span, std::uintptr_t stream) {
 
 Result<std::size_t> own_pages(MemSpan span) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
-  return span.bytes == 0 ? std::size_t{0} : whole_pages(with_padding(s, span)).bytes;
+  const HeldDevices held(s, devices_of(s, {span}));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
+  return span.bytes == 0 ? std::size_t{0} : whole_pages(with_padding(s, held, span)).bytes;
 }
 
 std::vector<bool> kept_in_place(const MemSpans& spans) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  const HeldDevices held(s, devices_of(s, spans));
   std::vector<bool> result;
   for (const MemSpan& span : spans) {
     bool any = false, all = true;
     if (s.open())
-      each_unit(s, span, [&](Device& device, RangeId id, MemSpan) {
+      each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
         any = true;
         all = all && device.engine.ledger().kept_in_place(id);
       });
@@ -174,30 +193,29 @@ std::vector<bool> kept_in_place(const MemSpans& spans) {
 
 Result<Placement> placement_of(MemSpan span) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, {span}));
-  return look(s, span);
+  const HeldDevices held(s, devices_of(s, {span}));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
+  return look(s, held, span);
 }
 
 std::vector<PlacedBlock> placed_blocks() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
   std::vector<PlacedBlock> result;
-  if (!s.open()) return result;
-  s.each([&](const Device& device) {
-    for (const arena::SegmentRow& segment : device.arena.describe())
-      for (const arena::BlockRow& block : segment.blocks)
-        if (block.allocated)
-          result.push_back({block.address, look(s, {block.address, block.requested})});
+  each_ordinal(s.opened, [&](int ordinal) {
+    const HeldDevices held(s, mask_of(ordinal));
+    held.each([&](const Device& device) {
+      for (const arena::SegmentRow& segment : device.arena.describe())
+        for (const arena::BlockRow& block : segment.blocks)
+          if (block.allocated)
+            result.push_back({block.address, look(s, held, {block.address, block.requested})});
+    });
   });
   return result;
 }
 
 std::vector<BlockReport> blocks() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
   std::vector<BlockReport> result;
-  if (!s.open()) return result;
   s.each([&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (RangeId id = 1; id < ledger.capacity(); ++id) {

@@ -12,6 +12,7 @@ Status drop_idle_layout(Device& device) {
   for (RangeId view : layout->subranges())
     if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
   const arena::LayoutStatus at = layout->status();
+  device.engine.finish_retired();  // before its addresses go
   device.engine.sharing().close();
   Status status = device.arena.remove_layout();
   if (!status.ok()) device.engine.sharing().open(at.base, at.bytes);
@@ -20,8 +21,8 @@ Status drop_idle_layout(Device& device) {
 
 Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  Device* device = s.open() ? s.device(0) : nullptr;
+  DeviceLock lock(s.slot(0));
+  Device* device = s.open() ? lock.device() : nullptr;
   if (!device)
     return {Code::kBadState,
             "layouts are for the first device, which is not open: call umem.enable() first (a GPU "
@@ -29,9 +30,8 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
   if (!device->engine.managed())
     return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
   if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
-  retire_reclaimed(*device);
   // What is cached holds the bytes that the layout's blocks took so far.
-  UMEM_RETURN_IF_ERROR(trim_locked(*device, 0));
+  UMEM_RETURN_IF_ERROR(release_all_cached(lock));
   UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
   const arena::LayoutStatus at = device->arena.layout()->status();
   device->engine.sharing().open(at.base, at.bytes);
@@ -40,8 +40,8 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
 
 void clear_layout() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  Device* device = s.open() ? s.device(0) : nullptr;
+  const DeviceLock lock(s.slot(0));
+  Device* device = s.open() ? lock.device() : nullptr;
   if (!device) return;
   device->arena.retire_layout();
   const Status status = drop_idle_layout(*device);
@@ -50,8 +50,8 @@ void clear_layout() {
 
 arena::LayoutStatus layout_status() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const Device* device = s.open() ? s.device(0) : nullptr;
+  const DeviceLock lock(s.slot(0));
+  const Device* device = s.open() ? lock.device() : nullptr;
   const arena::Layout* layout = device ? device->arena.layout() : nullptr;
   return layout ? layout->status() : arena::LayoutStatus();
 }

@@ -1,6 +1,7 @@
 // Allocation and release: where arena and residency meet.
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "base/format.h"
@@ -36,13 +37,17 @@ void warn_larger_than_budget(Device& device, std::size_t bytes) {
                format_bytes(bytes).c_str(), format_bytes(budget).c_str());
 }
 
-Result<arena::Allocation> take_block(Device& device, std::size_t bytes, cu::CUstream stream) {
+Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream) {
+  Device& device = *lock.device();
+  device.engine.finish_retired();
   retire_reclaimed(device);
   Result<arena::Allocation> block = device.arena.allocate(bytes, stream);
   if (block.ok()) return block;
   ++device.arena.stats().retries;
   // There is no more: give back what we do not use.
-  UMEM_RETURN_IF_ERROR(trim_locked(device, 0));
+  UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
+  UMEM_RETURN_IF_ERROR(wait_until_freed(lock));
+  device.engine.finish_retired();
   return device.arena.allocate(bytes, stream);
 }
 
@@ -67,23 +72,36 @@ Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream st
   return admitted;
 }
 
-Result<arena::Allocation> serve(Device& device, std::size_t bytes, cu::CUstream stream,
+Result<arena::Allocation> serve(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                                 const Op* op) {
-  Result<arena::Allocation> taken = take_block(device, bytes, stream);
-  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(device, taken.value(), stream, op));
+  Result<arena::Allocation> taken = take_block(lock, bytes, stream);
+  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(*lock.device(), taken.value(), stream, op));
   return taken;
 }
 
-void record_alloc(const arena::Allocation& block, std::size_t bytes, Op* op) {
+// Waits for what other streams still use, which is the last reserve.
+void wait_for_pending(State& s, DeviceLock& lock) {
+  Device& device = *lock.device();
+  std::vector<cu::CUevent> events;
+  const Status recorded = device.arena.pending_events(events);
+  (void)recorded;  // the allocation says whether it was of use
+  lock.without([&] {
+    const driver::CallScope scope(s.driver.table, device.place);
+    for (cu::CUevent event : events) s.driver.table.cuEventSynchronize(event);
+  });
+  retire_reclaimed(device);
+}
+
+void record_alloc(State& s, const arena::Allocation& block, std::size_t bytes, Op* op) {
   const Purpose why = purpose(op);
-  trace::recorder().alloc(reinterpret_cast<std::uintptr_t>(block.ptr), bytes,
-                          residency::name(why.tag), family_name(why.family),
-                          op && !op->scope_marker ? &op->trace : nullptr);
+  RecorderLock(s)->alloc(reinterpret_cast<std::uintptr_t>(block.ptr), bytes,
+                         residency::name(why.tag), family_name(why.family),
+                         op && !op->scope_marker ? &op->trace : nullptr);
 }
 
 // For rules and reports: what was asked for, and in which scope.
 void name_block(State& s, Device& device, const arena::Allocation& block, std::size_t bytes) {
-  if (const std::uint32_t scope = current_scope()) s.scopes.put(block.ptr, scope);
+  if (const std::uint32_t scope = current_scope()) device.scopes[block.ptr] = scope;
   if (!block.large) return;
   residency::Ledger& ledger = device.engine.ledger();
   s.ranges.each_piece(block.range, [&](RangeId id) {
@@ -105,54 +123,70 @@ void retire_reclaimed(Device& device) {
   for (RangeId id : reclaimed) device.engine.retire(id);
 }
 
-Status trim_locked(Device& device, std::size_t keep_bytes) {
+Status trim_cache(Device& device, std::size_t keep_bytes) {
   // A free is no call for a time in which some stream captures a graph.
   if (device.place.captures && *device.place.captures > 0) return {};
   UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
     // Freed inside the op that uses it still.
     if (device.engine.in_use(id)) return false;
-    device.engine.forget(id);
+    const residency::Ticket departure = device.engine.forget(id);
+    if (device.frees_on_thread())
+      device.freer.comes_after(departure);
+    else
+      device.engine.wait_issued(departure);
     return true;
   }));
   return keep_bytes == 0 ? drop_idle_layout(device) : Status();
 }
 
-Status settle(State& s, Device& device) {
-  {
-    const driver::CallScope scope(s.driver.table, device.place);
-    UMEM_RETURN_IF_ERROR(
-        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  }
-  retire_reclaimed(device);
-  return trim_locked(device, 0);
+Status wait_until_freed(DeviceLock& lock) {
+  Device& device = *lock.device();
+  if (!device.frees_on_thread()) return {};
+  Status status;
+  lock.without([&] { status = device.freer.wait(); });
+  return status;
 }
 
-Result<void*> allocate_locked(State& s, std::size_t bytes, int ordinal, cu::CUstream stream,
-                              Op* op) {
-  Result<Device*> opened = open_device(s, ordinal);
-  if (!opened.ok()) return opened.take_status();
-  Device& device = *opened.value();
-  Result<arena::Allocation> taken = serve(device, bytes, stream, op);
+Status release_all_cached(DeviceLock& lock) {
+  retire_reclaimed(*lock.device());
+  lock.device()->engine.finish_retired();
+  UMEM_RETURN_IF_ERROR(trim_cache(*lock.device(), 0));
+  return wait_until_freed(lock);
+}
+
+Status settle(State& s, DeviceLock& lock) {
+  Device& device = *lock.device();
+  Status synchronized;
+  lock.without([&] {
+    const driver::CallScope scope(s.driver.table, device.place);
+    synchronized =
+        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
+  });
+  UMEM_RETURN_IF_ERROR(std::move(synchronized));
+  return release_all_cached(lock);
+}
+
+Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
+                          Op* op) {
+  Device& device = *lock.device();
+  Result<arena::Allocation> taken = serve(lock, bytes, stream, op);
   if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
-    // What other streams still use is the last reserve.
-    const Status waited = device.arena.wait_for_pending();
-    (void)waited;  // the allocation says whether it was of use
-    retire_reclaimed(device);
-    taken = serve(device, bytes, stream, op);
+    wait_for_pending(s, lock);
+    taken = serve(lock, bytes, stream, op);
   }
   if (!taken.ok()) {
     const Status status = taken.take_status();
     ++device.arena.stats().ooms;
-    if (s.listener)
-      s.listener({arena::EventKind::kOutOfMemory, ordinal, 0, bytes,
-                  reinterpret_cast<std::uintptr_t>(stream)});
+    if (const Listener listener = s.listener)
+      listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes,
+                reinterpret_cast<std::uintptr_t>(stream)});
     return out_of_memory(device, status.code(), bytes, status.message());
   }
   name_block(s, device, taken.value(), bytes);
-  if (trace::recording()) record_alloc(taken.value(), bytes, op);
+  if (trace::recording()) record_alloc(s, taken.value(), bytes, op);
   // In use by the op that asked for it, so not the one to leave while that op runs.
-  if (op && !op->scope_marker) pin(*op, taken.value().range);
-  ++s.counts.allocs;
+  if (op && !op->scope_marker) pin(*op, device, taken.value().range);
+  ++lock.slot().allocs;
   const std::size_t live = device.arena.footprint().live_bytes;
   device.peak_live_bytes = std::max(device.peak_live_bytes, live);
   device.max_live_bytes = std::max(device.max_live_bytes, live);

@@ -2,6 +2,7 @@
 // after it.
 #include "runtime/ops.h"
 
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -17,44 +18,20 @@ namespace {
 
 using managed::RangeId;
 
-// True if a pointer leads to memory of umem's: most ops of a program that uses umem for a part
-// only need not take the lock.
-bool any_owned(const State& s, const void* const* pointers, std::size_t count) {
+// The device of the first that is umem's; -1 where none is: most ops of a program that uses umem
+// for a part only need no lock.
+int first_device(const State& s, const void* const* pointers, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
-    if (s.ranges.find(pointers[i]) != managed::kNoRange) return true;
-  return false;
+    if (const RangeId id = s.ranges.find(pointers[i]); id != managed::kNoRange)
+      return s.ranges.device_of(id);
+  return -1;
 }
 
-// Calls `act` with the engine and the stream of every run of units on one device. An op's stream is
-// on its own device; what it uses of another is ordered by the stream that it was made on.
-template <class Act>
-void by_device(State& s, const Op& op, const RangeId* ids, std::size_t count, Act act) {
-  const bool one = s.devices.size() == 1;
-  for (std::size_t first = 0, next = 0; first < count; first = next) {
-    Device& device = s.owner(ids[first]);
-    if (one) next = count;
-    while (next < count && &s.owner(ids[next]) == &device) ++next;
-    const cu::CUstream stream = device.place.device == op.device
-                                    ? reinterpret_cast<cu::CUstream>(op.stream)
-                                    : device.engine.ledger().at(ids[first]).stream;
-    act(device.engine, ids + first, next - first, stream);
-  }
-}
-
-// Tells the engine of every device that the op used units of that it is over.
-void end_on_devices(State& s, const Op& op) {
-  s.each([&](Device& device) {
-    if (!device.engine.policy().is_planned()) return;
-    const auto stream = reinterpret_cast<cu::CUstream>(op.stream);
-    if (s.devices.size() == 1) return device.engine.op_ended(op.pinned, op.n_pinned, stream);
-    std::vector<RangeId> own;
-    for (std::uint32_t i = 0; i < op.n_pinned; ++i)
-      if (&s.owner(op.pinned[i]) == &device) own.push_back(op.pinned[i]);
-    if (own.empty()) return;
-    const bool here = device.place.device == op.device;
-    device.engine.op_ended(own.data(), own.size(),
-                           here ? stream : device.engine.ledger().at(own.front()).stream);
-  });
+// An op's stream is on its own device; what it uses of another is ordered by the stream that it was
+// made on.
+cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
+  return device.place.device == op.device ? reinterpret_cast<cu::CUstream>(op.stream)
+                                          : device.engine.ledger().at(used).stream;
 }
 
 // Grows past the inline array by doubling; an op that cannot record a pin goes without it.
@@ -74,40 +51,64 @@ void pin_slot(Op& op, RangeId id) {
 
 }  // namespace
 
-void pin(Op& op, RangeId id) {
-  const State& s = state();
-  residency::Ledger& ledger = s.owner(id).engine.ledger();
-  s.ranges.each_piece(id, [&](RangeId piece) {
+void pin(Op& op, Device& device, RangeId id) {
+  residency::Ledger& ledger = device.engine.ledger();
+  state().ranges.each_piece(id, [&](RangeId piece) {
     const std::uint32_t before = op.n_pinned;
     if (ledger.live(piece)) pin_slot(op, piece);
     if (op.n_pinned > before) ledger.pin(piece);
   });
 }
 
-// Pins the units of the inputs, and fetches those that are away.
-static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
-  State& s = state();
-  if (!any_owned(s, inputs, count)) return;
-  std::unique_lock guard(s.mutex);
-  if (!s.open()) return;
+// Pins the units of the inputs on one device, and fetches those that are away. The devices of the
+// other inputs.
+static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const void* const* inputs,
+                              std::size_t count, bool recorded) {
+  DeviceLock lock(s.slot(ordinal));
   const bool asked = s.victim_callback != nullptr;
-  if (asked) {
-    ask_victims_for_inputs(s, inputs, count, guard);
-    if (!s.open()) return;  // it gave up the lock
-  }
+  if (asked && lock.device() && !s.forked) ask_victims_for_inputs(s, inputs, count, lock);
+  if (!lock.device() || s.forked) return 0;
+  Device& device = *lock.device();
+  const residency::Ledger& ledger = device.engine.ledger();
+  const std::uint32_t first = op.n_pinned;
+  const bool only = s.opened == mask_of(ordinal);  // nearly always
+  DeviceMask others = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i]);
     if (id == managed::kNoRange) continue;
-    const residency::Ledger& ledger = s.owner(id).engine.ledger();
+    if (const int owner = only ? ordinal : s.ranges.device_of(id); owner != ordinal) {
+      others |= mask_of(owner);
+      continue;
+    }
     s.ranges.each_piece(id, [&](RangeId piece) {
-      if (ledger.live(piece)) pin_slot(*op, piece);
+      if (ledger.live(piece)) pin_slot(op, piece);
     });
   }
+  if (op.n_pinned > first)
+    device.engine.begin_use(op.pinned + first, op.n_pinned - first,
+                            stream_on(device, op, op.pinned[first]));
+  if (asked) device.engine.set_preferred_victims({});
+  if (recorded) note_addresses(s, device, inputs, count);
+  return others;
+}
+
+// One device after the other, and never two at once: the op of another thread may have to come
+// before what the device of one waits for.
+static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
+  State& s = state();
+  const int first = first_device(s, inputs, count);
+  if (first < 0 || !s.open()) return;
+  const bool recorded = op->trace.entered_ns != 0 && !op->scope_marker;
+  if (recorded) begin_addresses(inputs, count);
+  DeviceMask done = mask_of(first);
+  DeviceMask left = bring_in_on(s, first, *op, inputs, count, recorded) & ~done;
+  while (left != 0) {
+    const int next = std::countr_zero(left);
+    done |= mask_of(next);
+    left = (left | bring_in_on(s, next, *op, inputs, count, recorded)) & ~done;
+  }
   op->n_inputs = op->n_pinned;
-  by_device(s, *op, op->pinned, op->n_pinned,
-            [](auto& engine, auto* ids, auto n, auto stream) { engine.begin_use(ids, n, stream); });
-  if (asked) forget_victims(s);
-  if (op->trace.entered_ns != 0 && !op->scope_marker) record_begin(s, *op, inputs, count);
+  if (recorded) record_begin(s, *op);
 }
 
 void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
@@ -132,33 +133,58 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   if (recorded) op->trace.begin();
 }
 
-// Tags what the op allocated and what outlives it.
-static void tag_results(State& s, const Op& op, residency::Tag tag) {
-  if (tag == residency::Tag::kCount) return;
-  for (std::uint32_t i = op.n_inputs; i < op.n_pinned; ++i) {
-    const RangeId id = op.pinned[i];
-    residency::Ledger& ledger = s.owner(id).engine.ledger();
+// Of the units that an op uses, those of one device.
+struct Used {
+  const RangeId* ids;
+  std::size_t count, inputs;  // the inputs come first
+};
+
+static Used used_on(const State& s, const Op& op, int ordinal, std::vector<RangeId>& own) {
+  std::size_t inputs = 0;
+  for (std::uint32_t i = 0; i < op.n_pinned; ++i) {
+    if (s.ranges.device_of(op.pinned[i]) != ordinal) continue;
+    own.push_back(op.pinned[i]);
+    inputs += i < op.n_inputs ? 1 : 0;
+  }
+  return {own.data(), own.size(), inputs};
+}
+
+// Tags what the op allocated and what outlives it, marks what it used as used now, and unpins it.
+static void let_go_on(State& s, int ordinal, const Op& op, const Used& used, residency::Tag tag) {
+  const DeviceLock lock(s.slot(ordinal));
+  if (!lock.device() || s.forked) return;
+  Device& device = *lock.device();
+  residency::Ledger& ledger = device.engine.ledger();
+  for (std::size_t i = used.inputs; i < used.count && tag != residency::Tag::kCount; ++i) {
+    const RangeId id = used.ids[i];
     if (ledger.has(id) && ledger.at(id).tag == residency::Tag::kWorkspace)
       ledger.set_tag(id, tag, op.family);
   }
+  const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
+                                             : reinterpret_cast<cu::CUstream>(op.stream);
+  if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
+  if (used.count > used.inputs)
+    device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
+  if (device.engine.policy().is_planned()) device.engine.op_ended(used.ids, used.count, stream);
 }
 
-// Marks what the op used as used now, and unpins it.
 static void let_go(Op* op, residency::Tag tag) {
   State& s = state();
-  {
-    std::lock_guard guard(s.mutex);
-    if (op->trace.open) record_end(*op, t_op, tag);
-    if (s.open()) {
-      tag_results(s, *op, tag);
-      by_device(s, *op, op->pinned, op->n_pinned, [](auto& engine, auto* ids, auto n, auto stream) {
-        engine.end_use(ids, n, stream);
-      });
-      by_device(
-          s, *op, op->pinned + op->n_inputs, op->n_pinned - op->n_inputs,
-          [&](auto& engine, auto* ids, auto n, auto) { engine.left_behind(ids, n, op->family); });
-      end_on_devices(s, *op);
-    }
+  if (op->trace.open) record_end(s, *op, t_op, tag);
+  // The only device's policy hears of every op that is recorded.
+  DeviceMask used = s.opened;
+  if (!std::has_single_bit(used)) {
+    used = 0;
+    for (std::uint32_t i = 0; i < op->n_pinned; ++i)
+      used |= mask_of(s.ranges.device_of(op->pinned[i]));
+  }
+  if (std::has_single_bit(used)) {  // nearly always
+    let_go_on(s, std::countr_zero(used), *op, {op->pinned, op->n_pinned, op->n_inputs}, tag);
+  } else {
+    each_ordinal(used, [&](int ordinal) {
+      std::vector<RangeId> own;
+      let_go_on(s, ordinal, *op, used_on(s, *op, ordinal, own), tag);
+    });
   }
   if (op->pinned != op->inline_pinned) std::free(op->pinned);
 }

@@ -16,28 +16,33 @@ using residency::Ledger;
 
 constinit thread_local std::uint32_t t_scope = 0;
 
-void add_pin(State& s, const Pin& pin) {
-  each_unit(s, pin.span, [&](Device& device, RangeId id, MemSpan) {
+// A span lies in one block, and so on one device.
+void add_pin(const State& s, const HeldDevices& held, const Pin& pin) {
+  Device* owner = nullptr;
+  each_unit(s, held, pin.span, [&](Device& device, RangeId id, MemSpan) {
     Ledger& ledger = device.engine.ledger();
     pin.kind == PinKind::kPin ? ledger.user_pin(id) : ledger.exempt(id);
+    owner = &device;
   });
-  s.pins.emplace(pin.span.base, pin);
+  if (owner) owner->pins.emplace(pin.span.base, pin);
 }
 
-Pins::iterator remove_pin(State& s, Pins::iterator at) {
+Pins::iterator remove_pin(const State& s, Device& owner, Pins::iterator at) {
   const Pin& pin = at->second;
-  each_unit(s, pin.span, [&](Device& device, RangeId id, MemSpan) {
+  each_unit(s, HeldDevice{s, owner}, pin.span, [&](Device& device, RangeId id, MemSpan) {
     Ledger& ledger = device.engine.ledger();
     pin.kind == PinKind::kPin ? ledger.user_unpin(id) : ledger.unexempt(id);
   });
-  return s.pins.erase(at);
+  return owner.pins.erase(at);
 }
 
 // What has the most pinned bytes, by label.
-std::string largest_pins(const State& s) {
+std::string largest_pins(const HeldDevices& held) {
   std::map<std::string, std::size_t> by_label;
-  for (const auto& [first, pin] : s.pins)
-    if (pin.kind == PinKind::kPin) by_label[pin.label] += pin.span.bytes;
+  held.each([&](const Device& device) {
+    for (const auto& [first, pin] : device.pins)
+      if (pin.kind == PinKind::kPin) by_label[pin.label] += pin.span.bytes;
+  });
   std::vector<std::pair<std::size_t, std::string>> rows;
   for (const auto& [label, bytes] : by_label) rows.emplace_back(bytes, label);
   std::sort(rows.rbegin(), rows.rend());
@@ -49,12 +54,12 @@ std::string largest_pins(const State& s) {
 }
 
 // Whether the budgets have room for more pins.
-Status check_available(State& s, const MemSpans& spans) {
+Status check_available(const State& s, const HeldDevices& held, const MemSpans& spans) {
   Status status;
-  s.each([&](Device& device) {
+  held.each([&](Device& device) {
     std::vector<RangeId> fresh;
     for (const MemSpan& span : spans)
-      each_unit(s, span, [&](Device& owner, RangeId id, MemSpan) {
+      each_unit(s, held, span, [&](Device& owner, RangeId id, MemSpan) {
         if (&owner == &device && device.engine.ledger().at(id).user_pins == 0) fresh.push_back(id);
       });
     std::sort(fresh.begin(), fresh.end());
@@ -67,7 +72,7 @@ Status check_available(State& s, const MemSpans& spans) {
     const Status fits = bytes > 0 ? device.engine.hints().check_user_pins(bytes, share) : Status();
     if (!fits.ok())
       status = {fits.code(), "cannot pin " + format_bytes(bytes) + " more: " + fits.message() +
-                                 " (largest: " + largest_pins(s) +
+                                 " (largest: " + largest_pins(held) +
                                  "); unpin some of it, or raise the budget"};
   });
   return status;
@@ -75,10 +80,16 @@ Status check_available(State& s, const MemSpans& spans) {
 
 }  // namespace
 
-std::uint32_t Scopes::number_of(const std::string& name) {
+std::uint32_t ScopeNames::number_of(const std::string& name) {
+  const std::lock_guard guard(mutex_);
   const auto [at, fresh] = numbers_.emplace(name, static_cast<std::uint32_t>(names_.size()));
   if (fresh) names_.push_back(name);
   return at->second;
+}
+
+std::string ScopeNames::name(std::uint32_t number) const {
+  const std::lock_guard guard(mutex_);
+  return names_[number];
 }
 
 std::uint32_t current_scope() {
@@ -86,30 +97,29 @@ std::uint32_t current_scope() {
 }
 
 std::string set_scope(const std::string& name) {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
-  return s.scopes.name(std::exchange(t_scope, s.scopes.number_of(name)));
+  ScopeNames& names = state().scope_names;
+  return names.name(std::exchange(t_scope, names.number_of(name)));
 }
 
 Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
                                const std::vector<std::string>& labels) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  UMEM_RETURN_IF_ERROR(check_spans(s, spans));
+  const HeldDevices held(s, devices_of(s, spans));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
   if (kind == PinKind::kPin) {
-    UMEM_RETURN_IF_ERROR(check_available(s, spans));
-    UMEM_RETURN_IF_ERROR(bring_in(s, spans));
+    UMEM_RETURN_IF_ERROR(check_available(s, held, spans));
+    UMEM_RETURN_IF_ERROR(bring_in(s, held, spans));
   }
   const std::uint64_t number = ++s.last_pin_number;
   for (std::size_t i = 0; i < spans.size(); ++i)
     if (spans[i].bytes > 0)
-      add_pin(s, {spans[i], kind, number, i < labels.size() ? labels[i] : std::string()});
+      add_pin(s, held, {spans[i], kind, number, i < labels.size() ? labels[i] : std::string()});
   return number;
 }
 
 Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes, std::size_t max_bytes) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  const std::lock_guard registry(s.registry);
   if (!s.accepting) return not_running();
   const residency::Exemption rule{++s.last_pin_number, tag, min_bytes, max_bytes};
   s.exemptions.push_back(rule);
@@ -119,36 +129,43 @@ Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes, std:
 
 void remove_pins(std::uint64_t number) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  for (auto at = s.pins.begin(); at != s.pins.end();)
-    at = at->second.number == number ? remove_pin(s, at) : std::next(at);
-  std::erase_if(s.exemptions, [&](const auto& rule) { return rule.number == number; });
-  s.each([&](Device& device) { device.engine.ledger().remove_exemption(number); });
+  {
+    const std::lock_guard registry(s.registry);
+    std::erase_if(s.exemptions, [&](const auto& rule) { return rule.number == number; });
+  }
+  s.each([&](Device& device) {
+    for (auto at = device.pins.begin(); at != device.pins.end();)
+      at = at->second.number == number ? remove_pin(s, device, at) : std::next(at);
+    device.engine.ledger().remove_exemption(number);
+  });
 }
 
 bool unpin(MemSpan span) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const auto [first, last] = s.pins.equal_range(span.base);
-  auto newest = last;
-  for (auto at = first; at != last; ++at)
-    if (at->second.kind == PinKind::kPin && at->second.span.bytes == span.bytes) newest = at;
-  if (newest == last) return false;
-  remove_pin(s, newest);
-  return true;
+  bool found = false;
+  const HeldDevices held(s, devices_of(s, {span}));
+  held.each([&](Device& device) {
+    const auto [first, last] = device.pins.equal_range(span.base);
+    auto newest = last;
+    for (auto at = first; at != last; ++at)
+      if (at->second.kind == PinKind::kPin && at->second.span.bytes == span.bytes) newest = at;
+    if (newest == last) return;
+    remove_pin(s, device, newest);
+    found = true;
+  });
+  return found;
 }
 
-void end_pins(State& s) {
-  for (auto at = s.pins.begin(); at != s.pins.end();) at = remove_pin(s, at);
+void end_pins(State& s, Device& device) {
+  for (auto at = device.pins.begin(); at != device.pins.end();) at = remove_pin(s, device, at);
   for (const residency::Exemption& rule : s.exemptions)
-    s.each([&](Device& device) { device.engine.ledger().remove_exemption(rule.number); });
-  s.exemptions.clear();
+    device.engine.ledger().remove_exemption(rule.number);
 }
 
-void end_pins(State& s, const void* block, std::size_t bytes) {
+void end_pins(State& s, Device& device, const void* block, std::size_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(block);
-  auto at = s.pins.lower_bound(first);
-  while (at != s.pins.end() && at->first < first + bytes) at = remove_pin(s, at);
+  auto at = device.pins.lower_bound(first);
+  while (at != device.pins.end() && at->first < first + bytes) at = remove_pin(s, device, at);
 }
 
 }  // namespace umem::runtime

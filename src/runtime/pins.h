@@ -1,8 +1,9 @@
-// The spans of blocks that the program pinned, and the scope that a block was allocated in.
+// The spans of blocks that the program pinned, and the scopes that blocks are allocated in.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,25 +22,18 @@ struct Pin {
 // By the first byte. A span lies in one block and goes with it.
 using Pins = std::multimap<std::uintptr_t, Pin>;
 
-// Scopes by number; 0 is none.
-class Scopes {
+// Scopes by number; 0 is none. It has a lock of its own.
+class ScopeNames {
  public:
   std::uint32_t number_of(const std::string& name);
-  const std::string& name(std::uint32_t number) const { return names_[number]; }
-  void put(const void* block, std::uint32_t scope) { of_[block] = scope; }
-  void forget(const void* block) {
-    if (!of_.empty()) of_.erase(block);
-  }
-  // Of a block that begins there.
-  std::uint32_t of(const void* block) const {
-    const auto found = of_.find(block);
-    return found == of_.end() ? 0 : found->second;
-  }
+  std::string name(std::uint32_t number) const;
+  void lock_for_fork() { mutex_.lock(); }
+  void unlock_after_fork() { mutex_.unlock(); }
 
  private:
+  mutable std::mutex mutex_;
   std::vector<std::string> names_{""};
   std::unordered_map<std::string, std::uint32_t> numbers_{{"", 0}};
-  std::unordered_map<const void*, std::uint32_t> of_;
 };
 
 // Of the calling thread.

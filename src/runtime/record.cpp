@@ -1,6 +1,8 @@
 #include "runtime/record.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,9 +15,9 @@ using managed::RangeId;
 
 // In the order of their allocation, as far as that is known: of large ones. Small blocks share
 // their segment's tag, which says nothing of them.
-std::vector<trace::LiveBlock> live_blocks(const State& s) {
+std::vector<trace::LiveBlock> live_blocks(const State& s, const HeldDevices& all) {
   std::vector<std::pair<std::uint64_t, trace::LiveBlock>> found;
-  s.each([&](const Device& device) {
+  all.each([&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (const arena::SegmentRow& segment : device.arena.describe()) {
       for (const arena::BlockRow& block : segment.blocks) {
@@ -36,17 +38,7 @@ std::vector<trace::LiveBlock> live_blocks(const State& s) {
   return live;
 }
 
-const Device* device_of(const State& s, const Op& op) {
-  return op.device < 0 ? nullptr : s.device(op.device);
-}
-
-// A block that moves alone is its range's only one, wherever in it the storage begins.
-std::uintptr_t block_address(const State& s, const void* pointer) {
-  const RangeId id = s.ranges.find(pointer);
-  const bool alone = id != managed::kNoRange && s.owner(id).engine.ledger().has(id) &&
-                     !s.owner(id).engine.ledger().at(id).segment;
-  return alone ? s.ranges[s.ranges[id].head].base : reinterpret_cast<std::uintptr_t>(pointer);
-}
+thread_local std::vector<std::uintptr_t> t_addresses;  // of the inputs of the op that begins
 
 }  // namespace
 
@@ -54,48 +46,71 @@ const char* family_name(residency::Family family) {
   return family == residency::Family::kNone ? "" : residency::name(family);
 }
 
+RecorderLock::RecorderLock(State& s) : guard_(s.recorder) {}
+
+// With every lock, so that each block is either alive now or has an event later.
 Status record_start(trace::Sink sink) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.accepting || s.forked)
-    return {Code::kBadState, "umem is not running; call umem.enable() first"};
-  trace::Recorder& recorder = trace::recorder();
-  recorder.start(sink, recorder.any_on() ? std::vector<trace::LiveBlock>() : live_blocks(s),
-                 s.driver.kind == driver::Kind::kCuda);
+  const std::lock_guard registry(s.registry);
+  if (!s.accepting || s.forked) return not_running();
+  const HeldDevices all(s, s.opened);
+  const RecorderLock recorder(s);
+  recorder->start(sink, recorder->any_on() ? std::vector<trace::LiveBlock>() : live_blocks(s, all),
+                  s.driver.kind == driver::Kind::kCuda);
   return {};
 }
 
 void record_stop(trace::Sink sink) {
-  std::lock_guard guard(state().mutex);
-  trace::recorder().stop(sink);
+  RecorderLock(state())->stop(sink);
 }
 
 trace::Batch record_take(trace::Sink sink, bool all) {
-  std::lock_guard guard(state().mutex);
-  return trace::recorder().take(sink, all);
+  if (all) {
+    const std::function<void()> wait = RecorderLock(state())->times();
+    wait();
+  }
+  return RecorderLock(state())->take(sink, all);
 }
 
 std::size_t record_waiting(trace::Sink sink) {
-  std::lock_guard guard(state().mutex);
-  return trace::recorder().waiting(sink);
+  return RecorderLock(state())->waiting(sink);
 }
 
-void record_begin(State& s, Op& op, const void* const* inputs, std::size_t count) {
-  thread_local std::vector<std::uintptr_t> addresses;
-  addresses.clear();
-  for (std::size_t i = 0; i < count; ++i) addresses.push_back(block_address(s, inputs[i]));
-  trace::recorder().begin(op.trace, addresses.data(), count, op.n_overwritten, op.n_written);
-  if (const Device* device = device_of(s, op))
-    trace::recorder().time(op.trace, s.driver.table, device->place,
-                           reinterpret_cast<cu::CUstream>(op.stream));
+void begin_addresses(const void* const* inputs, std::size_t count) {
+  t_addresses.clear();
+  for (std::size_t i = 0; i < count; ++i)
+    t_addresses.push_back(reinterpret_cast<std::uintptr_t>(inputs[i]));
 }
 
-void record_end(Op& op, Op* parent, residency::Tag tag) {
-  trace::Recorder& recorder = trace::recorder();
-  recorder.timed(op.trace, reinterpret_cast<cu::CUstream>(op.stream),
-                 parent ? &parent->trace : nullptr);
-  recorder.end(op.trace, op.name, tag == residency::Tag::kCount ? nullptr : residency::name(tag),
-               family_name(op.family));
+// A block that moves alone is its range's only one, wherever in it the storage begins.
+void note_addresses(const State& s, const Device& device, const void* const* inputs,
+                    std::size_t count) {
+  const residency::Ledger& ledger = device.engine.ledger();
+  for (std::size_t i = 0; i < count; ++i) {
+    const RangeId id = s.ranges.find(inputs[i]);
+    if (id == managed::kNoRange || s.ranges.device_of(id) != device.place.device) continue;
+    if (ledger.has(id) && !ledger.at(id).segment) t_addresses[i] = s.ranges[s.ranges[id].head].base;
+  }
+}
+
+void record_begin(State& s, Op& op) {
+  std::optional<driver::Place> place;
+  if (State::has_slot(op.device)) {
+    const DeviceLock lock(s.slot(op.device));
+    if (lock.device()) place = lock.device()->place;
+  }
+  const RecorderLock recorder(s);
+  recorder->begin(op.trace, t_addresses.data(), t_addresses.size(), op.n_overwritten, op.n_written);
+  if (place)
+    recorder->time(op.trace, s.driver.table, *place, reinterpret_cast<cu::CUstream>(op.stream));
+}
+
+void record_end(State& s, Op& op, Op* parent, residency::Tag tag) {
+  const RecorderLock recorder(s);
+  recorder->timed(op.trace, reinterpret_cast<cu::CUstream>(op.stream),
+                  parent ? &parent->trace : nullptr);
+  recorder->end(op.trace, op.name, tag == residency::Tag::kCount ? nullptr : residency::name(tag),
+                family_name(op.family));
 }
 
 }  // namespace umem::runtime

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #include "base/export.h"
 #include "base/status.h"
@@ -10,17 +11,33 @@
 
 namespace umem::runtime {
 
+struct Device;
 struct State;
 
-// The lock is taken inside. kBadState where umem is off.
+// kBadState where umem is off.
 UMEM_API Status record_start(trace::Sink sink);
 UMEM_API void record_stop(trace::Sink sink);
 UMEM_API trace::Batch record_take(trace::Sink sink, bool all);
 UMEM_API std::size_t record_waiting(trace::Sink sink);
 
-// With the lock held, while it is recorded and the op is not a scope marker.
-void record_begin(State& s, Op& op, const void* const* inputs, std::size_t count);
-void record_end(Op& op, Op* parent, residency::Tag tag);
+// The recorder, with its lock.
+class RecorderLock {
+ public:
+  explicit RecorderLock(State& s);
+  trace::Recorder* operator->() const { return &trace::recorder(); }
+
+ private:
+  std::lock_guard<std::mutex> guard_;
+};
+
+// While it is recorded and the op is not a scope marker. The recorder knows blocks by where they
+// begin: each device says it of its own inputs, with its lock held, between the two.
+void begin_addresses(const void* const* inputs, std::size_t count);
+void note_addresses(const State& s, const Device& device, const void* const* inputs,
+                    std::size_t count);
+// Without a device's lock.
+void record_begin(State& s, Op& op);
+void record_end(State& s, Op& op, Op* parent, residency::Tag tag);
 
 // As traces have it: "" for none.
 const char* family_name(residency::Family family);

@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "policy/registry.h"
+#include "runtime/record.h"
 #include "runtime/state.h"
 #include "soft/device.h"
 #include "soft/fault_handler.h"
@@ -39,30 +40,63 @@ bool same_device(const Options& a, const Options& b) {
   return as_a == a;
 }
 
+// Those of devices and of what is taken under them, in their order.
+template <class Act>
+void each_mutex(State& s, Act act) {
+  act(s.registry);
+  for (Slot& slot : s.slots) act(slot.mutex);
+  act(s.recorder);
+}
+
+void lock_for_fork() {
+  State& s = state();
+  each_mutex(s, [](std::mutex& mutex) { mutex.lock(); });
+  s.ranges.lock_for_fork();
+  s.scope_names.lock_for_fork();
+}
+
+void unlock_after_fork() {
+  State& s = state();
+  s.scope_names.unlock_after_fork();
+  s.ranges.unlock_after_fork();
+  each_mutex(s, [](std::mutex& mutex) { mutex.unlock(); });
+}
+
 // A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
 // Registered after the device's handlers, and so locked before them: the order in which every call
-// takes the two locks.
+// takes the locks.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
-                   [] {
-                     State& s = state();
-                     s.mutex.unlock();
-                     trace::recorder().leave_to_parent();
-                     if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
-                   });
+    pthread_atfork(&lock_for_fork, &unlock_after_fork, [] {
+      unlock_after_fork();
+      State& s = state();
+      trace::recorder().leave_to_parent();
+      if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
+    });
   });
+}
+
+// With the registry's lock, as what follows.
+void forget_device_budgets(State& s) {
+  for (Requested& requested : s.requested) requested.budget_bytes = 0;
 }
 
 Status open_locked(State& s, const Options& options) {
   UMEM_RETURN_IF_ERROR(open_driver(s, options));
   register_fork_handlers();
-  s.counts = {};
+  s.last = {};
+  s.steps = s.plans_rolled_back = 0;
+  for (Slot& slot : s.slots) {
+    const DeviceLock lock(slot);
+    slot.allocs = slot.frees = slot.ooms = 0;
+  }
   s.options = options;
-  for (Requested& requested : s.requested) requested.budget_bytes = 0;
+  s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
+  forget_device_budgets(s);
   if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
-  return open_device(s, 0).take_status();
+  DeviceLock lock(s.slot(0));
+  return open_device(s, lock, 0);
 }
 
 void add_device(const State& s, Device& device, Stats& result) {
@@ -85,7 +119,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.advice_ignored += moved.advice_ignored;
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
-  result.hook_errors += device.engine.hook_errors();
+  result.hook_errors += device.engine.hook_errors() + device.freer.failures();
   if (s.driver.telemetry) return;
   result.resident_bytes += ledger.resident_bytes();
   result.peak_resident_bytes += ledger.peak_resident_bytes();
@@ -95,30 +129,37 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.bytes_out += moved.bytes_out;
 }
 
-Stats stats_locked(const State& s) {
-  Stats result = s.counts;
-  if (!s.open()) return result;
-  result.host_budget_bytes = s.options.host_budget_bytes;
-  s.each([&](Device& device) { add_device(s, device, result); });
-  if (s.driver.telemetry) {  // a device that tells what really happened
-    const driver::Telemetry now = s.driver.telemetry();
-    result.resident_bytes = now.resident_bytes;
-    result.peak_resident_bytes = now.peak_resident_bytes;
-    result.host_bytes = now.host_bytes;
-    result.peak_host_bytes = now.peak_host_bytes;
-    result.bytes_in = now.bytes_in + now.fault_bytes_in;
-    result.bytes_out = now.bytes_out + now.pressure_bytes_out;
-    result.faults = now.faults;
-    result.stall_us = now.stall_us;
+void add_telemetry(const State& s, Stats& result) {
+  if (!s.driver.telemetry) return;  // else it is a device that tells what really happened
+  const driver::Telemetry now = s.driver.telemetry();
+  result.resident_bytes = now.resident_bytes;
+  result.peak_resident_bytes = now.peak_resident_bytes;
+  result.host_bytes = now.host_bytes;
+  result.peak_host_bytes = now.peak_host_bytes;
+  result.bytes_in = now.bytes_in + now.fault_bytes_in;
+  result.bytes_out = now.bytes_out + now.pressure_bytes_out;
+  result.faults = now.faults;
+  result.stall_us = now.stall_us;
+}
+
+// Of devices that were closed too.
+void add_slots(State& s, Stats& result) {
+  for (Slot& slot : s.slots) {
+    const DeviceLock lock(slot);
+    result.allocs += slot.allocs;
+    result.frees += slot.frees;
+    result.ooms += slot.ooms;
   }
-  return result;
 }
 
 // What was counted stays readable until the next start.
-Status close_locked(State& s) {
-  const Stats last = stats_locked(s);
+Status close_locked(State& s, const HeldDevices& all) {
+  Stats last;
+  last.host_budget_bytes = s.options.host_budget_bytes;
+  all.each([&](Device& device) { add_device(s, device, last); });
+  add_telemetry(s, last);
   UMEM_RETURN_IF_ERROR(close_devices(s));
-  s.counts = last;
+  s.last = last;
   return {};
 }
 
@@ -152,7 +193,7 @@ Status apply_limits(State& s, const Options& options) {
   return {};
 }
 
-void reset_peaks_locked(State& s) {
+void reset_peaks(State& s) {
   s.each([](Device& device) {
     device.peak_live_bytes = device.arena.footprint().live_bytes;
     device.engine.ledger().reset_peaks();
@@ -171,12 +212,30 @@ Status check_limits(const Options& options) {
 
 // A device keeps the budget that it found where the options leave it open.
 residency::Limits limits_of(State& s, const Options& options, int ordinal) {
-  const Requested& requested = s.requested_of(ordinal);
+  const Requested& requested = s.requested[static_cast<std::size_t>(ordinal)];
   std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
-  if (const Device* device = s.device(ordinal); device && budget == 0)
+  if (const auto& device = s.slot(ordinal).device; device && budget == 0)
     budget = device->engine.limits().budget_bytes;
   return {budget, options.host_budget_bytes, options.min_swap_bytes, requested.outside_bytes,
           options.floor_bytes};
+}
+
+HeldDevices::HeldDevices(State& s, DeviceMask mask) : state_(s) {
+  if (s.forked) return;
+  each_ordinal(mask, [&](int ordinal) {
+    DeviceLock lock(s.slot(ordinal));
+    if (!lock.device()) return;
+    by_ordinal_[index(ordinal)] = lock.device();
+    locks_.push_back(std::move(lock));
+  });
+}
+
+bool HeldDevices::busy() const {
+  return std::any_of(locks_.begin(), locks_.end(), [](const DeviceLock& lock) {
+    Device& device = *lock.device();
+    return lock.slot().waiting > 0 || device.arena.stats().active[arena::kAll].current > 0 ||
+           device.engine.ledger().op_pinned_bytes() > 0;
+  });
 }
 
 constinit State* g_state = nullptr;
@@ -190,46 +249,56 @@ State& make_state() {
   return *all;
 }
 
+// With the registry's lock: goes on with the devices that live blocks hold.
+static Status resume(State& s, const Options& options) {
+  if (!same_device(options, s.options))
+    return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
+                                 s.options.device + ":" + s.options.profile +
+                                 "'; free them, or keep the device options"};
+  forget_device_budgets(s);
+  UMEM_RETURN_IF_ERROR(apply_limits(s, options));
+  s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
+  s.options = options;
+  reset_peaks(s);  // a new session's peaks are its own
+  return {};
+}
+
 Status start(const Options& options) {
   UMEM_RETURN_IF_ERROR(check_options(options));
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  const std::lock_guard registry(s.registry);
   if (s.forked)
     return {Code::kBadState, "the process was forked after umem had used a GPU; start it by spawn"};
   if (s.accepting)
     return options == s.options
                ? Status()
                : Status(Code::kBadState, "umem is running with other options; disable it first");
-  s.each([](Device& device) { retire_reclaimed(device); });
-  if (s.open() && !s.busy()) UMEM_RETURN_IF_ERROR(close_locked(s));
-  if (!s.open()) {
-    UMEM_RETURN_IF_ERROR(open_locked(s, options));
-  } else {
-    if (!same_device(options, s.options))
-      return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
-                                   s.options.device + ":" + s.options.profile +
-                                   "'; free them, or keep the device options"};
-    for (Requested& requested : s.requested) requested.budget_bytes = 0;
-    UMEM_RETURN_IF_ERROR(apply_limits(s, options));
-    s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
-    s.options = options;
-    reset_peaks_locked(s);  // a new session's peaks are its own
+  if (s.open()) {
+    const HeldDevices all(s, s.opened);
+    all.each([](Device& device) { retire_reclaimed(device); });
+    if (!all.busy()) UMEM_RETURN_IF_ERROR(close_locked(s, all));
   }
+  UMEM_RETURN_IF_ERROR(s.open() ? resume(s, options) : open_locked(s, options));
   s.accepting = true;
   return {};
 }
 
 Status stop() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  s.accepting = false;
-  end_pins(s);
-  for (const trace::Sink sink : {trace::kPlan, trace::kFile}) trace::recorder().stop(sink);
-  if (!s.open()) return {};
+  {
+    const std::lock_guard registry(s.registry);
+    s.accepting = false;
+    s.each([&](Device& device) { end_pins(s, device); });
+    s.exemptions.clear();
+    for (const trace::Sink sink : {trace::kPlan, trace::kFile}) RecorderLock(s)->stop(sink);
+  }
   FirstError error;
-  s.each([&](Device& device) { error.keep(settle(s, device)); });
+  s.each_lock([&](DeviceLock& lock) { error.keep(settle(s, lock)); });
   UMEM_RETURN_IF_ERROR(error.take());
-  return s.busy() ? Status() : close_locked(s);
+  const std::lock_guard registry(s.registry);
+  const HeldDevices all(s, s.opened);
+  // Another thread may have started it again.
+  return s.accepting || all.empty() || all.busy() ? Status() : close_locked(s, all);
 }
 
 bool running() {
@@ -238,21 +307,20 @@ bool running() {
 
 Options current_options() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
+  const std::lock_guard registry(s.registry);
   return s.options;
 }
 
 Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.accepting && !s.open())
-    return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  const std::lock_guard registry(s.registry);
+  if (!s.accepting && !s.open()) return not_running();
   Options options = s.options;
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
   UMEM_RETURN_IF_ERROR(check_options(options));
-  const std::vector<Requested> before = s.requested;
-  for (Requested& requested : s.requested) requested.budget_bytes = 0;  // it is for all of them now
+  const auto before = s.requested;
+  forget_device_budgets(s);  // it is for all of them now
   Status status = apply_limits(s, options);
   if (status.ok()) return {};
   s.requested = before;
@@ -263,9 +331,8 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
 
 Status set_policy(const std::string& name) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (!s.accepting && !s.open())
-    return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  const std::lock_guard registry(s.registry);
+  if (!s.accepting && !s.open()) return not_running();
   Options options = s.options;
   options.policy = name;
   UMEM_RETURN_IF_ERROR(check_options(options));
@@ -276,41 +343,61 @@ Status set_policy(const std::string& name) {
 
 Stats stats() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  return stats_locked(s);
+  std::unique_lock registry(s.registry);
+  Stats result;
+  if (s.open()) {
+    result.host_budget_bytes = s.options.host_budget_bytes;
+    // Nothing waits on a software device, whose figures are of one time.
+    if (!s.driver.telemetry) registry.unlock();
+    s.each([&](Device& device) { add_device(s, device, result); });
+    if (registry) add_telemetry(s, result);
+  } else {
+    result = s.last;
+  }
+  add_slots(s, result);
+  result.steps = s.steps;
+  result.plans_rolled_back = s.plans_rolled_back;
+  return result;
 }
 
 void reset_peak_stats() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  if (s.open()) reset_peaks_locked(s);
+  const std::lock_guard registry(s.registry);
+  if (s.open()) reset_peaks(s);
 }
 
 Status trim() {
-  State& s = state();
-  std::lock_guard guard(s.mutex);
   FirstError error;
-  s.each([&](Device& device) {
-    retire_reclaimed(device);
-    error.keep(trim_locked(device, 0));
-  });
+  state().each_lock([&](DeviceLock& lock) { error.keep(release_all_cached(lock)); });
   return error.take();
+}
+
+static void end_step(Device& device) {
+  device.engine.step_ended();
+  device.arena.step_ended();
+}
+
+void end_steps(Slot& slot) {
+  for (unsigned left = slot.steps.exchange(0); left > 0; --left)
+    if (slot.device && !state().forked) end_step(*slot.device);
+}
+
+// Where there are several devices each step ends on the next thread that uses the device: this one
+// may have to come to what another device waits for.
+static void step_devices(State& s) {
+  if (s.forked) return;
+  each_ordinal(s.opened, [&](int ordinal) { ++s.slot(ordinal).steps; });
+  if (!std::has_single_bit(s.opened.load())) return;
+  Slot& only = s.slot(std::countr_zero(s.opened.load()));
+  if (const DeviceLock lock(only, std::try_to_lock); lock.held()) end_steps(only);
 }
 
 void step() noexcept {
   State& s = state();
-  bool soft_device = false;
-  {
-    std::lock_guard guard(s.mutex);
-    ++s.counts.steps;
-    s.each([](Device& device) {
-      device.engine.step_ended();
-      device.arena.step_ended();
-    });
-    if (trace::recording()) trace::recorder().step();
-    soft_device = s.open() && s.driver.kind == driver::Kind::kSoft && s.options.backed;
-  }
-  if (soft_device) {
+  ++s.steps;
+  step_devices(s);
+  if (trace::recording()) RecorderLock(s)->step();
+  if (s.open() && s.faults_in_process) {
     // Libraries loaded and handlers set since the last step must not hide page faults from us.
     soft::install_interposers();
     soft::install_fault_handler();
@@ -324,7 +411,6 @@ void set_step_listener(void (*listener)()) noexcept {
 
 driver::Driver* current_driver() {
   State& s = state();
-  std::lock_guard guard(s.mutex);
   return s.open() ? &s.driver : nullptr;
 }
 

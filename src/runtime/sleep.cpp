@@ -1,6 +1,8 @@
 // Sleep and wake of all devices, and what a view from outside is told of their memory.
 #include <algorithm>
+#include <atomic>
 
+#include "driver/memory_info.h"
 #include "runtime/state.h"
 
 namespace umem::runtime {
@@ -10,7 +12,7 @@ using residency::RangeId;
 using residency::Tag;
 
 Status check_sleep(State& s, const residency::SleepRequest& wanted) {
-  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (!s.open()) return not_running();
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
   FirstError error;
@@ -42,37 +44,57 @@ bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
 // An allocation of what is free and of that much more makes it take that memory, without a copy,
 // and its release leaves it free. Not under the guard, which never lets all free memory be taken,
 // not even for a moment. False: it is not free yet, and whoever needs it gets it.
-bool release_unused(State& s, Device& device) {
-  residency::Engine& engine = device.engine;
+bool release_unused(State& s, DeviceLock& lock) {
+  residency::Engine& engine = lock.device()->engine;
   if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
   // Under a policy that leaves residency to the driver, what is without contents is not known.
   if (s.options.guard || s.captures > 0 || !engine.policy().active()) return false;
   const driver::Table& table = s.driver.table;
-  std::size_t free_bytes = 0, total_bytes = 0;
-  if (table.cuMemGetInfo(&free_bytes, &total_bytes) != cu::CUDA_SUCCESS) return false;
+  Result<driver::MemoryInfo> memory = driver::memory_info(table, lock.device()->place);
+  if (!memory.ok()) return false;
+  const std::size_t free_bytes = memory.value().free_bytes;
   engine.observe_memory(free_bytes);
   const std::size_t unused = engine.unused_bytes();
   if (unused == 0) return true;
   // Where nothing is resident, a refusal says that all of it was taken.
-  const bool all = take_and_give_back(table, free_bytes + unused);
+  bool all = false;
+  lock.without([&] {
+    const driver::CallScope scope(table, lock.device()->place);
+    all = take_and_give_back(table, free_bytes + unused);
+  });
   if (!all && engine.ledger().resident_bytes() > 0) return false;
   engine.forget_unused();
   return true;
 }
 
-Status sleep_on(State& s, Device& device, const residency::SleepRequest& wanted, Slept* slept) {
+// Waits until the driver has done all that leaves.
+Status wait_for_moves(State& s, DeviceLock& lock) {
+  residency::Engine& engine = lock.device()->engine;
+  const residency::Ticket last = engine.last_departure();
+  Status synchronized;
+  lock.without([&] {
+    engine.wait_issued(last);
+    const driver::CallScope scope(s.driver.table, lock.device()->place);
+    synchronized =
+        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
+  });
+  return synchronized;
+}
+
+Status sleep_on(State& s, DeviceLock& lock, const residency::SleepRequest& wanted, Slept* slept) {
   // Bytes to be discarded are not in use then on any stream; and what is cached takes no host room.
+  Device& device = *lock.device();
   const std::size_t before = held_bytes(device);
-  UMEM_RETURN_IF_ERROR(settle(s, device));
+  UMEM_RETURN_IF_ERROR(settle(s, lock));
   slept->bytes += before - std::min(before, held_bytes(device));
+  UMEM_RETURN_IF_ERROR(device.engine.sleep().check(wanted));  // the lock was given up meanwhile
   std::size_t bytes = 0;
   UMEM_RETURN_IF_ERROR(device.engine.sleep().begin(wanted, bytes));
   slept->bytes += bytes;
+  UMEM_RETURN_IF_ERROR(wait_for_moves(s, lock));
   Status moved = device.engine.sleep().finish();
   const driver::CallScope scope(s.driver.table, device.place);
-  UMEM_RETURN_IF_ERROR(
-      driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize));
-  slept->released = moved.ok() && release_unused(s, device) && slept->released;
+  slept->released = moved.ok() && release_unused(s, lock) && slept->released;
   return moved;
 }
 
@@ -89,22 +111,21 @@ void add_unit(const residency::Unit& unit, std::vector<TagReport>& rows) {
 }  // namespace
 
 Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
-  static std::uint64_t numbers = 0;
+  static std::atomic<std::uint64_t> numbers{0};
   State& s = state();
-  std::lock_guard guard(s.mutex);
-  const residency::SleepRequest wanted{tags, discard, numbers + 1};
+  residency::SleepRequest wanted{tags, discard, 0};
   UMEM_RETURN_IF_ERROR(check_sleep(s, wanted));
-  *slept = {++numbers, 0, true};
+  wanted.number = ++numbers;
+  *slept = {wanted.number, 0, true};
   FirstError error;
-  s.each([&](Device& device) { error.keep(sleep_on(s, device, wanted, slept)); });
+  s.each_lock([&](DeviceLock& lock) { error.keep(sleep_on(s, lock, wanted, slept)); });
   return error.take();
 }
 
 Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
   *bytes = 0;
-  if (!s.open()) return {Code::kBadState, "umem is not running; call umem.enable() first"};
+  if (!s.open()) return not_running();
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; wake after its end"};
   FirstError error;
@@ -122,7 +143,6 @@ std::vector<TagReport> bytes_by_tag() {
     rows.push_back({residency::name(static_cast<Tag>(tag))});
   rows.push_back({"cached"});
   State& s = state();
-  std::lock_guard guard(s.mutex);
   s.each([&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (RangeId id = 1; id < ledger.capacity(); ++id) add_unit(ledger.at(id), rows);
@@ -132,17 +152,19 @@ std::vector<TagReport> bytes_by_tag() {
 
 Status device_memory(std::vector<DeviceMemory>* all) {
   State& s = state();
-  std::lock_guard guard(s.mutex);
   FirstError error;
   s.each([&](Device& device) {
-    const driver::CallScope scope(s.driver.table, device.place);
     const residency::Limits& limits = device.engine.limits();
     const residency::Ledger& ledger = device.engine.ledger();
     DeviceMemory row;
     row.device = device.place.device;
-    error.keep(driver::check(s.driver.table.cuMemGetInfo(&row.free_bytes, &row.total_bytes),
-                             driver::Entry::cuMemGetInfo));
-    device.engine.observe_memory(row.free_bytes);
+    Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
+    if (memory.ok()) {
+      row.free_bytes = memory.value().free_bytes;
+      row.total_bytes = memory.value().total_bytes;
+      device.engine.observe_memory(row.free_bytes);
+    }
+    error.keep(memory.take_status());
     row.budget_bytes = limits.budget_bytes;
     row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
     row.dropped_bytes = ledger.dropped_bytes();

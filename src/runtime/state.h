@@ -1,20 +1,26 @@
-// Everything that the runtime joins, under one lock. One object, never destroyed.
+// Everything that the runtime joins. One object, never destroyed. What is a device's is under that
+// device's lock (device_lock.h), the rest under the registry's, but for what has atomics.
 #pragma once
+#include <array>
 #include <atomic>
+#include <bit>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arena/arena.h"
 #include "base/options.h"
 #include "driver/table.h"
+#include "managed/freer.h"
 #include "managed/range_table.h"
 #include "residency/engine.h"
 #include "runtime/accounts.h"
 #include "runtime/alloc.h"
 #include "runtime/ballast.h"
+#include "runtime/device_lock.h"
 #include "runtime/ops.h"
 #include "runtime/pins.h"
 #include "runtime/runtime.h"
@@ -34,67 +40,100 @@ struct Device {
 
   driver::Place place;
   std::unique_ptr<Ballast> ballast;  // of a device that is to be smaller; given back last
+  // Memory of a GPU goes back to its driver on a thread; on the software device at once.
+  managed::Freer freer;
   arena::Arena arena;
   residency::Engine engine;
-  std::size_t peak_live_bytes = 0;  // since the last reset
-  std::size_t max_live_bytes = 0;   // since the start: what the cache may hold
+  Pins pins;
+  std::unordered_map<const void*, std::uint32_t> scopes;  // of blocks, by number
+  std::size_t peak_live_bytes = 0;                        // since the last reset
+  std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
   bool warned_larger_than_budget = false;
+
+  bool frees_on_thread() const { return place.context != nullptr; }
 };
 
+// Of ordinals; bit n is device n.
+using DeviceMask = std::uint32_t;
+static_assert(kMaxDevices <= 32);
+
+inline DeviceMask mask_of(int ordinal) {
+  return DeviceMask{1} << ordinal;
+}
+// Calls `act` with each ordinal, in order.
+template <class Act>
+void each_ordinal(DeviceMask mask, Act act) {
+  for (; mask != 0; mask &= mask - 1) act(std::countr_zero(mask));
+}
+
 struct State {
-  std::mutex mutex;
+  std::mutex registry;                 // of what follows, up to `slots`
   std::atomic<bool> accepting{false};  // hands out memory and observes
   std::atomic<bool> forked{false};     // a child of a process that used a GPU: touches nothing
   std::atomic<int> captures{0};        // between capture_begin and capture_end
-  driver::Driver driver;
-  managed::RangeTable ranges{driver.table};
+  driver::Driver driver;               // changed while no device is open
   Options options;
-  // By ordinal; null where nothing was allocated yet. They stay until a stop that finds no live
-  // block.
-  std::vector<std::unique_ptr<Device>> devices;
-  std::vector<Requested> requested;  // by ordinal
-  Stats counts;                      // allocs, frees, ooms, steps; the rest is read when asked
-  Pins pins;
-  std::uint64_t last_pin_number = 0;             // given to pins and exemptions
+  std::array<Requested, kMaxDevices> requested;  // by ordinal
+  Stats last;                                    // what was counted when the devices were closed
   std::vector<residency::Exemption> exemptions;  // of every device, opened or not
   std::vector<std::size_t> workspace_sizes;      // the same
-  Scopes scopes;
-  Listener listener = nullptr;
-  std::atomic<void (*)()> step_listener{nullptr};
-  std::atomic<VictimCallback> victim_callback{nullptr};
   std::optional<bool> managed;  // whether the driver's devices can have managed memory
 
-  bool open() const { return !devices.empty() && !forked; }
-  Device* device(int ordinal) const {
-    const auto index = static_cast<std::size_t>(ordinal);
-    return index < devices.size() ? devices[index].get() : nullptr;
+  // By ordinal. A device stays until a stop that finds no live block.
+  std::array<Slot, kMaxDevices> slots;
+  std::atomic<DeviceMask> opened{0};  // changed with the registry's and the device's lock
+
+  managed::RangeTable ranges{driver.table};
+  std::mutex recorder;  // trace::recorder()'s
+  ScopeNames scope_names;
+  std::atomic<bool> faults_in_process{false};  // page faults of the software device
+  std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
+  std::atomic<std::uint64_t> last_pin_number{0};  // given to pins and exemptions
+  std::atomic<Listener> listener{nullptr};
+  std::atomic<void (*)()> step_listener{nullptr};
+  std::atomic<VictimCallback> victim_callback{nullptr};
+
+  bool open() const { return opened != 0 && !forked; }
+  static bool has_slot(int ordinal) { return ordinal >= 0 && ordinal < kMaxDevices; }
+  Slot& slot(int ordinal) { return slots[static_cast<std::size_t>(ordinal)]; }
+  // Of the device that the range is of.
+  Slot& slot_of(managed::RangeId id) { return slot(ranges.device_of(id)); }
+  // Calls `act` with the lock of every device that was opened, one after the other.
+  template <class Act>
+  void each_lock(Act act) {
+    if (forked) return;
+    each_ordinal(opened, [&](int ordinal) {
+      DeviceLock lock(slot(ordinal));
+      if (lock.device()) act(lock);
+    });
   }
-  Requested& requested_of(int ordinal) {
-    const auto index = static_cast<std::size_t>(ordinal);
-    if (requested.size() <= index) requested.resize(index + 1);
-    return requested[index];
+  // The same with every device.
+  template <class Act>
+  void each(Act act) {
+    each_lock([&](DeviceLock& lock) { act(*lock.device()); });
   }
-  // Of a range of umem's.
-  Device& owner(managed::RangeId id) const {
-    return *(devices.size() == 1 ? devices.front()
-                                 : devices[static_cast<std::size_t>(ranges[id].device)]);
-  }
-  // Calls `act` with every device that was opened.
+};
+
+// The locks of several devices, taken in the order of ordinals, and none in a forked child that
+// touches nothing.
+class HeldDevices {
+ public:
+  HeldDevices(State& s, DeviceMask mask);
+  // Of which the range is; null: none that is held.
+  Device* of(managed::RangeId id) const { return by_ordinal_[index(state_.ranges.device_of(id))]; }
   template <class Act>
   void each(Act act) const {
-    if (forked) return;
-    for (const std::unique_ptr<Device>& device : devices)
-      if (device) act(*device);
+    for (const DeviceLock& lock : locks_) act(*lock.device());
   }
+  bool empty() const { return locks_.empty(); }
   // Blocks are alive, or in use on a stream or by an op: the devices have to stay.
-  bool busy() const {
-    bool found = false;
-    each([&](Device& device) {
-      found = found || device.arena.stats().active[arena::kAll].current > 0 ||
-              device.engine.ledger().op_pinned_bytes() > 0;
-    });
-    return found;
-  }
+  bool busy() const;
+
+ private:
+  static std::size_t index(int ordinal) { return static_cast<std::size_t>(ordinal); }
+  State& state_;
+  std::vector<DeviceLock> locks_;
+  std::array<Device*, kMaxDevices> by_ordinal_{};
 };
 
 // The top of the calling thread's op stack (ops.cpp).
@@ -108,37 +147,48 @@ inline State& state() {
   return made ? *made : make_state();
 }
 
-// With the lock held.
-Result<void*> allocate_locked(State& s, std::size_t bytes, int device, cu::CUstream stream, Op* op);
+// memory.cpp, with the device's lock. Those with a DeviceLock may wait for the device, and do so
+// without the lock.
+Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
+                          Op* op);
 void retire_reclaimed(Device& device);
 // Waits for the device, after which no stream uses a block, and gives back what is cached.
-Status settle(State& s, Device& device);
-Status trim_locked(Device& device, std::size_t keep_bytes);
+Status settle(State& s, DeviceLock& lock);
+// Gives cached memory back to the driver. On a GPU it is freed later: see `wait_until_freed`.
+Status trim_cache(Device& device, std::size_t keep_bytes);
+// The driver has all of it; its reason where it refused some.
+Status wait_until_freed(DeviceLock& lock);
+// All of it.
+Status release_all_cached(DeviceLock& lock);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
-void pin(Op& op, managed::RangeId id);
+void pin(Op& op, Device& device, managed::RangeId id);
 
 // victim_callback.cpp: calls it where bytes are short, with the lock given up meanwhile: nothing
 // that was read under it holds afterwards. The answer holds until it is forgotten.
 void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t count,
-                            std::unique_lock<std::mutex>& guard);
-void ask_victims_for_block(State& s, std::size_t bytes, int device,
-                           std::unique_lock<std::mutex>& guard);
-void forget_victims(State& s);
+                            DeviceLock& lock);
+void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock);
 
-// pins.cpp, with the lock held: ends all pins, or those inside a block that is released.
-void end_pins(State& s);
-void end_pins(State& s, const void* block, std::size_t bytes);
+// pins.cpp: ends all pins of a device, or those inside a block that is released.
+void end_pins(State& s, Device& device);
+void end_pins(State& s, Device& device, const void* block, std::size_t bytes);
 
-// devices.cpp, with the lock held: opens the driver for the options; the device, at its first use;
-// gives all back.
+// devices.cpp, with the registry's lock: opens the driver for the options; the device, at its first
+// use; gives all back, with all devices' locks.
 Status open_driver(State& s, const Options& options);
-Result<Device*> open_device(State& s, int ordinal);
+Status open_device(State& s, DeviceLock& lock, int ordinal);
 Status close_devices(State& s);
+// Without the registry's lock, and with the device's, which is given up meanwhile where it is not
+// open.
+Status ensure_open(State& s, DeviceLock& lock, int ordinal);
 // What a device with these options may hold.
 Status check_limits(const Options& options);
+// With the registry's lock, and the device's where there is one.
 residency::Limits limits_of(State& s, const Options& options, int ordinal);
 // The status for a caller across the border, with a message that lives as Failure says.
 void fail(Failure* error, const Status& status);
+Status not_running();
+Status no_such_device(int ordinal);
 
 }  // namespace umem::runtime

@@ -28,16 +28,14 @@ Shortage look(const residency::Engine& engine, std::size_t need,
 }
 
 // Asks without the lock, which is held before and after.
-void ask(State& s, VictimCallback callback, int ordinal, const Shortage& shortage,
-         std::unique_lock<std::mutex>& guard) {
+void ask(State& s, VictimCallback callback, const Shortage& shortage, DeviceLock& lock) {
   std::vector<RangeId> ids;
-  guard.unlock();
-  t_asking = true;
-  callback(shortage, ids);
-  t_asking = false;
-  guard.lock();
-  if (Device* device = s.open() ? s.device(ordinal) : nullptr)
-    device->engine.set_preferred_victims(std::move(ids));
+  lock.without([&] {
+    t_asking = true;
+    callback(shortage, ids);
+    t_asking = false;
+  });
+  if (s.open()) lock.device()->engine.set_preferred_victims(std::move(ids));
 }
 
 }  // namespace
@@ -47,42 +45,34 @@ void set_victim_callback(VictimCallback callback) noexcept {
 }
 
 void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t count,
-                            std::unique_lock<std::mutex>& guard) {
+                            DeviceLock& lock) {
   const VictimCallback callback = s.victim_callback;
   if (!callback || t_asking) return;
-  for (std::size_t ordinal = 0; ordinal < s.devices.size(); ++ordinal) {
-    if (!s.open() || !s.devices[ordinal]) continue;
-    const residency::Engine& engine = s.devices[ordinal]->engine;
-    const residency::CandidateView view = engine.view();
-    std::vector<RangeId> needed;
-    std::size_t bytes = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      const RangeId found = s.ranges.find(inputs[i]);
-      if (found == residency::kNoRange || &s.owner(found).engine != &engine) continue;
-      s.ranges.each_piece(found, [&](RangeId id) {
-        if (!view.live(id) || std::find(needed.begin(), needed.end(), id) != needed.end()) return;
-        needed.push_back(id);
-        if (view.away(id)) bytes += engine.ledger().at(id).bytes;
-      });
-    }
-    const std::size_t need = bytes > 0 ? engine.shortage(bytes) : 0;
-    if (need > 0) ask(s, callback, static_cast<int>(ordinal), look(engine, need, needed), guard);
+  const residency::Engine& engine = lock.device()->engine;
+  const residency::CandidateView view = engine.view();
+  std::vector<RangeId> needed;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const RangeId found = s.ranges.find(inputs[i]);
+    if (found == residency::kNoRange || &s.slot_of(found) != &lock.slot()) continue;
+    s.ranges.each_piece(found, [&](RangeId id) {
+      if (!view.live(id) || std::find(needed.begin(), needed.end(), id) != needed.end()) return;
+      needed.push_back(id);
+      if (view.away(id)) bytes += engine.ledger().at(id).bytes;
+    });
   }
+  const std::size_t need = bytes > 0 ? engine.shortage(bytes) : 0;
+  if (need > 0) ask(s, callback, look(engine, need, needed), lock);
 }
 
-void ask_victims_for_block(State& s, std::size_t bytes, int ordinal,
-                           std::unique_lock<std::mutex>& guard) {
+void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock) {
   const VictimCallback callback = s.victim_callback;
   // What small blocks need is a page now and then, and not known before.
   if (!callback || t_asking || bytes < kPageBytes || !s.open()) return;
-  const Device* device = s.device(ordinal);
+  const Device* device = lock.device();
   if (!device) return;
   const std::size_t need = device->engine.shortage(align_up(bytes, kPageBytes));
-  if (need > 0) ask(s, callback, ordinal, look(device->engine, need, {}), guard);
-}
-
-void forget_victims(State& s) {
-  s.each([](Device& device) { device.engine.set_preferred_victims({}); });
+  if (need > 0) ask(s, callback, look(device->engine, need, {}), lock);
 }
 
 }  // namespace umem::runtime

@@ -1,8 +1,8 @@
 // The victim callback: a function outside, such as a policy in Python, that names what to evict.
 //
-// It is called while the runtime's lock is NOT held, because it may need a lock of its own (the
-// interpreter's) that another thread holds while it frees memory, which takes the runtime's. So
-// what it was shown may have changed when it answers: what cannot leave then is left out.
+// It is called while no lock of the runtime's is held, because it may need a lock of its own (the
+// interpreter's) that another thread holds while it calls umem. So what it was shown may have
+// changed when it answers: what cannot leave then is left out.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -17,6 +17,7 @@
 #include "runtime/alloc.h"
 #include "runtime/ops.h"
 #include "torch_ext/thread_state.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -215,7 +216,9 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   state->top = record.parent;
   runtime::op_end(&record.op, result_tag(record));
   const bool outermost = !record.parent || record.parent->op.phase != Phase::kOptimizer;
-  if (record.kind == OpKind::kOptimizer && outermost) runtime::step();
+  if (record.kind != OpKind::kOptimizer || !outermost) return;
+  const Unlocked without_gil;
+  runtime::step();
 }
 
 std::mutex g_mutex;

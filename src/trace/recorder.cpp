@@ -90,7 +90,7 @@ void Recorder::stop(Sink sink) {
 void Recorder::leave_to_parent() {
   sinks_ = {};
   g_recording = false;
-  static_cast<void>(timers_.release());
+  static_cast<void>(new std::shared_ptr<Timers>(std::move(timers_)));
 }
 
 void Recorder::clear() {
@@ -169,9 +169,9 @@ void Recorder::begin(OpTimer& span, const std::uintptr_t* inputs, std::size_t co
 void Recorder::time(OpTimer& span, const driver::Table& table, const driver::Place& place,
                     cu::CUstream stream) {
   if (!by_events_ || !current(span)) return;
-  if (!timers_) timers_ = std::make_unique<Timers>(table, place);
+  if (!timers_) timers_ = std::make_shared<Timers>(table, place);
   if (timers_->place().device != place.device) return;
-  if (timers_->full()) resolve(false);  // a step may have more ops than there are pairs
+  if (timers_->full()) resolve();  // a step may have more ops than there are pairs
   span.open->timer = timers_->start(stream);
 }
 
@@ -266,9 +266,15 @@ void Recorder::step() {
   if (any_on()) log({EventKind::kStep});
 }
 
-void Recorder::resolve(bool wait) {
+// The events live as long as the timers.
+std::function<void()> Recorder::times() {
+  if (!timers_) return [] {};
+  return [timers = timers_, events = timers_->ended()] { timers->wait(events); };
+}
+
+void Recorder::resolve() {
   if (!timers_) return;
-  timers_->resolve(wait, [this](std::uint64_t number, float us) {
+  timers_->resolve([this](std::uint64_t number, float us) {
     Event* event = event_at(number);
     if (event && event->kind == EventKind::kOp) event->us = us;
   });
@@ -291,7 +297,7 @@ Batch Recorder::take(Sink sink, bool all) {
   SinkState& state = sinks_[sink];
   Batch batch;
   if (!state.on) return batch;
-  resolve(all);
+  resolve();
   const std::uint64_t end = all ? first_event_ + events_.size() : settled();
   batch.events = std::exchange(state.before, {});
   const auto at = [&](std::uint64_t number) {

@@ -1,11 +1,12 @@
-// The recorder keeps what the runtime's hooks report as a log of events in memory. The hooks hold
-// the runtime's lock when they report, so that one log has the order of all threads; all calls but
-// `recording` need that lock.
+// The recorder keeps what the runtime's hooks report as a log of events in memory. One log has the
+// order of all threads and devices: every call but `recording` needs the recorder's lock, which is
+// taken after a device's and before none. Nothing waits for a device under it.
 #pragma once
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -68,9 +69,11 @@ class Recorder {
   void end(OpTimer& span, const char* name, const char* tag, const char* family);
   void step();
 
-  // What the sink has not seen yet. `all`: with what ops under way may still change, and waiting
-  // for times.
+  // What the sink has not seen yet. `all`: with what ops under way may still change; before, the
+  // caller waits for times, without the lock.
   Batch take(Sink sink, bool all);
+  // Returns what waits for the times of the ops that ended.
+  std::function<void()> times();
   std::size_t waiting(Sink sink) const;  // events not taken yet
 
  private:
@@ -88,7 +91,7 @@ class Recorder {
   Event* log(Event event);
   Event* event_at(std::uint64_t number);
   void rename(const Block& block);  // its alloc event gets the block's tag
-  void resolve(bool wait);
+  void resolve();
   std::uint64_t settled() const;
   void trim();
   void clear();
@@ -106,7 +109,7 @@ class Recorder {
   std::vector<OpenOp*> spare_ops_;
   std::uint64_t lists_ = 0;  // of accesses
   bool by_events_ = false;
-  std::unique_ptr<Timers> timers_;
+  std::shared_ptr<Timers> timers_;
 };
 
 // The process's one, never destroyed.

@@ -77,17 +77,27 @@ void Timers::spoil(int timer) {
   if (timer != kNoTimer) pairs_[static_cast<std::size_t>(timer)].spoilt = true;
 }
 
-void Timers::resolve(bool wait, const std::function<void(std::uint64_t, float)>& found) {
+std::vector<cu::CUevent> Timers::ended() const {
+  std::vector<cu::CUevent> events;
+  for (int timer : ended_) events.push_back(pairs_[static_cast<std::size_t>(timer)].end);
+  return events;
+}
+
+void Timers::wait(const std::vector<cu::CUevent>& events) const {
+  if (place_.captures && *place_.captures > 0) return;
+  const driver::CallScope scope(table_, place_);
+  // Where it cannot, the op has no time.
+  for (cu::CUevent event : events) table_.cuEventSynchronize(event);
+}
+
+void Timers::resolve(const std::function<void(std::uint64_t, float)>& found) {
   if (place_.captures && *place_.captures > 0) return;
   const driver::CallScope scope(table_, place_);
   while (!ended_.empty()) {
     const int timer = ended_.front();
     Pair& pair = pairs_[static_cast<std::size_t>(timer)];
-    cu::CUresult state = table_.cuEventQuery(pair.end);
-    if (state == cu::CUDA_ERROR_NOT_READY) {
-      if (!wait) return;
-      state = table_.cuEventSynchronize(pair.end);
-    }
+    const cu::CUresult state = table_.cuEventQuery(pair.end);
+    if (state == cu::CUDA_ERROR_NOT_READY) return;
     float milliseconds = 0;
     const bool known = state == CUDA_SUCCESS && table_.cuEventElapsedTime(&milliseconds, pair.begin,
                                                                           pair.end) == CUDA_SUCCESS;

@@ -1,5 +1,5 @@
 // Times of ops on a GPU, by pairs of events on their streams. They are read when they are done:
-// nothing waits for them while the program runs. Not thread-safe.
+// nothing waits for them while the program runs. Not thread-safe but for `wait`.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -33,8 +33,12 @@ class Timers {
   void spoil(int timer);
 
   // Calls `found` with every event that is done and its own time, in the order of their ends, up to
-  // the first that is not done; `wait`: waits for those. A time below 0 is not known.
-  void resolve(bool wait, const std::function<void(std::uint64_t event, float us)>& found);
+  // the first that is not done. A time below 0 is not known.
+  void resolve(const std::function<void(std::uint64_t event, float us)>& found);
+  // What has ended, and is not known to be done.
+  std::vector<cu::CUevent> ended() const;
+  // Waits for these. Needs no lock.
+  void wait(const std::vector<cu::CUevent>& events) const;
   // Number of the first event that is still open, or `none`.
   std::uint64_t first_open(std::uint64_t none) const;
 

@@ -1,8 +1,9 @@
 // What the stress programs check with: they go on after a failure, and count.
 #pragma once
+#include <atomic>
 #include <cstdio>
 
-inline int g_wrong = 0;
+inline std::atomic<int> g_wrong{0};
 #define EXPECT(condition)                                                   \
   do {                                                                      \
     if (!(condition)) {                                                     \

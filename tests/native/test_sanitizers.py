@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 ARGUMENTS = {
     "stress_runtime": ["120"],
     "stress_engine": ["200"],
+    "stress_devices": ["400"],
     "stress_observers": ["150"],
     "check_assert": ["on"],
 }

@@ -4,11 +4,13 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Logging.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "runtime/accounts.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/failure.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -23,13 +25,17 @@ c10::DeviceIndex current_device() {
   return device;
 }
 
-// torch's profiler and its sanitizer are told of every block, where they are on.
+// torch's profiler and its sanitizer are told of every block, where they are on. A deleter does not
+// wait for the figures: while another thread is at the device, the last ones are told.
 void report(void* ptr, int device, std::int64_t bytes) {
-  const arena::ArenaStats now = runtime::arena_stats(device);
-  c10::reportMemoryUsageToProfiler(
-      ptr, bytes, static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current),
-      static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current),
-      c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  static std::atomic<std::int64_t> allocated{0}, reserved{0};
+  if (arena::ArenaStats now; runtime::try_arena_stats(device, &now)) {
+    allocated = now.allocated_bytes[arena::kAll].current;
+    reserved = now.reserved_bytes[arena::kAll].current;
+  }
+  c10::reportMemoryUsageToProfiler(ptr, bytes, static_cast<std::size_t>(allocated),
+                                   static_cast<std::size_t>(reserved),
+                                   c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
 }
 
 void report_alloc(void* ptr, bool profiled) {
@@ -44,7 +50,9 @@ void report_alloc(void* ptr, bool profiled) {
 void report_free(void* ptr, bool profiled) {
   if (profiled) {
     const arena::Event& event = History::last_event();
-    report(ptr, event.device, -static_cast<std::int64_t>(event.bytes));
+    // Else another thread frees it, which was at the device: its bytes are not known here.
+    const bool known = event.address == reinterpret_cast<std::uintptr_t>(ptr);
+    report(ptr, event.device, known ? -static_cast<std::int64_t>(event.bytes) : 0);
   }
   if (const c10::impl::PyInterpreter* interpreter = c10::impl::GPUTrace::get_trace())
     (*interpreter)
@@ -205,6 +213,7 @@ void* CudaAllocator::getBaseAllocation(void* ptr, std::size_t* bytes) {
 }
 
 void CudaAllocator::cacheInfo(c10::DeviceIndex device, std::size_t* largest) {
+  const Unlocked without_gil;
   *largest = runtime::available_bytes(device);
   if (*largest == 0) native_->cacheInfo(device, largest);  // not used yet, or full
 }

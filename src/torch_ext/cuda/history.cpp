@@ -87,7 +87,6 @@ void History::start_following() {
   listen();
 }
 
-// With `control_` held and `mutex_` not: the runtime's lock is taken, under which events arrive.
 void History::listen() {
   g_history.store(this);
   runtime::set_listener(recording() || tracked_ || follow_.load() ? &History::on_event : nullptr);

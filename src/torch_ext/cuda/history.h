@@ -28,8 +28,8 @@ class History {
   using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
 
   // The calling stack of what happens inside the scope, where stacks of `level` are wanted. Made
-  // before the runtime is called: gathering a stack takes the GIL, and the runtime's lock is held
-  // when an event arrives.
+  // before the runtime is called: gathering a stack takes the GIL, and a device's lock is held when
+  // an event arrives. What another thread frees, because it was at the device, has no stack.
   class Scope {
    public:
     Scope(History& history, Level level) : entered_(history.wants_stack(level)) {
@@ -99,7 +99,7 @@ class History {
   std::atomic<Recorder> recorder_{nullptr};
   std::atomic<bool> follow_{false};
 
-  std::mutex control_;  // before the runtime's lock; `mutex_` comes after it
+  std::mutex control_;  // before `mutex_`, which comes after the runtime's
   bool tracked_ = false;
 
   std::mutex mutex_;

@@ -1,12 +1,14 @@
 // What torch's memory tools ask for: snapshots, history, observers. Both allocators are asked and
 // told, so that private pools are in the answer too.
 #include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 
 caching::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t id, bool include_traces) {
   caching::SnapshotInfo result = native_->snapshot(id, include_traces);
   // None of umem's segments belongs to a private pool.
+  const Unlocked without_gil;
   if (id == c10::MempoolId_t{0, 0}) history_.append_to(result, device_count(), include_traces);
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include "runtime/accounts.h"
 #include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -45,23 +46,27 @@ void add(DeviceStats& sum, const arena::ArenaStats& stats) {
 }  // namespace
 
 DeviceStats CudaAllocator::getDeviceStats(c10::DeviceIndex device) {
+  const Unlocked without_gil;
   DeviceStats stats = native_->getDeviceStats(device);
   add(stats, runtime::arena_stats(device));
   return stats;
 }
 
 void CudaAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
+  const Unlocked without_gil;
   native_->resetAccumulatedStats(device);
   runtime::reset_accumulated_arena_stats(device);
 }
 
 void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
+  const Unlocked without_gil;
   native_->resetPeakStats(device);
   runtime::reset_peak_arena_stats(device);
 }
 
 // Of the device's memory: what was set, while it is still so, else what the budget makes of it.
 double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
+  const Unlocked without_gil;
   const std::size_t now = runtime::budget(device);
   if (now == 0) return 1;
   {
@@ -77,6 +82,7 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
                     "device's memory");
   const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
   const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * total), 1);
+  const Unlocked without_gil;
   runtime::Failure failure;
   TORCH_CHECK_VALUE(runtime::set_budget(device, wanted, &failure), failure.message);
   native_->setMemoryFraction(fraction, device);

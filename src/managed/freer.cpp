@@ -1,0 +1,104 @@
+#include "managed/freer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace umem::managed {
+namespace {
+
+// How often the end of a capture is looked for, of which nothing tells.
+constexpr auto kPoll = std::chrono::milliseconds(1);
+
+}  // namespace
+
+// Only a process that ends keeps it open: no caller is left that its thread could join.
+Freer::~Freer() {
+  if (thread_.joinable()) thread_.detach();
+}
+
+void Freer::open() {
+  thread_ = std::thread([this] { work(); });
+}
+
+Status Freer::close() {
+  if (!thread_.joinable()) return {};
+  Status status = wait();
+  {
+    const std::lock_guard guard(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  stopping_ = false;
+  return status;
+}
+
+void Freer::comes_after(std::uint64_t ticket) {
+  const std::lock_guard guard(mutex_);
+  after_ = std::max(after_, ticket);
+}
+
+void Freer::add(std::uintptr_t raw, std::size_t bytes) {
+  {
+    const std::lock_guard guard(mutex_);
+    waiting_.push_back({raw, bytes, after_});
+    ++added_;
+  }
+  changed_.notify_all();
+}
+
+Status Freer::wait() {
+  std::unique_lock guard(mutex_);
+  added_ += refused_.size();
+  waiting_.insert(waiting_.end(), refused_.begin(), refused_.end());
+  refused_.clear();
+  const std::uint64_t all = added_;
+  changed_.notify_all();
+  while (done_ < all && !captured()) changed_.wait_for(guard, kPoll);
+  return refused_.empty() ? Status() : Status(refusal_.code(), refusal_.message());
+}
+
+std::uint64_t Freer::failures() {
+  const std::lock_guard guard(mutex_);
+  return failures_;
+}
+
+Status Freer::free(const Job& job) {
+  ready_(job.after);
+  return driver::check(table_.cuMemFree(job.raw), driver::Entry::cuMemFree);
+}
+
+void Freer::work() {
+  // A capture that begins now on another thread would forbid this one its call, and end by it.
+  cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
+  table_.cuThreadExchangeStreamCaptureMode(&mode);
+  const driver::CallScope scope(table_, place_);
+  std::unique_lock guard(mutex_);
+  while (true) {
+    changed_.wait(guard, [this] { return stopping_ || !waiting_.empty(); });
+    if (stopping_) return;
+    if (captured()) {
+      changed_.wait_for(guard, kPoll);
+      continue;
+    }
+    const Job job = waiting_.front();
+    waiting_.pop_front();
+    guard.unlock();
+    Status status = free(job);
+    if (status.ok()) freed_(job.bytes);
+    guard.lock();
+    if (!status.ok()) {
+      refused_.push_back(job);
+      refusal_ = std::move(status);
+      ++failures_;
+    }
+    ++done_;
+    UMEM_ASSERT(done_ <= added_, "each range is freed once");
+    changed_.notify_all();
+  }
+}
+
+}  // namespace umem::managed

@@ -1,0 +1,23 @@
+// torch asks for figures with the interpreter's lock held. Another thread may hold a device's lock
+// while it waits for the device, which may wait for a callback of the program in Python.
+#pragma once
+#include <pybind11/pybind11.h>
+
+#include <optional>
+
+namespace umem::torch_ext {
+
+// Without the interpreter's lock, where the thread has it.
+class Unlocked {
+ public:
+  Unlocked() {
+    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::optional<pybind11::gil_scoped_release> released_;
+};
+
+}  // namespace umem::torch_ext

@@ -1,0 +1,285 @@
+"""What may wait for the device, and what goes on meanwhile: frees, other threads, other devices.
+
+A GPU may wait for the program: for a callback on the host (CuPy's `launch_host_func`), or for the
+other device's part of a collective. Work of a stream is held up here by such a callback.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.gpu
+Program = Callable[..., tuple[str, str]]
+
+# Each program ends by itself, or is stopped by the watchdog and fails.
+SECONDS = 40
+
+PREAMBLE = """
+from umem.base.native import core
+driver = soft.driver if soft else ctypes.CDLL("libcuda.so.1")
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+callbacks = []
+def hold_up(body, stream=None):
+    "What the stream is given from now on waits for the end of `body`, which needs the GIL."
+    stream = stream or torch.cuda.current_stream()
+    callbacks.append(CALLBACK(lambda _: body()))
+    handle = ctypes.c_void_p(stream.cuda_stream)
+    assert driver.cuLaunchHostFunc(handle, callbacks[-1], None) == 0
+def empty(mib, device="cuda:0"):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device=device)
+class Thread(threading.Thread):
+    "A daemon with a body, whose exception the end of the program shows."
+    def __init__(self, body):
+        super().__init__(daemon=True)
+        self.body, self.error = body, None
+        self.start()
+    def run(self):
+        try:
+            self.body()
+        except BaseException as error:
+            self.error = error
+    def finish(self):
+        self.join(20)
+        assert not self.is_alive(), "the thread hangs"
+        if self.error is not None:
+            raise self.error
+go, inside = threading.Event(), threading.Event()
+def wait_to_go():
+    assert go.wait(30)
+"""
+
+
+@pytest.fixture
+def waiting(program: Program) -> Callable[..., str]:
+    """Runs a program after the preamble above; its output."""
+
+    def run(code: str, **environ: str) -> str:
+        out, _ = program(PREAMBLE + textwrap.dedent(code), timeout=SECONDS, **environ)
+        return out
+
+    return run
+
+
+def _two_devices() -> bool:
+    return bool(os.environ.get("SOFTCUDA_LIB")) or torch.cuda.device_count() > 1
+
+
+two_devices = pytest.mark.skipif(not _two_devices(), reason="needs two devices")
+
+# What thread A calls that has to wait for device 0, and what it needs before.
+WAITS = {
+    "empty_cache": ("x = empty(8); del x", "torch.cuda.empty_cache()"),
+    "allocation": (
+        "side = torch.cuda.Stream(); x = empty(24); x.record_stream(side); "
+        "hold_up(wait_to_go, side); del x",
+        "y = empty(24); del y",
+    ),
+    "sleep": ("x = empty(8)", "umem.sleep().wake()"),
+    "disable": ("x = empty(8)", "umem.disable()"),
+    "trim of a free": (
+        "pass",
+        "for mib in range(2, 26, 2): x = empty(mib); del x",
+    ),
+}
+
+
+@two_devices
+@pytest.mark.parametrize("name", WAITS)
+def test_a_thread_that_waits_for_its_device_holds_up_no_other_device(
+    waiting: Callable[..., str], name: str
+) -> None:
+    """As with a collective: device 0 goes on once the other thread launched its part."""
+    before, waits = WAITS[name]
+    out = waiting(
+        f"""
+        enable("32MiB", host_budget="8MiB" if {name!r} == "allocation" else "unlimited")
+        there = empty(4, "cuda:1")
+        {before}
+        hold_up(wait_to_go)
+        def a():
+            torch.cuda.set_device(0)
+            inside.set()
+            {waits}
+        def b():
+            torch.cuda.set_device(1)
+            inside.wait()
+            time.sleep(0.5)
+            part = empty(4, "cuda:1")
+            part.fill_(1)
+            there.copy_(part)
+            umem.step()
+            del part
+            go.set()
+        threads = [Thread(a), Thread(b)]
+        for thread in threads:
+            thread.finish()
+        print("fine")
+        """,
+        SOFTCUDA_DEVICES="2",
+    )
+    assert out == "fine\n"
+
+
+def test_a_free_past_the_limit_of_the_cache_waits_for_no_callback(
+    waiting: Callable[..., str],
+) -> None:
+    """The deleter has the GIL, and the device waits for a callback in Python."""
+    out = waiting(
+        """
+        enable("256MiB")
+        empty(2)
+        ended = []
+        def body():
+            time.sleep(1)
+            ended.append(True)
+        hold_up(body)
+        for mib in range(2, 26, 2):
+            x = empty(mib)
+            del x
+        assert not ended, "a free waited for the device"
+        live, cached = umem.stats().live_bytes, umem.stats().cached_bytes
+        assert live == 0 and cached <= 2 * 24 * MIB + 64 * MIB, (live, cached)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert umem.stats().cached_bytes == 0 and umem.stats().hook_errors == 0
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
+
+
+def test_frees_while_another_thread_waits_for_the_device(waiting: Callable[..., str]) -> None:
+    out = waiting(
+        """
+        enable()
+        x, kept, y = empty(8), empty(2), empty(4)
+        del x
+        hold_up(wait_to_go)
+        def a():
+            inside.set()
+            torch.cuda.empty_cache()
+        thread = Thread(a)
+        inside.wait()
+        time.sleep(0.5)
+        start = time.monotonic()
+        del y
+        assert torch.cuda.memory_allocated() == 2 * MIB
+        assert umem.stats().live_bytes == 2 * MIB and umem.stats().frees == 2
+        took = time.monotonic() - start
+        assert thread.is_alive() and took < 2, took
+        go.set()
+        thread.finish()
+        assert torch.cuda.memory_allocated() == 2 * MIB
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
+
+
+def test_the_death_of_read_mostly_memory_waits_for_nothing(waiting: Callable[..., str]) -> None:
+    """The advice ends before the memory is handed out again, and not in the deleter."""
+    out = waiting(
+        """
+        enable()
+        x = empty(4)
+        x.fill_(7)
+        umem.advise(x, "read_mostly")
+        torch.cuda.synchronize()
+        advised = soft.calls("cuMemAdvise") if soft else 0
+        address = x.data_ptr()
+        hold_up(lambda: time.sleep(0.5))
+        del x
+        assert not soft or soft.calls("cuMemAdvise") == advised, "advice in a deleter"
+        y = empty(4)
+        assert not soft or soft.calls("cuMemAdvise") > advised
+        assert y.data_ptr() == address
+        y.fill_(3)
+        assert bool(y.cpu().eq(3).all())
+        assert umem.stats().hook_errors == 0
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
+
+
+def test_memory_that_the_driver_refused_to_free_is_asked_for_again(
+    waiting: Callable[..., str],
+) -> None:
+    out = waiting(
+        """
+        if soft is None:
+            print("fine")
+            sys.exit()
+        enable()
+        x = empty(8)
+        del x
+        soft.inject("cuMemFree", 1, 999)
+        try:
+            core.trim()
+        except umem.errors.DriverError as error:
+            assert "cuMemFree" in str(error), error
+        else:
+            raise AssertionError("the refusal was not told")
+        assert umem.stats().hook_errors == 1
+        core.trim()
+        assert umem.stats().cached_bytes == 0 and umem.stats().hook_errors == 1
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
+
+
+def test_the_guard_counts_memory_until_it_is_free(waiting: Callable[..., str]) -> None:
+    """An allocation beyond the limit waits for what is on its way back to the driver."""
+    out = waiting(
+        """
+        enable("512MiB", guard=True)
+        free, _ = torch.cuda.mem_get_info()
+        x = empty(free // MIB - 16)
+        del x
+        ended = []
+        def body():
+            time.sleep(1)
+            ended.append(True)
+        hold_up(body)
+        y = empty(64)
+        assert ended
+        del y
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
+
+
+def test_a_capture_keeps_memory_from_being_freed(waiting: Callable[..., str]) -> None:
+    out = waiting(
+        """
+        enable("256MiB")
+        static = torch.zeros(1024, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        hold_up(lambda: time.sleep(0.3), torch.cuda.Stream())
+        for mib in range(2, 26, 2):  # the thread that frees is busy, or about to be
+            x = empty(mib)
+            del x
+        with torch.cuda.graph(graph):  # which empties the cache
+            static.add_(1)
+            x = empty(4, "cuda:0")
+            del x
+            calls = soft.calls("cuMemFree") if soft else 0
+            core.trim()
+            time.sleep(0.2)
+            assert not soft or soft.calls("cuMemFree") == calls, "a free during a capture"
+        graph.replay()
+        torch.cuda.synchronize()
+        core.trim()  # `static` keeps its segment
+        assert umem.stats().cached_bytes < 2 * MIB and umem.stats().hook_errors == 0
+        print("fine")
+        """
+    )
+    assert out == "fine\n"
