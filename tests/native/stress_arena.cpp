@@ -331,6 +331,6 @@ int main(int argc, char** argv) {
   }
   huge_requests();
   refusals();
-  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong);
+  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong.load());
   return g_wrong ? 1 : 0;
 }

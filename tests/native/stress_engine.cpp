@@ -196,6 +196,6 @@ int main(int argc, char** argv) {
     program.run(7, rounds);
   }
   EXPECT(soft::close().ok());
-  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong);
+  std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong.load());
   return g_wrong ? 1 : 0;
 }

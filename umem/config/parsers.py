@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.units import FLOOR_PAGES, MIB, PAGE_BYTES, format_bytes, parse_bytes, parse_percent
 from ..errors import did_you_mean
 
-_MIN_IMITATED = 64 * MIB  # also keeps `cuda:1` from being taken for a size
+_MIN_IMITATED = 64 * MIB
 _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
 SWITCH_ALLOWED = "1 or on, 0 or off"
@@ -83,7 +83,7 @@ def parse_device(text: str) -> Device:
     kind, *parts = text.strip().split(":")
     if kind in ("auto", "cuda") and not parts:
         return Device(kind)
-    if kind == "cuda" and len(parts) == 1:
+    if kind == "cuda" and len(parts) == 1 and not parts[0].isdigit():  # cuda:1 is no size
         return _imitated(parts[0])
     if kind == "soft" and len(parts) <= 2:
         return _soft(parts)
@@ -148,7 +148,7 @@ def _imitated(size: str) -> Device:
     count = _positive_bytes(size)
     if count < _MIN_IMITATED:
         least = format_bytes(_MIN_IMITATED)
-        raise ValueError(f"a GPU of {format_bytes(count)} is below {least}; it is no number either")
+        raise ValueError(f"a GPU of {format_bytes(count)} is below {least}")
     return Device("cuda", bytes=count)
 
 
