@@ -341,7 +341,8 @@ from umem.base.native import core
 enable(budget="64MiB", policy="lru")
 weight = torch.empty(256, 256, device="cuda")
 weight @ weight
-large = {b["base"]: b for b in core.blocks() if b["bytes"] > 2 * MIB}
+here = (b for b in core.blocks() if b["state"] == "device" and b["bytes"] > 2 * MIB)
+large = {b["base"]: b for b in here}
 if not large:
     print("this torch leaves workspaces to cuBLAS")
     sys.exit()

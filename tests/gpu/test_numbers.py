@@ -59,8 +59,11 @@ def test_equal_bits_at_every_budget(net: str, policy: str) -> None:
     wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
     assert not wrong, wrong
     assert not any(row["races"] for row in rows), rows
-    if int(want["peak_bytes"]) >= 32 << 20:  # else the smallest budget that is tried holds it
-        assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == "1/4"), rows
+    # Else the smallest budget that is tried holds it. A graph's own memory stays on the device, and
+    # takes all of a quarter: nothing ever comes there, and so nothing leaves.
+    if int(want["peak_bytes"]) >= 32 << 20:
+        tight = "1/2" if net == "graph" else "1/4"
+        assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == tight), rows
 
 
 def test_a_training_that_fits_evicts_nothing() -> None:
