@@ -20,6 +20,7 @@ Freer::~Freer() {
 }
 
 void Freer::open() {
+  entered_ = false;
   thread_ = std::thread([this] { work(); });
 }
 
@@ -66,7 +67,18 @@ std::uint64_t Freer::failures() {
   return failures_;
 }
 
+// The context is the thread's from its first job on; where the driver refuses it, the next asks
+// again.
+Status Freer::enter_context() {
+  if (entered_) return {};
+  UMEM_RETURN_IF_ERROR(
+      driver::check(table_.cuCtxSetCurrent(place_.context), driver::Entry::cuCtxSetCurrent));
+  entered_ = true;
+  return {};
+}
+
 Status Freer::free(const Job& job) {
+  UMEM_RETURN_IF_ERROR(enter_context());
   ready_(job.after);
   return driver::check(table_.cuMemFree(job.raw), driver::Entry::cuMemFree);
 }
@@ -75,7 +87,6 @@ void Freer::work() {
   // A capture that begins now on another thread would forbid this one its call, and end by it.
   cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
   table_.cuThreadExchangeStreamCaptureMode(&mode);
-  const driver::CallScope scope(table_, place_);
   std::unique_lock guard(mutex_);
   while (true) {
     changed_.wait(guard, [this] { return stopping_ || !waiting_.empty(); });

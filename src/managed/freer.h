@@ -48,6 +48,7 @@ class Freer {
 
  private:
   bool captured() const { return place_.captures && *place_.captures > 0; }
+  Status enter_context();
   Status free(const Job& job);
   void work();
 
@@ -55,6 +56,8 @@ class Freer {
   const driver::Place place_;
   const std::function<void(std::uint64_t)> ready_;
   const std::function<void(std::size_t)> freed_;
+
+  bool entered_ = false;  // of the thread alone
 
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
