@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,17 @@ def _why_no_gpu() -> str | None:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return "the NVIDIA driver does not start"
     return None if count.value else "no CUDA device"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _closed_devices() -> None:
+    """No file of tests starts with a device that the one before left open.
+
+    A device stays while a tensor on it lives, and garbage in a cycle lives for as long as it likes.
+    """
+    if "umem._core" in sys.modules:
+        gc.collect()
+        sys.modules["umem._core"].stop()
 
 
 @pytest.fixture(autouse=True)
