@@ -306,6 +306,7 @@ void Engine::op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream
 }
 
 void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
+  if (!workspaces_.looking()) return;
   for (std::size_t i = 0; i < count; ++i) workspaces_.left_behind(state_.ledger, ids[i], family);
   wanted_.clear();
   workspaces_.find(state_.ledger, wanted_);

@@ -57,18 +57,16 @@ void Moves::drop_dead(std::size_t bytes) {
     dropped_.push_back(id);
     ledger.drop(id);
   }
-  if (Status status = dropped_.empty() ? Status() : transfers_.discard(dropped_); !status.ok()) {
-    for (RangeId id : dropped_) ledger.set_state(id, State::kDead);
-    dropped_.clear();
-    state_.count_error(status);
+  const Status status = dropped_.empty() ? Status() : transfers_.discard(dropped_);
+  state_.count_error(status);
+  const bool can_discard = transfers_.local().can_discard();  // the driver may just have refused
+  for (RangeId id : dropped_) {
+    if (status.ok() && can_discard)
+      state_.counters.bytes_discarded += ledger.at(id).bytes;
+    else
+      ledger.set_state(id, State::kDead);  // still where it was
   }
-  // A driver that cannot has left them where they are.
-  if (!transfers_.local().can_discard()) {
-    for (RangeId id : dropped_) ledger.set_state(id, State::kDead);
-    return;
-  }
-  for (RangeId id : dropped_) state_.counters.bytes_discarded += ledger.at(id).bytes;
-  sharing_.drop(bytes);
+  if (can_discard) sharing_.drop(bytes);
 }
 
 // Where the driver cannot discard, dead bytes leave as live ones do. That copies what nobody
@@ -86,15 +84,21 @@ void Moves::send_dead_out(std::size_t bytes) {
     dropped_.push_back(id);
   }
   std::erase_if(dropped_, [&](RangeId id) { return !ledger.has(id); });
-  if (!dropped_.empty()) {
-    const Status status = transfers_.submit_out(Verb::kSendOut, dropped_);
-    state_.count_error(status);
-    for (RangeId id : dropped_) {
-      if (status.ok()) state_.counters.bytes_out += ledger.at(id).bytes;
-      if (!status.ok()) ledger.set_state(id, State::kDead);
-    }
-  }
+  state_.count_error(send_back(dropped_, State::kDead));
   sharing_.drop(bytes);
+}
+
+// Starts the way out of units that the ledger has out already. Where it fails they are `before`.
+Status Moves::send_back(const std::vector<RangeId>& ids, State before) {
+  if (ids.empty()) return {};
+  Status status = transfers_.send_back(ids);
+  for (RangeId id : ids) {
+    if (!status.ok())
+      state_.ledger.set_state(id, before);
+    else if (!state_.ledger.at(id).clean)
+      state_.counters.bytes_out += state_.ledger.at(id).bytes;
+  }
+  return status;
 }
 
 Status Moves::send_out(const std::vector<RangeId>& victims) {
@@ -109,14 +113,8 @@ Status Moves::send_out(const std::vector<RangeId>& victims) {
     if (unit.prefetched_unused) counters.prefetched_unused_bytes += unit.bytes;
     ledger.set_state(id, State::kHost);
   }
-  if (moved_.empty()) return {};
-  if (Status status = transfers_.send_back(moved_); !status.ok()) {
-    for (RangeId id : moved_) ledger.set_state(id, State::kDevice);
-    return status;
-  }
+  UMEM_RETURN_IF_ERROR(send_back(moved_, State::kDevice));
   counters.evictions += moved_.size();
-  for (RangeId id : moved_)
-    if (!ledger.at(id).clean) counters.bytes_out += ledger.at(id).bytes;
   return {};
 }
 

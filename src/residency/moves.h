@@ -50,6 +50,7 @@ class Moves {
   void discard_dead(std::size_t bytes);
   void drop_dead(std::size_t bytes);
   void send_dead_out(std::size_t bytes);
+  Status send_back(const std::vector<RangeId>& ids, State before);
   void evict(std::size_t wanted);
   void evict_preferred(std::size_t wanted);
 

@@ -56,45 +56,43 @@ void Sharing::retire(RangeId id) {
 }
 
 void Sharing::drop(std::size_t bytes) {
-  if (state_.fits(bytes) || pages_.amounts().dead == 0) return;
+  if (state_.fits(bytes)) return;
+  state_.count_error(drop_dead(state_.taken() + bytes - state_.limits.budget_bytes, false));
+}
+
+Status Sharing::release_dead() {
+  return drop_dead(pages_.amounts().dead, true);
+}
+
+// With `give_back` the driver gets the memory of what is dropped at once, not when it is short.
+// Where it cannot discard, it gets it by a copy to the host, and there is no other way.
+Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
+  if (bytes == 0 || pages_.amounts().dead == 0) return {};
   spans_.clear();
-  pages_.find_dead(state_.taken() + bytes - state_.limits.budget_bytes, spans_);
-  if (Status status = discard(spans_); !status.ok()) return state_.count_error(status);
+  pages_.find_dead(bytes, spans_);
+  UMEM_RETURN_IF_ERROR(discard(spans_));
   std::size_t dropped = 0;
   for (const managed::MemSpan& span : spans_) dropped += span.bytes;
   pages_.drop(spans_);
   state_.ledger.drop_idle(dropped);
-  if (transfers_.local().can_discard()) {
-    state_.counters.bytes_discarded += dropped;
-    return;
-  }
-  state_.count_error(send_dropped(spans_, dropped));
-  state_.counters.bytes_out += dropped;
+  const bool discarded = transfers_.local().can_discard();  // the driver may just have refused
+  if (discarded) state_.counters.bytes_discarded += dropped;
+  return give_back || !discarded ? send_dropped(dropped, !discarded) : Status();
 }
 
-Status Sharing::send_dropped(const std::vector<managed::MemSpan>& spans, std::size_t bytes) {
+// Of `spans_`, so many bytes together.
+Status Sharing::send_dropped(std::size_t bytes, bool copied) {
   std::size_t missing = 0;
-  for (const managed::MemSpan& span : spans) missing += span.bytes - pages_.count(span).host;
+  for (const managed::MemSpan& span : spans_) missing += span.bytes - pages_.count(span).host;
   const std::size_t limit = state_.limits.host_budget_bytes;
   if (limit > 0 && state_.ledger.host_bytes() + missing > limit) return {};  // the driver's to take
-  Result<Ticket> ticket = transfers_.send_discarded(spans);
+  Result<Ticket> ticket = transfers_.send_discarded(spans_);
   if (!ticket.ok()) return ticket.take_status();
   pages_.departure = ticket.value();
-  pages_.hold_host(spans);
+  pages_.hold_host(spans_);
   state_.ledger.send_idle(bytes, missing);
+  if (copied) state_.counters.bytes_out += bytes;
   return {};
-}
-
-Status Sharing::release_dead() {
-  const std::size_t dead = pages_.amounts().dead;
-  if (dead == 0) return {};
-  std::vector<managed::MemSpan> spans;
-  pages_.find_dead(dead, spans);
-  UMEM_RETURN_IF_ERROR(discard(spans));
-  pages_.drop(spans);
-  state_.ledger.drop_idle(dead);
-  state_.counters.bytes_discarded += dead;
-  return send_dropped(spans, dead);
 }
 
 void Sharing::forget_dropped() {

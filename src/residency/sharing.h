@@ -41,7 +41,8 @@ class Sharing {
   Status discard(const std::vector<managed::MemSpan>& spans) {
     return transfers_.discard(spans, pages_.stream, pages_.arrival, pages_.departure);
   }
-  Status send_dropped(const std::vector<managed::MemSpan>& spans, std::size_t bytes);
+  Status drop_dead(std::size_t bytes, bool give_back);
+  Status send_dropped(std::size_t bytes, bool copied);
 
   EngineState& state_;
   Transfers& transfers_;

@@ -1,6 +1,7 @@
 #include "residency/streams.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/assert.h"
@@ -79,6 +80,8 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
 
 Status Streams::after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
                            std::vector<cu::CUevent>& events) {
+  if (driver::capturing(table_, place_, stream))
+    return {Code::kBadState, "the stream of the bytes is being captured"};
   Stream& known = find(stream);
   auto mark = first_from(known, time);
   if (mark == known.marks.end()) {
@@ -91,10 +94,7 @@ Status Streams::after_time(cu::CUstream stream, std::uint64_t time, std::uint64_
 
 Status Streams::after_all(cu::CUstream stream, std::uint64_t now,
                           std::vector<cu::CUevent>& events) {
-  Stream& known = find(stream);
-  UMEM_RETURN_IF_ERROR(record(known, now));
-  events.push_back(known.marks.back().event);
-  return {};
+  return after_time(stream, std::numeric_limits<std::uint64_t>::max(), now, events);
 }
 
 }  // namespace umem::residency

@@ -30,7 +30,7 @@ class Streams {
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
                std::vector<cu::CUevent>& events);
   // Appends one that is reached on the stream after what it held at ledger time `time`, or an
-  // error.
+  // error: so where the stream is being captured.
   Status after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
                     std::vector<cu::CUevent>& events);
   // The same after all that one stream holds, or an error.

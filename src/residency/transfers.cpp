@@ -37,18 +37,13 @@ const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<Range
 
 // What the unit's own stream has been given so far, so as to come after it, into `events_`.
 Status Transfers::after_home(RangeId id) {
-  const cu::CUstream home = state_.ledger.at(id).stream;
-  if (driver::capturing(state_.table, state_.place, home))
-    return {Code::kBadState, "the stream of the bytes is being captured"};
-  return streams_.after_all(home, state_.ledger.now(), events_);
+  return streams_.after_all(state_.ledger.at(id).stream, state_.ledger.now(), events_);
 }
 
 // What it had been given when the last block in the unit was freed. Of what it was given since,
 // nothing uses the bytes, so that a busy stream is not waited for.
 Status Transfers::after_death(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
-  if (driver::capturing(state_.table, state_.place, unit.stream))
-    return {Code::kBadState, "the stream of the bytes is being captured"};
   return streams_.after_time(unit.stream, unit.death, state_.ledger.now(), events_);
 }
 
@@ -94,6 +89,15 @@ Status Transfers::populate(RangeId id) {
   return await(0, ticket.value(), unit.stream);
 }
 
+Result<Ticket> Transfers::submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,
+                                         Ticket departure) {
+  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
+  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans, events_);
+  if (ticket.ok()) last_discard_ = ticket.value();
+  return ticket;
+}
+
 Status Transfers::discard(const std::vector<RangeId>& ids) {
   events_.clear();
   UMEM_RETURN_IF_ERROR(after_homes(ids));
@@ -102,26 +106,14 @@ Status Transfers::discard(const std::vector<RangeId>& ids) {
     departure = std::max(departure, state_.ledger.at(id).departure);
     arrival = std::max(arrival, state_.ledger.at(id).arrival);
   }
-  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
-  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
-  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans_of(ids), events_);
-  if (!ticket.ok()) return ticket.take_status();
-  last_discard_ = ticket.value();
-  return {};
+  return submit_discard(spans_of(ids), arrival, departure).take_status();
 }
 
 Status Transfers::discard(const std::vector<managed::MemSpan>& spans, cu::CUstream stream,
                           Ticket arrival, Ticket departure) {
   events_.clear();
-  if (driver::capturing(state_.table, state_.place, stream))
-    return {Code::kBadState, "the stream of the bytes is being captured"};
   UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
-  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
-  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
-  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans, events_);
-  if (!ticket.ok()) return ticket.take_status();
-  last_discard_ = ticket.value();
-  return {};
+  return submit_discard(spans, arrival, departure).take_status();
 }
 
 Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream) {
@@ -130,13 +122,10 @@ Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUst
   UMEM_RETURN_IF_ERROR(after_home(id));
   UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
   UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on, unit.last_use, state_.ledger.now(), events_));
-  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
-  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
-  Result<Ticket> ticket = local_.submit(Verb::kDiscard, {part}, events_);
+  Result<Ticket> ticket = submit_discard({part}, unit.arrival, unit.departure);
   if (!ticket.ok()) return ticket.take_status();
-  if (!local_.can_discard()) return false;  // the driver has just said so
-  last_discard_ = ticket.value();
-  state_.ledger.set_populated(id, last_discard_);  // the next use waits for it
+  if (!local_.can_discard()) return false;          // the driver has just said so
+  state_.ledger.set_populated(id, ticket.value());  // the next use waits for it
   return true;
 }
 

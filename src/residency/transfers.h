@@ -54,6 +54,9 @@ class Transfers {
   Status after_home(RangeId id);
   Status after_death(RangeId id);
   Status after_homes(const std::vector<RangeId>& ids);
+  // After what `events_` say, and after those moves.
+  Result<Ticket> submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,
+                                Ticket departure);
   const std::vector<managed::MemSpan>& spans_of(const std::vector<RangeId>& ids);
 
   EngineState& state_;

@@ -13,6 +13,8 @@ class Workspaces {
  public:
   // How large they are, in bytes as they are asked for.
   void set_sizes(std::vector<std::size_t> sizes) { sizes_ = std::move(sizes); }
+  // False: `left_behind` and `find` have nothing to do.
+  bool looking() const { return !sizes_.empty() || !candidates_.empty(); }
   // An op of that family left the unit behind: a result, or a workspace.
   void left_behind(const Ledger& ledger, RangeId id, Family family);
   // Exempts those that no op has named for long. Returns the ones that are away from the device.

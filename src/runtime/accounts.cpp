@@ -65,14 +65,14 @@ std::vector<arena::SegmentRow> segments(int device) {
 
 void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   State& s = state();
-  const RangeId found = s.ranges.find(ptr);
-  if (found == managed::kNoRange) return nullptr;
-  const DeviceLock lock(s.slot_of(found));
-  const RangeId now = s.ranges.find(ptr);  // under the lock: it may have gone
-  if (now == managed::kNoRange || &s.slot_of(now) != &lock.slot()) return nullptr;
-  const managed::Range& range = s.ranges[s.ranges[now].head];
-  if (bytes) *bytes = range.bytes;
-  return reinterpret_cast<void*>(range.base);
+  std::uintptr_t base = 0;
+  s.with_range(ptr, [&](const DeviceLock&, RangeId id) {
+    const managed::Range& range = s.ranges[s.ranges[id].head];
+    if (bytes) *bytes = range.bytes;
+    base = range.base;
+    return true;
+  });
+  return reinterpret_cast<void*>(base);
 }
 
 void set_listener(Listener listener) noexcept {

@@ -19,7 +19,7 @@ void fail(Failure* error, const Status& status) {
   *error = {static_cast<int>(status.code()), message.c_str()};
 }
 
-static Status refusal(const State& s) {
+Status not_running(const State& s) {
   return {Code::kBadState,
           s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
                    : "umem is not running; call umem.enable() first"};
@@ -28,11 +28,11 @@ static Status refusal(const State& s) {
 // With the device's lock.
 static Result<void*> allocate_running(State& s, DeviceLock& lock, std::size_t bytes, int device,
                                       cu::CUstream stream, Op* op) {
-  if (!s.accepting || s.forked) return refusal(s);
+  if (!s.accepting || s.forked) return not_running(s);
   const bool asked = s.victim_callback != nullptr;
   if (asked) {
     ask_victims_for_block(s, bytes, lock);
-    if (!s.accepting || s.forked) return refusal(s);  // it gave up the lock
+    if (!s.accepting || s.forked) return not_running(s);  // it gave up the lock
   }
   if (!lock.device()) UMEM_RETURN_IF_ERROR(ensure_open(s, lock, device));
   Result<void*> result = allocate_on(s, lock, bytes, stream, op);
@@ -47,7 +47,7 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   const trace::Pause pause(op ? &op->trace : nullptr);
   State& s = state();
   if (!State::has_slot(device)) {
-    fail(error, s.accepting ? no_such_device(device) : refusal(s));
+    fail(error, s.accepting ? no_such_device(device) : not_running(s));
     return nullptr;
   }
   DeviceLock lock(s.slot(device));
@@ -116,12 +116,9 @@ bool release(void* ptr) noexcept {
 template <class Act>
 static bool with_block(const void* ptr, Act act) {
   State& s = state();
-  const RangeId id = s.ranges.find(ptr);
-  if (id == managed::kNoRange) return false;
-  const DeviceLock lock(s.slot_of(id));
-  const RangeId now = s.ranges.find(ptr);  // under the lock: it may have gone
-  if (now == managed::kNoRange || &s.slot_of(now) != &lock.slot()) return false;
-  return s.open() && lock.device() && act(s, *lock.device(), now);
+  return s.with_range(ptr, [&](DeviceLock& lock, RangeId id) {
+    return s.open() && lock.device() && act(s, *lock.device(), id);
+  });
 }
 
 bool record_stream(const void* ptr, std::uintptr_t stream) noexcept {

@@ -205,7 +205,7 @@ Status ensure_open(State& s, DeviceLock& lock, int ordinal) {
   {
     const std::lock_guard registry(s.registry);
     lock.lock();
-    status = s.accepting && !s.forked ? open_device(s, lock, ordinal) : not_running();
+    status = s.accepting && !s.forked ? open_device(s, lock, ordinal) : not_running(s);
   }
   return status;
 }

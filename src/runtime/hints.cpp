@@ -67,10 +67,6 @@ Placement look(const State& s, const HeldDevices& held, MemSpan span) {
 
 }  // namespace
 
-Status not_running() {
-  return {Code::kBadState, "umem is not running; call umem.enable() first"};
-}
-
 DeviceMask devices_of(const State& s, const MemSpans& spans) {
   DeviceMask found = 0;
   for (const MemSpan& span : spans)
@@ -83,7 +79,7 @@ DeviceMask devices_of(const State& s, const MemSpans& spans) {
 }
 
 Status check_spans(const State& s, const HeldDevices& held, const MemSpans& spans) {
-  if (!s.open()) return spans.empty() ? Status() : not_running();
+  if (!s.open()) return spans.empty() ? Status() : not_running(s);
   for (const MemSpan& span : spans) {
     std::size_t found = 0;
     each_unit(s, held, span, [&](Device&, RangeId, MemSpan part) { found += part.bytes; });

@@ -18,13 +18,19 @@ namespace {
 
 using managed::RangeId;
 
-// The device of the first that is umem's; -1 where none is: most ops of a program that uses umem
-// for a part only need no lock.
-int first_device(const State& s, const void* const* pointers, std::size_t count) {
+// What an op is given, and where in it the first input is that is umem's.
+struct Inputs {
+  const void* const* pointers;
+  std::size_t count, first;
+  RangeId first_id;
+};
+
+// Most ops of a program that uses umem for a part only have none, and need no lock.
+Inputs find_first(const State& s, const void* const* pointers, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
     if (const RangeId id = s.ranges.find(pointers[i]); id != managed::kNoRange)
-      return s.ranges.device_of(id);
-  return -1;
+      return {pointers, count, i, id};
+  return {pointers, count, count, managed::kNoRange};
 }
 
 // An op's stream is on its own device; what it uses of another is ordered by the stream that it was
@@ -62,19 +68,19 @@ void pin(Op& op, Device& device, RangeId id) {
 
 // Pins the units of the inputs on one device, and fetches those that are away. The devices of the
 // other inputs.
-static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const void* const* inputs,
-                              std::size_t count, bool recorded) {
+static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& inputs, bool recorded) {
   DeviceLock lock(s.slot(ordinal));
   const bool asked = s.victim_callback != nullptr;
-  if (asked && lock.device() && !s.forked) ask_victims_for_inputs(s, inputs, count, lock);
+  if (asked && lock.device() && !s.forked)
+    ask_victims_for_inputs(s, inputs.pointers, inputs.count, lock);
   if (!lock.device() || s.forked) return 0;
   Device& device = *lock.device();
   const residency::Ledger& ledger = device.engine.ledger();
   const std::uint32_t first = op.n_pinned;
   const bool only = s.opened == mask_of(ordinal);  // nearly always
   DeviceMask others = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const RangeId id = s.ranges.find(inputs[i]);
+  for (std::size_t i = inputs.first; i < inputs.count; ++i) {
+    const RangeId id = i == inputs.first ? inputs.first_id : s.ranges.find(inputs.pointers[i]);
     if (id == managed::kNoRange) continue;
     if (const int owner = only ? ordinal : s.ranges.device_of(id); owner != ordinal) {
       others |= mask_of(owner);
@@ -88,24 +94,25 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const void* const* 
     device.engine.begin_use(op.pinned + first, op.n_pinned - first,
                             stream_on(device, op, op.pinned[first]));
   if (asked) device.engine.set_preferred_victims({});
-  if (recorded) note_addresses(s, device, inputs, count);
+  if (recorded) note_addresses(s, device, inputs.pointers, inputs.count);
   return others;
 }
 
 // One device after the other, and never two at once: the op of another thread may have to come
 // before what the device of one waits for.
-static void bring_in(Op* op, const void* const* inputs, std::size_t count) {
+static void bring_in(Op* op, const void* const* pointers, std::size_t count) {
   State& s = state();
-  const int first = first_device(s, inputs, count);
-  if (first < 0 || !s.open()) return;
+  const Inputs inputs = find_first(s, pointers, count);
+  if (inputs.first == count || !s.open()) return;
   const bool recorded = op->trace.entered_ns != 0 && !op->scope_marker;
-  if (recorded) begin_addresses(inputs, count);
+  if (recorded) begin_addresses(inputs.pointers, inputs.count);
+  const int first = s.ranges.device_of(inputs.first_id);
   DeviceMask done = mask_of(first);
-  DeviceMask left = bring_in_on(s, first, *op, inputs, count, recorded) & ~done;
+  DeviceMask left = bring_in_on(s, first, *op, inputs, recorded) & ~done;
   while (left != 0) {
     const int next = std::countr_zero(left);
     done |= mask_of(next);
-    left = (left | bring_in_on(s, next, *op, inputs, count, recorded)) & ~done;
+    left = (left | bring_in_on(s, next, *op, inputs, recorded)) & ~done;
   }
   op->n_inputs = op->n_pinned;
   if (recorded) record_begin(s, *op);

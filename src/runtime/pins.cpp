@@ -120,7 +120,7 @@ Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
 Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes, std::size_t max_bytes) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting) return not_running();
+  if (!s.accepting) return not_running(s);
   const residency::Exemption rule{++s.last_pin_number, tag, min_bytes, max_bytes};
   s.exemptions.push_back(rule);
   s.each([&](Device& device) { device.engine.ledger().add_exemption(rule); });

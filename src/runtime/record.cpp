@@ -52,7 +52,7 @@ RecorderLock::RecorderLock(State& s) : guard_(s.recorder) {}
 Status record_start(trace::Sink sink) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting || s.forked) return not_running();
+  if (!s.accepting || s.forked) return not_running(s);
   const HeldDevices all(s, s.opened);
   const RecorderLock recorder(s);
   recorder->start(sink, recorder->any_on() ? std::vector<trace::LiveBlock>() : live_blocks(s, all),

@@ -314,7 +314,7 @@ Options current_options() {
 Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting && !s.open()) return not_running();
+  if (!s.accepting && !s.open()) return not_running(s);
   Options options = s.options;
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
@@ -332,7 +332,7 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
 Status set_policy(const std::string& name) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting && !s.open()) return not_running();
+  if (!s.accepting && !s.open()) return not_running(s);
   Options options = s.options;
   options.policy = name;
   UMEM_RETURN_IF_ERROR(check_options(options));

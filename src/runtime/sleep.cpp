@@ -12,7 +12,7 @@ using residency::RangeId;
 using residency::Tag;
 
 Status check_sleep(State& s, const residency::SleepRequest& wanted) {
-  if (!s.open()) return not_running();
+  if (!s.open()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
   FirstError error;
@@ -125,7 +125,7 @@ Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
 Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
   State& s = state();
   *bytes = 0;
-  if (!s.open()) return not_running();
+  if (!s.open()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; wake after its end"};
   FirstError error;

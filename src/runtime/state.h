@@ -98,6 +98,16 @@ struct State {
   Slot& slot(int ordinal) { return slots[static_cast<std::size_t>(ordinal)]; }
   // Of the device that the range is of.
   Slot& slot_of(managed::RangeId id) { return slot(ranges.device_of(id)); }
+  // Calls `act` with the lock of the device that has the address, and the id of its piece. What
+  // that returned, or false where no range has the address.
+  template <class Act>
+  bool with_range(const void* ptr, Act act) {
+    const managed::RangeId found = ranges.find(ptr);
+    if (found == managed::kNoRange) return false;
+    DeviceLock lock(slot_of(found));
+    const managed::RangeId id = ranges.find(ptr);  // under the lock: it may have gone
+    return id != managed::kNoRange && &slot_of(id) == &lock.slot() && act(lock, id);
+  }
   // Calls `act` with the lock of every device that was opened, one after the other.
   template <class Act>
   void each_lock(Act act) {
@@ -188,7 +198,7 @@ Status check_limits(const Options& options);
 residency::Limits limits_of(State& s, const Options& options, int ordinal);
 // The status for a caller across the border, with a message that lives as Failure says.
 void fail(Failure* error, const Status& status);
-Status not_running();
+Status not_running(const State& s);
 Status no_such_device(int ordinal);
 
 }  // namespace umem::runtime

@@ -15,8 +15,7 @@ RUNTIME_API cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 }
 RUNTIME_API cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                           unsigned long long flags) {
-  RUNTIME_ENTER();
-  return finish(cuGraphInstantiateWithFlags(out(executable), graph, flags));
+  return cudaGraphInstantiate(executable, graph, flags);
 }
 RUNTIME_API cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   RUNTIME_ENTER();
