@@ -135,16 +135,24 @@ def test_a_capture_goes_on_while_umem_is_busy(soft: Softcuda | None, seed: int) 
 
 @pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventRecord"])
 def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, entry: str) -> None:
-    """umem's own waits, or the events that it waits for, are left out: bytes are wrong then."""
+    """umem's own waits, or the events that it waits for, are left out: bytes are wrong then.
 
-    def run(seed: int, *, skip: bool) -> list[str]:
+    Not in every run, and not each time both are found: a thread may come late enough by itself.
+    """
+
+    def run(seed: int, *, skip: bool) -> tuple[bool, bool]:
         softcuda.reset()
         softcuda.seed(seed)
         if skip:
             softcuda.skip(entry)
         wrong = Program(seed, live_bytes=40 * MIB).run(400)
-        assert bool(softcuda.races()) == skip
-        return wrong
+        return bool(wrong), bool(softcuda.races())
 
-    assert any(run(seed, skip=True) for seed in range(1, 13))
-    assert run(1, skip=False) == []
+    wrong = raced = False
+    for seed in range(1, 13):
+        if wrong and raced:
+            break
+        more = run(seed, skip=True)
+        wrong, raced = wrong or more[0], raced or more[1]
+    assert wrong and raced
+    assert run(1, skip=False) == (False, False)

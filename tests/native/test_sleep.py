@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -404,6 +405,7 @@ def test_threads_compute_while_another_sleeps(program: Program) -> None:
         while not stop.is_set():
             token = _core.op_begin([program.at["a"]], "", "forward")
             _core.op_end(token, "")
+            time.sleep(1e-4)  # between ops the other thread may sleep
 
     thread = threading.Thread(target=compute)
     thread.start()
