@@ -40,10 +40,11 @@ check: lint
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# What takes longer than CI may: three times the examples of each property, and the packages.
+# What takes longer than CI may: three times the examples of each property, trainings with more
+# seeds, and the packages.
 nightly:
-	$(MAKE) test PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
-	$(MAKE) test-cuda test-cuda-oldest PYTEST_ARGS='$(TWO)'
+	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
+	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) dist
 
 # The CUDA build of torch on a fake libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:

@@ -1,8 +1,8 @@
 """Trainings on the software driver, with kernels that compute: equal bits, with umem and without.
 
 Work is done late and in a random legal order under each seed, and reads the pages at that time: a
-wait that umem forgot, or a discard too early, changes the numbers. `numbers_worker.py` takes more
-budgets, seeds and steps.
+wait that umem forgot, or a discard too early, changes the numbers. The nightly profile takes more
+seeds and a smaller budget.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from support.cuda_nets import NETS  # noqa: E402
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
 WORKER = Path(__file__).with_name("numbers_worker.py")
 POLICIES = ("lru", "conv_lru", "auto")
-BUDGETS = ("1", "1/2", "1/4")
+BUDGETS, SEEDS = ("1", "1/2", "1/4"), ("0", "1")
+NIGHTLY_BUDGETS, NIGHTLY_SEEDS = (*BUDGETS, "1/8"), tuple(map(str, range(8)))
 
 
 def runs(net: str, policy: str, *options: str) -> list[dict[str, Any]]:
@@ -33,7 +34,7 @@ def runs(net: str, policy: str, *options: str) -> list[dict[str, Any]]:
     environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}
     done = subprocess.run(
         [sys.executable, str(WORKER), net, policy, *options],
-        capture_output=True, text=True, check=False, timeout=300, env=environ,
+        capture_output=True, text=True, check=False, timeout=1800, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -50,12 +51,12 @@ def plain(net: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("net", NETS)
-def test_equal_bits_at_every_budget(net: str, policy: str) -> None:
+def test_equal_bits_at_every_budget(net: str, policy: str, pytestconfig: pytest.Config) -> None:
+    nightly = pytestconfig.getoption("--hypothesis-profile") == "nightly"
+    budgets, seeds = (NIGHTLY_BUDGETS, NIGHTLY_SEEDS) if nightly else (BUDGETS, SEEDS)
     want = plain(net)
-    rows = runs(
-        net, policy, "--peak", want["peak_bytes"], "--budgets", *BUDGETS, "--seeds", "0", "1"
-    )
-    assert len(rows) == len(BUDGETS) * 2
+    rows = runs(net, policy, "--peak", want["peak_bytes"], "--budgets", *budgets, "--seeds", *seeds)
+    assert len(rows) == len(budgets) * len(seeds)
     wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
     assert not wrong, wrong
     assert not any(row["races"] for row in rows), rows
