@@ -70,6 +70,7 @@ class DeviceMemory(TypedDict):
     device: int
     free_bytes: int  # as the driver has it
     total_bytes: int
+    allowed_bytes: int  # by torch's per_process_memory_fraction
     budget_bytes: int
     held_bytes: int  # of the budget
     dropped_bytes: int

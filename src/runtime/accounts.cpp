@@ -138,6 +138,10 @@ void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
   s.each([&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
 }
 
+void set_memory_fraction(double fraction) noexcept {
+  state().memory_fraction = fraction;
+}
+
 void release_cached() noexcept {
   state().each_lock([](DeviceLock& lock) {
     const Status released = release_all_cached(lock);

@@ -41,6 +41,9 @@ UMEM_API void set_outside_bytes(int device, std::size_t bytes) noexcept;
 // How many bytes cuBLAS's workspaces take: blocks of these sizes that a matrix product leaves
 // behind, and that no op names afterwards, stay on the device.
 UMEM_API void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept;
+// The part of each device's memory that the framework may use: no budget that is found at the
+// device's first use is larger.
+UMEM_API void set_memory_fraction(double fraction) noexcept;
 // Returns cached memory of all devices to the driver.
 UMEM_API void release_cached() noexcept;
 

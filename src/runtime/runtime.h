@@ -72,6 +72,7 @@ UMEM_API std::vector<TagReport> bytes_by_tag();
 struct DeviceMemory {
   int device = 0;
   std::size_t free_bytes = 0, total_bytes = 0;
+  std::size_t allowed_bytes = 0;  // of the total, by the framework's setting
   std::size_t budget_bytes = 0;
   std::size_t held_bytes = 0;     // of the budget: resident, and what counts with it
   std::size_t dropped_bytes = 0;  // discarded, and the driver's to take

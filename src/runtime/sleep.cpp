@@ -162,6 +162,8 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     if (memory.ok()) {
       row.free_bytes = memory.value().free_bytes;
       row.total_bytes = memory.value().total_bytes;
+      row.allowed_bytes =
+          static_cast<std::size_t>(static_cast<double>(row.total_bytes) * s.memory_fraction);
       device.engine.observe_memory(row.free_bytes);
     }
     error.keep(memory.take_status());

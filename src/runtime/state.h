@@ -86,6 +86,7 @@ struct State {
   managed::RangeTable ranges{driver.table};
   std::mutex recorder;  // trace::recorder()'s
   ScopeNames scope_names;
+  std::atomic<double> memory_fraction{1};  // of each device's memory, for a budget that is found
   std::atomic<bool> faults_in_process{false};  // page faults of the software device
   std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
   std::atomic<std::uint64_t> last_pin_number{0};  // given to pins and exemptions

@@ -44,7 +44,9 @@ class CpuAllocator final : public c10::Allocator {
     if (C10_UNLIKELY(!ptr)) {
       if (is_turned_off(failure))
         return g_previous.load(std::memory_order_acquire)->allocate(bytes);
-      raise(bytes, failure, c10::Device(c10::kCPU));
+      raise(bytes, failure, c10::Device(c10::kCPU),
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate " +
+                std::to_string(bytes) + " bytes.");
     }
     c10::profiledCPUMemoryReporter().New(ptr, bytes);
     return {ptr, ptr, &free_any, c10::Device(c10::kCPU)};

@@ -3,6 +3,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <string>
+
 #include "base/status.h"
 #include "runtime/alloc.h"
 
@@ -18,13 +20,14 @@ inline bool is_turned_off(const runtime::Failure& failure) {
   return static_cast<Code>(failure.code) == Code::kBadState;
 }
 
-// torch.OutOfMemoryError, or RuntimeError for what is no lack of memory.
+// torch.OutOfMemoryError, or RuntimeError for what is no lack of memory. `torchs_words`: what torch
+// itself would say of it, because programs that look for a batch size that fits know it by that.
 [[noreturn]] inline void raise(std::size_t bytes, const runtime::Failure& failure,
-                               c10::Device device, std::size_t allocated = 0,
-                               std::size_t reserved = 0) {
+                               c10::Device device, const std::string& torchs_words,
+                               std::size_t allocated = 0, std::size_t reserved = 0) {
   if (is_out_of_memory(failure)) {
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), allocated, reserved, device);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, failure.message);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, torchs_words, " ", failure.message);
   }
   TORCH_CHECK(false, "umem cannot allocate ", bytes, " bytes: ", failure.message);
 }

@@ -35,6 +35,8 @@ def test_it_is_torchs_exception_and_says_what_holds_the_memory() -> None:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
         message = str(caught.value)
+        # torch's own words come first: finders of a batch size that fits look for them.
+        assert message.startswith("CUDA out of memory. Tried to allocate 8.0 MiB. GPU 0 has a ")
         for words in ("asked for 8.0 MiB", "budget 16.0 MiB", "resident", "evictable", "host"):
             assert words in message
         assert torch.cuda.memory_stats()["num_ooms"] == 2 == umem.stats().ooms

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("umem_on")]
+Program = Callable[..., tuple[str, str]]
 MIB = 1 << 20
+CORE = "        from umem.base.native import core\n"
 
 
 def empty(mib: int) -> torch.Tensor:
@@ -143,6 +145,44 @@ def test_memory_fraction_is_the_budget() -> None:
     umem.set_budget("64MiB")
     assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(64 * MIB / total)
     del x
+
+
+@pytest.mark.parametrize("budget", ["auto", "64MiB"])
+def test_torchs_setting_bounds_a_budget_that_is_found(program: Program, budget: str) -> None:
+    program(
+        f"""
+        enable({budget!r})
+        x = torch.ones(4, device="cuda")
+        total = torch.cuda.mem_get_info()[1]
+        found = umem.stats().budget_bytes
+        assert found == (64 * MIB if {budget!r} == "64MiB" else total // 4), found
+        umem.step()
+        assert umem.stats().budget_bytes == found
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.25",
+    )
+
+
+def test_without_caching_torch_makes_its_blocks_itself(program: Program) -> None:
+    program(
+        CORE
+        + """
+        enable()
+        x = torch.full((MIB,), 1.0, device="cuda")
+        torch.cuda.caching_allocator_enable(False)
+        before = umem.stats().live_bytes
+        plain = torch.full((MIB,), 2.0, device="cuda")
+        raw = torch.cuda.caching_allocator_alloc(4 * MIB)
+        assert umem.stats().live_bytes == before
+        assert not core.owns(plain.data_ptr()) and not core.owns(raw)
+        assert bool(plain.cpu().eq(2).all())
+        torch.cuda.caching_allocator_delete(raw)
+        del plain
+        torch.cuda.caching_allocator_enable(True)
+        again = torch.full((MIB,), 3.0, device="cuda")
+        assert core.owns(again.data_ptr()) and bool(again.cpu().eq(3).all())
+        """,
+    )
 
 
 @pytest.mark.parametrize(

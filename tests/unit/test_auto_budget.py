@@ -15,10 +15,12 @@ from umem.session.auto_budget import PATIENCE, AutoBudget, Band
 
 
 def memory(
-    free: int, budget: int, held: int, dropped: int = 0, total: int = 16 * GIB, unused: int = 0
-) -> Any:
+    free: int, budget: int, held: int, dropped: int = 0, total: int = 16 * GIB, unused: int = 0,
+    allowed: int | None = None,
+) -> Any:  # fmt: skip
     return {
         "device": 0, "free_bytes": free, "total_bytes": total, "budget_bytes": budget,
+        "allowed_bytes": total if allowed is None else allowed,
         "held_bytes": held, "dropped_bytes": dropped, "unused_bytes": unused,
     }  # fmt: skip
 
@@ -42,6 +44,12 @@ def test_what_umem_evicted_is_not_taken_for_another_process() -> None:
     taken = 4 * GIB
     row = memory(0, budget, 8 * GIB, unused=4 * GIB)
     assert band.budget(row) == 16 * GIB - taken - 512 * MIB
+
+
+def test_it_stays_within_what_the_process_is_allowed() -> None:
+    band = Band(512 * MIB)
+    rows = [memory(15 * GIB, 4 * GIB, GIB, allowed=4 * GIB)] * (2 * PATIENCE)
+    assert [band.budget(row) for row in rows] == [None] * len(rows)
 
 
 def test_it_falls_at_once_and_by_what_others_took() -> None:

@@ -21,14 +21,15 @@ _MAX_HEADROOM = 512 * MIB  # as for the first budget: for contexts, kernels, oth
 class Band:
     """The hysteresis band of one device's budget.
 
-    The possible budget is what umem holds plus what is free, less a headroom. The budget shrinks as
-    soon as the possible budget, plus the memory that the driver keeps for umem without contents, is
-    lower by half the headroom. That memory is what umem discarded, and on a GPU what it evicted.
-    The driver counts both as used: without them, umem's own evictions would look like another
-    process. The budget grows after `PATIENCE` consecutive checks with a possible budget that is
-    higher by the headroom (and by at least an eighth of the budget). So umem releases memory
-    quickly and does not oscillate. Memory without contents never counts towards growth, because
-    the driver may have given it to other processes.
+    The possible budget is what umem holds plus what is free, less a headroom, and at most what the
+    process is allowed of the device. The budget shrinks as soon as the possible budget, plus the
+    memory that the driver keeps for umem without contents, is lower by half the headroom. That
+    memory is what umem discarded, and on a GPU what it evicted. The driver counts both as used:
+    without them, umem's own evictions would look like another process. The budget grows after
+    `PATIENCE` consecutive checks with a possible budget that is higher by the headroom (and by at
+    least an eighth of the budget). So umem releases memory quickly and does not oscillate. Memory
+    without contents never counts towards growth, because the driver may have given it to other
+    processes.
 
     Args:
         headroom: bytes to leave free.
@@ -41,7 +42,8 @@ class Band:
     def budget(self, memory: core.DeviceMemory) -> int | None:
         """Return the new budget in bytes, in whole pages; None to keep the present one."""
         now = memory["budget_bytes"]
-        possible = _pages(memory["held_bytes"] + memory["free_bytes"] - self.headroom)
+        free = memory["held_bytes"] + memory["free_bytes"] - self.headroom
+        possible = _pages(min(free, memory["allowed_bytes"]))
         least = _pages(possible + memory["dropped_bytes"] + memory["unused_bytes"])
         if least < now - max(self.headroom // 2, PAGE_BYTES):
             self._more = 0

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/format.h"
 #include "runtime/accounts.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/failure.h"
@@ -66,12 +67,17 @@ CudaAllocator& CudaAllocator::instance() {
   return *allocator;
 }
 
+// Not for a private pool, and not where the program wants memory that nobody caches.
+bool CudaAllocator::serves(c10::DeviceIndex device, cudaStream_t stream) {
+  return !pools_.claim(device, stream) && C10_LIKELY(native_->isEnabled());
+}
+
 c10::DataPtr CudaAllocator::allocate(std::size_t bytes) {
   const c10::DeviceIndex device = current_device();
   const c10::Device on(c10::kCUDA, device);
   if (bytes == 0) return {nullptr, nullptr, &free_any, on};
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
-  if (C10_LIKELY(!pools_.claim(device, stream))) {
+  if (C10_LIKELY(serves(device, stream))) {
     void* ptr = take(bytes, device, stream);
     if (C10_LIKELY(ptr != nullptr)) return {ptr, ptr, &free_any, on};
   }
@@ -105,7 +111,7 @@ void* CudaAllocator::raw_alloc(std::size_t bytes) {
 void* CudaAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) {
   if (bytes == 0) return nullptr;
   const c10::DeviceIndex device = current_device();
-  if (C10_LIKELY(!pools_.claim(device, stream))) {
+  if (C10_LIKELY(serves(device, stream))) {
     if (void* ptr = take(bytes, device, stream)) return ptr;
   }
   void* ptr = native_->raw_alloc_with_stream(bytes, stream);
@@ -142,6 +148,7 @@ void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_
                          const runtime::Failure& failure) {
   std::size_t allocated = 0, reserved = 0;
   const std::string message = failure.message;  // an observer that allocates may fail too
+  std::string torchs_words;
   if (is_out_of_memory(failure)) {
     const auto [free, total] = native_->getMemoryInfo(device);
     history_.out_of_memory(device, free, bytes, handle(stream));
@@ -151,12 +158,15 @@ void CudaAllocator::fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_
       observers = oom_observers_;
     }
     for (const auto& observer : observers) observer(device, bytes, total, free);
+    torchs_words = "CUDA out of memory. Tried to allocate " + format_bytes(bytes) + ". GPU " +
+                   std::to_string(device) + " has a total capacity of " + format_bytes(total) +
+                   " of which " + format_bytes(free) + " is free.";
     const arena::ArenaStats now = runtime::arena_stats(device);
     allocated = static_cast<std::size_t>(now.allocated_bytes[arena::kAll].current);
     reserved = static_cast<std::size_t>(now.reserved_bytes[arena::kAll].current);
   }
-  raise(bytes, {failure.code, message.c_str()}, c10::Device(c10::kCUDA, device), allocated,
-        reserved);
+  raise(bytes, {failure.code, message.c_str()}, c10::Device(c10::kCUDA, device), torchs_words,
+        allocated, reserved);
 }
 
 // False where the block is not umem's.

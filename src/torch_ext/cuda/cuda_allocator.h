@@ -115,6 +115,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   bool release(void* ptr);
   void adopt(c10::DataPtr& block);
 
+  bool serves(c10::DeviceIndex device, cudaStream_t stream);
   // umem's memory; null where umem is off and torch's own allocator has to serve.
   void* take(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   void* take_after_callbacks(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream,

@@ -1,5 +1,6 @@
 #include "torch_ext/cuda/install.h"
 
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <dlfcn.h>
 
 #include <array>
@@ -72,6 +73,7 @@ void install_cuda_allocator() {
   }
   g_was_installed = true;
   tell_workspace_sizes();
+  runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }
 
 void remove_cuda_allocator() {
