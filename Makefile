@@ -23,7 +23,7 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest nightly lint dist bench bench-policies \
+.PHONY: demo check test test-cuda test-cuda-oldest nightly soak lint dist bench bench-policies \
 	bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,11 @@ nightly:
 	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) dist
+
+# Trainings that change all the time, with umem and without: memory is flat and bits are equal.
+MINUTES ?= 60
+soak: $(INSTALLED)
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 # The CUDA build of torch on a fake libcuda: no GPU, and none of NVIDIA's libraries. On a GPU:
 # pytest -m gpu, where umem and a CUDA build of torch are installed.
