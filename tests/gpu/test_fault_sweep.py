@@ -48,7 +48,8 @@ def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
     ],
 )
 def test_a_planted_loss_is_noticed(softcuda: Softcuda, plant: str, words: str) -> None:
-    done = sweep("--entry", "cuInit", "--timeout", "20", "--plant", plant)
+    timeout = "20" if plant == "hang" else "120"
+    done = sweep("--entry", "cuInit", "--timeout", timeout, "--plant", plant)
     lost = [line for line in done.stdout.splitlines() if line.startswith("lost: cuInit")]
     assert len(lost) == 3, done.stdout + done.stderr  # one with each error
     assert all(words in line for line in lost)

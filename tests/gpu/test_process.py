@@ -145,7 +145,9 @@ def test_on_and_off_again_many_times(program: Program) -> None:
 def test_an_interrupt_in_the_middle_of_eviction(program: Program) -> None:
     out, _ = program(
         """
-        import _thread
+        import _thread, signal
+        # A shell's background jobs ignore it, and so do their children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         enable()
         tensors, interrupts = blocks(24), 0
         while interrupts < 5:
