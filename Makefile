@@ -23,7 +23,7 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest nightly soak lint dist bench bench-policies \
+.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak lint dist bench bench-policies \
 	bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
@@ -46,6 +46,13 @@ nightly:
 	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) dist
+
+# More driver calls of a training fail than in the tests, on both software drivers.
+test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
+	$(BIN)/python tests/gpu/sweep.py --device soft --per-entry $(PER_ENTRY)
+	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
+		$(CUDA_BIN)/python tests/gpu/sweep.py --per-entry $(PER_ENTRY)
+PER_ENTRY ?= 24
 
 # Trainings that change all the time, with umem and without: memory is flat and bits are equal.
 MINUTES ?= 60

@@ -1,10 +1,12 @@
 """Makes driver calls of a training fail, one at a time, and says what became of each.
 
-python tests/gpu/sweep.py [--entry NAME ...] [--per-entry N] [--seed S]
+python tests/gpu/sweep.py [--device soft] [--entry NAME ...] [--per-entry N] [--seed S]
 
-Needs the software driver (SOFTCUDA_LIB) and the CUDA build of torch. Every entry point that umem
+With --device soft on the software device, else on the software driver, which needs SOFTCUDA_LIB and
+the CUDA build of torch. Every entry point that umem
 calls while it is enabled and two training steps run is failed at its n-th call, for n up to the
-number of its calls: once with an error that passes, and with one that loses the device for good.
+number of its calls: with errors that pass, and with one that loses the device for good, which the
+software device does not have.
 Each case ends in one of these ways:
 
     ok      the steps went through, and all numbers are those of an undisturbed run
@@ -69,10 +71,10 @@ class Outcome:
 class Worker:
     """A process that runs cases one after the other."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: str) -> None:
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self.process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(seed)],
+            [sys.executable, str(WORKER), str(seed), device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, bufsize=1,
         )  # fmt: skip
 
@@ -133,11 +135,13 @@ def errors(entry: str) -> Iterator[tuple[int, bool]]:
     yield LAUNCH_FAILED, True
 
 
-def cases(calls: dict[str, int], limit: int, plant: str) -> list[Case]:
+def cases(calls: dict[str, int], limit: int, plant: str, device: str) -> list[Case]:
     """Every entry point with each of its errors; a lost device a third as often."""
     found = []
     for entry in sorted(calls):
         for error, lose in errors(entry):
+            if lose and device != "cuda":
+                continue
             nths = chosen(calls[entry], max(2, limit // 3) if lose else limit)
             found += [Case(entry, nth, error, lose, plant) for nth in nths]
     return found
@@ -154,7 +158,7 @@ def count(worker: Worker, timeout: float) -> dict[str, int]:
 
 def sweep(options: argparse.Namespace) -> int:
     """Runs the cases and prints the table; the number of lost cases and of races."""
-    worker = Worker(options.seed)
+    worker = Worker(options.seed, options.device)
     calls = count(worker, options.timeout)
     if unknown := set(options.entry or []) - set(calls):
         raise SystemExit(f"{', '.join(sorted(unknown))}: not called; called: {', '.join(calls)}")
@@ -162,9 +166,9 @@ def sweep(options: argparse.Namespace) -> int:
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     lost, races = [], []
     started = time.monotonic()
-    for case in cases(calls, options.per_entry, options.plant):
+    for case in cases(calls, options.per_entry, options.plant, options.device):
         if not worker.alive:
-            worker = Worker(options.seed)
+            worker = Worker(options.seed, options.device)
         outcome = worker.run(case, options.timeout)
         table[case.entry][outcome.kind] += 1
         if options.verbose:
@@ -204,6 +208,7 @@ def report(
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False, formatter_class=raw)
+    parser.add_argument("--device", choices=("cuda", "soft"), default="cuda")
     parser.add_argument("--entry", action="append", help="only this entry point (repeatable)")
     parser.add_argument("--per-entry", type=int, default=6, help="calls of each (%(default)s)")
     parser.add_argument("--seed", type=int, default=7, help="of deferred work (%(default)s)")

@@ -1,8 +1,10 @@
 """Runs the cases of sweep.py that come on standard input, one JSON line each, and answers so.
 
+python tests/gpu/sweep_worker.py SEED DEVICE
+
 A case trains a network, with kernels that compute: its numbers must be those of the same training
-without umem and without failures. Beside it, tensors of one value each are filled, copied and read
-on two streams.
+without umem and without failures. Beside it, tensors of one value each are filled, copied and read,
+on a GPU on two streams.
 
 The failures that the sweep must notice can be planted: see `PLANTS`.
 """
@@ -22,6 +24,8 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(TESTS))
 MIB = 1 << 20
+SEED, DEVICE = int(sys.argv[1]), sys.argv[2]
+CUDA = DEVICE == "cuda"
 # The device holds less than what lives at the peak, and the budget is less than that.
 os.environ["SOFTCUDA_BYTES"] = str(32 * MIB)
 BUDGET = 16 * MIB
@@ -29,17 +33,22 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for equal bits
 
 from softcuda import load  # noqa: E402
 
-soft = load.load()
+if CUDA:
+    soft = load.load()
 
 import torch  # noqa: E402
 from support.cells import Cell  # noqa: E402
 from sweep import entry_points  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import UmemError  # noqa: E402
 
-load.compute()
+if CUDA:
+    load.compute()
+gpu: Any = torch.cuda if CUDA else torch.cpu  # whose streams do nothing
 torch.set_num_threads(1)
+TENSORS = "cuda" if CUDA else "cpu"
 LAYERS, LARGE, SMALL = 4, 2 * MIB, 64 << 10
 STEPS = 3  # two in which a call may fail, and the next one
 kept: list[Any] = []  # by a planted leak
@@ -58,11 +67,11 @@ class Net:
         )
         for parameter in self.module.parameters():
             parameter.data = torch.randn(parameter.shape, generator=host) * 0.04
-        self.module.to("cuda")
+        self.module.to(TENSORS)
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
 
     def step(self) -> None:
-        x = self.inputs[self.steps].to("cuda")
+        x = self.inputs[self.steps].to(TENSORS)
         loss = torch.nn.functional.mse_loss(self.module(x), x)
         self.optimizer.zero_grad()
         loss.backward()
@@ -70,7 +79,7 @@ class Net:
         self.steps += 1
 
     def state(self) -> State:
-        return [parameter.detach().cpu() for parameter in self.module.parameters()]
+        return [parameter.detach().cpu().clone() for parameter in self.module.parameters()]
 
     def restore(self, state: State) -> None:
         for parameter, value in zip(self.module.parameters(), state, strict=True):
@@ -87,7 +96,7 @@ class Net:
 
 def undisturbed() -> list[State]:
     """The network's states after each step, with torch's own kind of memory and no failures."""
-    with umem.enable(budget=BUDGET, device="cuda"):
+    with umem.enable(budget=BUDGET, device=DEVICE):
         pass  # it has to come before the first CUDA call
     net = Net()
     states = [net.state()]
@@ -103,10 +112,10 @@ class Training:
     def __init__(self) -> None:
         self.cells: dict[str, Cell] = {}
         self.net = Net()
-        self.side = torch.cuda.Stream()
+        self.side = gpu.Stream()
         for layer in range(LAYERS):
             for name, nbytes in (("weight", LARGE), ("momentum", LARGE), ("bias", SMALL)):
-                self.cells[f"{name} {layer}"] = cell = Cell(nbytes)
+                self.cells[f"{name} {layer}"] = cell = Cell(nbytes, TENSORS)
                 cell.fill()
 
     def step(self) -> None:
@@ -115,36 +124,37 @@ class Training:
         for layer in reversed(range(LAYERS)):
             self.backward(layer, *activations.pop())
         self.net.step()
-        torch.cuda.current_stream().wait_stream(self.side)
-        torch.cuda.empty_cache()
+        gpu.current_stream().wait_stream(self.side)
+        torch.cuda.empty_cache() if CUDA else core.trim()
         umem.step()
 
     def forward(self, layer: int) -> tuple[Cell, Cell, Cell]:
-        output, mask, logged = Cell(2 * LARGE), Cell(SMALL), Cell(LARGE)
+        output, mask, logged = (Cell(nbytes, TENSORS) for nbytes in (2 * LARGE, SMALL, LARGE))
         self.cells |= {"output": output, "mask": mask, "logged": logged}
         output.fill()
         mask.copy(self.cells[f"bias {layer}"])
-        workspace = Cell(LARGE)
+        workspace = Cell(LARGE, TENSORS)
         workspace.copy(self.cells[f"weight {layer}"])
         # A side stream reads the workspace after its owner let go of it.
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        self.side.wait_stream(gpu.current_stream())
+        with gpu.stream(self.side):
             logged.copy(workspace)
-        workspace.tensor.record_stream(self.side)
-        logged.tensor.record_stream(self.side)
+        if CUDA:
+            workspace.tensor.record_stream(self.side)
+            logged.tensor.record_stream(self.side)
         return output, mask, logged
 
     def backward(self, layer: int, output: Cell, mask: Cell, logged: Cell) -> None:
-        gradient = Cell(2 * LARGE)
+        gradient = Cell(2 * LARGE, TENSORS)
         gradient.copy(output)
-        torch.cuda.current_stream().wait_stream(self.side)
+        gpu.current_stream().wait_stream(self.side)
         self.cells |= {"output": gradient, "mask": mask, "logged": logged}
         self.cells[f"momentum {layer}"].copy(self.cells[f"weight {layer}"])
         self.cells[f"weight {layer}"].fill()
 
     def check(self, expected: list[State], interrupted: bool) -> None:
         """Raises Lost if a tensor holds what it must not."""
-        torch.cuda.synchronize()
+        gpu.synchronize()
         self.net.check(expected, interrupted)
         for name, cell in self.cells.items():
             if wrong := cell.wrong():
@@ -155,13 +165,30 @@ class Lost(Exception):  # noqa: N818
     """What must never happen has happened."""
 
 
-def plan(case: dict[str, Any], seed: int) -> None:
+def plan(case: dict[str, Any]) -> None:
+    """Each case anew: it runs alone as it runs among others."""
+    if not CUDA:
+        core.driver.instrument()
+        if case["entry"]:
+            core.driver.inject(case["entry"], case["nth"], case["error"])
+        return
     soft.reset()
-    soft.seed(seed)  # each case anew: it runs alone as it runs among others
+    soft.seed(SEED)
     if case["lose"]:
         soft.lose(case["entry"], case["nth"], case["error"])
     elif case["entry"]:
         soft.inject(case["entry"], case["nth"], case["error"])
+
+
+def end_plan() -> dict[str, int]:
+    """No call fails any more. How often each was made."""
+    calls = core.driver.calls if not CUDA else soft.calls
+    found = {name: calls(name) for name in entry_points()}
+    if CUDA:
+        soft.reset()
+    else:
+        core.driver.clear_injections()
+    return found
 
 
 def attempt(work: Callable[[], object]) -> BaseException | None:
@@ -183,11 +210,13 @@ def must(work: Callable[[], object], what: str) -> None:
         raise Lost(f"{what} fails: {first_line(error)}")
 
 
-def run(case: dict[str, Any], seed: int, expected: list[State]) -> dict[str, Any]:
+def run(case: dict[str, Any], expected: list[State]) -> dict[str, Any]:
     trainings: list[Training] = []
 
     def start() -> None:
-        umem.enable(budget=BUDGET, device="cuda")
+        umem.enable(budget=BUDGET, device=DEVICE)
+        if not CUDA:
+            plan(case)  # its driver's table is made anew by that
         trainings.append(Training())
 
     def train() -> None:
@@ -195,12 +224,13 @@ def run(case: dict[str, Any], seed: int, expected: list[State]) -> dict[str, Any
         for _ in range(2):
             trainings[0].step()
 
-    plan(case, seed)
+    if CUDA:
+        plan(case)
     error = attempt(train)
-    calls = {name: soft.calls(name) for name in entry_points()}
-    soft.reset()
+    calls = end_plan()
     check_type(case, error)
     if not trainings:
+        case = case | {"entry": "", "lose": False}
         must(start, "starting again")
     must(lambda: PLANTS[case["plant"]](trainings), "the plant")
     go_on(trainings[0], expected, error is not None)
@@ -229,10 +259,8 @@ def check_type(case: dict[str, Any], error: BaseException | None) -> None:
 
 
 def check_nothing_left() -> None:
-    from umem.base.native import core
-
     gc.collect()
-    torch.cuda.synchronize()
+    gpu.synchronize()
     if left := umem.stats().live_bytes:
         raise Lost(f"{left} bytes stay alive")
     if pins := sum(row["pins"] for row in core.blocks()):
@@ -252,7 +280,7 @@ def overwrite(trainings: list[Training]) -> None:
 def discard(trainings: list[Training]) -> None:
     """The driver is told that live bytes are dead."""
     tensor = trainings[0].cells["weight 0"].tensor
-    stream = torch.cuda.Stream()
+    stream = gpu.Stream()
     pointer, nbytes = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(LARGE)
     result = soft.driver.cuMemDiscardBatchAsync(
         ctypes.byref(pointer), ctypes.byref(nbytes), ctypes.c_size_t(1), ctypes.c_uint64(0),
@@ -269,9 +297,9 @@ def race(trainings: list[Training]) -> None:
     """A stream reads what another one writes, and does not wait for it."""
     cell = trainings[0].cells["weight 0"]
     cell.fill()
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with gpu.stream(gpu.Stream()):
         cell.tensor.sum()
-    torch.cuda.synchronize()
+    gpu.synchronize()
 
 
 def wrong_type(_: list[Training]) -> None:
@@ -296,14 +324,15 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     expected = undisturbed()
     gc.collect()
-    torch.cuda.empty_cache()
+    if CUDA:
+        torch.cuda.empty_cache()
     for line in sys.stdin:
         started = time.monotonic()
         try:
-            outcome = run(json.loads(line), int(sys.argv[1]), expected)
+            outcome = run(json.loads(line), expected)
         except Lost as lost:
             outcome = {"kind": "lost", "why": str(lost)}
-        outcome["races"] = soft.races()
+        outcome["races"] = soft.races() if CUDA else []
         print(json.dumps(outcome | {"seconds": time.monotonic() - started}), file=answers)
 
 

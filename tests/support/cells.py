@@ -15,8 +15,8 @@ class Cell:
     Several where a write failed: it happened or it did not. None before the first write.
     """
 
-    def __init__(self, nbytes: int) -> None:
-        self.tensor = torch.empty(nbytes // 4, dtype=torch.int32, device="cuda")
+    def __init__(self, nbytes: int, device: str = "cuda") -> None:
+        self.tensor = torch.empty(nbytes // 4, dtype=torch.int32, device=device)
         self.values: frozenset[int] | None = None
 
     def fill(self) -> None:

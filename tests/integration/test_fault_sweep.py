@@ -1,0 +1,46 @@
+"""Every driver call of a training step fails once, on the software device: nothing may be lost.
+
+The same on the software driver, and what the sweep must notice: tests/gpu/test_fault_sweep.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SWEEP = Path(__file__).resolve().parents[1] / "gpu" / "sweep.py"
+
+
+def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SWEEP), "--device", "soft", "--timeout", "120", *arguments],
+        capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+
+
+def test_no_failure_of_a_driver_call_loses_anything() -> None:
+    done = sweep("--per-entry", "2")
+    assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
+    assert done.returncode == 0
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
+    header = done.stdout.splitlines()[0].split()[2:]
+    assert int(rows["cuMemFree"][1 + header.index("raised")]) > 0
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        ("overwrite", "weight 1: values"),
+        ("number", "parameter 0: wrong numbers"),
+        ("leak", "stay alive"),
+    ],
+)
+def test_a_planted_loss_is_noticed(plant: str, words: str) -> None:
+    done = sweep("--entry", "cuMemFree", "--per-entry", "2", "--plant", plant)
+    lost = [line for line in done.stdout.splitlines() if line.startswith("lost: cuMemFree")]
+    assert lost, done.stdout + done.stderr
+    assert all(words in line for line in lost)
+    assert done.returncode == 1
