@@ -27,6 +27,11 @@ class Option:
         """The option's name on the command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def is_path(self) -> bool:
+        """Whether it names a file or directory, which no pyproject.toml may."""
+        return self.kind in ("path", "file", "socket")
+
 
 _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
