@@ -6,19 +6,27 @@ import grp
 import os
 import pwd
 import stat
+from pathlib import Path
 
 
-def doubt(found: os.stat_result) -> str:
-    """Return why another user could have written a file or directory; empty if none could.
+def doubt(path: Path) -> str:
+    """Return why another user could have written the file or directory; empty if none could.
 
-    Its owner has to be this user, or root. What root owns is safe: root decides anyway.
+    Its owner has to be this user, or root, and that of a link to it too. What root owns is safe:
+    root decides anyway.
+
+    Raises:
+        OSError: it does not exist, or cannot be looked at.
     """
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"it belongs to user {found.st_uid}"
-    if found.st_mode & stat.S_IWOTH:
-        return "other users can write to it (chmod o-w)"
-    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, found.st_uid):
-        return f"group {found.st_gid} can write to it (chmod g-w)"
+    for found in (path.lstat(), path.stat()):
+        if found.st_uid not in (os.geteuid(), 0):
+            return f"it belongs to user {found.st_uid}"
+        if stat.S_ISLNK(found.st_mode):
+            continue  # a link has all mode bits
+        if found.st_mode & stat.S_IWOTH:
+            return "other users can write to it (chmod o-w)"
+        if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, found.st_uid):
+            return f"group {found.st_gid} can write to it (chmod g-w)"
     return ""
 
 

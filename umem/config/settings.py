@@ -277,8 +277,8 @@ def _read_pyproject(directory: Path | None) -> _Pyproject:
     path = _nearest_pyproject(directory)
     if path is None:
         return _Pyproject(Path(), {}, "")
-    doubt = trust.doubt(path.stat())
-    if not doubt and (of_folder := trust.doubt(path.parent.stat())):
+    doubt = trust.doubt(path)
+    if not doubt and (of_folder := trust.doubt(path.parent)):
         doubt = f"of its directory: {of_folder}"
     try:
         return _Pyproject(path, _umem_table(path), doubt)
