@@ -353,3 +353,42 @@ def test_the_table_the_settings_and_the_call_agree() -> None:
 
 def test_the_cache_follows_xdg(tmp_path: Path) -> None:
     assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither HOME nor an entry in the table of users, as for `docker run --user 12345`."""
+
+    def none(_: object) -> object:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_without_a_home_the_cache_is_in_the_directory_for_temporary_files(
+    homeless: None, tmp_path: Path
+) -> None:
+    assert load(tmp_path).torch_ext_cache == tmp_path / f"umem-cache-{os.getuid()}"
+    assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")
+    assert load(tmp_path, torch_ext_cache="/d").torch_ext_cache == Path("/d")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UMEM_TORCH_EXT_CACHE", "~/cache"),
+        ("UMEM_TORCH_EXT_CACHE", "~nosuchuser/cache"),
+        ("UMEM_TRACE", "~nosuchuser/a.jsonl"),
+        ("UMEM_TOP", "~nosuchuser/a.sock"),
+    ],
+)
+def test_a_home_that_is_not_known_is_an_error_of_the_option(
+    homeless: None, tmp_path: Path, name: str, value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {name: value})
+    home = value.partition("/")[0]
+    assert str(caught.value).startswith(f"{name}: {value!r}: the directory {home} is not known")

@@ -21,7 +21,7 @@ from ..base import log, trust
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, did_you_mean
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
-from .parsers import Budget, Device
+from .parsers import Budget, Device, parse_path
 
 _log = logging.getLogger("umem")
 _ignored: set[Path] = set()  # files of options that the user was told about
@@ -219,9 +219,21 @@ def _is_ours(name: str) -> bool:
 def _from_defaults(environ: Mapping[str, str]) -> _Layer:
     for option in OPTIONS:
         text = option.default
-        if option.name == "torch_ext_cache" and environ.get("XDG_CACHE_HOME"):
-            text = str(Path(environ["XDG_CACHE_HOME"]) / "umem")
+        if option.name == "torch_ext_cache":
+            text = _default_cache(environ, text)
         yield option, f"{option.name} (default)", text
+
+
+def _default_cache(environ: Mapping[str, str], usual: str) -> str:
+    if xdg := environ.get("XDG_CACHE_HOME"):
+        return str(Path(xdg) / "umem")
+    try:
+        parse_path(usual)
+    except ValueError:  # no home: a directory that is refused if it turns out to be another user's
+        import tempfile
+
+        return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
+    return usual
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:

@@ -75,13 +75,13 @@ def find_or_build(
     """
     dirs = list(package_dirs) if package_dirs is not None else own_dirs()
     source_dir = sources or _source_dir(dirs)
-    cache = cache_dir or Path.home() / ".cache" / "umem"
+    cache = cache_dir or _home() / ".cache" / "umem"
     # An extension that was built with CUDA's headers also works where they are missing.
     kinds = [True, False] if _torch().version.cuda else [False]
     try:
         for with_cuda in kinds:
             file_name = _file_name(key(source_dir, with_cuda))
-            installed = next(filter(_is_whole, (folder / file_name for folder in dirs)), None)
+            installed = next(filter(is_whole, (folder / file_name for folder in dirs)), None)
             if installed is not None:
                 return installed
             if _is_usable(cache / file_name):
@@ -163,7 +163,7 @@ def seal(content: bytes) -> bytes:
     return _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Return whether the extension exists and is as it was built."""
     if not path.is_file():
         return False
@@ -188,7 +188,7 @@ def _is_usable(path: Path) -> bool:
             f"the torch extension {path} is not used, because {doubt}; delete it, so that it is "
             "built again"
         )
-    return _is_whole(path)
+    return is_whole(path)
 
 
 def _check_cache(cache: Path) -> None:
@@ -459,6 +459,16 @@ def _library_dir(package_dirs: Sequence[Path]) -> Path:
         f"{LIBRARY} is not in {', '.join(map(str, package_dirs))}; install umem with "
         "`pip install .` in its source tree"
     )
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise _not_supported(
+            "this user has no home directory for the cache of the torch extension; set HOME, or "
+            "UMEM_TORCH_EXT_CACHE to a directory"
+        ) from None
 
 
 def _torch() -> Any:
