@@ -8,6 +8,7 @@ import logging
 import os
 import pwd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -177,15 +178,28 @@ def test_an_untrusted_pyproject_without_options_is_not_worth_a_word(
     assert caplog.records == []
 
 
-def test_a_group_of_ones_own_is_not_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "members", "private"),
+    [
+        ("ann", [], True),
+        ("ann", ["ann"], True),
+        ("ann", ["ann", "bob"], False),
+        ("users", [], False),
+    ],
+)
+def test_a_group_of_ones_own_is_not_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], private: bool
+) -> None:
     """Many systems give each user a group, and a umask with which that group may write."""
-    me = pwd.getpwuid(os.getuid())
-    own = trust._is_private(me.pw_gid, me.pw_uid)
     path = write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n')
-    os.chown(path, -1, me.pw_gid)
     path.chmod(0o664)
-    assert load(tmp_path).policy == ("none" if own else "auto")
-    assert not trust._is_private(54321, me.pw_uid)
+    owner = SimpleNamespace(pw_name="ann", pw_gid=path.stat().st_gid)
+    found = SimpleNamespace(gr_name=group, gr_mem=members)
+    monkeypatch.setattr(trust, "pwd", SimpleNamespace(getpwuid=lambda _: owner))
+    monkeypatch.setattr(trust, "grp", SimpleNamespace(getgrgid=lambda _: found))
+    assert load(tmp_path).policy == ("none" if private else "auto")
+    owner.pw_gid += 1  # not the group that the user's files have
+    assert load(tmp_path).policy == "auto"
 
 
 def test_a_pyproject_of_endless_nesting_is_a_clear_error(tmp_path: Path) -> None:
