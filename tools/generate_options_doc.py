@@ -28,6 +28,10 @@ A value comes from the first of these that has it:
    `budget = "8GiB"`;
 4. the default.
 
+A `pyproject.toml` counts only if it and its directory belong to you or to root, and no other user
+can write to them; a warning says when one is ignored. It cannot set the options that name a file or
+directory (`torch_ext_cache`, `trace`, `top`), nor name code as a policy.
+
 An unknown name or a bad value is an error that names the option, the value and what is allowed.
 With `UMEM=1` it is one warning, and torch stays as it was; `UMEM_STRICT=1` makes it an error there
 too.

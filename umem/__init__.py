@@ -12,6 +12,25 @@ from typing import TYPE_CHECKING
 # A checkout's package has no native core: this finds the one of the installed package.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
+
+def _is_main_interpreter() -> bool:
+    import _thread
+
+    ask = getattr(_thread, "_is_main_interpreter", None)
+    if ask is not None:  # since Python 3.12
+        return bool(ask())
+    try:
+        import _xxsubinterpreters as interpreters  # type: ignore[import-not-found]
+    except ImportError:  # a Python without sub-interpreters
+        return True
+    return bool(interpreters.get_current() == interpreters.get_main())
+
+
+if not _is_main_interpreter():
+    from .base import interpreter as _interpreter
+
+    _interpreter.refuse(f"{__name__}._core")
+
 if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a test compares them
     from . import errors as errors
     from . import policies as policies

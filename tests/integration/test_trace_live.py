@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,6 +222,44 @@ def test_a_path_that_cannot_be_written_is_an_error(value: str, said: str, tmp_pa
     assert str(error.value).startswith("trace=: ")
     assert said in str(error.value)
     assert not umem.is_enabled()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_a_full_disk_ends_the_trace_and_not_the_program(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / name
+    path.symlink_to("/dev/full")
+
+    def said() -> list[str]:
+        return [r.getMessage() for r in caplog.records if str(path) in r.getMessage()]
+
+    with umem.enable(budget="64MiB", device="soft", policy="lru", trace=path):
+        deadline = time.monotonic() + 60
+        while not said() and time.monotonic() < deadline:  # a thread writes it
+            assert torch.ones(WIDTH).sum() == WIDTH
+            umem.step()
+            time.sleep(0.01)
+        umem.step()
+    assert len(said()) == 1
+    assert "No space left on device" in said()[0]
+
+
+def test_a_pipe_is_written_if_it_is_read(tmp_path: Path) -> None:
+    """Opening one without a reader would wait for it for ever, inside `import torch`."""
+    path = tmp_path / "trace.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(umem.ConfigError, match="no program reads this pipe"):
+        umem.enable(budget="64MiB", device="soft", trace=path)
+    assert not umem.is_enabled()
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with umem.enable(budget="64MiB", device="soft", policy="lru", trace=path):
+        torch.ones(WIDTH)
+    with os.fdopen(reader, encoding="utf-8") as stream:
+        lines = stream.readlines()
+    assert '"kind":"umem-trace"' in lines[0]
+    assert any('"e":"alloc"' in line for line in lines)
 
 
 def test_the_steps_of_a_killed_program_can_be_saved(tmp_path: Path) -> None:

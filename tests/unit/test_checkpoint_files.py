@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,17 @@ def test_headers_that_cannot_be(tmp_path: Path, header: object, data: bytes, rea
     assert str(path) in str(caught.value)
 
 
+def test_a_name_twice_among_many_is_found_in_linear_time(tmp_path: Path) -> None:
+    names = [*(f"n{i}" for i in range(10_000)), "n9999"]
+    header = "{" + ",".join(f'"{name}":0' for name in names) + "}"
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content(header.encode(), b""))
+    begin = time.process_time()
+    with pytest.raises(CheckpointError, match="'n9999' is in the header twice"):
+        files.tensors_of(path)
+    assert time.process_time() - begin < 1  # quadratic: 3 seconds, and hours for a longer header
+
+
 @settings(max_examples=150, deadline=None)
 @given(at=st.integers(0, 200), value=st.integers(0, 255), cut=st.integers(0, 200))
 def test_a_damaged_file_is_an_error_or_has_all_its_bytes(
@@ -161,6 +173,11 @@ def test_a_damaged_file_is_an_error_or_has_all_its_bytes(
         ("a.index.json", b"[]", "no weight_map"),
         ("a.index.json", b'{"weight_map": {"a": "../b.safetensors"}}', "of the same directory"),
         ("a.index.json", b'{"weight_map": {"a": 3}}', "'a' is in 3"),
+        (
+            "a.index.json",
+            b'{"weight_map": {"a": "' + b"x" * 256 + b'"}}',
+            "missing in its directory: xxx",
+        ),
     ],
 )
 def test_files_that_are_no_checkpoint(tmp_path: Path, name: str, data: bytes, reason: str) -> None:
@@ -174,6 +191,8 @@ def test_paths_that_are_not_there(tmp_path: Path) -> None:
         files.tensors_of(tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match="no checkpoint in this directory"):
         files.tensors_of(tmp_path)
+    with pytest.raises(CheckpointError, match="File name too long"):
+        files.tensors_of(tmp_path / ("x" * 256))
 
 
 def sharded(folder: Path) -> dict[str, torch.Tensor]:

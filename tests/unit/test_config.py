@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
+import os
+import pwd
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from umem.base import trust
 from umem.base.units import GIB, MIB
 from umem.config import options
 from umem.config import settings as config
@@ -20,6 +25,14 @@ from umem.session import session
 
 def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object) -> Settings:
     return config.load(given, environ=environ or {}, directory=tmp_path)
+
+
+def write_pyproject(folder: Path, text: str) -> Path:
+    """A file that only its owner can write, whatever the umask."""
+    path = folder / "pyproject.toml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -38,7 +51,7 @@ def test_defaults(tmp_path: Path) -> None:
 def test_each_source_overrides_the_next(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text('[tool.umem]\npolicy = "none"\nhost-budget = 1024\n')
+    write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\nhost-budget = 1024\n')
     assert load(inner).policy == "none"
     assert load(inner).host_budget == 1024
     assert load(inner, {"UMEM_POLICY": "conv_lru"}).policy == "conv_lru"
@@ -50,10 +63,10 @@ def test_each_source_overrides_the_next(tmp_path: Path) -> None:
 
 
 def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.umem]\npolicy = "none"\n')
+    write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n')
     inner = tmp_path / "inner"
     inner.mkdir()
-    (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    write_pyproject(inner, "[project]\nname = 'x'\n")
     assert load(inner).policy == "auto"
 
 
@@ -70,7 +83,7 @@ def test_only_the_nearest_pyproject_counts(tmp_path: Path) -> None:
     ],
 )
 def test_bad_pyproject(tmp_path: Path, content: str, words: str) -> None:
-    (tmp_path / "pyproject.toml").write_text(content)
+    write_pyproject(tmp_path, content)
     with pytest.raises(ConfigError) as caught:
         load(tmp_path)
     assert words in str(caught.value)
@@ -80,12 +93,123 @@ def test_bad_pyproject(tmp_path: Path, content: str, words: str) -> None:
 @pytest.mark.parametrize("on", [True, False])
 def test_the_socket_is_a_switch_too(tmp_path: Path, on: bool) -> None:
     assert load(tmp_path, top=on).top is on
-    (tmp_path / "pyproject.toml").write_text(f"[tool.umem]\ntop = {str(on).lower()}\n")
-    assert load(tmp_path).top is on
+    assert load(tmp_path, {"UMEM_TOP": "on" if on else "off"}).top is on
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "instead"),
+    [
+        ("torch_ext_cache", '"/elsewhere"', "UMEM_TORCH_EXT_CACHE or torch_ext_cache="),
+        ("torch-ext-cache", '"/elsewhere"', "UMEM_TORCH_EXT_CACHE or torch_ext_cache="),
+        ("trace", '"precious.jsonl"', "UMEM_TRACE or trace="),
+        ("trace", '"off"', "UMEM_TRACE or trace="),
+        ("top", '"./top.sock"', "UMEM_TOP or top="),
+        ("top", "true", "UMEM_TOP or top="),
+    ],
+)
+def test_no_pyproject_names_a_path(tmp_path: Path, key: str, value: str, instead: str) -> None:
+    """A file that came with a downloaded directory decides neither what is loaded nor written."""
+    path = write_pyproject(tmp_path, f"[tool.umem]\n{key} = {value}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"{key} in [tool.umem] of {path}: ")
+    assert f"use {instead}" in message
+
+
+def test_every_option_whose_value_is_a_path_is_known_as_one() -> None:
+    """A new one must not be taken from pyproject.toml either."""
+
+    def takes_a_path(option: options.Option) -> bool:
+        try:
+            return isinstance(option.parse("./a/b.jsonl"), Path)
+        except ValueError:
+            return False
+
+    assert [option.name for option in options.OPTIONS if takes_a_path(option)] == [
+        option.name for option in options.OPTIONS if option.is_path
+    ]
+
+
+MODES = [("file", 0o646), ("file", 0o664), ("folder", 0o757), ("folder", 0o1777), ("folder", 0o775)]
+
+
+@pytest.mark.parametrize(("part", "mode"), MODES)
+def test_a_pyproject_that_others_can_write_is_ignored_with_one_warning(
+    tmp_path: Path, part: str, mode: int, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(trust, "_is_private", lambda group, user: False)
+    path = write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n')
+    (path if part == "file" else tmp_path).chmod(mode)
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    assert load(inner).policy == load(tmp_path).policy == "auto"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for words in (str(path), "ignored", "can write", "chmod"):
+        assert words in record.getMessage()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_a_pyproject_of_another_user_is_ignored(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n')
+    os.chown(path if part == "file" else tmp_path, 12345, -1)
+    assert load(tmp_path).policy == "auto"
+    assert "belongs to user 12345" in caplog.text
+
+
+def test_the_warning_obeys_the_option_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n').chmod(0o666)
+    caplog.set_level(logging.WARNING, "umem")  # which also restores it
+    load(tmp_path, {"UMEM_LOG": "error"})
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("text", ["[project]\n", "[tool.umem", "x = " + "[" * 5000])
+def test_an_untrusted_pyproject_without_options_is_not_worth_a_word(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_pyproject(tmp_path, text).chmod(0o666)
+    assert load(tmp_path).policy == "auto"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("group", "members", "private"),
+    [
+        ("ann", [], True),
+        ("ann", ["ann"], True),
+        ("ann", ["ann", "bob"], False),
+        ("users", [], False),
+    ],
+)
+def test_a_group_of_ones_own_is_not_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, members: list[str], private: bool
+) -> None:
+    """Many systems give each user a group, and a umask with which that group may write."""
+    path = write_pyproject(tmp_path, '[tool.umem]\npolicy = "none"\n')
+    path.chmod(0o664)
+    owner = SimpleNamespace(pw_name="ann", pw_gid=path.stat().st_gid)
+    found = SimpleNamespace(gr_name=group, gr_mem=members)
+    monkeypatch.setattr(trust, "pwd", SimpleNamespace(getpwuid=lambda _: owner))
+    monkeypatch.setattr(trust, "grp", SimpleNamespace(getgrgid=lambda _: found))
+    assert load(tmp_path).policy == ("none" if private else "auto")
+    owner.pw_gid += 1  # not the group that the user's files have
+    assert load(tmp_path).policy == "auto"
+
+
+def test_a_pyproject_of_endless_nesting_is_a_clear_error(tmp_path: Path) -> None:
+    write_pyproject(tmp_path, "x = " + "[" * 5000)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path)
 
 
 def test_pyproject_takes_typed_values(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.umem]\nbudget = 1048576\nguard = true\n")
+    write_pyproject(tmp_path, "[tool.umem]\nbudget = 1048576\nguard = true\n")
     settings = load(tmp_path)
     assert settings.budget == Budget(bytes=MIB)
     assert settings.guard
@@ -243,3 +367,42 @@ def test_the_table_the_settings_and_the_call_agree() -> None:
 
 def test_the_cache_follows_xdg(tmp_path: Path) -> None:
     assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither HOME nor an entry in the table of users, as for `docker run --user 12345`."""
+
+    def none(_: object) -> object:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", none)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_without_a_home_the_cache_is_in_the_directory_for_temporary_files(
+    homeless: None, tmp_path: Path
+) -> None:
+    assert load(tmp_path).torch_ext_cache == tmp_path / f"umem-cache-{os.getuid()}"
+    assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")
+    assert load(tmp_path, torch_ext_cache="/d").torch_ext_cache == Path("/d")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UMEM_TORCH_EXT_CACHE", "~/cache"),
+        ("UMEM_TORCH_EXT_CACHE", "~nosuchuser/cache"),
+        ("UMEM_TRACE", "~nosuchuser/a.jsonl"),
+        ("UMEM_TOP", "~nosuchuser/a.sock"),
+    ],
+)
+def test_a_home_that_is_not_known_is_an_error_of_the_option(
+    homeless: None, tmp_path: Path, name: str, value: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {name: value})
+    home = value.partition("/")[0]
+    assert str(caught.value).startswith(f"{name}: {value!r}: the directory {home} is not known")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import logging
 import os
+import re
 import socket
 import stat
 import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from umem.base.stats import Stats
 from umem.cli import main
 from umem.errors import ConfigError, StateError
 from umem.monitor import server
@@ -86,19 +93,52 @@ def test_the_kernel_says_who_the_peer_is() -> None:
         assert server._user(one) == struct.unpack("3i", raw)[1] == os.getuid()
 
 
-@pytest.mark.parametrize("wrong", ["mode", "link", "file"])
-def test_a_directory_that_others_enter_is_refused(home: Path, wrong: str) -> None:
-    if wrong == "file":
+def squat(home: Path, how: str) -> None:
+    if how == "file":
         home.write_text("")
-    elif wrong == "link":
+    elif how == "link":
         real = home.parent / "real"
         real.mkdir(0o700)
         home.symlink_to(real)
-    else:
+    elif how == "mode":
         home.mkdir()
         home.chmod(0o750)
-    with pytest.raises(ConfigError, match=r"UMEM_TOP"):
-        server.start(True, about)
+    else:
+        home.mkdir(0o700)
+        os.chown(home, 12345, -1)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+SQUATS = ["mode", "link", "file", pytest.param("owner", marks=needs_root)]
+
+
+@pytest.mark.parametrize("how", SQUATS)
+def test_a_directory_that_others_enter_turns_only_the_socket_off(
+    home: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    squat(home, how)
+    server.start(True, about)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    for words in ("umem top", "off", str(home)):
+        assert words in record.getMessage()
+    assert server._server is None
+
+
+@pytest.mark.parametrize("how", SQUATS)
+def test_a_path_in_a_directory_that_others_enter_is_refused(home: Path, how: str) -> None:
+    squat(home, how)
+    with pytest.raises(ConfigError, match="UMEM_TOP"):
+        server.start(home / "x.sock", about)
+
+
+@pytest.mark.parametrize("how", SQUATS)
+def test_top_finds_nothing_in_a_directory_that_others_enter(
+    home: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    squat(home, how)
+    assert main(["top"]) == 2
+    assert str(home) in capsys.readouterr().err
 
 
 def test_a_stale_socket_is_replaced_and_a_live_one_is_not(home: Path) -> None:
@@ -169,12 +209,86 @@ def test_what_fails_inside_is_told(home: Path) -> None:
         server.ask(path)
 
 
+@contextlib.contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[Path]:
+    """A socket whose process answers each client with the same bytes."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed at the end, also while it answers
+            while True:
+                peer, _ = listening.accept()
+                with peer:
+                    peer.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield path
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+GOOD: dict[str, Any] = {
+    "umem": "0", "pid": 1, "program": "x", "time": 1.0, "device": "soft", "policy": "lru",
+    "allocator": "", "stats": {field.name: 0 for field in dataclasses.fields(Stats)},
+    "tags": {"param": {"blocks": 1, "bytes": 1, "resident_bytes": 0}},
+}  # fmt: skip
+ESCAPES = "\x1b[2J\x9b2J\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"[" * 200_000 + b"\n", "nested too deeply"),
+        (json.dumps(GOOD).encode(), "cut off"),
+        (b'{"a": 1\n', "not JSON"),
+        (b"x" * (2 << 20) + b"\n", "cut off"),
+        (b"[]\n", "is no answer of umem"),
+        ({"error": ESCAPES}, r"no statistics: \\x1b\[2J\\x9b2J\\r\\n"),
+        ({"error": {"a": ESCAPES}}, r"\\x1b"),
+        ({"pid": ESCAPES}, "is no answer of umem"),
+        ({"program": 3}, "is no answer of umem"),
+        ({"time": float("nan")}, "is no answer of umem"),
+        ({"stats": {}}, "is no answer of umem"),
+        ({"stats": {**GOOD["stats"], "steps": ESCAPES}}, "is no answer of umem"),
+        ({"stats": {**GOOD["stats"], "steps": 10**400}}, "is no answer of umem"),
+        ({"tags": {"param": {"blocks": 1}}}, "is no answer of umem"),
+        ({"tags": [1]}, "is no answer of umem"),
+    ],
+)
+def test_answers_that_cannot_be_are_told_without_control_characters(
+    tmp_path: Path, answer: bytes | dict[str, object], reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    if isinstance(answer, dict):
+        answer = json.dumps({**GOOD, **answer}).encode() + b"\n"
+    with answering(tmp_path / "x.sock", answer) as path:
+        assert main(["top", "--once", "--interval", "0.02", "--socket", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(reason, shown), shown
+    assert shown.removesuffix("\n").isprintable()
+
+
+def test_the_texts_of_an_answer_are_shown_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil: dict[str, object] = dict.fromkeys(("program", "device", "policy", "allocator"), ESCAPES)
+    evil["tags"] = {ESCAPES: {"blocks": 1, "bytes": 1, "resident_bytes": 0}}
+    with answering(tmp_path / "x.sock", json.dumps({**GOOD, **evil}).encode() + b"\n") as path:
+        assert main(["top", "--once", "--interval", "0.02", "--socket", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert sum(r"\x1b[2J\x9b2J\r\n" in line for line in lines) == 3
+
+
 def test_a_child_does_not_keep_its_parents_socket(home: Path) -> None:
     """Nor takes its name away; and a killed parent leaves a socket that is found to be stale."""
     code = """
         import os, signal, sys, time
         from umem.monitor import server
-        server.start(True, lambda: {})
+        server.start(True, lambda: {"device": "", "policy": "", "allocator": ""})
         path = server._server.path
         child = os.fork()
         if child == 0:

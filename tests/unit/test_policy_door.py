@@ -127,7 +127,9 @@ def test_options_take_a_place_but_not_from_a_directorys_file(tmp_path: Path) -> 
     assert load(environ={"UMEM_POLICY": "a:plan"}, directory=tmp_path).policy == "a:plan"
     given = Object()
     assert load({"policy": given}, directory=tmp_path).policy is given
-    (tmp_path / "pyproject.toml").write_text('[tool.umem]\npolicy = "a.py:plan"\n')
+    path = tmp_path / "pyproject.toml"
+    path.write_text('[tool.umem]\npolicy = "a.py:plan"\n')
+    path.chmod(0o644)  # whatever the umask: one that others can write is ignored
     with pytest.raises(ConfigError, match="names code to load; allowed: a policy's name here"):
         load(directory=tmp_path)
     with pytest.raises(ConfigError, match=r"budget=: .* is a Object"):

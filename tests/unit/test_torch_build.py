@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from umem.base import trust
 from umem.errors import NotSupportedError
 from umem.integrations.torch import build
 
@@ -232,10 +234,127 @@ def test_a_file_that_is_no_extension_is_a_clear_error(
     monkeypatch.delitem(sys.modules, build.NAME, raising=False)
     monkeypatch.setattr(build, "_source_dir", lambda _dirs: project.sources)
     broken = project.find_or_build(project.compiler())
-    broken.write_bytes(b"not a library")
+    broken.write_bytes(b"not a library" + build.seal(b"not a library"))
     with pytest.raises(NotSupportedError, match="cannot be loaded"):
         build.load(project.cache, package_dirs=[project.package])
     assert build.NAME not in sys.modules
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    changed = {
+        "empty": b"",
+        "cut off": content[:-1],
+        "longer": content + b"x",
+        "other bytes": b"x" + content,
+        "no digest": content.partition(b"\numem sha256 ")[0],
+    }
+    path.write_bytes(changed[how])
+
+
+DAMAGES = ["empty", "cut off", "longer", "other bytes", "no digest"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_extension_in_the_cache_is_built_again(project: Project, how: str) -> None:
+    """Loading a file that is cut off would end the process by SIGBUS."""
+    cxx = project.compiler()
+    built = project.find_or_build(cxx)
+    whole = built.read_bytes()
+    damage(built, how)
+    log: list[str] = []
+    assert project.find_or_build(cxx, log) == built
+    assert built.read_bytes() == whole
+    assert f"{built} is incomplete or damaged" in log[0]
+    assert project.find_or_build("no-such-compiler") == built
+
+
+def test_a_damaged_extension_of_the_installation_is_passed_over(project: Project) -> None:
+    cxx = project.compiler()
+    installed = build.build(
+        project.package, package_dirs=[project.package], sources=project.sources, cxx=cxx
+    )
+    damage(installed, "cut off")
+    assert project.find_or_build(cxx).parent == project.cache
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_cache_that_others_can_write_is_refused(
+    project: Project, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setattr(trust, "_is_private", lambda group, user: False)
+    project.cache.mkdir()
+    project.cache.chmod(mode)
+    with pytest.raises(NotSupportedError) as caught:
+        project.find_or_build(project.compiler())
+    for words in (str(project.cache), "can write", "chmod", "UMEM_TORCH_EXT_CACHE"):
+        assert words in str(caught.value)
+    assert project.calls == []
+    project.cache.chmod(0o700)
+    project.find_or_build(project.compiler())
+    project.cache.chmod(mode)  # what is there already is not taken either
+    with pytest.raises(NotSupportedError, match="can write"):
+        project.find_or_build("no-such-compiler")
+
+
+@pytest.mark.parametrize("mode", [0o757, 0o775])
+def test_an_extension_that_others_can_write_is_refused(
+    project: Project, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setattr(trust, "_is_private", lambda group, user: False)
+    built = project.find_or_build(project.compiler())
+    built.chmod(mode)
+    with pytest.raises(NotSupportedError, match="can write") as caught:
+        project.find_or_build("no-such-compiler")
+    assert f"{built} is not used" in str(caught.value)
+    assert "delete it" in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("part", ["cache", "link to the cache", "extension"])
+def test_what_belongs_to_another_user_is_refused(project: Project, part: str) -> None:
+    built = project.find_or_build(project.compiler())
+    if part == "link to the cache":
+        project.cache.rename(project.root / "real")
+        project.cache.symlink_to(project.root / "real")
+        assert project.find_or_build("no-such-compiler") == built  # one's own link is fine
+        os.chown(project.cache, 12345, -1, follow_symlinks=False)
+    else:
+        os.chown(project.cache if part == "cache" else built, 12345, -1)
+    with pytest.raises(NotSupportedError, match="belongs to user 12345"):
+        project.find_or_build("no-such-compiler")
+
+
+def test_what_is_built_is_for_its_owner_whatever_the_umask(project: Project) -> None:
+    old = os.umask(0)
+    try:
+        built = project.find_or_build(project.compiler())
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(project.cache.stat().st_mode) == 0o700
+    assert all(path.stat().st_mode & 0o022 == 0 for path in project.cache.iterdir())
+    assert project.find_or_build("no-such-compiler") == built
+
+
+def test_the_lock_and_the_log_follow_no_links(project: Project) -> None:
+    precious = project.root / "precious"
+    precious.write_text("precious")
+    failing = project.compiler('#!/bin/sh\necho "error: no luck"; exit 1\n')
+    with pytest.raises(NotSupportedError, match="no luck"):
+        project.find_or_build(failing)
+    (log,) = project.cache.glob("*.log")
+    (lock,) = project.cache.glob("*.lock")
+    log.unlink()
+    log.symlink_to(precious)
+    with pytest.raises(NotSupportedError, match="no luck"):
+        project.find_or_build(failing)
+    assert precious.read_text() == "precious"
+    assert "no luck" in log.read_text()
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(NotSupportedError, match=lock.name):
+        project.find_or_build(failing)
+    assert precious.read_text() == "precious"
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

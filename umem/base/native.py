@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ..errors import NotSupportedError
+from .interpreter import SubInterpreterError
 from .version import __version__
 
 try:
     from .. import _core as core
+except SubInterpreterError as error:
+    raise NotSupportedError(str(error)) from error
 except ImportError as error:
     raise NotSupportedError(
         f"umem's native core cannot be loaded ({error}); install the package with "

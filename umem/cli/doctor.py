@@ -179,7 +179,8 @@ def _extension() -> Facts:
 
     cache = load().torch_ext_cache
     folders = (*build.own_dirs(), cache)
-    built = [path for folder in folders for path in folder.glob(EXTENSION)]
+    found = [path for folder in folders for path in folder.glob(EXTENSION)]
+    built = [path for path in found if build.is_whole(path)]
     return {
         "built": [str(path) for path in built],
         "cache": str(cache),

@@ -27,6 +27,11 @@ class Option:
         """The option's name on the command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def is_path(self) -> bool:
+        """Whether it names a file or directory, which no pyproject.toml may."""
+        return self.kind in ("path", "file", "socket")
+
 
 _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
@@ -120,7 +125,8 @@ OPTIONS = (
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
         "a directory",
         "Where the built extension for the installed torch is kept. The default follows "
-        "`XDG_CACHE_HOME`.",
+        "`XDG_CACHE_HOME`; a user without a home has `umem-cache-UID` in the directory for "
+        "temporary files. No other user may be able to write to it.",
     ),
     Option(
         "trace", "UMEM_TRACE", "file", parsers.parse_trace, "off",

@@ -91,15 +91,19 @@ def parse_device(text: str) -> Device:
 
 
 def parse_path(text: str) -> Path:
-    """Parse the path of a directory; `~` is the home directory."""
-    return Path(text).expanduser()
+    """Parse a path; `~` is the home directory."""
+    path = Path(text)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user, or this one has no entry and HOME is not set
+        raise ValueError(f"the directory {path.parts[0]} is not known") from None
 
 
 def parse_trace(text: str) -> Path | None:
     """Parse the name of a trace file; None stands for `off`."""
     if text.strip().lower() == "off":
         return None
-    path = Path(text).expanduser()
+    path = parse_path(text)
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise ValueError(f"{text!r} ends neither in .jsonl nor in .jsonl.gz")
     return path
@@ -111,7 +115,7 @@ def parse_top(text: str) -> bool | Path:
         return parse_switch(text)
     except ValueError:
         if "/" in text:
-            return Path(text).expanduser()
+            return parse_path(text)
         raise
 
 

@@ -1,23 +1,30 @@
 """The sources of option values, and the only reader of the environment.
 
 A value comes from the first of: the call or the command line, the environment, `[tool.umem]` of the
-nearest pyproject.toml at or above the working directory, the default.
+nearest pyproject.toml at or above the working directory, the default. That file may have come with
+a downloaded directory, or be another user's: it is ignored if others can write it, and never says
+which code is loaded or which files are written.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..base import log, trust
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, did_you_mean
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
-from .parsers import Budget, Device
+from .parsers import Budget, Device, parse_path
+
+_log = logging.getLogger("umem")
+_ignored: set[Path] = set()  # files of options that the user was told about
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,10 @@ def load(
         ConfigError: unknown name or bad value; the message says where it is and what is allowed.
     """
     environ = os.environ if environ is None else environ
+    file = _read_pyproject(directory)
     layers = [
         _from_defaults(environ),
-        _from_pyproject(directory),
+        _from_pyproject(file),
         _from_environment(environ),
         _from_call(given or {}, flags),
     ]
@@ -76,6 +84,10 @@ def load(
             text = isinstance(value, str)
             parsed[option.name] = parse(option, origin, str(value)) if text else value
             origins[option.name] = origin
+    if file.table and file.doubt and file.path not in _ignored:
+        _ignored.add(file.path)
+        log.set_up(parsed["log"])
+        _log.warning("%s is ignored, with its [tool.umem]: %s", file.path, file.doubt)
     return Settings(**parsed, origins=origins)
 
 
@@ -207,9 +219,21 @@ def _is_ours(name: str) -> bool:
 def _from_defaults(environ: Mapping[str, str]) -> _Layer:
     for option in OPTIONS:
         text = option.default
-        if option.name == "torch_ext_cache" and environ.get("XDG_CACHE_HOME"):
-            text = str(Path(environ["XDG_CACHE_HOME"]) / "umem")
+        if option.name == "torch_ext_cache":
+            text = _default_cache(environ, text)
         yield option, f"{option.name} (default)", text
+
+
+def _default_cache(environ: Mapping[str, str], usual: str) -> str:
+    if xdg := environ.get("XDG_CACHE_HOME"):
+        return str(Path(xdg) / "umem")
+    try:
+        parse_path(usual)
+    except ValueError:  # no home: a directory that is refused if it turns out to be another user's
+        import tempfile
+
+        return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
+    return usual
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:
@@ -232,21 +256,48 @@ def _from_call(given: Mapping[str, object], flags: bool) -> _Layer:
             yield option, origin, _text(option, origin, value) if is_text else value
 
 
-def _from_pyproject(directory: Path | None) -> _Layer:
-    path = _nearest_pyproject(directory)
-    if path is None:
+class _Pyproject(NamedTuple):
+    """A pyproject.toml with its [tool.umem], and why that is not to be trusted; "" if it is."""
+
+    path: Path
+    table: Mapping[str, object]
+    doubt: str
+
+
+def _from_pyproject(file: _Pyproject) -> _Layer:
+    if file.doubt:
         return
-    for key, value in _read_table(path).items():
-        option = _settable(key.replace("-", "_"), f"[tool.umem] of {path}")
-        origin = f"{key} in [tool.umem] of {path}"
+    for key, value in file.table.items():
+        option = _settable(key.replace("-", "_"), f"[tool.umem] of {file.path}")
+        origin = f"{key} in [tool.umem] of {file.path}"
+        if option.is_path:
+            raise ConfigError(
+                f"{origin}: a pyproject.toml may not name a file or directory, because it can come "
+                f"from someone else; use {option.env} or {option.name}="
+            )
         text = _text(option, origin, value)
         if option.kind == "policy" and ":" in text:
-            # A file that came with a downloaded directory must not decide which code runs.
             raise refusal(
                 option, origin, f"{text!r} names code to load",
                 "a policy's name here; code by umem.enable(policy=...), --policy or UMEM_POLICY",
             )  # fmt: skip
         yield option, origin, text
+
+
+def _read_pyproject(directory: Path | None) -> _Pyproject:
+    """Read the nearest file; an empty table if there is none, or another user's is malformed."""
+    path = _nearest_pyproject(directory)
+    if path is None:
+        return _Pyproject(Path(), {}, "")
+    doubt = trust.doubt(path)
+    if not doubt and (of_folder := trust.doubt(path.parent)):
+        doubt = f"of its directory: {of_folder}"
+    try:
+        return _Pyproject(path, _umem_table(path), doubt)
+    except ConfigError:
+        if doubt:
+            return _Pyproject(path, {}, doubt)
+        raise
 
 
 def _nearest_pyproject(directory: Path | None) -> Path | None:
@@ -258,14 +309,14 @@ def _nearest_pyproject(directory: Path | None) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read_table(path: Path) -> dict[str, object]:
+def _umem_table(path: Path) -> dict[str, object]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read for [tool.umem]: {error}") from None
     tool = document.get("tool", {})
     table = tool.get("umem", {}) if isinstance(tool, dict) else {}

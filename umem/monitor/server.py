@@ -27,6 +27,7 @@ from ..base.version import __version__
 from ..config import settings
 from ..config.options import BY_NAME
 from ..errors import ConfigError, StateError
+from . import answer
 
 _log = logging.getLogger("umem")
 
@@ -47,19 +48,26 @@ def directory() -> Path:
 def start(top: bool | Path, about: Callable[[], dict[str, str]]) -> None:
     """Start serving, if the option `top` says so, until `stop`.
 
+    Without a path, a directory that another user made or can enter is a warning: it must not keep
+    umem from starting.
+
     Args:
         about: returns facts about the session that each answer contains.
 
     Raises:
-        ConfigError: the path is in use or cannot be created, or others can enter its directory.
+        ConfigError: the path that was given is in use or cannot be created, or others can enter its
+            directory.
     """
     global _server
     if top is False:
         return
     try:
-        _server = Server(None if top is True else top, about)
-    except OSError as error:
-        raise _refusal(f"{error.filename or top}: {error.strerror or error}") from None
+        _server = _make(None if top is True else top, about)
+    except ConfigError as error:
+        if top is not True:
+            raise
+        _log.warning("umem top is off for this process: %s", error)
+        return
     atexit.register(stop)
     _log.info("umem top %d shows this process (%s)", os.getpid(), _server.path)
 
@@ -81,6 +89,13 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _make(path: Path | None, about: Callable[[], dict[str, str]]) -> Server:
+    try:
+        return Server(path, about)
+    except OSError as error:
+        raise _refusal(f"{error.filename or path}: {error.strerror or error}") from None
 
 
 class Server:
@@ -163,21 +178,20 @@ def ask(path: Path) -> dict[str, Any]:
             mine.connect(str(path))
             if _user(mine) not in (os.getuid(), 0) and os.getuid() != 0:
                 raise StateError(f"{path} belongs to another user; umem top shows only your own")
-            with mine.makefile("rb") as answer:
-                line = answer.readline()
-        figures = json.loads(line) if line.endswith(b"\n") else None
-    except (OSError, ValueError) as error:
+            with mine.makefile("rb") as stream:
+                line = stream.readline(answer.MAX_BYTES)
+    except OSError as error:
         raise StateError(f"{path}: no answer ({error}); is the process still running?") from None
-    if not isinstance(figures, dict) or "error" in figures:
-        what = figures.get("error") if isinstance(figures, dict) else "it was cut off"
-        raise StateError(f"{path}: no statistics: {what}")
-    return figures
+    try:
+        return answer.parse(line)
+    except ValueError as error:
+        raise StateError(f"{path}: no statistics: {error}") from None
 
 
 def running() -> list[Path]:
     """Return the sockets of this user's processes that answer, oldest first; remove the others."""
     folder = directory()
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return []
     _check_private(folder)
     remove_stale(folder)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.units import format_bytes
+from .answer import plain
 
 _BAR = 30
+_MIN_S = 1e-3  # shorter times, which a peer could claim, give no rate
 Sample = Mapping[str, Any]  # as umem/monitor/server.py sends it
 
 
@@ -21,7 +23,7 @@ def view(now: Sample, before: Sample | None) -> dict[str, Any]:
     seconds = now["time"] - before["time"] if before is not None and earlier is not None else 0.0
 
     def rate(name: str) -> float | None:
-        if earlier is None or seconds <= 0:
+        if earlier is None or seconds < _MIN_S:
             return None
         return float(max(0, stats[name] - earlier[name]) / seconds)
 
@@ -45,8 +47,8 @@ def render(view: Mapping[str, Any]) -> str:
     """Format the view for a terminal, without control characters."""
     stats = view["stats"]
     lines = [
-        f"umem top: pid {view['pid']}  {_plain(view['program'])}",
-        f"device {view['device']}, policy {view['policy']}, {stats['steps']} steps"
+        f"umem top: pid {view['pid']}  {plain(view['program'])}",
+        f"device {plain(view['device'])}, policy {plain(view['policy'])}, {stats['steps']} steps"
         f"{_a_second(view['steps_per_s'], '.2f')}",
         "",
         f"resident  {_bar(stats['resident_bytes'], stats['budget_bytes'])}",
@@ -74,7 +76,7 @@ def _largest(tags: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Mapping[s
 def _row(name: str, row: Mapping[str, int]) -> str:
     away = row["bytes"] - row["resident_bytes"]
     sizes = (format_bytes(count) for count in (row["bytes"], row["resident_bytes"], away))
-    return f"{name:<12}{row['blocks']:>8}" + "".join(f"{size:>14}" for size in sizes)
+    return f"{plain(name):<12}{row['blocks']:>8}" + "".join(f"{size:>14}" for size in sizes)
 
 
 def _bar(count: int, limit: int) -> str:
@@ -104,8 +106,3 @@ def _plan(share: float | None, stats: Mapping[str, int]) -> str:
         return "no plan in use"
     total = stats["plan_hits"] + stats["plan_misses"]
     return f"{100 * share:.1f} % of ops as planned ({stats['plan_hits']} of {total} in total)"
-
-
-def _plain(text: str) -> str:
-    """Replace characters that could control the terminal: the program chose its own name."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -195,13 +194,3 @@ def _check_name(settings: Settings, name: str, value: str, known: list[str]) -> 
     if value not in known:
         reason = f"there is no {value!r}{did_you_mean(value, known)}"
         raise refusal(BY_NAME[name], settings.origins[name], reason, ", ".join(known))
-
-
-def set_up_log(level: str) -> None:
-    """Let umem's messages from `level` on reach stderr, where the program says nothing else."""
-    log = logging.getLogger("umem")
-    log.setLevel(level.upper())
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("umem: %(message)s"))
-        log.addHandler(handler)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ..base import log as log_output
 from ..base.stats import Stats
 from ..config.settings import Settings, difference, load
 from ..errors import ConfigError, StateError
@@ -129,7 +130,7 @@ def enable(
             if _session.settings != settings:
                 raise StateError(difference(_session.settings, settings))
             return Session(settings, owner=False, attached=_session.attached)
-        resolve.set_up_log(settings.log)
+        log_output.set_up(settings.log)
         planning = resolve.planning_policy(settings)  # first: what fails to load leaves umem off
         _session = Session(settings, owner=True, attached=_attach(settings))
         _start_steps(settings, planning)

@@ -5,6 +5,7 @@ Native code calls `Driver.step_ended` at the end of each step, and executes plan
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
@@ -39,6 +40,7 @@ _SETTLED = 4  # steps in a row that went by a plan, after which no more are reco
 _TRIES = 16  # plans in a row that no step went by, after which only
 _EVERY = 100  # one step in so many is planned
 _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
 _SHOWN = 3  # problems of a plan that are logged
 _NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
 
@@ -330,12 +332,20 @@ def _budget() -> int:
     return core.stats()["budget_bytes"]
 
 
-def _open(settings: Settings, path: Path) -> TraceFile:
+def _open(settings: Settings, path: Path) -> TraceFile | None:
+    """Open the trace; on a full disk warn and return None, because only the trace needs the space.
+
+    Raises:
+        ConfigError: the file cannot be written for another reason.
+    """
     from ..trace.file_recorder import TraceFile
 
     try:
         return TraceFile(path, _header)
     except OSError as error:
+        if error.errno in _FULL:
+            _log.warning("the trace %s is not written: %s", path, error.strerror)
+            return None
         origin, reason = settings.origins["trace"], f"{path}: {error.strerror or error}"
         allowed = "a file in a directory that can be written"
         raise refusal(BY_NAME["trace"], origin, reason, allowed) from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +35,7 @@ class TraceFile:
         header: called when the first events are written.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a pipe that no program reads.
         StateError: umem is off.
     """
 
@@ -47,13 +49,15 @@ class TraceFile:
         self._closed = False
         self._dropped = 0
         self._process = os.getpid()
-        self._raw = path.open("wb", buffering=0)
-        packed = path.suffix == ".gz"
-        self._out: IO[bytes] = (
-            gzip.GzipFile("", "wb", compresslevel=3, fileobj=self._raw, mtime=0)  # type: ignore[assignment]
-            if packed
-            else self._raw
-        )
+        self._ended = False  # by an error
+        self._raw = _open(path)
+        self._out: IO[bytes] = self._raw
+        if path.suffix == ".gz":
+            try:  # writes the first bytes
+                self._out = gzip.GzipFile("", "wb", compresslevel=3, fileobj=self._raw, mtime=0)  # type: ignore[assignment]
+            except OSError:
+                self._raw.close()
+                raise
         self._header: Callable[[], Header] | None = header
         core.record_start("file")
         os.register_at_fork(after_in_child=self._let_go)
@@ -75,7 +79,10 @@ class TraceFile:
         self._thread.join()
         self._write(last=True)
         self._core.record_stop("file")
-        self._out.close()
+        try:
+            self._out.close()
+        except OSError as error:
+            self._end(error)
         self._raw.close()
 
     def _run(self) -> None:
@@ -89,6 +96,8 @@ class TraceFile:
 
     def _write(self, last: bool) -> None:
         with self._lock:
+            if self._ended:
+                return
             lines, dropped = self._core.record_lines("file", last)
             if dropped and not self._dropped:
                 _log.warning(
@@ -101,8 +110,14 @@ class TraceFile:
                 self._out.write(self._first_line() + lines)
                 self._out.flush()
             except OSError as error:
-                self._core.record_stop("file")
-                _log.warning("the trace %s ends here: %s", self.path, error)
+                self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        """Record no more, because the file cannot be written any more; say so once."""
+        if not self._ended:
+            self._ended = True
+            self._core.record_stop("file")
+            _log.warning("the trace %s ends here: %s", self.path, error)
 
     def _first_line(self) -> bytes:
         if self._header is None:
@@ -119,3 +134,16 @@ class TraceFile:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._raw.fileno())
         os.close(nowhere)
+
+
+def _open(path: Path) -> FileIO:
+    """Open the file for writing, without waiting for the reader of a pipe."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "no program reads this pipe", str(path)) from None
+        raise
+    os.set_blocking(file, True)
+    return FileIO(file, "wb")

@@ -91,6 +91,8 @@ def _lines(path: Path, partial: bool) -> Iterator[bytes]:
         raise TraceError(f"{path}:{number}: the gzip data is damaged: {error}") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
+    except TraceError:  # a ValueError as well
+        raise
     except ValueError as error:  # a path with a zero character
         raise TraceError(f"{path!s}: {error}") from None
 

@@ -17,6 +17,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -35,6 +36,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _CUDART_VERSION = re.compile(r"^#define CUDART_VERSION\s+(\d+)", re.MULTILINE)
 _LOG_LINES = 6
+_SEAL = b"\numem sha256 "
 _COMPILER_BYTES = 2 << 30  # of host memory for each compiler: torch's headers are large
 _PACKAGE = Path(__file__).resolve().parents[2]  # umem/
 
@@ -56,7 +58,8 @@ def find_or_build(
 ) -> Path:
     """Return the extension for this torch: the installed one, a cached one, or a new build.
 
-    Two processes that need it at the same time build it once: the second waits for the first.
+    Two processes that need it at the same time build it once: the second waits for the first. A
+    file that is not whole is built again: loading it could end the process.
 
     Args:
         cache_dir: where built extensions are kept; None is `~/.cache/umem`.
@@ -68,23 +71,29 @@ def find_or_build(
 
     Raises:
         NotSupportedError: torch, a compiler, the sources or libumem.so are missing, the extension
-            does not compile, or the cache cannot be written.
+            does not compile, the cache cannot be written, or another user can write to it.
     """
     dirs = list(package_dirs) if package_dirs is not None else own_dirs()
     source_dir = sources or _source_dir(dirs)
-    cache = cache_dir or Path.home() / ".cache" / "umem"
+    cache = cache_dir or _home() / ".cache" / "umem"
     # An extension that was built with CUDA's headers also works where they are missing.
-    for with_cuda in [True, False] if _torch().version.cuda else [False]:
-        file_name = _file_name(key(source_dir, with_cuda))
-        for directory in [*dirs, cache]:
-            if (directory / file_name).is_file():
-                return directory / file_name
-        if with_cuda and cuda_problem() is None:
-            break
+    kinds = [True, False] if _torch().version.cuda else [False]
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        for with_cuda in kinds:
+            file_name = _file_name(key(source_dir, with_cuda))
+            installed = next(filter(is_whole, (folder / file_name for folder in dirs)), None)
+            if installed is not None:
+                return installed
+            if _is_usable(cache / file_name):
+                return cache / file_name
+            if with_cuda and cuda_problem() is None:
+                break
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_cache(cache)
         with _locked(cache / f"{file_name}.lock", log):
-            if not (cache / file_name).is_file():
+            if not _is_usable(cache / file_name):
+                if (cache / file_name).exists():
+                    log(f"{cache / file_name} is incomplete or damaged")
                 torch_version = _torch().__version__
                 log(
                     f"building the torch extension for torch {torch_version} "
@@ -109,9 +118,10 @@ def build(
 ) -> Path:
     """Compile and link the extension into `out_dir`, and return its path.
 
-    The file appears there complete or not at all. On a compile error the whole log is written next
-    to it. `jobs` is the number of compilers at a time; None: as many as the machine has cores and
-    memory for. The other arguments, and the errors, are those of `find_or_build`.
+    The file appears there complete or not at all, and ends in a digest of its contents, by which
+    later damage is found. On a compile error the whole log is written next to it. `jobs` is the
+    number of compilers at a time; None: as many as the machine has cores and memory for. The other
+    arguments, and the errors, are those of `find_or_build`.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -133,13 +143,63 @@ def build(
             for unit, obj in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=jobs or _default_jobs()) as pool:
-            _check(list(pool.map(_run, commands)), log_path)
+            _check(list(pool.map(_run, commands)), Path(work), log_path)
         linked = Path(work) / target.name
         link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir, with_cuda)]
-        _check([_run([*link, "-o", str(linked)])], log_path)
+        _check([_run([*link, "-o", str(linked)])], Path(work), log_path)
+        with linked.open("ab") as file:
+            file.write(seal(linked.read_bytes()))
+        linked.chmod(stat.S_IMODE(linked.stat().st_mode) & ~0o022)
         linked.replace(target)
     log_path.unlink(missing_ok=True)
     return target
+
+
+def seal(content: bytes) -> bytes:
+    """Return the end of an extension with this content: its digest, which the loader ignores.
+
+    In the file itself, so that both are replaced at once.
+    """
+    return _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether the extension exists and is as it was built."""
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    content = data.rpartition(_SEAL)[0]
+    return data == content + seal(content)
+
+
+def _is_usable(path: Path) -> bool:
+    """Return whether the extension of a cache exists and is whole.
+
+    Raises:
+        NotSupportedError: another user can write to it or to the cache.
+    """
+    from ...base import trust
+
+    if not path.exists():
+        return False
+    _check_cache(path.parent)
+    if doubt := trust.doubt(path):
+        raise _not_supported(
+            f"the torch extension {path} is not used, because {doubt}; delete it, so that it is "
+            "built again"
+        )
+    return is_whole(path)
+
+
+def _check_cache(cache: Path) -> None:
+    from ...base import trust
+
+    if doubt := trust.doubt(cache):
+        raise _not_supported(
+            f"the cache directory {cache} for the torch extension is not used, because {doubt}: "
+            "what is in it becomes part of the program; set UMEM_TORCH_EXT_CACHE to a directory of "
+            "your own that no other user can write to"
+        )
 
 
 def load(
@@ -338,12 +398,14 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _check(results: Sequence[subprocess.CompletedProcess[str]], log_path: Path) -> None:
+def _check(results: Sequence[subprocess.CompletedProcess[str]], work: Path, log_path: Path) -> None:
     failed = [result for result in results if result.returncode != 0]
     if not failed:
         return
     text = "\n".join(f"$ {shlex.join(r.args)}\n{r.stdout}" for r in failed)
-    log_path.write_text(text)
+    log = work / "log"
+    log.write_text(text)
+    log.replace(log_path)  # writing to it would follow a link
     lines = [line for r in failed for line in r.stdout.splitlines() if "error" in line.lower()]
     shown = "\n".join((lines or failed[0].stdout.splitlines())[:_LOG_LINES])
     raise _not_supported(
@@ -356,13 +418,16 @@ def _check(results: Sequence[subprocess.CompletedProcess[str]], log_path: Path) 
 @contextlib.contextmanager
 def _locked(path: Path, log: Log) -> Iterator[None]:
     """Hold the file lock `path`, which the kernel releases if the process dies."""
-    with path.open("w") as file:
+    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             log("another process is building the torch extension; waiting for it ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
 def own_dirs() -> list[Path]:
@@ -394,6 +459,16 @@ def _library_dir(package_dirs: Sequence[Path]) -> Path:
         f"{LIBRARY} is not in {', '.join(map(str, package_dirs))}; install umem with "
         "`pip install .` in its source tree"
     )
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise _not_supported(
+            "this user has no home directory for the cache of the torch extension; set HOME, or "
+            "UMEM_TORCH_EXT_CACHE to a directory"
+        ) from None
 
 
 def _torch() -> Any:

@@ -59,10 +59,11 @@ def read_header(path: Path) -> dict[str, FileTensor]:
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            twice = next(key for key in made if sum(key == other for other, _ in pairs) > 1)
-            raise CheckpointError(f"{path}: {twice!r} is in the header twice")
+        made: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in made:
+                raise CheckpointError(f"{path}: {name!r} is in the header twice")
+            made[name] = value
         return made
 
     try:
