@@ -36,6 +36,39 @@ def test_fork_twice_with_live_tensors() -> None:
     assert (code, out, err) == (0, "True True\n", "")
 
 
+def test_a_child_can_compute_whatever_the_parents_threads_were_at() -> None:
+    """The parent forks while other threads run their first ops, for which torch takes a lock."""
+    code, out, err = program.run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        def op():
+            torch.ones(4).add_(1)
+        def run(function):
+            thread = threading.Thread(target=function)
+            thread.start(); thread.join()
+        def keep_starting():
+            while True: run(op)
+        for _ in range(3): threading.Thread(target=keep_starting, daemon=True).start()
+        def hangs():
+            pid = os.fork()
+            if pid == 0:
+                run(op)
+                os._exit(0)
+            end = time.monotonic() + 15
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
+                    return True
+                time.sleep(0.001)
+            return False
+        print(any(hangs() for _ in range(60)), umem.stats().hook_errors, flush=True)
+        os._exit(0)
+        """
+    )
+    assert (code, out, err) == (0, "False 0\n", "")
+
+
 def test_spawned_children_enable_for_themselves() -> None:
     code, out, err = program.run(
         """
