@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "base/process_limits.h"
 #include "soft/entries.h"
 #include "soft/fault_handler.h"
 #include "soft/interpose.h"
@@ -251,9 +253,19 @@ bool is_worth_another_try(std::size_t page) {
   return ++t_patience.faults < kPatience;
 }
 
+// The last line before the process ends.
+void say_refused() {
+  char reason[160], line[240];
+  const char* why = g_device->pager.space().refused()
+                        ? describe_reached_limit(reason, sizeof reason)
+                        : "no frame can be taken from another page";
+  const int n =
+      std::snprintf(line, sizeof line, "umem: a managed page cannot be mapped: %s\n", why);
+  [[maybe_unused]] const ssize_t written =
+      ::write(STDERR_FILENO, line, std::min(static_cast<std::size_t>(n), sizeof line - 1));
+}
+
 bool handle_fault_locked(std::uintptr_t address) {
-  static constexpr char kRefused[] =
-      "umem: a managed page cannot be mapped: raise vm.max_map_count, or use a smaller budget\n";
   if (!g_device) return false;
   const std::size_t page = g_device->pager.space().page_of(address);
   if (!g_device->pager.page(page).allocated) return false;
@@ -267,7 +279,7 @@ bool handle_fault_locked(std::uintptr_t address) {
     case Pager::Fault::kRefused:
       break;
   }
-  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kRefused, sizeof kRefused - 1);
+  say_refused();
   return false;
 }
 

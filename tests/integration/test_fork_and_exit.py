@@ -180,3 +180,22 @@ def test_faulthandler_afterwards() -> None:
         TEST_POLICY="none",
     )
     assert (code, out, err) == (0, "True\n", "")
+
+
+def test_the_limit_that_refuses_memory_is_named() -> None:
+    code, out, err = program.run(
+        """
+        import resource
+        umem.set_budget("64MiB")
+        tensors = blocks(12)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, hard))
+        try:
+            torch.empty(4 * MIB)
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        print("RLIMIT_DATA (ulimit -d) is 256 MiB" in text, intact(tensors))
+        """
+    )
+    assert (code, out, err) == (0, "True True\n", "")

@@ -757,6 +757,45 @@ def set_of(view: memoryview, page: int) -> set[int]:
     return set(bytes(view[page * PAGE : (page + 1) * PAGE]))
 
 
+# --- limits of the process -----------------------------------------------------------------------
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
+
+
+def test_mappings_are_bounded_by_what_is_resident(driver: Driver) -> None:
+    before = mappings()
+    result, ptr = driver.calls.cuMemAllocManaged(600 * PAGE, GLOBAL)
+    assert result == SUCCESS
+    for page in random.Random(3).sample(range(600), 300):
+        driver.calls.touch(ptr + page * PAGE, PAGE)
+    assert mappings() < before + 8 * FRAMES
+    assert driver.calls.cuMemFree(ptr) == SUCCESS
+    assert mappings() < before + 4 * FRAMES
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_that_is_reached_is_named_and_harms_nothing(limit: str) -> None:
+    done = run_python(
+        PREAMBLE
+        + f"""
+import resource
+for page in range(32): d.store(ptr + page * (2 << 20), b"page%02d" % page)
+_, hard = resource.getrlimit(resource.{limit})
+resource.setrlimit(resource.{limit}, (256 << 20, hard))
+refused = [d.cuMemPrefetchAsync(ptr + page * (2 << 20), 2 << 20, (1, 0), 0, 0) for page in range(8)]
+resource.setrlimit(resource.{limit}, (hard, hard))
+print(set(refused), all(d.load(ptr + page * (2 << 20), 6) == b"page%02d" % page
+                        for page in range(32)), flush=True)
+resource.setrlimit(resource.{limit}, (256 << 20, hard))
+d.touch(ptr, 64 << 20)
+"""
+    )
+    assert (done.returncode, done.stdout) == (-11, "{304} True\n"), done.stderr
+    assert done.stderr.startswith("umem: a managed page cannot be mapped: " + limit), done.stderr
+
+
 # --- any sequence keeps the bytes ----------------------------------------------------------------
 
 ACTIONS = st.lists(
