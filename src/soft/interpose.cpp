@@ -174,21 +174,31 @@ sighandler_t signal_(int number, sighandler_t handler) {
   chain_sigaction(&action, &previous);
   return previous.sa_handler;
 }
-// Python asks for a module's PyInit function right after loading the module. A tail call, so that
-// dlsym still sees the caller.
-void* dlsym_(void* handle, const char* name) {
-  install_interposers();
-  return ::dlsym(handle, name);
-}
-
 struct Replacement {
   const char* name;
   void* function;
-  bool only_in_python;
+  void* in_python;  // in the interpreter itself
 };
+const Replacement* find(const char* name);
+
+// What a program looks up by name is wrapped too (ctypes, cffi). Handles that stand for a place in
+// the search order are dlsym's alone: it goes by its caller, so that has to be a tail call.
+void* dlsym_(void* handle, const char* name) {
+  if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return ::dlsym(handle, name);
+  void* found = ::dlsym(handle, name);
+  const Replacement* replacement = found ? find(name) : nullptr;
+  return replacement && found == ::dlsym(RTLD_DEFAULT, name) ? replacement->function : found;
+}
+// Python asks for a module's PyInit function right after loading the module.
+void* dlsym_in_python(void* handle, const char* name) {
+  install_interposers();
+  return dlsym_(handle, name);
+}
+
 template <class F>
-Replacement replace(const char* name, F* function, bool only_in_python = false) {
-  return {name, reinterpret_cast<void*>(function), only_in_python};
+Replacement replace(const char* name, F* function, F* in_python = nullptr) {
+  if (!in_python) in_python = function;
+  return {name, reinterpret_cast<void*>(function), reinterpret_cast<void*>(in_python)};
 }
 const Replacement kReplacements[] = {
     replace("read", read_),
@@ -223,7 +233,7 @@ const Replacement kReplacements[] = {
     replace("fwrite", fwrite_),
     replace("sigaction", sigaction_),
     replace("signal", signal_),
-    replace("dlsym", dlsym_, true),
+    replace("dlsym", dlsym_, dlsym_in_python),
 };
 
 #if defined(__x86_64__)
@@ -298,10 +308,9 @@ Module parse(const dl_phdr_info& info) {
   return module;
 }
 
-const Replacement* find(const Module& module, const char* name) {
+const Replacement* find(const char* name) {
   for (const Replacement& replacement : kReplacements)
-    if (std::strcmp(name, replacement.name) == 0)
-      return replacement.only_in_python && !module.is_python ? nullptr : &replacement;
+    if (std::strcmp(name, replacement.name) == 0) return &replacement;
   return nullptr;
 }
 
@@ -333,9 +342,9 @@ bool patch(const Module& module) {
       const unsigned type = ELF64_R_TYPE(entry.r_info);
       if (type != kJumpSlot && type != kGlobalData) continue;
       const char* name = module.strings + module.symbols[ELF64_R_SYM(entry.r_info)].st_name;
-      if (const Replacement* replacement = find(module, name))
+      if (const Replacement* found = find(name))
         complete &= patch_slot(module, reinterpret_cast<void**>(module.base + entry.r_offset),
-                               replacement->function);
+                               module.is_python ? found->in_python : found->function);
     }
   }
   return complete;

@@ -182,6 +182,25 @@ def test_faulthandler_afterwards() -> None:
     assert (code, out, err) == (0, "True\n", "")
 
 
+def test_a_handler_that_takes_the_place_of_umems_is_noticed() -> None:
+    code, out, err = program.run(
+        """
+        import ctypes, platform
+        tensors = blocks(12)
+        number = {"x86_64": 13, "aarch64": 134}[platform.machine()]
+        for _ in range(3):
+            # As no wrapper of libc's sees it: the default action.
+            assert ctypes.CDLL(None).syscall(number, 11, (ctypes.c_long * 4)(), None, 8) == 0
+            umem.step()
+            for t in tensors: t.add_(1).sub_(1)
+        print(intact(tensors))
+        """,
+        TEST_POLICY="none",
+    )
+    assert (code, out) == (0, "True\n"), err
+    assert err.count("another SIGSEGV handler took the place") == 1
+
+
 def test_the_limit_that_refuses_memory_is_named() -> None:
     code, out, err = program.run(
         """

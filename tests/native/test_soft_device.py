@@ -475,6 +475,15 @@ def test_a_python_handler_for_sigsegv_does_not_take_faults_away() -> None:
     assert done.stdout == "seen\nok\n"
 
 
+def test_a_handler_set_by_ctypes_does_not_take_faults_away() -> None:
+    done = run_python(
+        PREAMBLE
+        + "libc = ctypes.CDLL('libc.so.6'); libc.signal(11, None); d.touch(ptr, 64 << 20)\n"
+        + "print('ok', flush=True); ctypes.string_at(16)"
+    )
+    assert (done.returncode, done.stdout) == (-11, "ok\n"), done.stderr
+
+
 def test_signals_that_touch_managed_memory_do_not_deadlock() -> None:
     done = run_python(
         PREAMBLE
