@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/process_limits.h"
+
 namespace umem::driver {
 namespace {
 
@@ -91,6 +93,8 @@ Code code_of(CUresult result) {
   switch (result) {
     case CUDA_ERROR_OUT_OF_MEMORY:
       return Code::kOutOfDeviceMemory;
+    case CUDA_ERROR_OPERATING_SYSTEM:
+      return Code::kOutOfHostMemory;
     case CUDA_ERROR_NOT_FOUND:
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_NO_DEVICE:
@@ -118,6 +122,7 @@ const char* error_name(CUresult result) {
     UMEM_NAME(CUDA_ERROR_INVALID_HANDLE);
     UMEM_NAME(CUDA_ERROR_NOT_FOUND);
     UMEM_NAME(CUDA_ERROR_NOT_READY);
+    UMEM_NAME(CUDA_ERROR_OPERATING_SYSTEM);
     UMEM_NAME(CUDA_ERROR_ILLEGAL_ADDRESS);
     UMEM_NAME(CUDA_ERROR_LAUNCH_FAILED);
     UMEM_NAME(CUDA_ERROR_NOT_PERMITTED);
@@ -199,6 +204,10 @@ Status check(CUresult result, Entry entry) {
     const int version = symbol(entry).version;
     message += "; the driver has no such entry point, which came with CUDA " +
                std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  }
+  if (result == CUDA_ERROR_OPERATING_SYSTEM) {
+    char limit[160];
+    message += std::string("; ") + describe_reached_limit(limit, sizeof limit);
   }
   return Status(code_of(result), std::move(message));
 }

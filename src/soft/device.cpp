@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "base/process_limits.h"
 #include "soft/entries.h"
 #include "soft/fault_handler.h"
 #include "soft/interpose.h"
@@ -17,12 +19,23 @@ namespace {
 
 Device* g_device = nullptr;  // freed by close() only: faults may come during exit
 
+// The threads that were inside of system calls are the parent's.
+void end_system_calls() {
+  if (!g_device || g_unbacked) return;
+  Moved moved;
+  g_device->pager.close_all_windows(moved);
+  g_device->book_transfer(moved, nullptr);
+}
+
 // A forked child keeps a private copy of the whole device, consistent because no thread was inside.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
     pthread_atfork([] { device_mutex().lock(); }, [] { device_mutex().unlock(); },
-                   [] { device_mutex().unlock(); });
+                   [] {
+                     end_system_calls();
+                     device_mutex().unlock();
+                   });
   });
 }
 
@@ -222,30 +235,51 @@ Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes
 
 namespace {
 
-bool handle_fault_locked(std::uintptr_t address) {
-  static constexpr char kRefused[] =
-      "umem: a managed page cannot be mapped: raise vm.max_map_count, or use a smaller budget\n";
-  // How often in a row an access to one present page may fault: a thread that lost the race for a
-  // page finds it in place and tries again, but what faults for ever is an access that no paging
-  // can help (executing data, memory that the program protected itself).
+// The page that this thread's last faults found present, and how many they were since it last
+// became so. A thread that lost the race for a page finds it in place and tries again. What faults
+// again and again while the page stays is an access that no paging can help: executing data, or
+// memory that the program protected itself.
+struct Patience {
+  std::size_t page = 0;
+  std::uint32_t arrivals = 0;
+  int faults = 0;
+};
+constinit thread_local Patience t_patience;
+
+bool is_worth_another_try(std::size_t page) {
   static constexpr int kPatience = 64;
+  const std::uint32_t arrivals = g_device->pager.page(page).arrivals;
+  if (t_patience.page != page || t_patience.arrivals != arrivals) t_patience = {page, arrivals, 0};
+  return ++t_patience.faults < kPatience;
+}
+
+// The last line before the process ends.
+void say_refused() {
+  char reason[160], line[240];
+  const char* why = g_device->pager.space().refused()
+                        ? describe_reached_limit(reason, sizeof reason)
+                        : "no frame can be taken from another page";
+  const int n =
+      std::snprintf(line, sizeof line, "umem: a managed page cannot be mapped: %s\n", why);
+  [[maybe_unused]] const ssize_t written =
+      ::write(STDERR_FILENO, line, std::min(static_cast<std::size_t>(n), sizeof line - 1));
+}
+
+bool handle_fault_locked(std::uintptr_t address) {
   if (!g_device) return false;
   const std::size_t page = g_device->pager.space().page_of(address);
   if (!g_device->pager.page(page).allocated) return false;
   Moved moved;
   switch (g_device->pager.fault(page, moved)) {
     case Pager::Fault::kBrought:
-      g_device->repeats = 0;
       g_device->book_fault(moved);
       return true;
     case Pager::Fault::kPresent:
-      if (g_device->repeated != address) g_device->repeats = 0;
-      g_device->repeated = address;
-      return ++g_device->repeats < kPatience;
+      return is_worth_another_try(page);
     case Pager::Fault::kRefused:
       break;
   }
-  [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kRefused, sizeof kRefused - 1);
+  say_refused();
   return false;
 }
 
@@ -262,21 +296,24 @@ bool handle_fault(void* address) {
   return handled;
 }
 
-bool open_host_window(const void* ptr, unsigned long bytes) {
-  if (!g_bounds.contain(ptr)) return false;
+Window open_window(const void* ptr, std::size_t bytes, bool writes) {
+  if (!g_bounds.contain(ptr)) return Window::kNone;
   DeviceLock lock;
-  if (!g_device) return false;
+  if (!g_device) return Window::kNone;
   const Pager::Extent extent = managed_part(ptr, bytes);
-  if (extent.count == 0) return false;
+  if (extent.count == 0) return Window::kNone;
   Moved moved;
-  const bool opened = g_device->pager.open_window(extent, moved);
+  const bool opened = g_device->pager.open_window(extent, writes, moved);
   g_device->book_transfer(moved, nullptr);
-  return opened;
+  return opened ? Window::kOpen : Window::kRefused;
 }
 
-void close_host_window(const void* ptr, unsigned long bytes) {
+void close_window(const void* ptr, std::size_t bytes) {
   DeviceLock lock;
-  if (g_device) g_device->pager.close_window(managed_part(ptr, bytes));
+  if (!g_device) return;
+  Moved moved;
+  g_device->pager.close_window(managed_part(ptr, bytes), moved);
+  g_device->book_transfer(moved, nullptr);
 }
 
 }  // namespace umem::soft

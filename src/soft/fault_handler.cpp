@@ -1,13 +1,19 @@
 #include "soft/fault_handler.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <mutex>
+#include <utility>
 
 namespace umem::soft {
 namespace {
 
 struct sigaction g_next;  // the handler that other faults go to
 std::mutex g_chain_mutex;
+bool g_installed = false;
+bool g_put_back = false;  // over a handler that may have ours as its next one
+constinit thread_local bool t_forwarding = false;
 
 void run_default(int signal_number, const siginfo_t* info) {
   struct sigaction action = {};
@@ -25,16 +31,28 @@ void on_segv(int signal_number, siginfo_t* info, void* context) {
     return;
   }
   errno = saved_errno;
+  if (g_put_back && t_forwarding) return run_default(signal_number, info);
   const struct sigaction next = g_next;
+  t_forwarding = true;
   if (next.sa_flags & SA_SIGINFO) {
     next.sa_sigaction(signal_number, info, context);
   } else if (next.sa_handler == SIG_IGN && info->si_code <= 0) {
-    return;
+    // As the program asked.
   } else if (next.sa_handler == SIG_DFL || next.sa_handler == SIG_IGN) {
     run_default(signal_number, info);
   } else {
     next.sa_handler(signal_number);
   }
+  t_forwarding = false;
+}
+
+// Between the other handler's installation and now a page fault would have ended the process.
+void say_put_back() {
+  static constexpr char kLine[] =
+      "umem: another SIGSEGV handler took the place of umem's, which serves page faults; it is put "
+      "back, and passes on all other faults\n";
+  if (std::exchange(g_put_back, true)) return;
+  [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, kLine, sizeof kLine - 1);
 }
 
 }  // namespace
@@ -45,6 +63,7 @@ void install_fault_handler() {
   sigaction(SIGSEGV, nullptr, &current);
   const bool ours = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == on_segv;
   if (ours) return;
+  if (std::exchange(g_installed, true)) say_put_back();
   g_next = current;
   struct sigaction action = {};
   action.sa_sigaction = on_segv;

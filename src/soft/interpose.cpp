@@ -6,11 +6,11 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -22,123 +22,146 @@
 namespace umem::soft {
 namespace {
 
-bool is_regular_file(int fd) {
-  struct stat info;
-  return fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+// A window on buffers for the length of a scope, at whose end errno is the call's still.
+class Access {
+ public:
+  enum Mode : bool { kReads, kWrites };
+  Access(const iovec* parts, std::size_t count, Mode mode)
+      : parts_(parts), count_(std::min(count, kMaxParts)) {
+    for (std::size_t i = 0; i < count_ && !refused_; ++i) {
+      const Window window = open_window(parts[i].iov_base, parts[i].iov_len, mode);
+      open_[i] = window == Window::kOpen;
+      refused_ = window == Window::kRefused;
+    }
+  }
+  ~Access() {
+    const int error = errno;
+    for (std::size_t i = 0; i < count_; ++i)
+      if (open_[i]) close_window(parts_[i].iov_base, parts_[i].iov_len);
+    errno = error;
+  }
+  Access(const Access&) = delete;
+  Access& operator=(const Access&) = delete;
+
+  bool refused() const { return refused_; }
+
+ private:
+  static constexpr std::size_t kMaxParts = 1024;  // IOV_MAX: the kernel refuses more
+
+  const iovec* parts_;
+  std::size_t count_;
+  std::bitset<kMaxParts> open_;
+  bool refused_ = false;
+};
+
+constexpr auto kReads = Access::kReads, kWrites = Access::kWrites;
+
+// The window opens before the call, not after an EFAULT: a datagram that could not be delivered is
+// gone, and pages that a direct read fills must not become another's meanwhile.
+template <class Call>
+ssize_t with_access(const iovec* parts, std::size_t count, Access::Mode mode, Call call) {
+  const Access access(parts, count, mode);
+  if (!access.refused()) return call();
+  errno = ENOMEM;  // as where the kernel cannot pin the pages
+  return -1;
 }
 
-// Repeats with host access a call that the kernel refused with EFAULT, and goes on where a regular
-// file stopped at an evicted page: a file takes all of a buffer, and programs rely on it.
-template <class Call>
-ssize_t with_access(int fd, const void* buffer, std::size_t bytes, Call call) {
-  const ssize_t first = call(std::size_t{0});
-  if (first < 0 && errno != EFAULT) return first;
-  const std::size_t done = first > 0 ? static_cast<std::size_t>(first) : 0;
-  if (first == 0 || done >= bytes) return first;
-  if (first > 0 && !is_regular_file(fd)) return first;
-  const auto* rest = static_cast<const char*>(buffer) + done;
-  if (!open_host_window(rest, bytes - done)) return first;
-  const ssize_t second = call(done);
-  const int error = errno;
-  close_host_window(rest, bytes - done);
-  errno = error;
-  if (first < 0) return second;
-  return second > 0 ? first + second : first;
+// Of an array that the kernel refuses where it is negative.
+std::size_t size_of(int count) {
+  return static_cast<std::size_t>(std::max(count, 0));
 }
 
-// Buffered calls report no EFAULT that could be retried without losing bytes: access comes first.
-template <class Call>
-std::size_t with_access_before(const void* buffer, std::size_t bytes, Call call) {
-  const bool opened = open_host_window(buffer, bytes);
-  const std::size_t result = call();
-  const int error = errno;
-  if (opened) close_host_window(buffer, bytes);
-  errno = error;
-  return result;
+iovec part(const void* buffer, std::size_t bytes) {
+  return {const_cast<void*>(buffer), bytes};
 }
 
-// As a short count would have to be continued within a part, access comes first here too.
 template <class Call>
-ssize_t with_access_to_all(const iovec* parts, int count, Call call) {
-  static constexpr int kMax = 1024;  // IOV_MAX: the kernel refuses more
-  bool open[kMax] = {};
-  const int n = std::min(count, kMax);
-  for (int i = 0; i < n; ++i) open[i] = open_host_window(parts[i].iov_base, parts[i].iov_len);
-  const ssize_t result = call();
-  const int error = errno;
-  for (int i = 0; i < n; ++i)
-    if (open[i]) close_host_window(parts[i].iov_base, parts[i].iov_len);
-  errno = error;
-  return result;
+ssize_t with_access(const iovec& buffer, Access::Mode mode, Call call) {
+  return with_access(&buffer, 1, mode, call);
 }
 
 ssize_t read_(int fd, void* p, std::size_t n) {
-  return with_access(fd, p, n,
-                     [&](std::size_t d) { return ::read(fd, static_cast<char*>(p) + d, n - d); });
+  return with_access(part(p, n), kWrites, [&] { return ::read(fd, p, n); });
 }
 ssize_t read_chk(int fd, void* p, std::size_t n, std::size_t) {
   return read_(fd, p, n);
 }
 ssize_t write_(int fd, const void* p, std::size_t n) {
-  return with_access(
-      fd, p, n, [&](std::size_t d) { return ::write(fd, static_cast<const char*>(p) + d, n - d); });
+  return with_access(part(p, n), kReads, [&] { return ::write(fd, p, n); });
 }
 ssize_t pread_(int fd, void* p, std::size_t n, off_t at) {
-  return with_access(fd, p, n, [&](std::size_t d) {
-    return ::pread(fd, static_cast<char*>(p) + d, n - d, at + static_cast<off_t>(d));
-  });
+  return with_access(part(p, n), kWrites, [&] { return ::pread(fd, p, n, at); });
 }
 ssize_t pread_chk(int fd, void* p, std::size_t n, off_t at, std::size_t) {
   return pread_(fd, p, n, at);
 }
 ssize_t pwrite_(int fd, const void* p, std::size_t n, off_t at) {
-  return with_access(fd, p, n, [&](std::size_t d) {
-    return ::pwrite(fd, static_cast<const char*>(p) + d, n - d, at + static_cast<off_t>(d));
-  });
+  return with_access(part(p, n), kReads, [&] { return ::pwrite(fd, p, n, at); });
 }
 ssize_t recv_(int fd, void* p, std::size_t n, int flags) {
-  // Access comes first: a datagram that cannot be delivered is gone, and cannot be asked for again.
-  return static_cast<ssize_t>(
-      with_access_before(p, n, [&] { return static_cast<std::size_t>(::recv(fd, p, n, flags)); }));
+  return with_access(part(p, n), kWrites, [&] { return ::recv(fd, p, n, flags); });
 }
 ssize_t recv_chk(int fd, void* p, std::size_t n, std::size_t, int flags) {
   return recv_(fd, p, n, flags);
 }
+ssize_t recvfrom_(int fd, void* p, std::size_t n, int flags, sockaddr* from, socklen_t* length) {
+  return with_access(part(p, n), kWrites,
+                     [&] { return ::recvfrom(fd, p, n, flags, from, length); });
+}
+ssize_t recvfrom_chk(int fd, void* p, std::size_t n, std::size_t, int flags, sockaddr* from,
+                     socklen_t* length) {
+  return recvfrom_(fd, p, n, flags, from, length);
+}
 ssize_t send_(int fd, const void* p, std::size_t n, int flags) {
-  return with_access(fd, p, n, [&](std::size_t d) {
-    return ::send(fd, static_cast<const char*>(p) + d, n - d, flags);
-  });
+  return with_access(part(p, n), kReads, [&] { return ::send(fd, p, n, flags); });
+}
+ssize_t sendto_(int fd, const void* p, std::size_t n, int flags, const sockaddr* to,
+                socklen_t length) {
+  return with_access(part(p, n), kReads, [&] { return ::sendto(fd, p, n, flags, to, length); });
 }
 ssize_t readv_(int fd, const iovec* parts, int count) {
-  return with_access_to_all(parts, count, [&] { return ::readv(fd, parts, count); });
+  return with_access(parts, size_of(count), kWrites, [&] { return ::readv(fd, parts, count); });
 }
 ssize_t writev_(int fd, const iovec* parts, int count) {
-  return with_access_to_all(parts, count, [&] { return ::writev(fd, parts, count); });
+  return with_access(parts, size_of(count), kReads, [&] { return ::writev(fd, parts, count); });
 }
 ssize_t preadv_(int fd, const iovec* parts, int count, off_t at) {
-  return with_access_to_all(parts, count, [&] { return ::preadv(fd, parts, count, at); });
+  return with_access(parts, size_of(count), kWrites,
+                     [&] { return ::preadv(fd, parts, count, at); });
 }
 ssize_t pwritev_(int fd, const iovec* parts, int count, off_t at) {
-  return with_access_to_all(parts, count, [&] { return ::pwritev(fd, parts, count, at); });
+  return with_access(parts, size_of(count), kReads,
+                     [&] { return ::pwritev(fd, parts, count, at); });
 }
 ssize_t preadv2_(int fd, const iovec* parts, int count, off_t at, int flags) {
-  return with_access_to_all(parts, count, [&] { return ::preadv2(fd, parts, count, at, flags); });
+  return with_access(parts, size_of(count), kWrites,
+                     [&] { return ::preadv2(fd, parts, count, at, flags); });
 }
 ssize_t pwritev2_(int fd, const iovec* parts, int count, off_t at, int flags) {
-  return with_access_to_all(parts, count, [&] { return ::pwritev2(fd, parts, count, at, flags); });
+  return with_access(parts, size_of(count), kReads,
+                     [&] { return ::pwritev2(fd, parts, count, at, flags); });
+}
+ssize_t recvmsg_(int fd, msghdr* message, int flags) {
+  return with_access(message->msg_iov, message->msg_iovlen, kWrites,
+                     [&] { return ::recvmsg(fd, message, flags); });
 }
 ssize_t sendmsg_(int fd, const msghdr* message, int flags) {
-  return with_access_to_all(message->msg_iov, static_cast<int>(message->msg_iovlen),
-                            [&] { return ::sendmsg(fd, message, flags); });
+  return with_access(message->msg_iov, message->msg_iovlen, kReads,
+                     [&] { return ::sendmsg(fd, message, flags); });
 }
+// Where the kernel refuses a window these fail by themselves, and set the file's error.
 std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  return with_access_before(p, size * n, [&] { return std::fread(p, size, n, file); });
+  const iovec buffer = part(p, size * n);
+  const Access access(&buffer, 1, kWrites);
+  return std::fread(p, size, n, file);
 }
 std::size_t fread_chk(void* p, std::size_t, std::size_t size, std::size_t n, std::FILE* file) {
   return fread_(p, size, n, file);
 }
 std::size_t fwrite_(const void* p, std::size_t size, std::size_t n, std::FILE* file) {
-  return with_access_before(p, size * n, [&] { return std::fwrite(p, size, n, file); });
+  const iovec buffer = part(p, size * n);
+  const Access access(&buffer, 1, kReads);
+  return std::fwrite(p, size, n, file);
 }
 int sigaction_(int number, const struct sigaction* action, struct sigaction* previous) {
   if (number == SIGSEGV) return chain_sigaction(action, previous);
@@ -151,21 +174,31 @@ sighandler_t signal_(int number, sighandler_t handler) {
   chain_sigaction(&action, &previous);
   return previous.sa_handler;
 }
-// Python asks for a module's PyInit function right after loading the module. A tail call, so that
-// dlsym still sees the caller.
-void* dlsym_(void* handle, const char* name) {
-  install_interposers();
-  return ::dlsym(handle, name);
-}
-
 struct Replacement {
   const char* name;
   void* function;
-  bool only_in_python;
+  void* in_python;  // in the interpreter itself
 };
+const Replacement* find(const char* name);
+
+// What a program looks up by name is wrapped too (ctypes, cffi). Handles that stand for a place in
+// the search order are dlsym's alone: it goes by its caller, so that has to be a tail call.
+void* dlsym_(void* handle, const char* name) {
+  if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return ::dlsym(handle, name);
+  void* found = ::dlsym(handle, name);
+  const Replacement* replacement = found ? find(name) : nullptr;
+  return replacement && found == ::dlsym(RTLD_DEFAULT, name) ? replacement->function : found;
+}
+// Python asks for a module's PyInit function right after loading the module.
+void* dlsym_in_python(void* handle, const char* name) {
+  install_interposers();
+  return dlsym_(handle, name);
+}
+
 template <class F>
-Replacement replace(const char* name, F* function, bool only_in_python = false) {
-  return {name, reinterpret_cast<void*>(function), only_in_python};
+Replacement replace(const char* name, F* function, F* in_python = nullptr) {
+  if (!in_python) in_python = function;
+  return {name, reinterpret_cast<void*>(function), reinterpret_cast<void*>(in_python)};
 }
 const Replacement kReplacements[] = {
     replace("read", read_),
@@ -179,7 +212,11 @@ const Replacement kReplacements[] = {
     replace("pwrite64", pwrite_),
     replace("recv", recv_),
     replace("__recv_chk", recv_chk),
+    replace("recvfrom", recvfrom_),
+    replace("__recvfrom_chk", recvfrom_chk),
+    replace("recvmsg", recvmsg_),
     replace("send", send_),
+    replace("sendto", sendto_),
     replace("readv", readv_),
     replace("writev", writev_),
     replace("preadv", preadv_),
@@ -196,7 +233,7 @@ const Replacement kReplacements[] = {
     replace("fwrite", fwrite_),
     replace("sigaction", sigaction_),
     replace("signal", signal_),
-    replace("dlsym", dlsym_, true),
+    replace("dlsym", dlsym_, dlsym_in_python),
 };
 
 #if defined(__x86_64__)
@@ -271,10 +308,9 @@ Module parse(const dl_phdr_info& info) {
   return module;
 }
 
-const Replacement* find(const Module& module, const char* name) {
+const Replacement* find(const char* name) {
   for (const Replacement& replacement : kReplacements)
-    if (std::strcmp(name, replacement.name) == 0)
-      return replacement.only_in_python && !module.is_python ? nullptr : &replacement;
+    if (std::strcmp(name, replacement.name) == 0) return &replacement;
   return nullptr;
 }
 
@@ -306,9 +342,9 @@ bool patch(const Module& module) {
       const unsigned type = ELF64_R_TYPE(entry.r_info);
       if (type != kJumpSlot && type != kGlobalData) continue;
       const char* name = module.strings + module.symbols[ELF64_R_SYM(entry.r_info)].st_name;
-      if (const Replacement* replacement = find(module, name))
+      if (const Replacement* found = find(name))
         complete &= patch_slot(module, reinterpret_cast<void**>(module.base + entry.r_offset),
-                               replacement->function);
+                               module.is_python ? found->in_python : found->function);
     }
   }
   return complete;

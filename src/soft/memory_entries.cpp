@@ -20,6 +20,11 @@ Pager::Extent reserve(std::size_t bytes) {
   return pager.allocate(pages_of(bytes));
 }
 
+// What a move that came to nothing lacked: a frame, or the kernel's consent.
+CUresult lack() {
+  return device()->pager.space().refused() ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult alloc_managed(CUdeviceptr* ptr, std::size_t bytes, unsigned flags) {
   if (!ptr || bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
     return CUDA_ERROR_INVALID_VALUE;
@@ -43,8 +48,9 @@ CUresult alloc_device(CUdeviceptr* ptr, std::size_t bytes) {
   const bool held = pager.pin_on_device(extent, moved);
   device()->book_transfer(moved, nullptr);
   if (!held) {
+    const CUresult result = lack();
     pager.free(extent);  // pages without a frame: nothing to refuse
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return result;
   }
   *ptr = pager.space().managed(extent.first);
   return CUDA_SUCCESS;
@@ -59,7 +65,7 @@ CUresult free_memory(CUdeviceptr ptr) {
   if (extent.count == 0 || pager.space().managed(extent.first) != ptr)
     return CUDA_ERROR_INVALID_VALUE;
   device()->clock.synchronize_all();  // cuMemFree waits for the device
-  return pager.free(extent) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  return pager.free(extent) ? CUDA_SUCCESS : lack();
 }
 
 CUresult mem_info(std::size_t* free_bytes, std::size_t* total_bytes) {
@@ -100,7 +106,7 @@ CUresult move(const Pager::Extent& extent, const CUmemLocation& location, CUstre
   const bool done = to_device ? device()->pager.to_device(extent, moved)
                               : device()->pager.prefetch_to_host(extent, moved);
   device()->book_transfer(moved, stream);
-  return done ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  return done ? CUDA_SUCCESS : lack();
 }
 
 CUresult prefetch(CUdeviceptr ptr, std::size_t bytes, CUmemLocation location, unsigned flags,
@@ -194,8 +200,7 @@ CUresult advise(CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLo
   if (!found.managed) return CUDA_ERROR_INVALID_VALUE;
   const bool on = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
   if (on || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY)
-    return device()->pager.set_read_mostly(found.extent, on) ? CUDA_SUCCESS
-                                                             : CUDA_ERROR_OUT_OF_MEMORY;
+    return device()->pager.set_read_mostly(found.extent, on) ? CUDA_SUCCESS : lack();
   for (std::size_t i = found.extent.first; i < found.extent.first + found.extent.count; ++i)
     if (!apply_advice(device()->pager.page(i), advice, location)) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;

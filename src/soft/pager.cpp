@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/assert.h"
 
@@ -22,6 +23,11 @@ int protection_of(const Page& page) {
   return page.state == PageState::kDiscarded ? PROT_NONE : kReadWrite;
 }
 
+bool is_open(const Page& page, bool writes) {
+  const int needed = writes ? kReadWrite : PROT_READ;
+  return (protection_of(page) & needed) == needed;
+}
+
 }  // namespace
 
 Status Pager::open(std::size_t frames, bool backed, bool uvm) {
@@ -38,7 +44,7 @@ Status Pager::open(std::size_t frames, bool backed, bool uvm) {
   free_space_.emplace(0, space_.pages());
   frames_ = frames;
   free_frames_.reserve(frames);
-  opened_ = used_ = peak_ = host_pages_ = peak_host_pages_ = 0;
+  opened_ = used_ = peak_ = host_pages_ = peak_host_pages_ = fixed_ = 0;
   uvm_ = uvm;
   return {};
 }
@@ -97,11 +103,15 @@ bool Pager::free(Extent extent) {
 // Returns a page's frame and host memory, whatever its state; it is a void page afterwards.
 bool Pager::release_page(std::size_t index) {
   Page& page = pages_[index];
-  if ((page.remote || page.windows > 0) && !unmap_remote(index)) return false;
+  if (mapped_from_host(page) && !unmap_remote(index)) return false;
   const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (framed) {
     if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
-    if (!page.pinned) remove(list_of(page), index);
+    if (page.pinned || held(page)) {
+      --fixed_;
+    } else {
+      remove(list_of(page), index);
+    }
     give_frame(page.frame);
   }
   if (page.attached) detach(index);
@@ -210,6 +220,7 @@ void Pager::detach(std::size_t index) {
 }
 
 bool Pager::take_from(std::size_t index, Moved& moved) {
+  if (held(pages_[index])) return false;
   if (!pages_[index].attached) return evict(index, Frame::kGiven, moved);
   detach(index);
   return true;
@@ -234,6 +245,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
+  ++page.arrivals;
   append(used_list_, index);
   return true;
 }
@@ -242,6 +254,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
 bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(!page.pinned, "plain device memory is never evicted");
+  UMEM_ASSERT(page.windows == 0, "what a system call accesses stays");
   UMEM_ASSERT(page.state != PageState::kVoid && page.state != PageState::kHost,
               "a page without a frame is not evicted");
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
@@ -265,6 +278,7 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
 bool Pager::map_remote(std::size_t index) {
   hold_host(pages_[index]);
   pages_[index].state = PageState::kHost;
+  ++pages_[index].arrivals;
   return space_.map_host(index);
 }
 
@@ -279,6 +293,7 @@ bool Pager::to_device(Extent extent, Moved& moved) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     Page& page = pages_[i];
     page.last_prefetch = 0;
+    page.leaves = false;
     if (page.pinned || page.windows > 0) continue;
     if (page.remote && !unmap_remote(i)) return false;
     switch (page.state) {
@@ -287,9 +302,8 @@ bool Pager::to_device(Extent extent, Moved& moved) {
         if (!bring(i, moved)) return false;
         break;
       case PageState::kDiscarded:  // a prefetch undoes the discard
-        if (!space_.protect(i, kReadWrite)) return false;
+        if (!make_writable(i)) return false;
         remove(discarded_, i);
-        page.state = PageState::kDevice;
         append(used_list_, i);
         break;
       case PageState::kDevice:
@@ -308,6 +322,10 @@ bool Pager::to_host(Extent extent, Moved& moved) {
     Page& page = pages_[i];
     page.last_prefetch = -1;
     if (page.pinned) continue;
+    if (held(page)) {
+      page.leaves = true;
+      continue;
+    }
     if (page.state != PageState::kVoid && page.state != PageState::kHost && !leave(i, moved))
       return false;
     if (page.state == PageState::kVoid) {
@@ -345,14 +363,19 @@ bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
       continue;
     }
     page.last_prefetch = -1;
+    if (held(page)) continue;  // it stays on the device in any case
     if (page.state == PageState::kDevice && !duplicate(i, moved)) return false;
   }
   return true;
 }
 
+// A page with a frame: its contents are on the device alone from now on.
 bool Pager::make_writable(std::size_t index) {
   if (!space_.protect(index, kReadWrite)) return false;
-  pages_[index].read_only = false;
+  Page& page = pages_[index];
+  page.state = PageState::kDevice;
+  page.read_only = false;
+  ++page.arrivals;
   return true;
 }
 
@@ -362,7 +385,7 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
     Page& page = pages_[i];
     page.read_mostly = on;
     if (on || page.state != PageState::kDuplicate) continue;
-    if (page.preferred != 0) {
+    if (page.preferred != 0 && !held(page)) {
       if (!leave(i, nothing)) return false;
       continue;
     }
@@ -397,6 +420,7 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
     if (!bring(i, moved)) return false;
     remove(used_list_, i);
     pages_[i].pinned = true;
+    ++fixed_;
   }
   return true;
 }
@@ -404,14 +428,10 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
 Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
-  if (page.remote || page.windows > 0 || (page.state == PageState::kDevice && !page.read_only))
+  if (mapped_from_host(page) || (page.state == PageState::kDevice && !page.read_only))
     return Fault::kPresent;  // another thread's fault brought it meanwhile
-  if (page.read_only) return result(make_writable(index));  // reads do not fault: this is a write
-  if (page.state == PageState::kDuplicate) {                // reads do not fault: this is a write
-    if (!space_.protect(index, kReadWrite)) return Fault::kRefused;
-    page.state = PageState::kDevice;
-    return Fault::kBrought;
-  }
+  if (page.read_only || page.state == PageState::kDuplicate)
+    return result(make_writable(index));  // reads do not fault: this is a write
   const bool stays = page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost);
   if (stays && page.state != PageState::kDiscarded) {
     page.remote = map_remote(index);
@@ -423,29 +443,69 @@ Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   return result(brought);
 }
 
-bool Pager::open_window(Extent extent, Moved& moved) {
+// Half of the frames at most, so that no system call takes the memory that all others work in.
+bool Pager::can_hold(const Page& page) const {
+  if (page.state == PageState::kVoid || page.state == PageState::kHost) return false;
+  return fixed_ < frames_ / 2 && fixed_ + kMinFrames < frames_;
+}
+
+bool Pager::hold(std::size_t index, bool writes) {
+  List& list = list_of(pages_[index]);
+  if (!is_open(pages_[index], writes) && !make_writable(index)) return false;
+  remove(list, index);
+  ++fixed_;
+  return true;
+}
+
+// After the last window on a page that was held.
+void Pager::let_go(std::size_t index, Moved& moved) {
+  --fixed_;
+  append(used_list_, index);
+  // Where the kernel refuses, the page stays on the device.
+  if (std::exchange(pages_[index].leaves, false)) leave(index, moved);
+}
+
+bool Pager::open_on(std::size_t index, bool writes, Moved& moved) {
+  Page& page = pages_[index];
+  if (mapped_from_host(page)) return true;
+  if (held(page)) return is_open(page, writes) || make_writable(index);
+  if (can_hold(page)) return hold(index, writes);
+  const std::int8_t last = page.last_prefetch;
+  const bool moved_out = to_host({index, 1}, moved);
+  page.last_prefetch = last;
+  return moved_out && map_remote(index);
+}
+
+bool Pager::open_window(Extent extent, bool writes, Moved& moved) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
-    Page& page = pages_[i];
-    if (page.pinned) continue;
-    if (page.windows == 0 && !page.remote) {
-      const std::int8_t last = page.last_prefetch;
-      const bool moved_out = to_host({i, 1}, moved);
-      page.last_prefetch = last;
-      if (!moved_out || !map_remote(i)) {
-        close_window({extent.first, i - extent.first});
-        return false;
-      }
+    if (pages_[i].pinned) continue;
+    if (!open_on(i, writes, moved)) {
+      close_window({extent.first, i - extent.first}, moved);
+      return false;
     }
-    ++page.windows;
+    ++pages_[i].windows;
   }
   return true;
 }
 
-void Pager::close_window(Extent extent) {
+void Pager::close_window(Extent extent, Moved& moved) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     Page& page = pages_[i];
     if (page.windows == 0 || --page.windows > 0 || page.remote) continue;
-    if (!unmap_remote(i)) page.remote = true;  // stays as it is: mapped from the host
+    if (page.state != PageState::kHost) {
+      let_go(i, moved);
+    } else if (!unmap_remote(i)) {
+      page.remote = true;  // stays as it is: mapped from the host
+    }
+  }
+}
+
+void Pager::close_all_windows(Moved& moved) {
+  for (const auto& [first, count] : allocations_) {
+    for (std::size_t i = first; i < first + count; ++i) {
+      pages_[i].windows = std::min<std::uint16_t>(pages_[i].windows, 1);
+      close_window({i, 1}, moved);
+    }
   }
 }
 

@@ -27,10 +27,12 @@ struct Page {
   bool remote = false;         // the host page is mapped at the managed address
   bool attached = false;       // no contents on the device, but a frame is kept (Options::uvm)
   bool read_only = false;      // on the device alone, yet a write faults once (Options::uvm)
-  std::uint16_t windows = 0;   // system calls that access the host page directly now
+  bool leaves = false;         // sent to the host while held: it goes when the last window closes
+  std::uint16_t windows = 0;   // system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
   std::uint32_t frame = 0;
+  std::uint32_t arrivals = 0;  // how often it became accessible
   std::uint32_t prev = 0, next = 0;
 };
 
@@ -73,15 +75,19 @@ class Pager {
   // Whether a kernel's access would not fault.
   bool accessible(std::size_t index, bool write) const {
     const Page& page = pages_[index];
-    if (page.remote || page.windows > 0) return true;
+    if (mapped_from_host(page)) return true;
     if (page.state == PageState::kDevice) return !write || !page.read_only;
     return page.state == PageState::kDuplicate && !write;
   }
-  // Host pages mapped directly while a system call accesses them.
-  bool open_window(Extent extent, Moved& moved);
-  void close_window(Extent extent);
+  // For the length of a system call the pages are accessible and stay in the same memory: a disk
+  // may have been told to write there. Pages on the device keep their frames, as long as enough
+  // others are left to fault into; all others are mapped from the host. `writes`: to the pages.
+  bool open_window(Extent extent, bool writes, Moved& moved);
+  void close_window(Extent extent, Moved& moved);
+  // As if all calls had returned: in a forked child their threads are gone.
+  void close_all_windows(Moved& moved);
 
-  // As when no other frame is to be had: of a page that has one, and is not pinned.
+  // As when no other frame is to be had: of a page that has one, and is neither pinned nor held.
   bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
   void set_poison(bool on) { poison_ = on; }
@@ -105,6 +111,11 @@ class Pager {
     std::uint32_t head = 0, tail = 0;  // page index + 1; 0 is none
     std::size_t pages = 0;
   };
+  static bool mapped_from_host(const Page& page) {
+    return page.remote || (page.windows > 0 && page.state == PageState::kHost);
+  }
+  // In no list, so that nothing evicts it.
+  static bool held(const Page& page) { return page.windows > 0 && !mapped_from_host(page); }
   void append(List& list, std::size_t index);
   void remove(List& list, std::size_t index);
   List& list_of(const Page& page) {
@@ -126,6 +137,10 @@ class Pager {
   void detach(std::size_t index);
   bool duplicate(std::size_t index, Moved& moved);
   bool make_writable(std::size_t index);
+  bool can_hold(const Page& page) const;
+  bool hold(std::size_t index, bool writes);
+  void let_go(std::size_t index, Moved& moved);
+  bool open_on(std::size_t index, bool writes, Moved& moved);
   bool release_page(std::size_t index);
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
@@ -137,6 +152,7 @@ class Pager {
   std::vector<std::uint32_t> free_frames_;
   std::size_t frames_ = 0, opened_ = 0, used_ = 0, peak_ = 0;
   std::size_t host_pages_ = 0, peak_host_pages_ = 0;
+  std::size_t fixed_ = 0;  // frames that cannot be taken: pinned or held
   List used_list_, discarded_, unused_;
   bool poison_ = false, uvm_ = false;
 };

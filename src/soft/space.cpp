@@ -1,6 +1,7 @@
 #include "soft/space.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,16 +13,23 @@ namespace {
 constexpr int MREMAP_DONTUNMAP = 4;
 #endif
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {
-  void* raw = mmap(nullptr, bytes + kPageBytes, protection,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw = mmap(nullptr, bytes + kPageBytes, protection, kReservation, -1, 0);
   if (raw == MAP_FAILED) return 0;
   const auto start = reinterpret_cast<std::uintptr_t>(raw);
   const std::uintptr_t base = align_up(start, kPageBytes);
   if (base > start) munmap(raw, base - start);
   const std::uintptr_t tail = start + kPageBytes - base;
   if (tail > 0) munmap(reinterpret_cast<void*>(base + bytes), tail);
+  return base;
+}
+
+// Of what memory is moved into and out of; it goes with the memory.
+std::uintptr_t reserve_home(std::size_t bytes, int protection) {
+  const std::uintptr_t base = reserve_aligned(bytes, protection);
+  if (!base) return 0;
   auto* area = reinterpret_cast<void*>(base);
   madvise(area, bytes, MADV_HUGEPAGE);  // 10 times cheaper moves; works without
   madvise(area, bytes, MADV_DONTDUMP);
@@ -51,8 +59,7 @@ bool move_page(void* from, int from_protection, void* to, int to_protection) {
 }
 
 Status probe_dontunmap() {
-  void* from =
-      mmap(nullptr, kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* from = mmap(nullptr, kPageBytes, PROT_NONE, kReservation, -1, 0);
   if (from == MAP_FAILED) return {Code::kNotSupported, "the kernel refuses to reserve memory"};
   void* to = mremap(from, kPageBytes, kPageBytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
   const int error = errno;
@@ -76,8 +83,8 @@ Status Space::reserve(std::size_t pages, std::size_t min_pages, bool backed) {
     pages_ = pages;
     managed_ = reserve_aligned(bytes, PROT_NONE);
     if (managed_ && !backed) return {};
-    host_ = reserve_aligned(bytes, kReadWrite);
-    frames_ = reserve_aligned(bytes, PROT_NONE);
+    host_ = reserve_home(bytes, kReadWrite);
+    frames_ = reserve_home(bytes, PROT_NONE);
     if (managed_ && host_ && frames_) return {};
     release();
   }
@@ -93,28 +100,52 @@ void Space::release() {
   pages_ = 0;
 }
 
+// Where a limit was set below what is reserved already, a move fails halfway, and what is halfway
+// cannot be put back: the place that it goes to is no reservation any more, or nothing may be made
+// writable.
+bool Space::may_move() const {
+  const std::size_t bytes = pages_ << kPageShift;
+  struct rlimit address_space = {}, data = {};
+  getrlimit(RLIMIT_AS, &address_space);
+  getrlimit(RLIMIT_DATA, &data);
+  return address_space.rlim_cur >= 3 * bytes && data.rlim_cur >= bytes;
+}
+
+bool Space::move(void* from, int from_protection, void* to, int to_protection) {
+  return may_move() && move_page(from, from_protection, to, to_protection);
+}
+
+// Moves the page's memory home. What a move leaves behind is a mapping of its own for ever; a new
+// reservation becomes one with its neighbours, so that mappings are bounded by what is resident.
+bool Space::leave(std::size_t page, int protection, void* home) {
+  void* place = at(managed_, page);
+  if (!move(place, protection, home, kReadWrite)) return false;
+  mmap(place, kPageBytes, PROT_NONE, kReservation | MAP_FIXED, -1, 0);  // refused: as it was
+  return true;
+}
+
 bool Space::open_frame(std::size_t index) {
-  return !backed_ || set_protection(frame(index), kReadWrite);
+  return !backed_ || keep(set_protection(frame(index), kReadWrite));
 }
 
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {
-  return !backed_ || move_page(frame(index), kReadWrite, at(managed_, page), protection);
+  return !backed_ || keep(move(frame(index), kReadWrite, at(managed_, page), protection));
 }
 
 bool Space::unmap_frame(std::size_t index, std::size_t page, int protection) {
-  return !backed_ || move_page(at(managed_, page), protection, frame(index), kReadWrite);
+  return !backed_ || keep(leave(page, protection, frame(index)));
 }
 
 bool Space::map_host(std::size_t page) {
-  return !backed_ || move_page(host(page), kReadWrite, at(managed_, page), kReadWrite);
+  return !backed_ || keep(move(host(page), kReadWrite, at(managed_, page), kReadWrite));
 }
 
 bool Space::unmap_host(std::size_t page) {
-  return !backed_ || move_page(at(managed_, page), kReadWrite, host(page), kReadWrite);
+  return !backed_ || keep(leave(page, kReadWrite, host(page)));
 }
 
 bool Space::protect(std::size_t page, int protection) {
-  return !backed_ || set_protection(at(managed_, page), protection);
+  return !backed_ || keep(set_protection(at(managed_, page), protection));
 }
 
 void Space::copy_in(std::size_t index, std::size_t page) {

@@ -46,11 +46,20 @@ class Space {
   void copy_out(std::size_t frame, std::size_t page);
   // Of a page that is mapped and accessible.
   void fill(std::size_t page, unsigned char value);
+  // Whether the last of these calls was one that the kernel refused.
+  bool refused() const { return refused_; }
   // Gives physical memory back.
   void drop_frame(std::size_t frame);
   void drop_host(std::size_t page);
 
  private:
+  bool keep(bool done) {
+    refused_ = !done;
+    return done;
+  }
+  bool may_move() const;
+  bool move(void* from, int from_protection, void* to, int to_protection);
+  bool leave(std::size_t page, int protection, void* home);
   char* host(std::size_t page) const { return at(host_, page); }
   char* frame(std::size_t frame) const { return at(frames_, frame); }
   static char* at(std::uintptr_t base, std::size_t index) {
@@ -59,6 +68,7 @@ class Space {
   std::size_t pages_ = 0;
   std::uintptr_t managed_ = 0, host_ = 0, frames_ = 0;
   bool backed_ = true;
+  bool refused_ = false;
 };
 
 }  // namespace umem::soft

@@ -15,8 +15,6 @@ struct Device {
   Profile profile;
   Pager pager;
   Clock clock;
-  std::uintptr_t repeated = 0;  // the present page's address that faulted last, and how often
-  int repeats = 0;
   driver::Telemetry counters;  // what pager and clock do not keep themselves
 
   // Books what the pager moved because a page had to come, or because `stream` was told to.

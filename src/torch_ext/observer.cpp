@@ -9,6 +9,7 @@
 #ifdef UMEM_WITH_CUDA
 #include <c10/cuda/CUDAStream.h>
 #endif
+#include <pthread.h>
 
 #include <algorithm>
 #include <memory>
@@ -224,6 +225,47 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
 std::mutex g_mutex;
 at::CallbackHandle g_handle = at::INVALID_CALLBACK_HANDLE;
 
+at::CallbackHandle add_callback() {
+  return at::addGlobalCallback(
+      at::RecordFunctionCallback(on_start, on_end)
+          .needsInputs(true)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
+                   at::RecordScope::USER_SCOPE}));
+}
+
+// A thread's first op copies torch's list of callbacks under torch's lock. fork() makes all threads
+// wait that allocate, and copying a list with entries allocates: the child would have the lock in
+// the hands of a thread that it does not have. An empty list is copied without allocating, so the
+// observer is out of it during a fork. Ops that begin meanwhile are not seen.
+void prepare_fork() {
+  g_mutex.lock();
+  lock_names_for_fork();
+  lock_threads_for_fork();
+  if (g_handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_handle);
+}
+
+void end_fork() {
+  if (g_handle != at::INVALID_CALLBACK_HANDLE) g_handle = add_callback();
+  unlock_threads_after_fork();
+  g_mutex.unlock();
+}
+
+void end_fork_in_parent() {
+  unlock_names_in_parent();
+  end_fork();
+}
+
+void end_fork_in_child() {
+  unlock_names_in_child();
+  end_fork();
+}
+
+void register_fork_handlers() {
+  static std::once_flag once;
+  std::call_once(once,
+                 [] { pthread_atfork(&prepare_fork, &end_fork_in_parent, &end_fork_in_child); });
+}
+
 }  // namespace
 
 bool observer_installed() {
@@ -234,11 +276,8 @@ bool observer_installed() {
 void install_observer() {
   std::lock_guard guard(g_mutex);
   if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
-  g_handle = at::addGlobalCallback(
-      at::RecordFunctionCallback(on_start, on_end)
-          .needsInputs(true)
-          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
-                   at::RecordScope::USER_SCOPE}));
+  register_fork_handlers();
+  g_handle = add_callback();
 }
 
 void remove_observer() {

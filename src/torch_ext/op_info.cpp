@@ -129,4 +129,17 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
   return *info;
 }
 
+void lock_names_for_fork() {
+  shared_table().mutex.lock();
+}
+
+void unlock_names_in_parent() {
+  shared_table().mutex.unlock();
+}
+
+// A new lock: the readers that waited for the old one are counted in it, and never come.
+void unlock_names_in_child() {
+  std::construct_at(&shared_table().mutex);
+}
+
 }  // namespace umem::torch_ext

@@ -47,5 +47,9 @@ class OpInfoCache {
   Entry entries_[kEntries];
   OpInfo overflow_;  // for names beyond the shared table's bound
 };
+// Around fork(): as a child that finds the shared table locked could run no op.
+void lock_names_for_fork();
+void unlock_names_in_parent();
+void unlock_names_in_child();
 
 }  // namespace umem::torch_ext

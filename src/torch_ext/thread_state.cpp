@@ -69,4 +69,12 @@ ObserverCounters sum_counters() {
   return sum;
 }
 
+void lock_threads_for_fork() {
+  registry().mutex.lock();
+}
+
+void unlock_threads_after_fork() {
+  registry().mutex.unlock();
+}
+
 }  // namespace umem::torch_ext

@@ -61,6 +61,9 @@ inline ThreadState* thread_state() {
   return C10_LIKELY(state != nullptr) ? state : make_thread_state();
 }
 ObserverCounters sum_counters();
+// Around fork(): a child in which threads are being registered could register none itself.
+void lock_threads_for_fork();
+void unlock_threads_after_fork();
 
 inline void* OpRecord::operator new(std::size_t bytes) {
   ThreadState* state = t_state;

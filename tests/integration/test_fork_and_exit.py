@@ -36,6 +36,39 @@ def test_fork_twice_with_live_tensors() -> None:
     assert (code, out, err) == (0, "True True\n", "")
 
 
+def test_a_child_can_compute_whatever_the_parents_threads_were_at() -> None:
+    """The parent forks while other threads run their first ops, for which torch takes a lock."""
+    code, out, err = program.run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        def op():
+            torch.ones(4).add_(1)
+        def run(function):
+            thread = threading.Thread(target=function)
+            thread.start(); thread.join()
+        def keep_starting():
+            while True: run(op)
+        for _ in range(3): threading.Thread(target=keep_starting, daemon=True).start()
+        def hangs():
+            pid = os.fork()
+            if pid == 0:
+                run(op)
+                os._exit(0)
+            end = time.monotonic() + 15
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > end:
+                    os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
+                    return True
+                time.sleep(0.001)
+            return False
+        print(any(hangs() for _ in range(60)), umem.stats().hook_errors, flush=True)
+        os._exit(0)
+        """
+    )
+    assert (code, out, err) == (0, "False 0\n", "")
+
+
 def test_spawned_children_enable_for_themselves() -> None:
     code, out, err = program.run(
         """
@@ -147,3 +180,41 @@ def test_faulthandler_afterwards() -> None:
         TEST_POLICY="none",
     )
     assert (code, out, err) == (0, "True\n", "")
+
+
+def test_a_handler_that_takes_the_place_of_umems_is_noticed() -> None:
+    code, out, err = program.run(
+        """
+        import ctypes, platform
+        tensors = blocks(12)
+        number = {"x86_64": 13, "aarch64": 134}[platform.machine()]
+        for _ in range(3):
+            # As no wrapper of libc's sees it: the default action.
+            assert ctypes.CDLL(None).syscall(number, 11, (ctypes.c_long * 4)(), None, 8) == 0
+            umem.step()
+            for t in tensors: t.add_(1).sub_(1)
+        print(intact(tensors))
+        """,
+        TEST_POLICY="none",
+    )
+    assert (code, out) == (0, "True\n"), err
+    assert err.count("another SIGSEGV handler took the place") == 1
+
+
+def test_the_limit_that_refuses_memory_is_named() -> None:
+    code, out, err = program.run(
+        """
+        import resource
+        umem.set_budget("64MiB")
+        tensors = blocks(12)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, hard))
+        try:
+            torch.empty(4 * MIB)
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        print("RLIMIT_DATA (ulimit -d) is 256 MiB" in text, intact(tensors))
+        """
+    )
+    assert (code, out, err) == (0, "True True\n", "")

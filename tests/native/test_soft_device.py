@@ -3,13 +3,19 @@ time, system calls on evicted pages, forked children, injected failures."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import mmap
 import os
+import platform
 import random
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -370,6 +376,30 @@ def test_threads_fault_side_by_side(driver: Driver) -> None:
     assert wrong == []
 
 
+def test_many_threads_fault_on_one_page() -> None:
+    """The losers of the race for a page are no threads that nothing can help."""
+    done = run_python(
+        PREAMBLE
+        + """
+import threading
+page, threads, rounds = 2 << 20, 96, 40
+start, end = threading.Barrier(threads + 1), threading.Barrier(threads + 1)
+def work():
+    for _ in range(rounds):
+        start.wait(); ctypes.memset(ptr, 1, 1); end.wait()
+threading.stack_size(256 << 10)
+workers = [threading.Thread(target=work) for _ in range(threads)]
+[w.start() for w in workers]
+for _ in range(rounds):
+    d.touch(ptr + 16 * page, 16 * page)
+    start.wait(); end.wait()
+[w.join() for w in workers]
+print("ok")
+"""
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_its_own_copy(driver: Driver) -> None:
     pages = 2 * FRAMES
@@ -445,6 +475,15 @@ def test_a_python_handler_for_sigsegv_does_not_take_faults_away() -> None:
     assert done.stdout == "seen\nok\n"
 
 
+def test_a_handler_set_by_ctypes_does_not_take_faults_away() -> None:
+    done = run_python(
+        PREAMBLE
+        + "libc = ctypes.CDLL('libc.so.6'); libc.signal(11, None); d.touch(ptr, 64 << 20)\n"
+        + "print('ok', flush=True); ctypes.string_at(16)"
+    )
+    assert (done.returncode, done.stdout) == (-11, "ok\n"), done.stderr
+
+
 def test_signals_that_touch_managed_memory_do_not_deadlock() -> None:
     done = run_python(
         PREAMBLE
@@ -508,14 +547,262 @@ print("ok")
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
-def test_a_datagram_is_not_lost(driver: Driver) -> None:
+@pytest.mark.parametrize("call", ["recv", "recvfrom", "recvmsg", "read"])
+def test_a_datagram_is_not_lost(driver: Driver, call: str) -> None:
     ptr, _ = evicted(driver, 1)
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    into = as_buffer(ptr, 5)
     with left, right:
         right.settimeout(10)
         left.send(b"hello")
-        assert right.recv_into(as_buffer(ptr, 5)) == 5
+        if call == "recv":
+            assert right.recv_into(into) == 5
+        elif call == "recvfrom":
+            assert right.recvfrom_into(into)[0] == 5
+        elif call == "recvmsg":
+            assert right.recvmsg_into([into])[0] == 5
+        else:
+            with open(right.fileno(), "rb", buffering=0, closefd=False) as file:
+                assert file.readinto(into) == 5
     assert driver.calls.load(ptr, 5) == b"hello"
+
+
+@pytest.mark.parametrize("call", ["sendto", "sendmsg"])
+def test_an_evicted_datagram_is_sent(driver: Driver, call: str, tmp_path: Path) -> None:
+    ptr, data = evicted(driver, 1)
+    address = str(tmp_path / "socket")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as right,
+    ):
+        right.bind(address)
+        if call == "sendto":
+            assert left.sendto(as_buffer(ptr, 1000), address) == 1000
+        else:
+            assert left.sendmsg([as_buffer(ptr, 1000)], [], 0, address) == 1000
+        assert right.recv(2000) == data[:1000]
+
+
+# --- pages stay where they are while a system call accesses them ---------------------------------
+
+
+@contextlib.contextmanager
+def reading(ptr: int, nbytes: int) -> Iterator[Callable[[bytes], None]]:
+    """Within it a thread is in read(2) of that memory; ends it with the bytes that it is given."""
+    reader, writer = os.pipe()
+    result: list[int | None] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            result.append(file.readinto(as_buffer(ptr, nbytes)))
+
+    with os.fdopen(reader, "rb", buffering=0) as file, os.fdopen(writer, "wb", buffering=0) as pipe:
+        thread = threading.Thread(target=read)
+        thread.start()
+        task = Path(f"/proc/self/task/{thread.native_id}/syscall")
+        while not task.read_text().startswith(f"{READ} "):
+            time.sleep(0.001)
+
+        def end(data: bytes) -> None:
+            pipe.write(data)
+            thread.join(30)
+            assert result == [len(data)]
+
+        yield end
+
+
+READ = {"x86_64": 0, "aarch64": 63}[platform.machine()]
+
+
+def test_what_a_call_accesses_is_not_evicted(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    moved = driver.calls.telemetry()
+    with reading(ptr, 2 * PAGE) as end:
+        assert driver.states(ptr, 2) == ["device"] * 2
+        after = driver.calls.telemetry()
+        assert (after["bytes_out"], after["bytes_in"]) == (moved["bytes_out"], moved["bytes_in"])
+        other = driver.alloc(2 * FRAMES)
+        driver.calls.touch(other, 2 * FRAMES * PAGE)
+        driver.prefetch(ptr, 4, HOST)
+        driver.discard(ptr, PAGE)
+        assert driver.states(ptr, 4) == ["device"] * 2 + ["host"] * 2
+        end(b"filled")
+    assert driver.calls.load(ptr, 6) == b"filled"
+
+
+def test_a_page_that_is_sent_to_the_host_during_a_call_goes_afterwards(driver: Driver) -> None:
+    ptr = driver.alloc(3)
+    driver.calls.touch(ptr, 3 * PAGE)
+    with reading(ptr, 3 * PAGE) as end:
+        driver.prefetch(ptr, 3, HOST)
+        driver.prefetch(ptr + 2 * PAGE, 1, DEVICE)  # the last word counts
+        assert driver.states(ptr, 3) == ["device"] * 3
+        end(b"filled")
+    assert driver.states(ptr, 3) == ["host", "host", "device"]
+    assert driver.calls.load(ptr, 6) == b"filled"
+
+
+def test_calls_hold_half_of_the_frames_at_most(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    with reading(ptr, FRAMES * PAGE) as end:
+        assert driver.states(ptr, FRAMES).count("device") == FRAMES // 2
+        other = driver.alloc(FRAMES)
+        driver.calls.touch(other, FRAMES * PAGE)
+        driver.calls.store(other, b"room")
+        driver.calls.touch(other + PAGE, (FRAMES - 1) * PAGE)
+        assert driver.calls.load(other, 4) == b"room"
+        end(b"filled")
+    assert driver.calls.load(ptr, 6) == b"filled"
+    driver.calls.touch(ptr, FRAMES * PAGE)  # all frames can be had again
+    assert driver.states(ptr, FRAMES) == ["device"] * FRAMES
+
+
+def test_a_call_into_a_page_that_another_only_reads(driver: Driver) -> None:
+    ptr = driver.alloc(1)
+    driver.calls.store(ptr, b"weights")
+    driver.prefetch(ptr, 1, HOST)
+    assert driver.calls.cuMemAdvise(ptr, PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    driver.prefetch(ptr, 1, DEVICE)
+    reader, writer = os.pipe()
+    with (
+        os.fdopen(reader, "rb", buffering=0) as source,
+        os.fdopen(writer, "wb", buffering=0) as target,
+    ):
+        assert target.write(as_buffer(ptr, 7)) == 7
+        assert driver.states(ptr, 1) == ["duplicate"]  # a copy on the host is still valid
+        assert source.readinto(as_buffer(ptr + 7, 7)) == 7
+    assert driver.states(ptr, 1) == ["device"]
+    assert driver.calls.load(ptr, 14) == b"weights" * 2
+
+
+def test_freed_during_a_call(driver: Driver) -> None:
+    result, ptr = driver.calls.cuMemAllocManaged(FRAMES * PAGE, GLOBAL)
+    assert result == SUCCESS
+    driver.calls.touch(ptr, 2 * PAGE)
+    with reading(ptr + 4 * PAGE, 1) as end:
+        assert driver.calls.cuMemFree(ptr) == SUCCESS
+        other = driver.alloc(2 * FRAMES)
+        driver.calls.touch(other, 2 * FRAMES * PAGE)
+        with contextlib.suppress(AssertionError):
+            end(b"x")  # to memory that is gone: as in any program, its result is not defined
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_holds_nothing_for_its_parents_calls(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    driver.calls.touch(ptr, FRAMES * PAGE)
+    with reading(ptr, 2 * PAGE) as end:
+        driver.prefetch(ptr, 1, HOST)
+        child = os.fork()
+        if child == 0:
+            good = driver.states(ptr, 2) == ["host", "device"]
+            driver.prefetch(ptr, 2, HOST)
+            good &= driver.states(ptr, 2) == ["host"] * 2
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        end(b"filled")
+    assert driver.calls.load(ptr, 6) == b"filled"
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_files_beside_evictions(driver: Driver, tmp_path: Path, direct: bool) -> None:
+    """Another thread takes the frames again and again, while files are read and written."""
+    pages, files = 4, 6
+    ptr, other = driver.alloc(pages), driver.alloc(FRAMES)
+    flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
+    try:
+        fds = [os.open(tmp_path / str(i), flags) for i in range(files)]
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        pytest.skip("this file system has no O_DIRECT")
+    stop = threading.Event()
+
+    def press() -> None:
+        while not stop.is_set():
+            driver.calls.cuMemPrefetchAsync(ptr, pages * PAGE, HOST, 0, driver.stream)
+            driver.calls.touch(other, FRAMES * PAGE)
+            driver.calls.cuMemPrefetchAsync(other, FRAMES * PAGE, HOST, 0, driver.stream)
+
+    for i, fd in enumerate(fds):
+        os.pwrite(fd, mmap_of(bytes([i]) * (pages * PAGE)), 0)
+    view = as_buffer(ptr, pages * PAGE)
+    wrong = []
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        for turn in range(12):
+            i = turn % files
+            view[:] = bytes([0x80 + turn]) * len(view)
+            assert os.preadv(fds[i], [view[: 2 * PAGE]], 0) == 2 * PAGE
+            with open(fds[i], "rb", buffering=0, closefd=False) as file:
+                file.seek(2 * PAGE)
+                assert file.readinto(view[2 * PAGE :]) == 2 * PAGE
+            wrong += [(turn, "read", k) for k in range(pages) if set_of(view, k) != {i}]
+            view[:] = bytes([turn]) * len(view)
+            assert os.pwrite(fds[i], view, 0) == len(view)
+            if (tmp_path / str(i)).read_bytes() != bytes([turn]) * len(view):
+                wrong.append((turn, "write", 0))
+            os.pwrite(fds[i], mmap_of(bytes([i]) * (pages * PAGE)), 0)
+    finally:
+        stop.set()
+        thread.join(60)
+        for fd in fds:
+            os.close(fd)
+    assert wrong == []
+
+
+def mmap_of(data: bytes) -> mmap.mmap:
+    """A copy with the alignment that direct I/O asks for."""
+    copy = mmap.mmap(-1, len(data))
+    copy.write(data)
+    return copy
+
+
+def set_of(view: memoryview, page: int) -> set[int]:
+    """The values of a page's bytes."""
+    return set(bytes(view[page * PAGE : (page + 1) * PAGE]))
+
+
+# --- limits of the process -----------------------------------------------------------------------
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("\n")
+
+
+def test_mappings_are_bounded_by_what_is_resident(driver: Driver) -> None:
+    before = mappings()
+    result, ptr = driver.calls.cuMemAllocManaged(600 * PAGE, GLOBAL)
+    assert result == SUCCESS
+    for page in random.Random(3).sample(range(600), 300):
+        driver.calls.touch(ptr + page * PAGE, PAGE)
+    assert mappings() < before + 8 * FRAMES
+    assert driver.calls.cuMemFree(ptr) == SUCCESS
+    assert mappings() < before + 4 * FRAMES
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_that_is_reached_is_named_and_harms_nothing(limit: str) -> None:
+    done = run_python(
+        PREAMBLE
+        + f"""
+import resource
+for page in range(32): d.store(ptr + page * (2 << 20), b"page%02d" % page)
+_, hard = resource.getrlimit(resource.{limit})
+resource.setrlimit(resource.{limit}, (256 << 20, hard))
+refused = [d.cuMemPrefetchAsync(ptr + page * (2 << 20), 2 << 20, (1, 0), 0, 0) for page in range(8)]
+resource.setrlimit(resource.{limit}, (hard, hard))
+print(set(refused), all(d.load(ptr + page * (2 << 20), 6) == b"page%02d" % page
+                        for page in range(32)), flush=True)
+resource.setrlimit(resource.{limit}, (256 << 20, hard))
+d.touch(ptr, 64 << 20)
+"""
+    )
+    assert (done.returncode, done.stdout) == (-11, "{304} True\n"), done.stderr
+    assert done.stderr.startswith("umem: a managed page cannot be mapped: " + limit), done.stderr
 
 
 # --- any sequence keeps the bytes ----------------------------------------------------------------

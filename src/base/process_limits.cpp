@@ -1,0 +1,91 @@
+#include "base/process_limits.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/units.h"
+
+namespace umem {
+namespace {
+
+class File {
+ public:
+  explicit File(const char* path) : fd_(open(path, O_RDONLY | O_CLOEXEC)) {}
+  ~File() {
+    if (fd_ >= 0) close(fd_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  std::size_t read_some(char* buffer, std::size_t size) const {
+    const ssize_t n = read(fd_, buffer, size);
+    return n > 0 ? static_cast<std::size_t>(n) : 0;
+  }
+
+ private:
+  const int fd_;
+};
+
+std::size_t count_mappings() {
+  const File maps("/proc/self/maps");
+  char part[4096];
+  std::size_t lines = 0;
+  while (const std::size_t n = maps.read_some(part, sizeof part))
+    lines += static_cast<std::size_t>(std::count(part, part + n, '\n'));
+  return lines;
+}
+
+std::size_t max_mappings() {
+  char text[32] = {};
+  std::size_t count = 0;
+  File("/proc/sys/vm/max_map_count").read_some(text, sizeof text - 1);
+  return std::sscanf(text, "%zu", &count) == 1 ? count : 0;
+}
+
+// Of address space, and of what is private and writable.
+struct Usage {
+  std::size_t address_space = 0, data = 0;
+};
+Usage usage() {
+  char text[128] = {};
+  std::size_t pages = 0, data = 0;
+  File("/proc/self/statm").read_some(text, sizeof text - 1);
+  if (std::sscanf(text, "%zu %*u %*u %*u %*u %zu", &pages, &data) != 2) return {};
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return {pages * page_bytes, data * page_bytes};
+}
+
+bool is_reached(int resource, std::size_t used, std::size_t& limit) {
+  struct rlimit value = {};
+  if (getrlimit(resource, &value) != 0 || value.rlim_cur == RLIM_INFINITY) return false;
+  limit = value.rlim_cur;
+  return used + kPageBytes > limit;
+}
+
+}  // namespace
+
+const char* describe_reached_limit(char* text, std::size_t size) {
+  // A move needs a few mappings more than it leaves.
+  static constexpr std::size_t kSpare = 8;
+  static constexpr char kLimit[] = "%s (ulimit %s) is %zu MiB, and the process has %zu MiB";
+  const Usage used = usage();
+  const std::size_t mappings = count_mappings(), most = max_mappings();
+  std::size_t limit = 0;
+  if (mappings + kSpare >= most) {
+    std::snprintf(text, size, "the process has %zu mappings, and vm.max_map_count is %zu", mappings,
+                  most);
+  } else if (is_reached(RLIMIT_AS, used.address_space, limit)) {
+    std::snprintf(text, size, kLimit, "RLIMIT_AS", "-v", limit >> 20, used.address_space >> 20);
+  } else if (is_reached(RLIMIT_DATA, used.data, limit)) {
+    std::snprintf(text, size, kLimit, "RLIMIT_DATA", "-d", limit >> 20, used.data >> 20);
+  } else {
+    std::snprintf(text, size, "the kernel refused memory, and no limit of the process is reached");
+  }
+  return text;
+}
+
+}  // namespace umem
