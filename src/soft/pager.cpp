@@ -403,6 +403,7 @@ void Pager::discard(Extent extent) {
     if (page.remote && !unmap_remote(i)) continue;
     if (page.state == PageState::kHost) {
       page.state = PageState::kVoid;
+      space_.drop_host(i);  // stays counted, as the driver keeps host memory until a free
     } else if (page.state == PageState::kDevice || page.state == PageState::kDuplicate) {
       if (poison_ && space_.protect(i, kReadWrite)) space_.fill(i, kPoison);
       // Unmapped, so that a write is seen and undoes the discard.

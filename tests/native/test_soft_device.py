@@ -784,6 +784,18 @@ def test_mappings_are_bounded_by_what_is_resident(driver: Driver) -> None:
     assert mappings() < before + 4 * FRAMES
 
 
+def test_discarded_host_pages_take_no_memory(driver: Driver) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    pages = 2 * FRAMES
+    ptr, _ = evicted(driver, pages)
+    before = resident()
+    driver.discard(ptr, pages * PAGE)
+    assert resident() < before - (pages - 4) * PAGE
+    assert driver.calls.telemetry()["host_bytes"] == pages * PAGE
+
+
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_limit_that_is_reached_is_named_and_harms_nothing(limit: str) -> None:
     done = run_python(
@@ -803,6 +815,25 @@ d.touch(ptr, 64 << 20)
     )
     assert (done.returncode, done.stdout) == (-11, "{304} True\n"), done.stderr
     assert done.stderr.startswith("umem: a managed page cannot be mapped: " + limit), done.stderr
+
+
+def test_the_end_of_all_mappings_is_named() -> None:
+    if int(Path("/proc/sys/vm/max_map_count").read_text()) > 300_000:
+        pytest.skip("vm.max_map_count is too high to be reached in a test")
+    done = run_python(
+        PREAMBLE
+        + """
+mmap = ctypes.CDLL(None).mmap
+mmap.restype = ctypes.c_void_p
+mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+n = 0  # of two kinds in turns, which do not merge
+while mmap(None, 4096, n % 2, 0x22, -1, 0) != 2**64 - 1: n += 1
+print(d.cuMemPrefetchAsync(ptr, 2 << 20, (1, 0), 0, 0), flush=True)
+d.touch(ptr, 64 << 20)
+"""
+    )
+    assert (done.returncode, done.stdout) == (-11, "304\n"), done.stderr
+    assert "mappings, and vm.max_map_count is" in done.stderr
 
 
 # --- any sequence keeps the bytes ----------------------------------------------------------------
