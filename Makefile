@@ -23,7 +23,7 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak lint dist bench bench-policies \
+.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak mutate lint dist bench bench-policies \
 	bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
@@ -53,6 +53,11 @@ test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
 	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
 		$(CUDA_BIN)/python tests/gpu/sweep.py --per-entry $(PER_ENTRY)
 PER_ENTRY ?= 24
+
+# Each defect of tools/mutants.py is found by a test.
+mutate: $(INSTALLED) $(CUDA_VENV)/.installed
+	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' \
+		$(BIN)/python tools/mutate.py --cuda-python '$(abspath $(CUDA_BIN)/python)'
 
 # Trainings that change all the time, with umem and without: memory is flat and bits are equal.
 MINUTES ?= 60

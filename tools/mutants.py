@@ -1,0 +1,274 @@
+"""Defects that tests have to find, each a change of a few words in one native source.
+
+`mutate.py` makes them one by one. Each is of a kind that was once made here or that a change could
+make: a wait, a pin or a check that is left out, a page too few, a handle that is stale, a stream
+that is another one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_NATIVE = "tests/native"
+# Seconds each. The order is that of how much they find.
+CORE = tuple(
+    f"{_NATIVE}/test_{name}.py"
+    for name in (
+        "runtime", "hints", "planned", "layout", "clean_copies", "pieces", "swap_out", "buffers",
+        "sleep", "replay", "planned_replay", "fragmentation",
+    )
+)  # fmt: skip
+DEVICE = tuple(f"{_NATIVE}/test_{name}.py" for name in ("driver_contract", "soft_device", "replay"))
+# On the software driver, where work is late: the order of streams.
+STREAMS = (
+    "tests/gpu/test_streams.py", "tests/gpu/test_hints.py", "tests/gpu/test_races.py",
+    "tests/gpu/test_frames.py",
+)  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """One defect: in `source`, below src/, `old` becomes `new`; one of `tests` must fail."""
+
+    name: str
+    source: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = CORE
+
+    @property
+    def needs_cuda(self) -> bool:
+        """Whether its tests need the software driver and the CUDA build of torch."""
+        return self.tests == STREAMS
+
+
+_TRANSFERS, _MOVES, _ENGINE = (f"residency/{name}.cpp" for name in ("transfers", "moves", "engine"))
+_ARENA, _POOL, _LAYOUT = "arena/arena.cpp", "arena/segment_pool.cpp", "arena/layout.cpp"
+_PAGER, _CURSOR, _OPS = "soft/pager.cpp", "policy/plan_cursor.cpp", "runtime/ops.cpp"
+
+MUTANTS = (
+    # --- waits between streams
+    Mutant(
+        "an op does not wait for what comes in", _TRANSFERS,
+        "if (arrival > streams_.awaited(stream)) {", "if (false) {", STREAMS,
+    ),
+    Mutant(
+        "an op does not wait for what is populated", _TRANSFERS,
+        "if (populated > streams_.awaited_local(stream)) {", "if (false) {", STREAMS,
+    ),
+    Mutant(
+        "what comes in does not wait for its way out", _TRANSFERS,
+        "for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, "
+        "state_.ledger.at(id).departure));",
+        "", STREAMS,
+    ),
+    Mutant(
+        "what goes out does not wait for its last use", _TRANSFERS,
+        "unit.used_on | streams_.bit(unit.stream), unit.last_use,",
+        "unit.used_on | streams_.bit(unit.stream), 0,", STREAMS,
+    ),
+    Mutant(
+        "what goes out forgets the streams that used it", _TRANSFERS,
+        "unit.used_on | streams_.bit(unit.stream)", "streams_.bit(unit.stream)", STREAMS,
+    ),
+    Mutant(
+        "a populate does not wait for the last block's work", _TRANSFERS,
+        "if (unit.death > 0) UMEM_RETURN_IF_ERROR(after_death(id));", "", STREAMS,
+    ),
+    Mutant(
+        "a discard does not wait for the work before it", _TRANSFERS,
+        "UMEM_RETURN_IF_ERROR(after_homes(ids));", "", STREAMS,
+    ),
+    Mutant(
+        "an event from before the last use will do", "residency/streams.cpp",
+        "return mark.time < t;", "return mark.time + 16 < t;", STREAMS,
+    ),
+    Mutant(
+        "what is issued is taken for complete", "residency/lane.cpp",
+        "if (ticket <= complete_) return {};", "if (ticket <= issued_) return {};", STREAMS,
+    ),
+    Mutant(
+        "a lane issues the newest first", "residency/lane.cpp",
+        "const Job job = std::move(waiting_.front());\n    waiting_.pop_front();",
+        "const Job job = std::move(waiting_.back());\n    waiting_.pop_back();", STREAMS,
+    ),
+    Mutant(
+        "a block is reused while another stream works on it", _ARENA,
+        "if (result == cu::CUDA_ERROR_NOT_READY) return {};",
+        "if (result == cu::CUDA_ERROR_NOT_READY) break;", STREAMS,
+    ),
+    Mutant(
+        "a recorded stream is forgotten at the free", _ARENA,
+        "if (!recorded_.empty()) {", "if (false) {",
+    ),
+    Mutant(
+        "a cached range serves any stream", _ARENA,
+        "RangeId& top = pools_[pool]->large[bytes];", "RangeId& top = pools_[0]->large[bytes];",
+        STREAMS,
+    ),
+    # --- residency
+    Mutant(
+        "what an op uses may be sent out", _MOVES,
+        "unit.state != State::kDevice || unit.op_pins > 0 ||", "unit.state != State::kDevice ||",
+    ),
+    Mutant(
+        "more comes in than the budget holds", _MOVES,
+        "if (!state_.fits(ledger.at(id).bytes)) continue;", "",
+    ),
+    Mutant(
+        "the host budget is not looked at", _MOVES,
+        "return state_.ledger.host_bytes() + more <= state_.limits.host_budget_bytes;",
+        "return true;",
+    ),
+    Mutant(
+        "a discard that failed is not taken back", _MOVES,
+        "ledger.set_state(id, State::kDead);  // still where it was", ";",
+    ),
+    Mutant(
+        "what could not leave counts as gone", _MOVES,
+        "state_.ledger.set_state(id, before);", ";",
+    ),
+    Mutant(
+        "preferred victims leave although they are pinned", _MOVES,
+        "state_.ledger.has(id) && now.evictable(id) &&", "state_.ledger.has(id) &&",
+        (f"{_NATIVE}/test_victim_callback.py",),
+    ),
+    Mutant("an op keeps its pins", _ENGINE, "state_.ledger.unpin(ids[i]);\n    state_", "state_"),
+    Mutant("a use does not count", _ENGINE, "state_.ledger.touch(ids[i]);", ""),
+    Mutant(
+        "a block of another size takes over dead bytes", _ENGINE,
+        "(state_.ledger.at(id).bytes == bytes ||", "(true ||",
+    ),
+    Mutant(
+        "pieces of a new block drive each other out", _ENGINE,
+        "state_.ledger.pin(piece);  // the next one must not drive it out", "",
+    ),
+    Mutant(
+        "a new owner inherits read-mostly", _ENGINE,
+        "state_.count_error(write_back_.advise(id, false));  // the next owner may write", ";",
+    ),
+    Mutant(
+        "bytes that the driver moved meanwhile are where they were", _ENGINE,
+        "state_.ledger.set_state(id, State::kHost);\n    moved_.push_back(id);\n  }\n  if (!dropp",
+        "state_.ledger.set_state(id, State::kDevice);\n  }\n  if (!dropp",
+    ),
+    Mutant(
+        "a pinned block is evicted by hand", "residency/hints.cpp",
+        "if (state_.ledger.at(id).user_pins > 0)", "if (false)",
+    ),
+    Mutant(
+        "pins may take all of the budget", "residency/hints.cpp",
+        "pinned + more + reserve <= budget", "pinned + more <= budget",
+    ),
+    Mutant(
+        "shared pages that do not touch are one run", "residency/shared_pages.cpp",
+        "joins = wanted;", "joins = joins || wanted;",
+    ),
+    Mutant(
+        "a page that is taken over keeps its old life", "residency/shared_pages.cpp",
+        "page = {false, false, false, false};", "page.idle = false;",
+    ),
+    Mutant(
+        "an early copy is not valid on the host", "residency/write_back.cpp",
+        "  ledger.hold_host(id);\n", "",
+    ),
+    # --- the arena
+    Mutant(
+        "a large block is a page short", _ARENA,
+        "slots_[id].bytes = align_up(bytes, kPageBytes);",
+        "slots_[id].bytes = align_down(bytes, kPageBytes);",
+    ),
+    Mutant(
+        "a range that an op uses is freed", _ARENA, "if (leaving && !leaving(id)) continue;",
+        "if (leaving) leaving(id);",
+    ),
+    Mutant(
+        "a bin below the size is searched", _POOL,
+        "units += (1u << (top - kSecondBits)) - 1;", "",
+    ),
+    Mutant(
+        "the rest of a split overlaps", _POOL,
+        "right.offset = left.offset + units;", "right.offset = left.offset + units - 1;",
+    ),
+    Mutant(
+        "free neighbours are not joined", _POOL,
+        "before && chunks_[before].free) {", "before && false) {",
+    ),
+    Mutant(
+        "a layout takes any size", _LAYOUT,
+        "entries_[next_].bytes == bytes && stream == stream_", "stream == stream_",
+    ),
+    Mutant(
+        "a place is given while a block is in it", _LAYOUT,
+        "(subrange != kNoRange && !ranges_.unseen(subrange, range_))", "false",
+    ),
+    # --- the pager
+    Mutant(
+        "an evicted page is not copied out", _PAGER,
+        "hold_host(page);\n    space_.copy_out(page.frame, index);\n    moved",
+        "hold_host(page);\n    moved", DEVICE,
+    ),
+    Mutant(
+        "a page comes in without its contents", _PAGER,
+        "if (copy) space_.copy_in(frame, index);", "", DEVICE,
+    ),
+    Mutant(
+        "a frame more than there are", _PAGER, "while (used_ > frames) {",
+        "while (used_ > frames + 1) {", DEVICE,
+    ),
+    Mutant(
+        "live pages leave before discarded ones", _PAGER,
+        "discarded_.head ? discarded_.head : used_list_.head",
+        "used_list_.head ? used_list_.head : discarded_.head", DEVICE,
+    ),
+    Mutant(
+        "a page leaves while a system call accesses it", _PAGER,
+        "if (held(page)) {\n      page.leaves = true;\n      continue;\n    }\n", "", DEVICE,
+    ),
+    Mutant(
+        "system calls hold all frames", _PAGER,
+        "fixed_ < frames_ / 2 && fixed_ + kMinFrames < frames_", "true", DEVICE,
+    ),
+    Mutant(
+        "a write to a duplicate leaves two versions", _PAGER,
+        "page.state = PageState::kDevice;\n  page.read_only = false;", "page.read_only = false;",
+        DEVICE,
+    ),
+    # --- the plan's follower
+    Mutant(
+        "an allocation of another size is the plan's", _CURSOR,
+        "if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return diverge();", "",
+    ),
+    Mutant(
+        "an op of other tensors is the plan's", _CURSOR,
+        "|| signature != signature_[next_op_]) {", ") {",
+    ),
+    Mutant(
+        "a step that ends early is complete", _CURSOR,
+        "alive_ && next_op_ == n_ops() && next_allocation_ == plan_.allocations.size();", "alive_;",
+    ),
+    Mutant(
+        "a freed block keeps its tensor", "policy/planned.cpp",
+        "entry->cursor.retired(id);", "(void)entry;",
+    ),
+    Mutant(
+        "the oldest of two plans acts", "policy/planned.cpp",
+        "entry->used > active_->used)) active_", "entry->used < active_->used)) active_",
+    ),
+    Mutant(
+        "what the plan keeps goes as the rest does", "policy/pressure.cpp",
+        "if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;", "",
+    ),
+    # --- ops
+    Mutant(
+        "only the first input is brought", _OPS,
+        "for (std::size_t i = inputs.first; i < inputs.count; ++i) {",
+        "for (std::size_t i = inputs.first; i < inputs.first + 1; ++i) {",
+    ),
+    Mutant(
+        "the end of an op ends those around it", _OPS, "*link = op->parent;", "*link = nullptr;",
+    ),
+    Mutant(
+        "pins outlive their block", "runtime/alloc.cpp",
+        "if (!device.pins.empty()) end_pins", "if (false) end_pins",
+    ),
+)  # fmt: skip
