@@ -18,6 +18,8 @@ import pytest
 
 NIGHTLY = "nightly"  # the hypothesis profile with more examples than each test asks for
 NIGHTLY_TIMES = 3
+# A file of tests runs in one process: with the longest first, none is left for a single one to end.
+FIRST = ("test_sanitizers.py", "test_fault_sweep.py", "test_demo.py")
 hypothesis.settings.register_profile(NIGHTLY)
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
@@ -37,6 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile") == NIGHTLY:
         _multiply_examples(items, NIGHTLY_TIMES)
+    items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
         gpu, cpu = (item.get_closest_marker(name) for name in ("gpu", "cpu"))
         if gpu and cpu:
