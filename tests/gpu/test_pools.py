@@ -241,3 +241,24 @@ def test_a_block_of_a_pool_can_be_shared(soft: Softcuda | None) -> None:
     # The software driver has no CUDA IPC: it is asked, and says so.
     assert ("not supported" in problem) if soft is not None else (problem == "")
     del x
+
+
+def test_what_torch_freed_while_umem_was_off_counts_no_more(
+    program: Callable[..., tuple[str, str]],
+) -> None:
+    program(
+        """
+        enable("64MiB")
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            x = torch.ones(8 * MIB, device="cuda")  # 32 MiB
+        umem.disable()
+        del x, pool
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+        enable("64MiB")
+        kept = blocks(20)  # 40 MiB
+        assert intact(kept) and umem.stats().evictions == 0, umem.stats()
+        """
+    )

@@ -234,8 +234,7 @@ void CudaAllocator::emptyCache(c10::MempoolId_t id) {
     runtime::release_cached();
   }
   native_->emptyCache(id);
-  for (int device = 0; device < device_count(); ++device)
-    tell_outside_bytes(static_cast<c10::DeviceIndex>(device));
+  tell_outside_bytes();
 }
 
 caching::ShareableHandle CudaAllocator::shareIpcHandle(void* ptr) {

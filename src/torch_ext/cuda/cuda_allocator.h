@@ -25,6 +25,8 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Before it is handed to torch.
   void set_native(caching::CUDAAllocator* native) { native_ = native; }
   caching::CUDAAllocator* native() const { return native_; }
+  // Of every device, what torch's own allocator holds: it may have changed while that one was on.
+  void tell_outside_bytes();
 
   // allocator.cpp
   c10::DataPtr allocate(std::size_t bytes) override;

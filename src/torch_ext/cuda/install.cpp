@@ -73,6 +73,7 @@ void install_cuda_allocator() {
   }
   g_was_installed = true;
   tell_workspace_sizes();
+  ours.tell_outside_bytes();
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }
 

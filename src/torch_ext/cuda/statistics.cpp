@@ -98,4 +98,9 @@ void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
   runtime::set_outside_bytes(device, static_cast<std::size_t>(reserved));
 }
 
+void CudaAllocator::tell_outside_bytes() {
+  for (int device = 0; device < device_count(); ++device)
+    tell_outside_bytes(static_cast<c10::DeviceIndex>(device));
+}
+
 }  // namespace umem::torch_ext
