@@ -107,8 +107,9 @@ MUTANTS = (
     ),
     # --- residency
     Mutant(
-        "what an op uses may be sent out", _MOVES,
-        "unit.state != State::kDevice || unit.op_pins > 0 ||", "unit.state != State::kDevice ||",
+        "what an op uses is evicted by hand", "residency/hints.cpp",
+        "  if (state_.ledger.at(id).op_pins > 0)\n    return {Code::kBadState, \"the block",
+        "  if (false)\n    return {Code::kBadState, \"the block",
     ),
     Mutant(
         "more comes in than the budget holds", _MOVES,

@@ -47,11 +47,9 @@ class Workshop:
     def make(self) -> str:
         """Build, and put the result into the packages. Return the compiler's errors."""
         if not (self.build / "CMakeCache.txt").exists():
-            subprocess.run(
-                ["cmake", "-S", self.tree, "-B", self.build, "-DUMEM_BUILD_BINDINGS=OFF"],
-                check=True,
-                stdout=subprocess.DEVNULL,
-            )
+            warnings_off = "-DCMAKE_CXX_FLAGS=-w"  # what a defect leaves unused is no error
+            command = ["cmake", "-S", self.tree, "-B", self.build, "-DUMEM_BUILD_BINDINGS=OFF"]
+            subprocess.run([*command, warnings_off], check=True, stdout=subprocess.DEVNULL)
         done = subprocess.run(
             ["cmake", "--build", self.build, "--target", "umem", "--parallel"],
             capture_output=True, text=True, check=False,
@@ -83,12 +81,10 @@ def try_one(workshop: Workshop, mutant: Mutant, python: str) -> str:
     """Return the test that finds the defect; empty if none does.
 
     Raises:
-        SystemExit: the text that it changes is not there once, or it does not compile.
+        SystemExit: it does not compile.
     """
     path = workshop.tree / "src" / mutant.source
     text = path.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: its text is {text.count(mutant.old)} times in {path}")
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         if errors := workshop.make():
