@@ -48,8 +48,9 @@ class Workshop:
         """Build, and put the result into the packages. Return the compiler's errors."""
         if not (self.build / "CMakeCache.txt").exists():
             warnings_off = "-DCMAKE_CXX_FLAGS=-w"  # what a defect leaves unused is no error
-            command = ["cmake", "-S", self.tree, "-B", self.build, "-DUMEM_BUILD_BINDINGS=OFF"]
-            subprocess.run([*command, warnings_off], check=True, stdout=subprocess.DEVNULL)
+            command = ["cmake", "-S", str(self.tree), "-B", str(self.build), warnings_off]
+            command.append("-DUMEM_BUILD_BINDINGS=OFF")
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         done = subprocess.run(
             ["cmake", "--build", self.build, "--target", "umem", "--parallel"],
             capture_output=True, text=True, check=False,

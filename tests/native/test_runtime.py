@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from umem import _core
-from umem.errors import ConfigError, OutOfMemoryError, StateError
+from umem.errors import ConfigError, DriverError, OutOfMemoryError, StateError
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -479,6 +479,21 @@ def test_a_failing_driver_call_loses_no_data(blocks: Blocks, entry: str) -> None
         use(at)
         assert _core.driver.load(at, 1) == bytes([value])
     assert _core.driver.calls(entry) > 5  # it was really in the way
+
+
+def test_what_the_driver_did_not_send_out_is_still_there(blocks: Blocks) -> None:
+    _core.start(options())
+    _core.driver.instrument()
+    ptr = blocks.take(4 * MIB)
+    before = _core.stats()["resident_bytes"]
+    _core.driver.inject("cuMemPrefetchBatchAsync", 1, 999)
+    with pytest.raises(DriverError, match="CUDA_ERROR_UNKNOWN"):
+        _core.evict(ptr, 1)
+    _core.driver.clear_injections()
+    assert state_of(ptr) == "device"
+    assert _core.stats()["resident_bytes"] == before
+    _core.evict(ptr, 1)
+    assert state_of(ptr) == "host"
 
 
 def ledger_bytes() -> int:

@@ -47,6 +47,26 @@ def test_who_it_names_leaves_first(program: Program) -> None:
     assert ignored() == 0
 
 
+def test_what_is_pinned_stays_whoever_names_it(program: Program) -> None:
+    ids: list[int] = []
+
+    def none_of(view: CandidateView, need: int) -> list[int]:
+        ids.extend(block.id for block in view.blocks)
+        return []
+
+    for name in "abcd":
+        program.take(name)
+    ask(none_of)
+    program.take("e")
+    assert program.away() == {"a"}
+    number = _core.hold([(program.at["b"], 1)], "pin", ["b"])
+    ask(lambda view, need: ids[1:3])
+    program.take("f")
+    assert program.away() == {"a", "c"}
+    assert ignored() == 1
+    _core.unhold(number)
+
+
 def test_what_it_sees(program: Program) -> None:
     token = _core.op_begin([], "conv", "forward")
     program.take("a")
