@@ -248,10 +248,6 @@ MUTANTS = (
         "alive_ && next_op_ == n_ops() && next_allocation_ == plan_.allocations.size();", "alive_;",
     ),
     Mutant(
-        "a freed block keeps its tensor", "policy/planned.cpp",
-        "entry->cursor.retired(id);", "(void)entry;",
-    ),
-    Mutant(
         "the oldest of two plans acts", "policy/planned.cpp",
         "entry->used > active_->used)) active_", "entry->used < active_->used)) active_",
     ),

@@ -33,13 +33,22 @@ def installed(python: str) -> Path:
     return Path(done.stdout.strip())
 
 
+def _copy_changed(source: str, target: str) -> None:
+    """Copy a file, unless the target is the same: its time says what has to be compiled."""
+    data = Path(source).read_bytes()
+    if not Path(target).exists() or Path(target).read_bytes() != data:
+        Path(target).write_bytes(data)
+
+
 class Workshop:
     """A copy of the sources, its build, and a package with that for each Python."""
 
     def __init__(self, folder: Path, pythons: Sequence[str]) -> None:
         self.tree, self.build = folder / "tree", folder / "build"
         self.sites = {python: folder / f"site{i}" for i, python in enumerate(pythons)}
-        shutil.copytree(ROOT / "src", self.tree / "src", dirs_exist_ok=True)
+        shutil.copytree(
+            ROOT / "src", self.tree / "src", dirs_exist_ok=True, copy_function=_copy_changed
+        )
         shutil.copy(ROOT / "CMakeLists.txt", self.tree)
         for python, site in self.sites.items():
             shutil.copytree(installed(python), site / "umem", dirs_exist_ok=True)

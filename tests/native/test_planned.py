@@ -320,6 +320,18 @@ def test_two_plans_take_turns(program: Program) -> None:
     assert _core.plan_status()["plans"] == 2
 
 
+def test_of_two_plans_that_fit_the_one_that_was_right_last_acts(program: Program) -> None:
+    tensors = weights(program, "abc")
+    _core.install_plan(columns(tensors, [[0], [1], [2]], evict=[[1, 0]]))
+    two = _core.install_plan(columns(tensors, [[0], [1], [2]], evict=[[2, 1]]))
+    for _ in range(3):
+        for op in "abc":
+            program.op(op)
+        assert program.away() == {"b"}
+        _core.step()
+        assert _core.plan_status()["complete"] == two
+
+
 def test_of_too_many_plans_the_one_that_was_right_longest_ago_goes(program: Program) -> None:
     tensors = weights(program, "ab")
     plans = [columns(tensors, [[0]] * n) for n in range(1, 9)]

@@ -82,6 +82,15 @@ def test_memory_is_aligned_and_distinct(blocks: Blocks) -> None:
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
 
 
+def test_neighbours_that_are_free_serve_a_larger_block(blocks: Blocks) -> None:
+    _core.start(options())
+    page = [blocks.take(256 << 10) for _ in range(8)]
+    assert len({ptr // PAGE for ptr in page}) == 1
+    for ptr in sorted(page)[:-1]:
+        blocks.drop(ptr)
+    assert blocks.take(1536 << 10) // PAGE == page[0] // PAGE
+
+
 def test_zero_bytes_are_no_memory(blocks: Blocks) -> None:
     _core.start(options())
     assert _core.allocate(0) == 0
@@ -627,6 +636,16 @@ def test_the_guard_counts_small_blocks_and_keeps_the_cache(blocks: Blocks) -> No
     for _ in range(4):
         blocks.take(2 * MIB - 300)
     assert _core.driver.calls("cuMemAllocManaged") == 0
+
+
+def test_an_op_goes_on_after_one_inside_it(blocks: Blocks) -> None:
+    _core.start(options())
+    outer = _core.op_begin([], "", "forward")
+    _core.op_end(_core.op_begin([], "", "forward"), "")
+    ptr = blocks.take(4 * MIB)
+    assert [row["pins"] for row in _core.blocks() if row["base"] == ptr] == [1]
+    _core.op_end(outer, "")
+    assert [row["pins"] for row in _core.blocks() if row["base"] == ptr] == [0]
 
 
 def test_ops_may_end_out_of_order_but_not_elsewhere(blocks: Blocks) -> None:
