@@ -23,8 +23,8 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak mutate lint dist bench bench-policies \
-	bench-recompute bench-sharing options-doc install clean
+.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak mutate lint dist bench \
+	bench-policies bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -47,18 +47,6 @@ nightly:
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) dist
 
-# More driver calls of a training fail than in the tests, on both software drivers.
-test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
-	$(BIN)/python tests/gpu/sweep.py --device soft --per-entry $(PER_ENTRY)
-	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
-		$(CUDA_BIN)/python tests/gpu/sweep.py --per-entry $(PER_ENTRY)
-PER_ENTRY ?= 24
-
-# Each defect of tools/mutants.py is found by a test.
-mutate: $(INSTALLED) $(CUDA_VENV)/.installed
-	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' \
-		$(BIN)/python tools/mutate.py --cuda-python '$(abspath $(CUDA_BIN)/python)'
-
 # Trainings that change all the time, with umem and without: memory is flat and bits are equal.
 MINUTES ?= 60
 soak: $(INSTALLED)
@@ -75,9 +63,20 @@ CUDA_HEADERS := 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
 SOFTCUDA := $(CUDA_VENV)/softcuda
 DRIVER := $(BUILD_VENV)/softcuda
 
+ON_SOFTCUDA = SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)'
+
 test-cuda: $(CUDA_VENV)/.installed
-	SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)' \
-		$(CUDA_BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
+	$(ON_SOFTCUDA) $(CUDA_BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
+
+# More driver calls of a training fail than in the tests, on both software drivers.
+PER_ENTRY ?= 24
+test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
+	$(BIN)/python tests/gpu/sweep.py --device soft --per-entry $(PER_ENTRY)
+	$(ON_SOFTCUDA) $(CUDA_BIN)/python tests/gpu/sweep.py --per-entry $(PER_ENTRY)
+
+# Each defect of tools/mutants.py is found by a test.
+mutate: $(INSTALLED) $(CUDA_VENV)/.installed
+	$(ON_SOFTCUDA) $(BIN)/python tools/mutate.py --cuda-python '$(abspath $(CUDA_BIN)/python)'
 
 # What touches torch's own interfaces, in three minutes.
 test-cuda-oldest:
