@@ -45,3 +45,21 @@ def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
 
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def plain(text: str) -> str:
+    """Escape the characters that could control a terminal, and those that none can show."""
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
+def shown(value: object) -> str:
+    """Return a value from elsewhere for a message: at most 40 characters, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:37]}..."

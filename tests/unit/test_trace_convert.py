@@ -252,7 +252,7 @@ class Evil:
         ([1], "not as torch.cuda.memory._snapshot writes it"),
         ({"segments": []}, "KeyError: 'device_traces'"),
         (snapshot_of([]), "the snapshot has no history"),
-        (snapshot_of([entry("alloc", -1, 1)]), "'-1' is not an address or a size"),
+        (snapshot_of([entry("alloc", -1, 1)]), "-1 is not an address or a size"),
         (snapshot_of([entry("alloc", 1, 1 << 61)]), "is not an address or a size"),
         (snapshot_of([entry("alloc", 1, "x")]), "'x' is not an address or a size"),
         (snapshot_of(["alloc"]), "TypeError"),  # type: ignore[list-item]
@@ -273,8 +273,13 @@ def test_a_bad_snapshot_is_one_line_and_runs_nothing(
 
 def test_a_snapshot_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "s.pickle"
-    # An empty list as object number 2^32 - 1, and bytes that claim to be 2^62.
-    for content in (b"\x80\x04]r\xff\xff\xff\xff.", b"\x80\x04\x8e" + bytes(7) + b"\x40."):
+    # An empty list as object number 2^32 - 1, and bytes and a byte array that claim to be longer
+    # than the file.
+    for content in (
+        b"\x80\x04]r\xff\xff\xff\xff.",
+        b"\x80\x04\x8e" + bytes(7) + b"\x40.",
+        b"\x80\x05\x96" + (1 << 30).to_bytes(8, "little") + b".",
+    ):
         path.write_bytes(content)
         tracemalloc.start()
         with pytest.raises(TraceError, match=f"^{path}: not "):
@@ -376,3 +381,16 @@ def test_partial_keeps_all_of_a_whole_trace_and_refuses_a_damaged_one(tmp_path: 
     bad.write_bytes(b"".join([*lines[:3], lines[3][:-5] + b"\n", *lines[4:]]))
     with pytest.raises(TraceError, match=r"bad\.jsonl:4: not JSON"):
         convert(bad, tmp_path / "no.jsonl", partial=True)
+
+
+def test_keys_of_a_snapshot_are_names_and_numbers(tmp_path: Path) -> None:
+    """The hash of a tuple that is nested deeply enough ends the process."""
+    path = tmp_path / "s.pickle"
+    nested = b")" + b"\x85" * 1_000_000
+    for content in (b"\x80\x02}" + nested + b"K\x01s.", b"\x80\x02}(" + nested + b"K\x01u."):
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match="a tuple is a key, and a snapshot has names"):
+            convert(path, tmp_path / "t.jsonl")
+    path.write_bytes(b"\x80\x04\x8f(" + nested + b"\x90.")
+    with pytest.raises(TraceError, match="it has a set or a byte array"):
+        convert(path, tmp_path / "t.jsonl")

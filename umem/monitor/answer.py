@@ -10,6 +10,7 @@ from typing import Any
 
 from ..base.stats import Stats
 from ..base.version import __version__
+from ..errors import plain
 
 MAX_BYTES = 1 << 20
 _MAX_ERROR = 300  # characters that are shown
@@ -39,11 +40,6 @@ def parse(line: bytes) -> dict[str, Any]:
         raise ValueError(f"it is no answer of umem {__version__}")
     found: dict[str, Any] = figures
     return found
-
-
-def plain(text: str) -> str:
-    """Escape the characters that could control a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _is_answer(figures: object) -> bool:

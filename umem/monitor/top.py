@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..base.units import format_bytes
-from .answer import plain
+from ..errors import plain
 
 _BAR = 30
 _MIN_S = 1e-3  # shorter times, which a peer could claim, give no rate

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from ..errors import shown
 from .ids import BlockId
 
 KIND = "umem-trace"
@@ -200,7 +201,7 @@ def _json(key: str, value: object, depth: int) -> None:
 
 def _text(name: str, value: object) -> None:
     if type(value) is not str:
-        raise ValueError(f"{name} is {_shown(value)}, not a string")
+        raise ValueError(f"{name} is {shown(value)}, not a string")
     if not value.isascii():
         try:
             value.encode()
@@ -214,21 +215,13 @@ def _id(name: str, value: object) -> None:
 
 def _integer(name: str, value: object, most: int) -> None:
     if type(value) is not int:
-        raise ValueError(f"{name} is {_shown(value)}, not an integer")
+        raise ValueError(f"{name} is {shown(value)}, not an integer")
     if not 0 <= value <= most:
-        raise ValueError(f"{name} is {_shown(value)}; allowed: 0 to {most}")
+        raise ValueError(f"{name} is {shown(value)}; allowed: 0 to {most}")
 
 
 def _number(name: str, value: object, most: float) -> None:
     if type(value) is not float and type(value) is not int:
-        raise ValueError(f"{name} is {_shown(value)}, not a number")
+        raise ValueError(f"{name} is {shown(value)}, not a number")
     if not 0 <= value <= most:  # false for NaN too
-        raise ValueError(f"{name} is {_shown(value)}; allowed: 0 to {most:g}")
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits
-        return f"a huge {type(value).__name__}"
-    return text if len(text) <= 40 else f"{text[:37]}..."
+        raise ValueError(f"{name} is {shown(value)}; allowed: 0 to {most:g}")

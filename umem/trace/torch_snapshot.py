@@ -8,29 +8,57 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from ..errors import TraceError
+from ..errors import TraceError, plain, shown
 from .ids import BlockId, block_ids
 from .schema import MAX_BYTES, Alloc, Event, Free, Header, Op
 
 PICKLE = b"\x80"  # first byte of a pickle of protocol 2 and later
+# Opcodes that hash what is in the file, or allocate before they read.
+_REFUSED = pickle.EMPTY_SET + pickle.ADDITEMS + pickle.FROZENSET + pickle.DICT + pickle.BYTEARRAY8
 
 
 class _NoCode(pickle._Unpickler):
     """Unpickler of containers, numbers and strings only: any other class could run code.
 
     It uses Python's unpickler, which is several times slower, because the one in C allocates a
-    table as large as the largest object number in the file: a few bytes would ask for 64 GiB.
+    table as large as the largest object number in the file: a few bytes would ask for 64 GiB. That
+    holds for byte arrays too, and a tuple nested deeply enough ends the process when it is hashed.
     """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot has only data")
 
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError(f"it refers to {pid!r} outside the file")
+    def _set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1][_checked_key(key)] = value
+
+    def _set_items(self) -> None:
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self.stack[-1][_checked_key(key)] = value
+
+    def _refuse(self) -> NoReturn:
+        raise pickle.UnpicklingError("it has a set or a byte array, and a snapshot has none")
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        **dict.fromkeys(_REFUSED, _refuse),
+        pickle.SETITEM[0]: _set_item,
+        pickle.SETITEMS[0]: _set_items,
+    }
+
+
+def _checked_key(key: object) -> object:
+    if type(key) is not str and type(key) is not int:
+        raise pickle.UnpicklingError(f"a {type(key).__name__} is a key, and a snapshot has names")
+    return key
 
 
 def read(path: str | os.PathLike[str], gpu: int | None = None) -> tuple[Header, Iterator[Event]]:
@@ -65,7 +93,7 @@ def _load(path: str | os.PathLike[str]) -> Any:
         # From memory, so that a length in a damaged file is not allocated before it is read.
         return _NoCode(io.BytesIO(data)).load()  # find_class allows no classes
     except Exception as error:  # noqa: BLE001  # unpickling damaged bytes can raise nearly any
-        reason = str(error) or type(error).__name__
+        reason = plain(str(error)) or type(error).__name__
         raise TraceError(f"{path}: not a pickle of a memory snapshot: {reason}") from None
 
 
@@ -90,11 +118,11 @@ def _blocks_present(segments: list[dict[str, Any]], index: int) -> dict[int, int
     for segment in segments:
         if segment.get("device", 0) != index:
             continue
-        address = segment["address"]
+        address = _whole(segment["address"])
         for block in segment["blocks"]:
             if block["state"] != "inactive":
                 present[_whole(block.get("address", address))] = _size(block)
-            address += block["size"]
+            address += _whole(block["size"])
     return present
 
 
@@ -132,12 +160,20 @@ def _before(trace: list[dict[str, Any]], present: dict[int, int]) -> dict[int, i
 
 def _frame_name(frames: list[dict[str, Any]]) -> str:
     """Return the innermost Python frame's name, or that of the first native frame."""
-    python = (frame for frame in frames if str(frame.get("filename", "")).endswith(".py"))
+    python = (frame for frame in frames if _word(frame, "filename").endswith(".py"))
     frame = next(python, frames[0] if frames else None)
     if frame is None:
         return "alloc"
-    name = f"{frame.get('name')} {Path(str(frame.get('filename'))).name}:{frame.get('line')}"
+    name = f"{_word(frame, 'name')} {Path(_word(frame, 'filename')).name}:{_word(frame, 'line')}"
     return name.encode(errors="replace").decode()
+
+
+def _word(frame: dict[str, Any], key: str) -> str:
+    """Return a name or a number of a frame. The text of anything else could be of any length."""
+    value = frame.get(key)
+    if type(value) is str:
+        return value
+    return shown(value) if type(value) is int else "?"
 
 
 def _size(block: dict[str, Any]) -> int:
@@ -146,5 +182,6 @@ def _size(block: dict[str, Any]) -> int:
 
 def _whole(value: Any, most: int = (1 << 64) - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise TypeError(f"{str(value)[:40]!r} is not an address or a size")
+        what = shown(value) if type(value) in (int, str) else f"a {type(value).__name__}"
+        raise TypeError(f"{what} is not an address or a size")
     return value
