@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.units import FLOOR_PAGES, MIB, PAGE_BYTES, format_bytes, parse_bytes, parse_percent
-from ..errors import did_you_mean
+from ..errors import did_you_mean, plain
 
 _MIN_IMITATED = 64 * MIB
 _TRUE = ("1", "on", "true", "yes")
@@ -96,7 +96,7 @@ def parse_path(text: str) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:  # no such user, or this one has no entry and HOME is not set
-        raise ValueError(f"the directory {path.parts[0]} is not known") from None
+        raise ValueError(f"the directory {plain(path.parts[0])} is not known") from None
 
 
 def parse_trace(text: str) -> Path | None:

@@ -9,6 +9,7 @@ which code is loaded or which files are written.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..base import log, trust
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, NotSupportedError, did_you_mean
+from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
 from .parsers import Budget, Device, parse_path
 
@@ -241,7 +242,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         if name not in BY_ENV:
             hint = did_you_mean(name, list(BY_ENV))
             raise ConfigError(
-                f"{name}={environ[name]!r}: no such option{hint}; allowed: {', '.join(BY_ENV)}"
+                f"{plain(name)}={environ[name]!r}: no such option{hint}; allowed: "
+                f"{', '.join(BY_ENV)}"
             )
         if environ[name].strip():  # an empty variable counts as unset, as is usual in shells
             yield BY_ENV[name], name, environ[name]
@@ -342,5 +344,6 @@ def _text(option: Option, origin: str, value: object) -> str:
         if option.kind in ("switch", "socket"):
             return "1" if value else "0"
     elif isinstance(value, (str, int, Path)):
-        return str(value)
-    raise refusal(option, origin, f"{value!r} is a {type(value).__name__}")
+        with contextlib.suppress(ValueError):  # an integer of thousands of digits
+            return str(value)
+    raise refusal(option, origin, f"{shown(value)} is a {type(value).__name__}")
