@@ -254,6 +254,8 @@ class Plain:
         ({"model": {"a": torch.ones(3)}}, "'model' is a dict; allowed: only a state_dict"),
         ({1: torch.ones(3)}, "1 is a Tensor"),
         ({"a": torch.ones(3).to_sparse()}, "layout torch.sparse_coo"),
+        ({"a": torch._neg_view(torch.ones(3))}, "stored as its conjugate or its negative"),
+        ({"a": torch.ones(3, dtype=torch.complex64).conj()}, "'a' is stored as its conjugate"),
         ({"a": Plain()}, "cannot read it"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, plain
 from . import safetensors, torch_file
 from .file_tensor import FileTensor
 
@@ -62,7 +62,7 @@ def _of_index(path: Path) -> dict[str, FileTensor]:
     missing = [name for name in files if not os.path.isfile(path.parent / name)]  # noqa: PTH113
     if missing:
         raise CheckpointError(
-            f"{path}: it names files that are missing in its directory: {', '.join(missing)}"
+            f"{path}: it names files that are missing in its directory: {plain(', '.join(missing))}"
         )
     shards = {name: _of_file(path.parent / name) for name in files}
     found = {}

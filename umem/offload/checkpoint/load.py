@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import CheckpointError, ConfigError
+from ...errors import CheckpointError, ConfigError, plain
 from ...residency.spans import is_module
 from ...session import session
 from .file_tensor import FileTensor
@@ -159,7 +159,7 @@ def _kind(tensor: torch.Tensor | FileTensor) -> str:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    return plain(", ".join(names[:_NAMED])) + more
 
 
 def _check_rest(path: Path, module: torch.nn.Module) -> None:

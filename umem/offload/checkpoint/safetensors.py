@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, shown
 from .file_tensor import FileTensor, contiguous
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
 _LENGTH_BYTES = 8
+_MAX_DIMENSIONS, _MAX_COUNT = 64, (1 << 63) - 1  # torch's own; more digits cannot be shown
 # Dtypes with a name in every torch; those of less than a byte per element have none.
 _DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
@@ -89,12 +90,14 @@ def _tensor(path: Path, name: str, row: object, first: int) -> tuple[FileTensor,
         raise CheckpointError(f"{where} needs dtype, shape and data_offsets in the header")
     dtype = getattr(torch, _DTYPES.get(str(row["dtype"]), ""), None)
     if dtype is None:
-        raise CheckpointError(f"{where} has dtype {row['dtype']!r}; allowed: {', '.join(_DTYPES)}")
+        raise CheckpointError(
+            f"{where} has dtype {shown(row['dtype'])}; allowed: {', '.join(_DTYPES)}"
+        )
     shape, offsets = row["shape"], row["data_offsets"]
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{where} has shape {shape!r} and data_offsets {offsets!r}; allowed: whole numbers "
-            "from 0 on, two of them as offsets"
+            f"{where} has shape {shown(shape)} and data_offsets {shown(offsets)}; allowed: whole "
+            f"numbers from 0 to {_MAX_COUNT}, at most {_MAX_DIMENSIONS}, two of them as offsets"
         )
     begin, end = offsets
     needed = math.prod(shape) * dtype.itemsize
@@ -108,7 +111,9 @@ def _tensor(path: Path, name: str, row: object, first: int) -> tuple[FileTensor,
 
 
 def _counts(values: object) -> bool:
-    return isinstance(values, list) and all(type(n) is int and n >= 0 for n in values)
+    if not isinstance(values, list) or len(values) > _MAX_DIMENSIONS:
+        return False
+    return all(type(n) is int and 0 <= n <= _MAX_COUNT for n in values)
 
 
 def _check_layout(path: Path, ends: list[tuple[int, int, str]], held: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, plain
 from .file_tensor import FileTensor
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read_places(path: Path) -> dict[str, FileTensor]:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except Exception as error:  # pickles and archives can fail with nearly any exception
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = plain(str(error).splitlines()[0]) if str(error) else type(error).__name__
         raise CheckpointError(
             f"{path}: torch.load(weights_only=True) cannot read it: it is damaged, or not a "
             f"state_dict (save one with torch.save(model.state_dict(), ...)): {reason}"
@@ -64,8 +64,15 @@ def _checked(path: Path, held: Any) -> Mapping[str, torch.Tensor]:
                 f"{path}: {name!r} is a {type(value).__name__}; allowed: only a state_dict of "
                 "names and tensors; save that with torch.save(model.state_dict(), ...)"
             )
-        if value.layout != torch.strided:
-            raise CheckpointError(f"{path}: {name!r} has layout {value.layout}; allowed: strided")
+        if value.layout != torch.strided or value.is_nested or value.is_quantized:
+            kind = "quantized" if value.is_quantized else f"of layout {value.layout}"
+            kind = "nested" if value.is_nested else kind
+            raise CheckpointError(f"{path}: {name!r} is {kind}; allowed: strided, not quantized")
+        if value.is_conj() or value.is_neg():
+            raise CheckpointError(
+                f"{path}: {name!r} is stored as its conjugate or its negative; save what "
+                "resolve_conj().resolve_neg() returns"
+            )
     return held
 
 
