@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..analysis import bounds
 from ..base.device_profiles import DeviceProfile
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, OutOfMemoryError, TraceError
+from ..errors import ConfigError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
@@ -37,6 +39,7 @@ _log = logging.getLogger("umem")
 REPEATS = 6  # steps at most until two in a row are equal
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
+_PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
 _PIECE = 1 << 20  # bytes of text that the native reader gets at once
 
 
@@ -122,6 +125,7 @@ def replay_step(
 
     Raises:
         ConfigError: no such policy, or a bad `repeats`.
+        PlanError: the step is larger than any that can be planned.
         OutOfMemoryError: device and host budget cannot hold the step.
         StateError: umem is on in this process, or another replay runs.
     """
@@ -146,7 +150,7 @@ def replay_file(
 
     Raises:
         TraceError: the file is no valid trace.
-        ConfigError, OutOfMemoryError, StateError: as `simulate`.
+        ConfigError, OutOfMemoryError, PlanError, StateError: as `replay_step`.
     """
     known = load(path) if loaded is None else loaded
     text = Path(path), known.lines
@@ -257,6 +261,11 @@ def _replay(
 
     if repeats < 1:
         raise ConfigError(f"repeats={repeats}: the figures are of a repeat; allowed: 1 and up")
+    if (total := step.bytes.sum(dtype=np.float64)) > _PLANNED:
+        raise PlanError(
+            f"the step's tensors have {format_bytes(int(total))} together; allowed: "
+            f"{format_bytes(_PLANNED)}"
+        )
     policy = registry.make(policy)
     room = max(budget // PAGE_BYTES * PAGE_BYTES, min_budget(step))
     plan = policy.plan(step, device, room)
