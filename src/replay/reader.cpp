@@ -14,6 +14,15 @@ constexpr double kMaxUs = 1e15, kMaxFlops = 1e30;
 
 enum Key : unsigned { kId = 1, kBytes = 2, kName = 4 };
 
+// Whether an event of this kind has the key; what it has besides is skipped, whatever its value.
+bool has_key(std::string_view kind, std::string_view key) {
+  if (kind == "op")
+    return key == "name" || key == "r" || key == "w" || key == "us" || key == "flops" ||
+           key == "i" || key == "family";
+  if (kind == "alloc") return key == "id" || key == "bytes" || key == "tag" || key == "family";
+  return kind == "free" && key == "id";
+}
+
 }  // namespace
 
 Status Reader::keep(std::string_view piece) {
@@ -29,7 +38,7 @@ Status Reader::parse(std::string_view line, bool& is_event) {
     return at(line_, "the line is longer than " + std::to_string(kMaxLine) + " bytes");
   scanner_.start(line);
   is_event = line_ > 1;
-  const bool fine = is_event ? parse_event() : parse_header();
+  const bool fine = is_event ? parse_event(line) : parse_header();
   return fine ? Status() : at(line_, scanner_.error());
 }
 
@@ -58,31 +67,48 @@ bool Reader::parse_header() {
   return has_version || scanner_.fail("the key 'v' is missing");
 }
 
-bool Reader::parse_event() {
+bool Reader::parse_event(std::string_view line) {
   event_.tag = residency::Tag::kCount;
   event_.family = residency::Family::kCount;
   event_.us = -1;
   event_.reads.clear();
   event_.writes.clear();
   seen_ = 0;
-  std::string_view key, kind;
+  kind_.clear();
+  std::string_view key;
   bool more = true;
   if (!scanner_.enter_object()) return false;
-  while (scanner_.next_key(key, more) && more)
-    if (!parse_value(key, kind)) return false;
-  return !more && scanner_.finish() && check(kind);
+  while (scanner_.next_key(key, more) && more) {
+    if (kind_.empty() && key != "e") {  // it says later which of the keys count
+      if (!find_kind()) return false;
+      scanner_.start(line);
+      if (!scanner_.enter_object()) return false;
+      continue;
+    }
+    if (!parse_value(key)) return false;
+  }
+  return !more && scanner_.finish() && check(kind_);
 }
 
-bool Reader::parse_value(std::string_view key, std::string_view& kind) {
+// After a key: skips to the key "e".
+bool Reader::find_kind() {
+  std::string_view key;
+  bool more = true;
+  while (scanner_.skip() && scanner_.next_key(key, more) && more)
+    if (key == "e") return parse_value(key) && (!kind_.empty() || check(kind_));
+  return !more && check(kind_);
+}
+
+bool Reader::parse_value(std::string_view key) {
   std::string_view text;
   double ignored = 0;
   std::uint64_t value = 0;
   if (key == "e") {
     if (!scanner_.text("e", text)) return false;
     kind_.assign(text);
-    kind = kind_;
     return true;
   }
+  if (!has_key(kind_, key)) return scanner_.skip();
   if (key == "id") {
     seen_ |= kId;
     return scanner_.integer("id", kMaxId, event_.id);
@@ -99,7 +125,10 @@ bool Reader::parse_value(std::string_view key, std::string_view& kind) {
     return scanner_.integers(key == "r" ? "r" : "w", kMaxId,
                              [&](std::uint64_t id) { ids.push_back(id); });
   }
-  if (key == "us") return scanner_.null() || scanner_.number("us", kMaxUs, event_.us);
+  if (key == "us") {
+    event_.us = -1;
+    return scanner_.null() || scanner_.number("us", kMaxUs, event_.us);
+  }
   if (key == "name") {
     seen_ |= kName;
     return scanner_.text("name", text);

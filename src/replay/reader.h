@@ -58,8 +58,9 @@ class Reader {
   }
   Status parse(std::string_view line, bool& is_event);
   bool parse_header();
-  bool parse_event();
-  bool parse_value(std::string_view key, std::string_view& kind);
+  bool parse_event(std::string_view line);
+  bool find_kind();
+  bool parse_value(std::string_view key);
   bool check(std::string_view kind);
 
   std::uint64_t line_ = 0;
@@ -67,7 +68,7 @@ class Reader {
   Scanner scanner_;
   Event event_;
   unsigned seen_ = 0;  // keys of the line
-  std::string kind_;   // its "e", where that had escapes
+  std::string kind_;   // its "e"; empty before that is read
 };
 
 }  // namespace umem::replay

@@ -389,6 +389,22 @@ def test_the_last_line_may_lack_its_break() -> None:
     assert play(GOOD.rstrip(b"\n"), options(32 * MIB)) == play(GOOD, options(32 * MIB))
 
 
+def test_a_key_of_another_event_has_no_meaning() -> None:
+    made, used = alloc(1, 4 * MIB), op([], [1])
+    plain = text(HEADER, made, used, free(1), {"e": "step"})
+    with_others = text(
+        HEADER, made | {"i": [0], "us": "x", "r": {}}, {"bytes": None} | used | {"tag": 3},
+        {"name": 5} | free(1) | {"flops": -1}, {"id": "x", "e": "step"},
+    )  # fmt: skip
+    assert play(with_others, options(32 * MIB)) == play(plain, options(32 * MIB))
+
+
+def test_of_a_key_that_is_twice_the_last_value_counts() -> None:
+    twice = '{"e":"op","name":"f","us":5,"us":null}'
+    with pytest.raises(ValueError, match='the op has no "us"'):
+        play(text(HEADER, twice), options(32 * MIB))
+
+
 ONE = json.dumps(alloc(1, 100))
 BAD = {
     "empty": ([], 1, "empty"),
