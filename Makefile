@@ -23,7 +23,7 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly soak mutate lint dist bench \
+.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly fuzz soak mutate lint dist bench \
 	bench-policies bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
@@ -41,11 +41,21 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # What takes longer than CI may: three times the examples of each property, trainings with more
-# seeds, and the packages.
+# seeds, random inputs, and the packages.
 nightly:
 	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
+	$(MAKE) fuzz
 	$(MAKE) dist
+
+# Random inputs to each reader of tests/fuzz, guided by coverage, and none may break it. To keep what
+# is found: make fuzz SECONDS=600 FUZZ_ARGS=--keep
+SECONDS ?= 60
+fuzz: $(INSTALLED)
+	$(PIP) install 'atheris>=3'
+	for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
+		$(BIN)/python tests/fuzz/run.py $$target --seconds $(SECONDS) $(FUZZ_ARGS) || exit 1; \
+	done
 
 # Trainings that change all the time, with umem and without: memory is flat and bits are equal.
 MINUTES ?= 60
