@@ -77,11 +77,11 @@ Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
   state_.ledger.drop_idle(dropped);
   const bool discarded = transfers_.local().can_discard();  // the driver may just have refused
   if (discarded) state_.counters.bytes_discarded += dropped;
-  return give_back || !discarded ? send_dropped(dropped, !discarded) : Status();
+  return give_back || !discarded ? send_dropped(dropped) : Status();
 }
 
 // Of `spans_`, so many bytes together.
-Status Sharing::send_dropped(std::size_t bytes, bool copied) {
+Status Sharing::send_dropped(std::size_t bytes) {
   std::size_t missing = 0;
   for (const managed::MemSpan& span : spans_) missing += span.bytes - pages_.count(span).host;
   const std::size_t limit = state_.limits.host_budget_bytes;
@@ -91,7 +91,7 @@ Status Sharing::send_dropped(std::size_t bytes, bool copied) {
   pages_.departure = ticket.value();
   pages_.hold_host(spans_);
   state_.ledger.send_idle(bytes, missing);
-  if (copied) state_.counters.bytes_out += bytes;
+  if (!transfers_.local().can_discard()) state_.counters.bytes_out += bytes;  // by a copy
   return {};
 }
 

@@ -42,7 +42,7 @@ class Sharing {
     return transfers_.discard(spans, pages_.stream, pages_.arrival, pages_.departure);
   }
   Status drop_dead(std::size_t bytes, bool give_back);
-  Status send_dropped(std::size_t bytes, bool copied);
+  Status send_dropped(std::size_t bytes);
 
   EngineState& state_;
   Transfers& transfers_;
