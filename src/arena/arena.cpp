@@ -69,7 +69,7 @@ Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32
   record(stats_.reserved_bytes, type, static_cast<std::int64_t>(bytes));
   ++stats_.driver_allocs;
   if (kind == Slot::Kind::kSegment) ++empty_segments_;
-  notify(EventKind::kSegmentAlloc, ranges_[id].base, bytes, pool);
+  notify(EventKind::kSegmentAlloc, ranges_[id].base, bytes, bytes, pool);
   return id;
 }
 
@@ -90,7 +90,7 @@ Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
   UMEM_ASSERT(cached_bytes_ >= taken, "what is handed out was cached");
   cached_bytes_ -= taken;
   record_allocation(block, bytes);
-  notify(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, pool);
+  notify(EventKind::kAlloc, reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes, bytes, pool);
   return result;
 }
 
@@ -117,11 +117,11 @@ void Arena::record_inactive(const Allocation& block, bool taken) {
   record(stats_.inactive_split, kSmall, split - stats_.inactive_split[kSmall].current);
 }
 
-void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes,
+void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes, std::size_t requested,
                    std::uint32_t pool) const {
   const auto listener = listener_ ? listener_->load(std::memory_order_relaxed) : nullptr;
   if (!listener) return;
-  listener({kind, place_.device, address, bytes,
+  listener({kind, place_.device, address, bytes, requested,
             reinterpret_cast<std::uintptr_t>(pools_[pool]->stream)});
 }
 
@@ -203,7 +203,8 @@ Result<Freed> Arena::free(void* ptr) {
   record(stats_.allocations, stat_type(large), -1);
   record(stats_.allocated_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
   record(stats_.requested_bytes, stat_type(large), -static_cast<std::int64_t>(requested));
-  notify(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  notify(EventKind::kFreeRequested, reinterpret_cast<std::uintptr_t>(ptr), bytes, requested,
+         slot.pool);
   if (!recorded_.empty()) {
     if (auto found = recorded_.find(ptr); found != recorded_.end()) {
       ++slot.pending;
@@ -227,11 +228,13 @@ void Arena::reclaim(void* ptr, RangeId range) {
   const bool large = slot.kind != Slot::Kind::kSegment;
   const std::uint32_t offset = unit_of(ptr, range);
   const std::size_t bytes = large ? slot.bytes : pool.small.units_at(range, offset) * kUnit;
+  const std::size_t requested = large ? slot.requested : pool.small.requested_at(range, offset);
   const bool emptied = slot.live == 0 && slot.pending == 0;
   if (emptied) slot.emptied = ++clock_;
   record(stats_.active, stat_type(large), -1);
   record(stats_.active_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
-  notify(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, slot.pool);
+  notify(EventKind::kFreeCompleted, reinterpret_cast<std::uintptr_t>(ptr), bytes, requested,
+         slot.pool);
   if (slot.kind == Slot::Kind::kSubrange) {
     cached_bytes_ += bytes;
     UMEM_ASSERT(layout_ != nullptr, "a layout outlives the blocks in it");
@@ -350,7 +353,7 @@ Status Arena::destroy(RangeId range) {
   record(stats_.reserved_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
   ++stats_.driver_frees;
   if (!large) --empty_segments_;
-  notify(EventKind::kSegmentFree, base, bytes, slots_[range].pool);
+  notify(EventKind::kSegmentFree, base, bytes, bytes, slots_[range].pool);
   slots_[range] = {};
   return {};
 }

@@ -136,7 +136,8 @@ class Arena {
   Result<RangeId> new_range(std::size_t bytes, Slot::Kind kind, std::uint32_t pool);
   void record_allocation(const Allocation& block, std::size_t requested);
   void record_inactive(const Allocation& block, bool taken);
-  void notify(EventKind kind, std::uintptr_t address, std::size_t bytes, std::uint32_t pool) const;
+  void notify(EventKind kind, std::uintptr_t address, std::size_t bytes, std::size_t requested,
+              std::uint32_t pool) const;
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
   Result<RangeId> cached_or_new(std::size_t bytes, std::uint32_t pool);
   Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool);

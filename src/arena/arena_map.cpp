@@ -43,7 +43,7 @@ void Arena::record_layout(const LayoutStatus& layout, std::int64_t sign) {
   }
   ++(sign > 0 ? stats_.driver_allocs : stats_.driver_frees);
   notify(sign > 0 ? EventKind::kSegmentAlloc : EventKind::kSegmentFree, layout.base, layout.bytes,
-         pool_of(layout.stream));
+         layout.bytes, pool_of(layout.stream));
 }
 
 // One segment: its live blocks, and what is free between them.

@@ -56,7 +56,7 @@ struct Event {
   EventKind kind;
   int device;
   std::uintptr_t address;
-  std::size_t bytes;
+  std::size_t bytes, requested;  // the same for a segment
   std::uintptr_t stream;
 };
 

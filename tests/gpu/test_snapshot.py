@@ -67,6 +67,18 @@ def test_sums_of_the_snapshot_are_the_statistics() -> None:
     del kept
 
 
+def test_history_has_the_sizes_that_were_asked_for() -> None:
+    """As torch's own: what reads a trace looks for a tensor's bytes, not for those of its block."""
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    asked = [1000, 3 * MIB + 5]
+    tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in asked]
+    del tensors
+    for action in ("alloc", "free_requested", "free_completed"):
+        assert sorted(e["size"] for e in trace() if e["action"] == action) == asked
+    segments = {e["size"] for e in trace() if e["action"] == "segment_alloc"}
+    assert segments == {2 * MIB, 4 * MIB}
+
+
 def test_history_has_each_event_with_its_stack() -> None:
     torch.cuda.memory._record_memory_history(max_entries=1000, stacks="python")
     x = make_tensor(8)

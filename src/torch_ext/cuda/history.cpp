@@ -37,7 +37,7 @@ Action action_of(EventKind kind) {
 
 }  // namespace
 
-thread_local arena::Event History::t_last{EventKind::kAlloc, 0, 0, 0, 0};
+thread_local arena::Event History::t_last{EventKind::kAlloc, 0, 0, 0, 0, 0};
 
 void History::enter() {
   if (const Recorder recorder = recorder_.load()) t_context = recorder();
@@ -104,7 +104,7 @@ void History::handle(const arena::Event& event) {
   std::lock_guard guard(mutex_);
   if (!recording() && trackers_.empty()) return;
   if (recording()) keep_live(event);
-  add_entry(action_of(event.kind), event.device, event.address, event.bytes, event.stream,
+  add_entry(action_of(event.kind), event.device, event.address, event.requested, event.stream,
             t_user_metadata);
 }
 
