@@ -430,12 +430,23 @@ def answered(data: bytes) -> Mapping[str, Any] | None:
         thread.join()
 
 
+def completed(line: bytes) -> bytes:
+    """The answer with the statistics that there are now: its file may be older than some."""
+    try:
+        answer = json.loads(line)
+        stats = dict.fromkeys((field.name for field in dataclasses.fields(Stats)), 0)
+        stats |= answer["stats"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return line
+    return json.dumps(answer | {"stats": stats}).encode() if stats != answer["stats"] else line
+
+
 def socket_of_top(data: bytes) -> None:
     """Send the server anything, and show the answers of a process: the second one is later."""
     asked(data[:4096])
     first, _, second = data.partition(b"\n")
-    before = answered(first + b"\n")
-    now = answered(second or first)
+    before = answered(completed(first) + b"\n")
+    now = answered(completed(second or first))
     for sample in (before, now):
         if sample is not None:
             view = top.view(sample, before)
