@@ -37,7 +37,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--hypothesis-profile") == NIGHTLY:
+    if _is_nightly(config):
         _multiply_examples(items, NIGHTLY_TIMES)
     items.sort(key=lambda item: item.path.name not in FIRST)
     for item in items:
@@ -48,6 +48,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.cpu)
         if gpu is not None and (reason := _why_no_gpu()) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _is_nightly(config: pytest.Config) -> bool:
+    return bool(config.getoption("--hypothesis-profile") == NIGHTLY)
+
+
+@pytest.fixture(scope="session")
+def nightly(pytestconfig: pytest.Config) -> bool:
+    """Whether tests may take longer."""
+    return _is_nightly(pytestconfig)
 
 
 def _multiply_examples(items: list[pytest.Item], times: int) -> None:

@@ -23,6 +23,7 @@ class Options:
     piece_bytes: int
     policy: str
     guard: bool
+    watchdog_s: float
     backed: bool
     link_in_bytes_per_us: float
     link_out_bytes_per_us: float

@@ -21,8 +21,9 @@ struct Options {
   std::size_t piece_bytes = kPieceBytes;  // larger blocks are moved in pieces, each on its own
   std::string policy = "lru";
   bool guard = false;
-  bool backed = true;  // false: a software device of addresses and virtual time, without memory
-  bool timed = false;  // the software device's time passes with the ops, as in a replay
+  double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: for ever
+  bool backed = true;     // false: a software device of addresses and virtual time, without memory
+  bool timed = false;     // the software device's time passes with the ops, as in a replay
   // Of the software device's link and of a fault group; 0: the profile's.
   double link_in_bytes_per_us = 0, link_out_bytes_per_us = 0, fault_us = 0;
 

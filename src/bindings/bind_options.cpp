@@ -21,6 +21,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("piece_bytes", &Options::piece_bytes)
       .def_readwrite("policy", &Options::policy)
       .def_readwrite("guard", &Options::guard)
+      .def_readwrite("watchdog_s", &Options::watchdog_s)
       .def_readwrite("backed", &Options::backed)
       .def_readwrite("link_in_bytes_per_us", &Options::link_in_bytes_per_us)
       .def_readwrite("link_out_bytes_per_us", &Options::link_out_bytes_per_us)

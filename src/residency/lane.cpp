@@ -20,6 +20,25 @@ std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return bytes;
 }
 
+// For people.
+const char* what(Verb verb) {
+  switch (verb) {
+    case Verb::kBringIn:
+      return "bring memory to the device";
+    case Verb::kPopulate:
+    case Verb::kPopulateFresh:
+      return "place new memory on the device";
+    case Verb::kDiscard:
+      return "discard memory";
+    case Verb::kSendOut:
+    case Verb::kDrop:
+      return "evict memory to the host";
+    case Verb::kWriteBack:
+      return "copy memory to the host";
+  }
+  return "";
+}
+
 }  // namespace
 
 // Only a process that ends keeps a lane open: no caller is left that its thread could join.
@@ -30,6 +49,7 @@ Lane::~Lane() {
 Status Lane::open() {
   UMEM_RETURN_IF_ERROR(
       check(table_.cuStreamCreate(&stream_, cu::CU_STREAM_NON_BLOCKING), Entry::cuStreamCreate));
+  if (place_.context) watched_ = Watchdog::the().watch(place_.device);
   if (threaded_) thread_ = std::thread([this] { work(); });
   return {};
 }
@@ -51,6 +71,7 @@ Status Lane::close() {
   spare_events_.clear();
   if (stream_) error.keep(check(table_.cuStreamDestroy(stream_), Entry::cuStreamDestroy));
   stream_ = nullptr;
+  Watchdog::the().forget(std::exchange(watched_, nullptr));
   return error.take();
 }
 
@@ -76,6 +97,7 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& span
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                    const std::vector<cu::CUevent>& after) {
+  const Watchdog::Call call(watched_, what(verb));
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(
         check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));

@@ -16,6 +16,7 @@
 #include "driver/place.h"
 #include "driver/table.h"
 #include "managed/memory_ops.h"
+#include "residency/watchdog.h"
 
 namespace umem::residency {
 
@@ -96,6 +97,7 @@ class Lane {
   driver::Place place_;
   managed::MemoryOps memory_ops_;
   const bool threaded_;
+  WatchedCalls* watched_ = nullptr;  // of a real driver
   cu::CUstream stream_ = nullptr;
   std::atomic<Ticket> last_{0};  // submitted
 

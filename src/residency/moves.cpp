@@ -182,7 +182,10 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   moved_.clear();
   for (RangeId id : ids) {
     // An op that needs more than the budget: what does not fit comes by faults.
-    if (!state_.fits(ledger.at(id).bytes)) continue;
+    if (!state_.fits(ledger.at(id).bytes)) {
+      ++state_.counters.left_to_faults;
+      continue;
+    }
     const bool data = ledger.at(id).state == State::kHost;
     if (data) state_.counters.bytes_in += ledger.at(id).bytes;
     if (data && ledger.at(id).read_mostly) ledger.set_clean(id);
@@ -211,9 +214,8 @@ void Moves::bring(RangeId id) {
 Status Moves::prefetch(RangeId id) {
   if (!state_.managed || !state_.ledger.away(id)) return {};
   const CallScope scope(state_.table, state_.place);
-  if (!state_.active())
-    return transfers_.in().submit(Verb::kBringIn, {state_.span(id)}, {}).take_status();
   one_.assign(1, id);
+  if (!state_.active()) return transfers_.bring_in(one_, nullptr);
   UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
   if (state_.ledger.away(id))
     return {Code::kOutOfDeviceMemory, "the block does not fit beside what is in use"};

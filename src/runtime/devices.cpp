@@ -64,15 +64,13 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
   if (!memory.ok()) return memory.take_status();
   auto [free_bytes, total_bytes] = memory.value();
   if (options.device_bytes > 0) total_bytes = options.device_bytes;
-  const auto part = [total_bytes](double share, double of) {
-    return static_cast<std::size_t>(static_cast<double>(total_bytes) * share / of);
-  };
   if (options.budget_percent > 0) {
-    options.budget_bytes = part(options.budget_percent, 100);
+    options.budget_bytes =
+        static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
   } else {
     free_bytes += outside_bytes;  // they count towards the budget
-    options.budget_bytes =
-        std::min(free_bytes - std::min(kHeadroomBytes, free_bytes / 8), part(s.memory_fraction, 1));
+    options.budget_bytes = std::min(free_bytes - std::min(kHeadroomBytes, free_bytes / 8),
+                                    s.allowed_bytes(total_bytes));
   }
   options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
   return check_limits(options);

@@ -27,16 +27,6 @@ Purpose purpose(const Op* op) {
   return {op->phase == Phase::kOptimizer ? Tag::kOptimizer : Tag::kTemp, op->family};
 }
 
-void warn_larger_than_budget(Device& device, std::size_t bytes) {
-  const std::size_t budget = device.engine.limits().budget_bytes;
-  if (bytes <= budget || device.warned_larger_than_budget) return;
-  device.warned_larger_than_budget = true;
-  std::fprintf(stderr,
-               "umem: warning: a block of %s is larger than the budget of %s; it works by page "
-               "faults, slowly (said once)\n",
-               format_bytes(bytes).c_str(), format_bytes(budget).c_str());
-}
-
 Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream) {
   Device& device = *lock.device();
   device.engine.finish_retired();
@@ -63,10 +53,7 @@ Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream st
   const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
   Status admitted =
       engine.admit(block.range, unit_bytes, !block.large, why.tag, why.family, stream);
-  if (admitted.ok()) {
-    if (engine.managed()) warn_larger_than_budget(device, block.bytes);
-    return {};
-  }
+  if (admitted.ok()) return {};
   const Result<arena::Freed> undone = device.arena.free(block.ptr);
   if (undone.ok() && undone.value().last_in_range) engine.retire(block.range);
   return admitted;
@@ -169,6 +156,7 @@ Status settle(State& s, DeviceLock& lock) {
 Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                           Op* op) {
   Device& device = *lock.device();
+  const std::uint64_t left_before = device.engine.counters().left_to_faults;
   Result<arena::Allocation> taken = serve(lock, bytes, stream, op);
   if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
     wait_for_pending(s, lock);
@@ -178,14 +166,20 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
     const Status status = taken.take_status();
     ++device.arena.stats().ooms;
     if (const Listener listener = s.listener)
-      listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes,
+      listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
                 reinterpret_cast<std::uintptr_t>(stream)});
     return out_of_memory(device, status.code(), bytes, status.message());
   }
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(s, taken.value(), bytes, op);
+  const residency::Engine& engine = device.engine;
+  if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
+    warn_above_budget(device, "a block", taken.value().bytes);
   // In use by the op that asked for it, so not the one to leave while that op runs.
-  if (op && !op->scope_marker) pin(*op, device, taken.value().range);
+  if (op && !op->scope_marker) {
+    pin(*op, device, taken.value().range);
+    if (engine.counters().left_to_faults > left_before) note_above_budget(device, *op);
+  }
   ++lock.slot().allocs;
   const std::size_t live = device.arena.footprint().live_bytes;
   device.peak_live_bytes = std::max(device.peak_live_bytes, live);

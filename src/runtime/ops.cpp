@@ -2,11 +2,14 @@
 // after it.
 #include "runtime/ops.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "base/format.h"
 #include "runtime/record.h"
 #include "runtime/state.h"
 
@@ -66,6 +69,35 @@ void pin(Op& op, Device& device, RangeId id) {
   });
 }
 
+void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
+  if (device.warned_above_budget) return;
+  device.warned_above_budget = true;
+  std::fprintf(
+      stderr,
+      "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
+      "not fit moves by page faults, slowly. Smaller batches, or the same work in parts, "
+      "need less (said once; umem.summary() counts such ops)\n",
+      what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str());
+}
+
+void note_above_budget(Device& device, Op& op) {
+  const residency::Ledger& ledger = device.engine.ledger();
+  std::vector<RangeId> used;
+  for (const Op* around = &op; around; around = around->parent)
+    used.insert(used.end(), around->pinned, around->pinned + around->n_pinned);
+  std::sort(used.begin(), used.end());
+  used.erase(std::unique(used.begin(), used.end()), used.end());
+  std::size_t bytes = 0;
+  for (const RangeId id : used)
+    if (state().ranges.device_of(id) == device.place.device && ledger.live(id))
+      bytes += ledger.at(id).bytes;
+  // Else it is other threads' ops, or pins of the program, that leave too little.
+  if (op.above_budget || bytes <= device.engine.limits().budget_bytes) return;
+  op.above_budget = true;
+  ++device.ops_above_budget;
+  warn_above_budget(device, *op.name ? op.name : "an op", bytes);
+}
+
 // Pins the units of the inputs on one device, and fetches those that are away. The devices of the
 // other inputs.
 static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& inputs, bool recorded) {
@@ -90,9 +122,11 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
       if (ledger.live(piece)) pin_slot(op, piece);
     });
   }
+  const std::uint64_t left_before = device.engine.counters().left_to_faults;
   if (op.n_pinned > first)
     device.engine.begin_use(op.pinned + first, op.n_pinned - first,
                             stream_on(device, op, op.pinned[first]));
+  if (device.engine.counters().left_to_faults > left_before) note_above_budget(device, op);
   if (asked) device.engine.set_preferred_victims({});
   if (recorded) note_addresses(s, device, inputs.pointers, inputs.count);
   return others;
@@ -129,6 +163,7 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   Op* const parent = t_op;
   op->parent = parent;
   op->n_inputs = op->n_pinned = 0;
+  op->above_budget = false;
   op->pinned = op->inline_pinned;
   op->pinned_capacity = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
   if (parent) {

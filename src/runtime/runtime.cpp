@@ -7,6 +7,7 @@
 
 #include "base/format.h"
 #include "policy/registry.h"
+#include "residency/watchdog.h"
 #include "runtime/record.h"
 #include "runtime/state.h"
 #include "soft/device.h"
@@ -37,6 +38,7 @@ bool same_device(const Options& a, const Options& b) {
   as_a.min_swap_bytes = a.min_swap_bytes;
   as_a.floor_bytes = a.floor_bytes;
   as_a.policy = a.policy;
+  as_a.watchdog_s = a.watchdog_s;
   return as_a == a;
 }
 
@@ -92,6 +94,7 @@ Status open_locked(State& s, const Options& options) {
     slot.allocs = slot.frees = slot.ooms = 0;
   }
   s.options = options;
+  residency::Watchdog::the().set_patience(options.watchdog_s);
   s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
   forget_device_budgets(s);
   if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
@@ -117,6 +120,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.asleep_bytes += device.engine.sleep().asleep_bytes();
   result.capture_skips += moved.capture_skips;
   result.advice_ignored += moved.advice_ignored;
+  result.ops_above_budget += device.ops_above_budget;
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors() + device.freer.failures();
@@ -314,7 +318,7 @@ Options current_options() {
 Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting && !s.open()) return not_running(s);
+  if (!s.usable()) return not_running(s);
   Options options = s.options;
   options.budget_bytes = device_bytes;
   options.host_budget_bytes = host_bytes;
@@ -332,7 +336,7 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
 Status set_policy(const std::string& name) {
   State& s = state();
   const std::lock_guard registry(s.registry);
-  if (!s.accepting && !s.open()) return not_running(s);
+  if (!s.usable()) return not_running(s);
   Options options = s.options;
   options.policy = name;
   UMEM_RETURN_IF_ERROR(check_options(options));

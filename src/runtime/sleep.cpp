@@ -12,7 +12,7 @@ using residency::RangeId;
 using residency::Tag;
 
 Status check_sleep(State& s, const residency::SleepRequest& wanted) {
-  if (!s.open()) return not_running(s);
+  if (!s.usable()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
   FirstError error;
@@ -125,7 +125,7 @@ Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
 Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
   State& s = state();
   *bytes = 0;
-  if (!s.open()) return not_running(s);
+  if (!s.usable()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; wake after its end"};
   FirstError error;
@@ -162,8 +162,7 @@ Status device_memory(std::vector<DeviceMemory>* all) {
     if (memory.ok()) {
       row.free_bytes = memory.value().free_bytes;
       row.total_bytes = memory.value().total_bytes;
-      row.allowed_bytes =
-          static_cast<std::size_t>(static_cast<double>(row.total_bytes) * s.memory_fraction);
+      row.allowed_bytes = s.allowed_bytes(row.total_bytes);
       device.engine.observe_memory(row.free_bytes);
     }
     error.keep(memory.take_status());

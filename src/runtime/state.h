@@ -48,7 +48,8 @@ struct Device {
   std::unordered_map<const void*, std::uint32_t> scopes;  // of blocks, by number
   std::size_t peak_live_bytes = 0;                        // since the last reset
   std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
-  bool warned_larger_than_budget = false;
+  std::uint64_t ops_above_budget = 0;
+  bool warned_above_budget = false;
 
   bool frees_on_thread() const { return place.context != nullptr; }
 };
@@ -94,7 +95,13 @@ struct State {
   std::atomic<void (*)()> step_listener{nullptr};
   std::atomic<VictimCallback> victim_callback{nullptr};
 
+  // Of a device's memory, what a budget that is found may take.
+  std::size_t allowed_bytes(std::size_t total_bytes) const {
+    return static_cast<std::size_t>(static_cast<double>(total_bytes) * memory_fraction);
+  }
   bool open() const { return opened != 0 && !forked; }
+  // Something can be asked of umem: it is on, or has memory. A GPU is opened at its first use.
+  bool usable() const { return (accepting || opened != 0) && !forked; }
   static bool has_slot(int ordinal) { return ordinal >= 0 && ordinal < kMaxDevices; }
   Slot& slot(int ordinal) { return slots[static_cast<std::size_t>(ordinal)]; }
   // Of the device that the range is of.
@@ -174,6 +181,10 @@ Status release_all_cached(DeviceLock& lock);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
 void pin(Op& op, Device& device, managed::RangeId id);
+// Once for each device: `what` uses so many bytes at once, and they do not fit.
+void warn_above_budget(Device& device, const char* what, std::size_t bytes);
+// Counts the op, and warns, if what it and the ops around it use is above the budget.
+void note_above_budget(Device& device, Op& op);
 
 // victim_callback.cpp: calls it where bytes are short, with the lock given up meanwhile: nothing
 // that was read under it holds afterwards. The answer holds until it is forgotten.

@@ -51,8 +51,7 @@ def plain(net: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("net", NETS)
-def test_equal_bits_at_every_budget(net: str, policy: str, pytestconfig: pytest.Config) -> None:
-    nightly = pytestconfig.getoption("--hypothesis-profile") == "nightly"
+def test_equal_bits_at_every_budget(net: str, policy: str, nightly: bool) -> None:
     budgets, seeds = (NIGHTLY_BUDGETS, NIGHTLY_SEEDS) if nightly else (BUDGETS, SEEDS)
     want = plain(net)
     rows = runs(net, policy, "--peak", want["peak_bytes"], "--budgets", *budgets, "--seeds", *seeds)

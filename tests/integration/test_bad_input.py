@@ -81,6 +81,21 @@ def test_a_tensor_larger_than_the_budget(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err.count("larger than the budget") == 1
 
 
+def test_an_op_above_the_budget_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """As `stack` of many views, which goes around all of them for each row."""
+    with umem.enable(budget="8MiB", device="soft"):
+        parts = [torch.full((4, MIB // 8), float(n)) for n in range(6)]  # 2 MiB each
+        stacked = torch.stack(parts, dim=1)
+        assert stacked[:, 5].eq(5).all()
+        counted = umem.stats().ops_above_budget
+        assert counted >= 1
+        note = f"ops that needed more than the budget at once: {counted}"
+        assert note in str(umem.summary())
+    said = capfd.readouterr().err
+    assert said.count("umem: warning: aten::") == 1
+    assert "larger than the budget of 8.0 MiB" in said
+
+
 def test_more_than_both_budgets_is_torchs_out_of_memory_error() -> None:
     with umem.enable(budget="8MiB", device="soft", host_budget="16MiB"):
         held = [torch.ones(n * MIB // 4) for n in (8, 6, 4)]

@@ -243,6 +243,53 @@ def test_a_block_larger_than_the_budget_works_and_warns_once(
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
 
 
+def test_an_op_above_the_budget_is_counted_and_named_once(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(6)]
+    fits = _core.op_begin(ptrs[:4], "", "forward", "fits")
+    _core.op_end(fits, "")
+    assert _core.stats()["ops_above_budget"] == 0
+    for count in (1, 2):
+        token = _core.op_begin(ptrs, "", "forward", "too_much")
+        _core.op_end(token, "")
+        assert _core.stats()["ops_above_budget"] == count
+    said = capfd.readouterr().err
+    assert said.count("warning: too_much needs 24.0 MiB at once, which is larger than") == 1
+    assert "fits" not in said
+
+
+def test_what_an_op_makes_counts_with_what_it_and_the_ops_around_it_are_given(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(3)]
+    outer = _core.op_begin(ptrs, "", "forward", "outer")
+    inner = _core.op_begin(ptrs[:1], "", "forward", "inner")
+    blocks.take(4 * MIB)
+    assert _core.stats()["ops_above_budget"] == 0
+    blocks.take(4 * MIB)
+    blocks.take(4 * MIB)
+    _core.op_end(inner, "")
+    _core.op_end(outer, "")
+    assert _core.stats()["ops_above_budget"] == 1
+    assert "warning: inner needs 20.0 MiB at once" in capfd.readouterr().err
+
+
+def test_pins_that_leave_too_little_make_no_op_too_large(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _core.start(options(16 * MIB))
+    ptrs = [blocks.take(4 * MIB) for _ in range(5)]
+    held = _core.hold([(ptr, 4 * MIB) for ptr in ptrs[:2]], "pin", ["a", "b"])
+    token = _core.op_begin(ptrs[2:], "", "forward", "fits_alone")
+    _core.op_end(token, "")
+    _core.unhold(held)
+    assert _core.stats()["ops_above_budget"] == 0
+    assert "fits_alone" not in capfd.readouterr().err
+
+
 def test_out_of_memory_lists_the_holders(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, host_budget_bytes=16 * MIB))
     for nbytes in (10 * MIB, 8 * MIB, 6 * MIB, 2 * MIB):

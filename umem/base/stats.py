@@ -43,4 +43,5 @@ class Stats:
     steps: int
     capture_skips: int
     hook_errors: int
+    ops_above_budget: int
     advice_ignored: int

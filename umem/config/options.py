@@ -152,6 +152,12 @@ OPTIONS = (
         "for temporary files.",
     ),
     Option(
+        "watchdog", "UMEM_WATCHDOG", "seconds", parsers.parse_seconds, "30",
+        "off, or seconds above 0",
+        "How long a call of the GPU's driver may take that moves memory before a warning says which "
+        "one it is. The call goes on.",
+    ),
+    Option(
         "strict", "UMEM_STRICT", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
         "With `UMEM=1`: when umem cannot turn itself on, let `import torch` fail instead of a "
         "warning and plain torch. `umem run` sets it.",

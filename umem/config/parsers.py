@@ -6,6 +6,7 @@ name and what is allowed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,16 @@ def parse_host_budget(text: str) -> int | None:
     if word == "auto":
         return None
     return 0 if word == "unlimited" else _positive_bytes(text)
+
+
+def parse_seconds(text: str) -> float:
+    """Parse seconds above 0; 0 stands for `off`."""
+    if text.strip().lower() == "off":
+        return 0.0
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def parse_device(text: str) -> Device:

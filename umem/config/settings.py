@@ -46,6 +46,7 @@ class Settings:
     trace: Path | None  # None: off
     layout: str
     top: bool | Path
+    watchdog: float  # seconds; 0: off
     summary: bool = field(compare=False)
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)

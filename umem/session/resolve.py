@@ -79,6 +79,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     native = native_policy(settings)
     options.policy = native if native is not None else PLANNED
     options.guard = settings.guard
+    options.watchdog_s = settings.watchdog
     return options
 
 

@@ -92,6 +92,7 @@ def enable(
     summary: bool | None = None,
     layout: str | None = None,
     top: str | Path | bool | None = None,
+    watchdog: str | int | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
@@ -122,6 +123,7 @@ def enable(
             "summary": summary,
             "layout": layout,
             "top": top,
+            "watchdog": watchdog,
         }
     )
     global _session

@@ -1,0 +1,24 @@
+"""Random programs of umem's public functions on CPU tensors, beside a shadow."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis.stateful import run_state_machine_as_test  # noqa: E402
+from support.api_machine import ApiMachine  # noqa: E402
+
+
+class OnTheSoftwareDevice(ApiMachine):
+    device = "soft"
+
+
+def test_no_byte_is_lost_whatever_is_called(nightly: bool) -> None:
+    """10,000 operations at most, always the same; every night 100,000 others."""
+    chosen = settings(
+        max_examples=2000 if nightly else 200, stateful_step_count=50, derandomize=not nightly,
+        deadline=None, database=None, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    run_state_machine_as_test(OnTheSoftwareDevice, settings=chosen)
