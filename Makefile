@@ -23,8 +23,8 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-faults nightly fuzz soak mutate lint dist bench \
-	bench-policies bench-recompute bench-sharing options-doc install clean
+.PHONY: demo check test test-cuda test-cuda-oldest test-faults test-upstream nightly fuzz soak mutate \
+	lint dist bench bench-policies bench-recompute bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -83,6 +83,15 @@ PER_ENTRY ?= 24
 test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
 	$(BIN)/python tests/gpu/sweep.py --device soft --per-entry $(PER_ENTRY)
 	$(ON_SOFTCUDA) $(CUDA_BIN)/python tests/gpu/sweep.py --per-entry $(PER_ENTRY)
+
+# PyTorch's own tests, with umem and without: make test-upstream UPSTREAM=DIR, a source tree of the
+# installed version.
+UPSTREAM_EXTRAS := expecttest psutil
+test-upstream: $(INSTALLED) $(CUDA_VENV)/.installed
+	$(PIP) install $(UPSTREAM_EXTRAS)
+	$(CUDA_PIP) install $(UPSTREAM_EXTRAS)
+	$(BIN)/python tests/upstream/run.py
+	$(ON_SOFTCUDA) $(CUDA_BIN)/python tests/upstream/run.py --device cuda
 
 # Each defect of tools/mutants.py is found by a test.
 mutate: $(INSTALLED) $(CUDA_VENV)/.installed
