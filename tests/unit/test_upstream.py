@@ -63,6 +63,7 @@ def test_what_ends_worse_is_found_and_the_rest_of_the_file_goes_on(
         "test_hangs": ("passed", "hang", None),
         "[the process's end]": ("missing", "crash", None),
     }
+    assert [verdict.broken for verdict in verdicts] == [[], []]
     assert run.no_longer_needed(entries, verdicts) == [unneeded]
     rows = [line.split()[:-1] for line in capsys.readouterr().out.splitlines()]
     assert rows == [

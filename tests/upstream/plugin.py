@@ -71,6 +71,7 @@ class Recorder:
         with self.results.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
+    @pytest.hookimpl(trylast=True)  # of what -k leaves
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         left_out = [item for item in items if item.nodeid in self.done]
         if left_out:

@@ -219,6 +219,7 @@ class Runner:
             *(["-k", chosen.tests] if chosen.tests else []), chosen.path,
         ]  # fmt: skip
         environ = {k: v for k, v in os.environ.items() if k.split("_")[0] != "UMEM"}
+        environ["TORCH_EXTENSIONS_DIR"] = str(self.results.parent / "extensions")
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         with self.log.open("w") as log:
             process = subprocess.Popen(
