@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
     driver = _driver() if config.option.cuda and os.environ.get("SOFTCUDA_LIB") else None
     config.pluginmanager.register(Recorder(config, driver))
     if config.option.rotate:
-        threading.Thread(target=_rotate, args=(config.option.rotate,), daemon=True).start()
+        import torch
+
+        count = config.option.rotate // PAGE
+        blocks = [torch.zeros(PAGE, dtype=torch.uint8) for _ in range(count)]
+        threading.Thread(target=_rotate, args=(blocks,), daemon=True).start()
 
 
 def _driver() -> Any:
@@ -47,10 +51,7 @@ def _driver() -> Any:
     return driver
 
 
-def _rotate(size: int) -> None:
-    import torch
-
-    blocks = [torch.zeros(PAGE, dtype=torch.uint8) for _ in range(size // PAGE)]
+def _rotate(blocks: Sequence[Any]) -> None:
     while True:
         for block in blocks:
             ctypes.memset(block.data_ptr(), 1, 1)

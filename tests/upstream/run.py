@@ -359,8 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.source is None:
         print(NOT_GIVEN.format(version=version.split("+")[0]))
         return 0
-    if not (options.source / "test").is_dir():
-        parser.error(f"{options.source} has no folder test/: name PyTorch's source tree")
+    if not (options.source / "version.txt").is_file():
+        parser.error(f"{options.source} has no version.txt: name PyTorch's source tree")
     files = [one for one in selection(HERE / "selection.toml") if one.device == options.device]
     if unknown := {*(options.only or ())} - {one.path for one in files}:
         parser.error(f"--only: {', '.join(sorted(unknown))}: not in selection.toml")
