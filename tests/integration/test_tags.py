@@ -56,6 +56,17 @@ def test_parameters_gradients_and_optimizer_state() -> None:
         assert named(state["exp_avg_sq"])[0] == "optimizer"
 
 
+@BOTH
+@pytest.mark.usefixtures("on")
+def test_a_lazy_module_gets_its_parameters_when_it_is_called() -> None:
+    net = torch.nn.LazyLinear(1024)
+    output = net(torch.randn(8, 1024))
+    optimizer = torch.optim.SGD(net.parameters())
+    output.sum().backward()
+    optimizer.step()
+    assert named(net.weight)[0] == "param"
+
+
 @pytest.mark.parametrize("observer", ["native"])
 @pytest.mark.usefixtures("on")
 def test_gradients_are_known_before_any_optimizer_step() -> None:

@@ -121,8 +121,9 @@ def _address(tensor: torch.Tensor) -> int:
     """Return the address of its storage; 0 if it has none (fake, sparse, wrapper tensors)."""
     if isinstance(tensor, FakeTensor):
         return 0
-    try:
-        return tensor.untyped_storage().data_ptr()
+    try:  # a subclass is not asked: the parameter of a lazy module answers with ValueError
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return 0
 
