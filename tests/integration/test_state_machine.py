@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, settings  # noqa: E402
-from hypothesis.stateful import run_state_machine_as_test  # noqa: E402
-from support.api_machine import ApiMachine  # noqa: E402
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+from support.api_machine import ApiMachine
 
 
 class OnTheSoftwareDevice(ApiMachine):

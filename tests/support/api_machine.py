@@ -7,6 +7,7 @@ what umem reports with what there is.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -79,7 +80,7 @@ class ApiMachine(RuleBasedStateMachine):
         Not by `numpy()` there: torch resizes no storage that NumPy has seen.
         """
         if self.device == "cuda":
-            return tensor.cpu().numpy()  # type: ignore[no-any-return]
+            return tensor.cpu().numpy()
         memory = (ctypes.c_uint8 * tensor.numel()).from_address(tensor.data_ptr())
         return np.ctypeslib.as_array(memory)
 
@@ -195,10 +196,8 @@ class ApiMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(index=which)
     def prefetch(self, index: int) -> None:
-        try:
+        with contextlib.suppress(OutOfMemoryError):  # with what is pinned, not all of it fits
             umem.prefetch(self.pick(index).tensor)
-        except OutOfMemoryError:
-            pass  # with what is pinned, not all of it fits
 
     @precondition(lambda self: self.pairs)
     @rule(index=which)
@@ -211,10 +210,8 @@ class ApiMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(index=which, kind=st.sampled_from([umem.pin, umem.keep, umem.exclude]))
     def hold(self, index: int, kind: Callable[[object], umem.PinHandle]) -> None:
-        try:
+        with contextlib.suppress(OutOfMemoryError):  # no reserve for ops would be left
             self.holds.append(kind(self.pick(index).tensor))
-        except OutOfMemoryError:
-            pass  # no reserve for ops would be left
 
     @precondition(lambda self: self.holds)
     @rule(index=which)
@@ -262,10 +259,8 @@ class ApiMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sleeps)
     @rule(index=which)
     def wake(self, index: int) -> None:
-        try:
+        with contextlib.suppress(OutOfMemoryError):  # the budget was lowered meanwhile
             self.sleeps.pop(index % len(self.sleeps)).wake()
-        except OutOfMemoryError:
-            pass  # the budget was lowered meanwhile
 
     @rule(budget=st.sampled_from(BUDGETS))
     def set_budget(self, budget: int) -> None:

@@ -16,7 +16,7 @@ from umem.errors import TraceError
 ROOT = Path(__file__).resolve().parents[1] / "fuzz" / "corpus"
 CORPUS = {name: sorted((ROOT / name).iterdir()) for name in targets.TARGETS}
 FILES = [(name, path) for name, paths in CORPUS.items() for path in paths]
-# A reader that each target calls.
+# The reader that each target calls first.
 READERS = {
     "trace": "fuzz.targets.read",
     "native": "fuzz.targets.read",
@@ -88,8 +88,7 @@ def test_a_target_raises_what_its_reader_should_not(
 
     monkeypatch.setattr(READERS[name], fail)
     with pytest.raises(UnexpectedError):
-        for path in CORPUS[name]:  # not every file gets as far as the reader
-            targets.TARGETS[name](path.read_bytes())
+        targets.TARGETS[name](CORPUS[name][0].read_bytes())
 
 
 @pytest.mark.parametrize("text", ["", "\x1b[2J", "two\nlines", "half a pair: \ud800"])

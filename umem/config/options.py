@@ -154,8 +154,8 @@ OPTIONS = (
     Option(
         "watchdog", "UMEM_WATCHDOG", "seconds", parsers.parse_seconds, "30",
         "off, or seconds above 0",
-        "How long a call of the GPU's driver may take that moves memory before a warning says which "
-        "one it is. The call goes on.",
+        "How long a call of the GPU's driver may take that moves memory, before a warning says "
+        "which one it is. The call goes on.",
     ),
     Option(
         "strict", "UMEM_STRICT", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
