@@ -296,10 +296,10 @@ def differences(
 
 
 def no_longer_needed(entries: Sequence[Expected], verdicts: Sequence[Verdict]) -> list[Expected]:
-    """Return the entries for files that ran, of which no test differs."""
+    """Return the entries for tests that ran, none of which differs."""
     used = {one.explained for verdict in verdicts for one in verdict.differences}
-    ran = {verdict.path for verdict in verdicts}
-    return [entry for entry in entries if entry.test.split("::")[0] in ran and entry not in used]
+    ran = [test for verdict in verdicts for test in verdict.plain.ends]
+    return [entry for entry in entries if entry not in used and fnmatch.filter(ran, entry.test)]
 
 
 def row(path: str, counts: collections.Counter[str], width: int) -> str:
