@@ -43,6 +43,23 @@ def test_auto_is_the_subclass_and_says_so(program: Program) -> None:
     assert out == ""
 
 
+@pytest.mark.parametrize("allocator", ["auto", "pluggable"])
+def test_torchs_setting_for_another_allocator_is_refused(program: Program, allocator: str) -> None:
+    """Else torch fails at its first use of CUDA, or speaks of a bug in PyTorch."""
+    program(
+        f"""
+    try:
+        enable(allocator={allocator!r})
+    except umem.errors.StateError as error:
+        assert "backend:cudaMallocAsync" in str(error) and "remove" in str(error), error
+    else:
+        raise AssertionError("umem is on")
+    assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+    """,
+        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+
+
 def test_pluggable_needs_no_extension(program: Program) -> None:
     program(
         CORE

@@ -53,7 +53,12 @@ def check(allocator: str) -> None:
             "UMEM_DEVICE=soft"
         )
     backend = torch.cuda.memory.get_allocator_backend()
-    if allocator != "pool" and _kept is None and backend not in ("native", "cudaMallocAsync"):
+    if allocator != "pool" and _kept is None and backend == "cudaMallocAsync":
+        raise StateError(
+            "PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF has backend:cudaMallocAsync, with which "
+            "torch accepts no other allocator; remove that setting"
+        )
+    if allocator != "pool" and _kept is None and backend != "native":
         raise StateError(
             f"torch's CUDA allocator was replaced already, by {backend!r}; do not install that "
             "one, or use UMEM_ALLOCATOR=pool"
