@@ -1,10 +1,10 @@
 // A driver call that does not return is named, beside a thread that waits for it; one that returns
 // in time is not, and neither is anything once the watchdog is off.
+#include <poll.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,36 +18,39 @@ namespace {
 using namespace umem;             // NOLINT: a test program
 using namespace umem::residency;  // NOLINT: a test program
 
-std::atomic<int> g_prefetch_ms{0};
+int g_stderr = -1;    // where what is written to stderr can be read
+std::string g_text;   // what was read of it
+std::size_t g_lines;  // that the prefetch waits for
 
+std::size_t count(const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = 0; (at = g_text.find(part, at)) != std::string::npos; ++at) ++found;
+  return found;
+}
+
+// Until there are so many lines, or for a minute; 0: what there is now.
+void read_lines(std::size_t lines) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(lines > 0 ? 1 : 0);
+  do {
+    pollfd ready{g_stderr, POLLIN, 0};
+    char buffer[4096];
+    if (poll(&ready, 1, lines > 0 ? 100 : 0) == 1)
+      g_text.append(buffer, static_cast<std::size_t>(read(g_stderr, buffer, sizeof buffer)));
+  } while (count("\n") < lines && std::chrono::steady_clock::now() < end);
+}
+
+// Does not return before the watchdog has said so many lines.
 cu::CUresult slow_prefetch(cu::CUdeviceptr*, std::size_t*, std::size_t, cu::CUmemLocation*,
                            std::size_t*, std::size_t, unsigned long long, cu::CUstream) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(g_prefetch_ms));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  if (g_lines > 0) read_lines(g_lines);
   return cu::CUDA_SUCCESS;
 }
 
-// What the process writes to stderr while `act` runs.
-template <class Act>
-std::string written(Act act) {
-  int ends[2];
-  EXPECT(pipe(ends) == 0);
-  const int before = dup(STDERR_FILENO);
-  dup2(ends[1], STDERR_FILENO);
-  close(ends[1]);
-  act();
-  dup2(before, STDERR_FILENO);
-  close(before);
-  std::string text;
-  char buffer[4096];
-  for (ssize_t got = 0; (got = read(ends[0], buffer, sizeof buffer)) > 0;)
-    text.append(buffer, static_cast<std::size_t>(got));
-  close(ends[0]);
-  return text;
-}
-
-// A lane whose prefetch takes `prefetch_ms`, and a thread that waits for it.
-std::string send_out(double patience, int prefetch_ms) {
-  g_prefetch_ms = prefetch_ms;
+// A lane with a prefetch that waits for the lines, and a thread that waits for that.
+void send_out(double patience, std::size_t lines) {
+  g_lines = lines;
+  g_text.clear();
   driver::Table table;
   driver::fill_missing(table);
   table.cuStreamCreate = [](cu::CUstream*, unsigned) { return cu::CUDA_SUCCESS; };
@@ -62,31 +65,37 @@ std::string send_out(double patience, int prefetch_ms) {
   place.device = 3;
   place.context = reinterpret_cast<cu::CUcontext>(&nothing);
   Watchdog::the().set_patience(patience);
-  return written([&] {
-    Lane lane(table, place, true);
-    EXPECT(lane.open().ok());
-    const Result<Ticket> ticket = lane.submit(Verb::kSendOut, {{kPageBytes, kPageBytes}}, {});
-    EXPECT(ticket.ok());
-    lane.issue_until(ticket.value());
-    EXPECT(lane.close().ok());
-  });
-}
-
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++found;
-  return found;
+  Lane lane(table, place, true);
+  EXPECT(lane.open().ok());
+  const Result<Ticket> ticket = lane.submit(Verb::kSendOut, {{kPageBytes, kPageBytes}}, {});
+  EXPECT(ticket.ok());
+  lane.issue_until(ticket.value());
+  EXPECT(lane.close().ok());
+  read_lines(0);
 }
 
 }  // namespace
 
 int main() {
-  const std::string slow = send_out(0.05, 400);
-  EXPECT(count(slow, "device 3: the driver's call to evict memory to the host") == 1);
-  EXPECT(count(slow, "warning") == 1);
-  const std::string slower = send_out(0.02, 1500);  // again after ten times as long
-  EXPECT(count(slower, "warning") >= 2);
-  EXPECT(send_out(30, 100).empty());
-  EXPECT(send_out(0, 400).empty());
+  int ends[2];
+  EXPECT(pipe(ends) == 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  g_stderr = ends[0];
+
+  send_out(0.02, 1);
+  const bool named = count("device 3: the driver's call to evict memory to the host") > 0;
+  send_out(0.02, 2);  // again after ten times as long
+  const bool twice = count("has not returned") >= 2;
+  send_out(3600, 0);
+  const bool silent = g_text.empty();
+  send_out(0, 0);  // off
+  const bool off = g_text.empty();
+
+  dup2(before, STDERR_FILENO);
+  EXPECT(named);
+  EXPECT(twice);
+  EXPECT(silent);
+  EXPECT(off);
   return g_wrong != 0;
 }
