@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "more comes in than the budget holds", _MOVES,
-        "if (!state_.fits(ledger.at(id).bytes)) continue;", "",
+        "++state_.counters.left_to_faults;\n      continue;", "++state_.counters.left_to_faults;",
     ),
     Mutant(
         "the host budget is not looked at", _MOVES,
