@@ -106,7 +106,7 @@ bool Reader::parse_value(std::string_view key) {
   if (key == "e") {
     if (!scanner_.text("e", text)) return false;
     kind_.assign(text);
-    return true;
+    return !text.empty() || check(text);  // without a kind the line would be begun again
   }
   if (!has_key(kind_, key)) return scanner_.skip();
   if (key == "id") {

@@ -128,7 +128,7 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
 Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
-    ++state_.counters.left_to_faults;
+    if (state_.active()) ++state_.counters.left_to_faults;
     one_.assign(1, id);  // faults will bring what fits, beside what is accounted for
     state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));

@@ -1,13 +1,15 @@
 #include "residency/watchdog.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 namespace umem::residency {
 namespace {
 
-constexpr double kAgain = 10;   // times as long, and it is said again
-constexpr double kIdle = 3600;  // seconds: the patience of a watchdog that was turned off meanwhile
+constexpr double kAgain = 10;  // times as long, and it is said again
+// Seconds between looks, within which another patience is in force too.
+constexpr double kShortest = 0.001, kLongest = 5;
 
 std::int64_t now_ns() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
@@ -25,7 +27,6 @@ WatchedCalls* Watchdog::watch(int device) {
   WatchedCalls* calls = nullptr;
   {
     const std::lock_guard guard(mutex_);
-    if (patience_ <= 0) return nullptr;
     calls = &watched_.emplace_back(device);
     ending_ = false;
   }
@@ -49,28 +50,36 @@ void Watchdog::forget(WatchedCalls* calls) {
 void Watchdog::run() {
   std::unique_lock guard(mutex_);
   while (!ending_) {
-    const double patience = patience_ > 0 ? patience_.load() : kIdle;
-    ended_.wait_for(guard, std::chrono::duration<double>(patience / 4));
-    for (WatchedCalls& calls : watched_) look(calls, patience);
+    const double patience = patience_;
+    const double wait = patience > 0 ? std::clamp(patience / 4, kShortest, kLongest) : kLongest;
+    ended_.wait_for(guard, std::chrono::duration<double>(wait));
+    if (patience <= 0) continue;
+    std::string text;
+    for (WatchedCalls& calls : watched_) text += look(calls, patience);
+    if (text.empty()) continue;
+    guard.unlock();  // stderr may be a pipe that nobody reads
+    std::fputs(text.c_str(), stderr);
+    guard.lock();
   }
 }
 
-void Watchdog::look(WatchedCalls& calls, double patience) {
+// What there is to say.
+std::string Watchdog::look(WatchedCalls& calls, double patience) {
   const std::int64_t since = calls.since_ns;
+  if (since != calls.seen_ns) calls.say_after = patience;
+  calls.seen_ns = since;
   const double seconds = since == 0 ? 0 : static_cast<double>(now_ns() - since) / 1e9;
-  if (seconds < patience) {
-    calls.say_after = patience;
-    return;
-  }
-  if (seconds < calls.say_after) return;
+  if (since == 0 || seconds < calls.say_after) return {};
   calls.say_after = seconds * kAgain;
-  std::fprintf(
-      stderr,
+  char text[400];
+  std::snprintf(
+      text, sizeof text,
       "umem: warning: device %d: the driver's call to %s has not returned for %.3g s, and "
-      "the program waits where it needs that memory. The call may wait for work before it: "
-      "look for a kernel that does not end, or a callback on the host that waits for this "
-      "program\n",
+      "the program waits where it needs that memory. The call may wait for work before "
+      "it: look for a kernel that does not end, or a callback on the host that waits for "
+      "this program\n",
       calls.device, calls.what.load(), seconds);
+  return text;
 }
 
 Watchdog::Call::Call(WatchedCalls* calls, const char* what) : calls_(calls) {

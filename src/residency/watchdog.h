@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <list>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace umem::residency {
@@ -16,7 +17,9 @@ struct WatchedCalls {
   const int device;
   std::atomic<const char*> what{nullptr};
   std::atomic<std::int64_t> since_ns{0};  // 0: in no call
-  double say_after = 0;                   // seconds; the watchdog's own
+  // The watchdog's own: of the call that it looked at last.
+  std::int64_t seen_ns = 0;
+  double say_after = 0;  // seconds
 };
 
 // One object, never destroyed. Its thread runs while there is something to watch.
@@ -24,7 +27,7 @@ class Watchdog {
  public:
   static Watchdog& the();
 
-  // For calls that begin later; 0: says nothing.
+  // In force within seconds; 0: says nothing.
   void set_patience(double seconds) { patience_ = seconds; }
   WatchedCalls* watch(int device);
   void forget(WatchedCalls* calls);
@@ -44,7 +47,7 @@ class Watchdog {
  private:
   Watchdog() = default;
   void run();
-  static void look(WatchedCalls& calls, double patience);
+  static std::string look(WatchedCalls& calls, double patience);
 
   std::atomic<double> patience_{0};
   std::mutex lifetime_;  // of the thread; taken before the other

@@ -173,13 +173,13 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(s, taken.value(), bytes, op);
   const residency::Engine& engine = device.engine;
-  if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
-    warn_above_budget(device, "a block", taken.value().bytes);
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->scope_marker) {
     pin(*op, device, taken.value().range);
     if (engine.counters().left_to_faults > left_before) note_above_budget(device, *op);
   }
+  if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
+    warn_above_budget(device, "a block", taken.value().bytes);
   ++lock.slot().allocs;
   const std::size_t live = device.arena.footprint().live_bytes;
   device.peak_live_bytes = std::max(device.peak_live_bytes, live);

@@ -81,6 +81,7 @@ void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
 }
 
 void note_above_budget(Device& device, Op& op) {
+  if (op.above_budget) return;
   const residency::Ledger& ledger = device.engine.ledger();
   std::vector<RangeId> used;
   for (const Op* around = &op; around; around = around->parent)
@@ -92,7 +93,7 @@ void note_above_budget(Device& device, Op& op) {
     if (state().ranges.device_of(id) == device.place.device && ledger.live(id))
       bytes += ledger.at(id).bytes;
   // Else it is other threads' ops, or pins of the program, that leave too little.
-  if (op.above_budget || bytes <= device.engine.limits().budget_bytes) return;
+  if (bytes <= device.engine.limits().budget_bytes) return;
   op.above_budget = true;
   ++device.ops_above_budget;
   warn_above_budget(device, *op.name ? op.name : "an op", bytes);

@@ -263,6 +263,7 @@ static Status resume(State& s, const Options& options) {
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));
   s.each([&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
   s.options = options;
+  residency::Watchdog::the().set_patience(options.watchdog_s);
   reset_peaks(s);  // a new session's peaks are its own
   return {};
 }

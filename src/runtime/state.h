@@ -181,7 +181,7 @@ Status release_all_cached(DeviceLock& lock);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
 void pin(Op& op, Device& device, managed::RangeId id);
-// Once for each device: `what` uses so many bytes at once, and they do not fit.
+// Once for each device: `what` uses `bytes` at once, and they do not fit.
 void warn_above_budget(Device& device, const char* what, std::size_t bytes);
 // Counts the op, and warns, if what it and the ops around it use is above the budget.
 void note_above_budget(Device& device, Op& op);

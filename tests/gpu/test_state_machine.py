@@ -21,7 +21,7 @@ def test_no_byte_is_lost_whatever_is_called(seed: int, nightly: bool) -> None:
     command += ["--examples", "500" if nightly else "50"]
     done = subprocess.run(
         command,
-        capture_output=True, text=True, check=False, timeout=3600, env=environ,
+        capture_output=True, text=True, check=False, timeout=3600 if nightly else 600, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert "equal bytes, 0 races" in done.stdout

@@ -15,6 +15,7 @@ class OnTheSoftwareDevice(ApiMachine):
     device = "soft"
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_no_byte_is_lost_whatever_is_called(nightly: bool) -> None:
     """10,000 operations at most, always the same; every night 100,000 others."""
     chosen = settings(

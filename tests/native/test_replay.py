@@ -414,6 +414,7 @@ BAD = {
     "no version": (['{"kind":"umem-trace"}'], 1, "'v' is missing"),
     "version": (['{"kind":"umem-trace","v":2}'], 1, "version 2 is unknown.*reads version 1"),
     "event": ([HEADER, {"e": "malloc"}], 2, "'malloc' is unknown; events are alloc, op"),
+    "no kind": ([HEADER, '{"e":"","x":1,"e":"step"}'], 2, 'key "e" is missing'),
     "no event": ([HEADER, {"id": 1}], 2, 'key "e" is missing'),
     "unknown id": ([HEADER, op([7], [])], 2, "uses id 7, which is not live"),
     "use after free": ([HEADER, ONE, free(1), op([], [1])], 4, "uses id 1, which is not live"),

@@ -11,8 +11,10 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,20 +93,29 @@ class ApiMachine(RuleBasedStateMachine):
         assert wrong.size == 0, f"{wrong.size} bytes differ, the first at {wrong[0]}"
 
     @staticmethod
-    def in_thread(act: Callable[[], object]) -> None:
+    @contextlib.contextmanager
+    def thread(act: Callable[[], object]) -> Iterator[None]:
+        """Run `act` on a thread beside the block, and raise what it raises after both."""
         errors: list[BaseException] = []
 
         def body() -> None:
             try:
                 act()
-            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            except BaseException as error:  # noqa: BLE001 - raised below
                 errors.append(error)
 
         thread = threading.Thread(target=body)
         thread.start()
-        thread.join()
+        try:
+            yield
+        finally:
+            thread.join()
         if errors:
             raise errors[0]
+
+    def in_thread(self, act: Callable[[], object]) -> None:
+        with self.thread(act):
+            pass
 
     # -- tensors ------------------------------------------------------------------------------
 
@@ -296,31 +307,25 @@ class ApiMachine(RuleBasedStateMachine):
     def beside_another_thread(self, index: int, byte: int, act: str) -> None:
         """One thread computes while this one moves what it uses."""
         pair = self.pick(index)
-        go = threading.Event()
 
         def compute() -> None:
-            go.wait()
             for turn in range(8):
                 pair.tensor.fill_(byte)
                 pair.tensor.add_(turn)
                 pair.shadow[...] = byte
                 pair.shadow += np.uint8(turn)
 
-        thread = threading.Thread(target=compute)
-        thread.start()
-        go.set()
-        for _ in range(4):
-            try:
-                if act == "sleep":
-                    umem.sleep().wake()
-                elif act == "budget":
-                    umem.set_budget("8MiB")
-                    umem.set_budget(f"{self.budget}MiB")
-                else:
-                    getattr(umem, act)([one.tensor for one in self.pairs])
-            except (StateError, OutOfMemoryError):
-                pass  # in use by the op of the other thread
-        thread.join()
+        with self.thread(compute):
+            for _ in range(4):
+                # In use by the op of the other thread, or no room beside what is pinned.
+                with contextlib.suppress(StateError, OutOfMemoryError):
+                    if act == "sleep":
+                        umem.sleep().wake()
+                    elif act == "budget":
+                        umem.set_budget("8MiB")
+                        umem.set_budget(f"{self.budget}MiB")
+                    else:
+                        getattr(umem, act)([one.tensor for one in self.pairs])
         pair.lost = False
         self.compare(pair)
 
@@ -331,12 +336,15 @@ class ApiMachine(RuleBasedStateMachine):
         child = os.fork()
         if child == 0:
             code = 1
+            signal.alarm(120)
             try:
                 for pair in self.pairs:
                     self.compare(pair)
                 self.fill(index, byte)
                 self.compare(self.pick(index))
                 code = 0
+            except BaseException:  # noqa: BLE001 - the parent fails
+                traceback.print_exc()
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0

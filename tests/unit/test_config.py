@@ -406,3 +406,16 @@ def test_a_home_that_is_not_known_is_an_error_of_the_option(
         load(tmp_path, {name: value})
     home = value.partition("/")[0]
     assert str(caught.value).startswith(f"{name}: {value!r}: the directory {home} is not known")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("off", 0), ("30", 30), ("0.5", 0.5), (2.5, 2.5), (7, 7)]
+)
+def test_the_watchdog_takes_seconds(tmp_path: Path, text: object, seconds: float) -> None:
+    assert load(tmp_path, watchdog=text).watchdog == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e18", "1e-12", "nan", "soon", True])
+def test_the_watchdog_takes_nothing_else(tmp_path: Path, text: object) -> None:
+    with pytest.raises(ConfigError, match="off, or seconds from"):
+        load(tmp_path, watchdog=text)

@@ -24,7 +24,7 @@ READERS = {
     "columns": "fuzz.targets.copy.copy",
     "options": "umem.config.settings.load",
     "checkpoint": "fuzz.targets.load_checkpoint",
-    "top": "umem.monitor.top.view",
+    "top": "fuzz.targets.completed",
 }
 # torch warns of kinds of tensors that a file can name.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -55,6 +55,7 @@ def test_a_file_of_the_corpus_breaks_no_reader(name: str, path: Path) -> None:
 @hypothesis.settings(
     max_examples=200,
     deadline=None,
+    derandomize=True,  # `make fuzz` looks for more
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())

@@ -49,7 +49,7 @@ def test_what_ends_worse_is_found_and_the_rest_of_the_file_goes_on(
     unneeded = run.Expected("test_one.py::test_alike", "cpu", "it was so once")
     of_others = run.Expected("test_three.py::test_it", "cpu", "it did not run")
     entries = [unneeded, explains, of_others]
-    verdicts = run.run(upstream(tmp_path), CHOSEN, entries, (PLAIN, UMEM), 4)
+    verdicts = run.run(upstream(tmp_path), CHOSEN, entries, (PLAIN, UMEM), 15)
     found = {
         one.test.split("::")[1]: (one.plain, one.umem, one.explained)
         for verdict in verdicts

@@ -41,6 +41,7 @@ SOFTCUDA_BYTES = 1024 * MIB  # the largest test needs more than half of them
 # How bad an end is. Without umem a test may as well not be there; with umem it may not.
 RANKS = {"passed": 0, "skipped": 1, "failed": 2, "error": 2, "race": 2, "hang": 3, "crash": 3}
 MISSING = 3
+STARTING = 120  # seconds that pytest may take until its first test
 COLUMNS = ("tests", "passed", "explained", "unexplained", "seconds")
 NOT_GIVEN = (
     "no PyTorch sources: name them with --source or UPSTREAM; to get them: git clone --depth 1 "
@@ -231,6 +232,7 @@ class Runner:
             finally:
                 with contextlib.suppress(ProcessLookupError):  # and what its tests left running
                     os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         if hung:
             return f"hang of {self.timeout:g} s"
         code = process.returncode
@@ -242,12 +244,13 @@ class Runner:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
         """Whether the process ends, and as long as it does not, adds to its results in time."""
-        size, since = -1, time.monotonic()
+        size = self.results.stat().st_size if self.results.exists() else 0
+        since, limit = time.monotonic(), max(self.timeout, STARTING)
         while process.poll() is None:
             now = self.results.stat().st_size if self.results.exists() else 0
             if now != size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() - since > self.timeout:
+                size, since, limit = now, time.monotonic(), self.timeout
+            elif time.monotonic() - since > limit:
                 process.send_signal(signal.SIGABRT)  # its stacks go to the log
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=5)

@@ -153,9 +153,9 @@ OPTIONS = (
     ),
     Option(
         "watchdog", "UMEM_WATCHDOG", "seconds", parsers.parse_seconds, "30",
-        "off, or seconds above 0",
-        "How long a call of the GPU's driver may take that moves memory, before a warning says "
-        "which one it is. The call goes on.",
+        f"off, or seconds from {parsers.SECONDS_ALLOWED}",
+        "How long a driver call that moves memory of a GPU may take before a warning names it. The "
+        "call continues.",
     ),
     Option(
         "strict", "UMEM_STRICT", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,

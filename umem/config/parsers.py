@@ -6,7 +6,6 @@ name and what is allowed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from ..errors import did_you_mean, plain
 _MIN_IMITATED = 64 * MIB
 _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
+_MIN_SECONDS, _MAX_SECONDS = 0.001, 1e6
+SECONDS_ALLOWED = "0.001 to 1000000"
 SWITCH_ALLOWED = "1 or on, 0 or off"
 
 
@@ -80,12 +81,12 @@ def parse_host_budget(text: str) -> int | None:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse seconds above 0; 0 stands for `off`."""
+    """Parse seconds; 0 stands for `off`."""
     if text.strip().lower() == "off":
         return 0.0
     seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{text!r} is not a number of seconds above 0")
+    if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
+        raise ValueError(f"{text!r} is not a number of seconds from {SECONDS_ALLOWED}")
     return seconds
 
 

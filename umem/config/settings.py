@@ -344,7 +344,7 @@ def _text(option: Option, origin: str, value: object) -> str:
     if isinstance(value, bool):
         if option.kind in ("switch", "socket"):
             return "1" if value else "0"
-    elif isinstance(value, (str, int, Path)):
+    elif isinstance(value, (str, int, Path)) or (option.kind == "seconds" and type(value) is float):
         with contextlib.suppress(ValueError):  # an integer of thousands of digits
             return str(value)
     raise refusal(option, origin, f"{shown(value)} is a {type(value).__name__}")

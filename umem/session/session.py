@@ -92,7 +92,7 @@ def enable(
     summary: bool | None = None,
     layout: str | None = None,
     top: str | Path | bool | None = None,
-    watchdog: str | int | None = None,
+    watchdog: str | float | None = None,
 ) -> Session:
     """Make umem torch's allocator from now on; tensors that exist already stay where they are.
 
