@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 from softcuda.load import Softcuda  # noqa: E402
 from support.cuda_nets import NETS  # noqa: E402
+from support.gpu import worker  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
 WORKER = Path(__file__).with_name("numbers_worker.py")
@@ -30,14 +31,8 @@ NIGHTLY_BUDGETS, NIGHTLY_SEEDS = (*BUDGETS, "1/8"), tuple(map(str, range(8)))
 
 
 def runs(net: str, policy: str, *options: str) -> list[dict[str, Any]]:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTCUDA_", "UMEM_"))}
-    environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}
-    done = subprocess.run(
-        [sys.executable, str(WORKER), net, policy, *options],
-        capture_output=True, text=True, check=False, timeout=1800, env=environ,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    out = worker(WORKER, net, policy, *options, timeout=1800)
+    return [json.loads(line) for line in out.splitlines()]
 
 
 @functools.cache

@@ -68,10 +68,16 @@ class ApiMachine(RuleBasedStateMachine):
         return [one for one in self.pairs if one.owner is pair.owner]
 
     def enable(self) -> None:
-        where = "soft" if self.device == "soft" else "cuda"
         umem.enable(
-            budget=f"{self.budget}MiB", policy=self.policy, device=where, host_budget="unlimited"
+            budget=f"{self.budget}MiB",
+            policy=self.policy,
+            device=self.device,
+            host_budget="unlimited",
         )
+
+    def where(self) -> str:
+        """As torch names the device."""
+        return "cpu" if self.device == "soft" else "cuda"
 
     def put(self, tensor: torch.Tensor, shadow: np.ndarray[Any, Any]) -> None:
         self.pairs.append(Pair(tensor, shadow, object()))
@@ -129,8 +135,7 @@ class ApiMachine(RuleBasedStateMachine):
     def make(self, size: int, byte: int) -> None:
         if sum(pair.shadow.size for pair in self.pairs) + size > LIVE:
             return
-        where = "cpu" if self.device == "soft" else "cuda"
-        tensor = torch.full((size,), byte, dtype=torch.uint8, device=where)
+        tensor = torch.full((size,), byte, dtype=torch.uint8, device=self.where())
         self.put(tensor, np.full(size, byte, np.uint8))
 
     @precondition(lambda self: self.pairs)
@@ -195,9 +200,8 @@ class ApiMachine(RuleBasedStateMachine):
     @rule()
     def too_much(self) -> None:
         """What no host has is refused, and nothing changes."""
-        where = "cpu" if self.device == "soft" else "cuda"
         try:
-            torch.empty(1 << 50, dtype=torch.uint8, device=where)
+            torch.empty(1 << 50, dtype=torch.uint8, device=self.where())
         except (torch.OutOfMemoryError, RuntimeError):
             return
         raise AssertionError("a petabyte was handed out")
@@ -263,9 +267,9 @@ class ApiMachine(RuleBasedStateMachine):
 
     # -- the session --------------------------------------------------------------------------
 
-    @rule(tags=st.sampled_from([None, ["param"], ["param", "grad"]]), keep=st.just("host"))
-    def sleep(self, tags: list[str] | None, keep: str) -> None:
-        self.sleeps.append(umem.sleep(tags, keep))
+    @rule(tags=st.sampled_from([None, ["param"], ["param", "grad"]]))
+    def sleep(self, tags: list[str] | None) -> None:
+        self.sleeps.append(umem.sleep(tags))
 
     @precondition(lambda self: self.sleeps)
     @rule(index=which)

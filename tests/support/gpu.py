@@ -64,3 +64,18 @@ def program(
     out, err = finish(process, timeout)
     assert process.returncode == expected, f"exit {process.returncode}\n{out}{err}"
     return out, err
+
+
+def worker(path: Path, *arguments: str, timeout: float) -> str:
+    """Runs a program of tests/gpu on the software driver alone; its output.
+
+    Of the environment's settings for the driver and for umem it gets none but the driver's place.
+    """
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTCUDA_", "UMEM_"))}
+    environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        capture_output=True, text=True, check=False, timeout=timeout, env=environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -17,7 +17,7 @@ _MIN_IMITATED = 64 * MIB
 _TRUE = ("1", "on", "true", "yes")
 _FALSE = ("0", "off", "false", "no")
 _MIN_SECONDS, _MAX_SECONDS = 0.001, 1e6
-SECONDS_ALLOWED = "0.001 to 1000000"
+SECONDS_ALLOWED = f"{_MIN_SECONDS:g} to {_MAX_SECONDS:.0f}"
 SWITCH_ALLOWED = "1 or on, 0 or off"
 
 

@@ -52,17 +52,8 @@ def check(allocator: str) -> None:
             f"torch {torch.__version__} is built without CUDA; install a CUDA build, or use "
             "UMEM_DEVICE=soft"
         )
-    backend = torch.cuda.memory.get_allocator_backend()
-    if allocator != "pool" and _kept is None and backend == "cudaMallocAsync":
-        raise StateError(
-            "PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF has backend:cudaMallocAsync, with which "
-            "torch accepts no other allocator; remove that setting"
-        )
-    if allocator != "pool" and _kept is None and backend != "native":
-        raise StateError(
-            f"torch's CUDA allocator was replaced already, by {backend!r}; do not install that "
-            "one, or use UMEM_ALLOCATOR=pool"
-        )
+    if allocator != "pool" and _kept is None:
+        _check_backend(torch.cuda.memory.get_allocator_backend())
     if allocator == "pool" or not _initialized():
         return
     if _kept is None:
@@ -71,6 +62,19 @@ def check(allocator: str) -> None:
         raise StateError(
             f"CUDA was initialised with umem's allocator {_kept!r}, which torch keeps; to use "
             f"{allocator!r}, start a new process"
+        )
+
+
+def _check_backend(backend: str) -> None:
+    if backend == "cudaMallocAsync":
+        raise StateError(
+            "PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF has backend:cudaMallocAsync, with which "
+            "torch accepts no other allocator; remove that setting"
+        )
+    if backend != "native":
+        raise StateError(
+            f"torch's CUDA allocator was replaced already, by {backend!r}; do not install that "
+            "one, or use UMEM_ALLOCATOR=pool"
         )
 
 
