@@ -23,8 +23,9 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-faults test-upstream nightly fuzz soak mutate \
-	lint dist bench bench-policies bench-recompute bench-sharing options-doc install clean
+.PHONY: demo check test test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
+	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
+	bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -47,6 +48,11 @@ nightly:
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) fuzz
 	$(MAKE) dist
+
+# The native code under ASan with UBSan, or TSan: stress programs as in CI, and a training in Python.
+test-asan test-tsan: $(INSTALLED)
+	$(BIN)/python -m pytest tests/native/test_sanitizers.py -k $(@:test-%=%) \
+		--hypothesis-profile=nightly $(PYTEST_ARGS)
 
 # Random inputs to each reader of tests/fuzz, guided by coverage, and none may break it. To keep what
 # is found: make fuzz SECONDS=600 FUZZ_ARGS=--keep

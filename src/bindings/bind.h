@@ -15,6 +15,7 @@ void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_victim_callback(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
+void bind_interrupts(pybind11::module_& module);
 void bind_layout(pybind11::module_& module);
 void bind_planner(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
@@ -23,6 +24,11 @@ void bind_sleep(pybind11::module_& module);
 
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);
+
+// For a callback that can raise nothing: whether the exception is not the callback's own but a wish
+// to stop, or what a signal's handler raised. Then the main thread raises it at its next
+// instruction.
+bool raise_later(const pybind11::error_already_set& error);
 
 // Without the interpreter's lock: whatever moves bytes may wait, for another thread too.
 template <class Call>

@@ -128,9 +128,12 @@ void bind_control(py::module_& m) {
     return result;
   });
   m.def("instrument", [] { driver::instrument(table()); });
-  m.def("inject", [](const std::string& name, std::uint64_t nth, int error) {
-    driver::inject(entry_of(name), nth, static_cast<CUresult>(error));
-  });
+  m.def(
+      "inject",
+      [](const std::string& name, std::uint64_t nth, int error, bool torn) {
+        driver::inject(entry_of(name), nth, static_cast<CUresult>(error), torn);
+      },
+      py::arg("name"), py::arg("nth"), py::arg("error"), py::arg("torn") = false);
   m.def("clear_injections", &driver::clear_injections);
   m.def("calls", [](const std::string& name) { return driver::calls(entry_of(name)); });
   m.def("set_poison", &soft::set_poison);

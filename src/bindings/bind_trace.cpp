@@ -121,7 +121,7 @@ void on_step() {
   try {
     listener();
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("umem's end of a step");
+    if (!raise_later(error)) error.discard_as_unraisable("umem's end of a step");
   }
 }
 

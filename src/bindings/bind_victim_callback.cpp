@@ -38,7 +38,7 @@ std::uint32_t id_of(const py::handle& value) {
   return overflow != 0 || id < 0 || id > UINT32_MAX ? 0 : static_cast<std::uint32_t>(id);
 }
 
-// Whatever it raises is reported once, and the built-in order decides.
+// Whatever it raises itself is reported once, and the built-in order decides.
 void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
   const py::gil_scoped_acquire gil;
   const py::object function = registered().function;
@@ -49,6 +49,7 @@ void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
     for (const py::handle& id : answer) ids.push_back(id_of(id));
   } catch (py::error_already_set& error) {
     ids.clear();
+    if (raise_later(error)) return;
     error.restore();
     if (registered().complained)
       PyErr_Clear();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ constexpr std::size_t index_of(Entry entry) {
 struct Injection {
   std::uint64_t call;  // counted since `instrument`
   CUresult error;
+  bool torn;
 };
 
 // One entry point's counter and its planned failures. `armed` lets a call without a planned
@@ -39,15 +41,15 @@ struct Probe {
 std::array<Probe, kEntries> probes;
 std::mutex injections_mutex;
 
-CUresult planned_error(Probe& probe, std::uint64_t call) {
+std::optional<Injection> planned(Probe& probe, std::uint64_t call) {
   const std::lock_guard<std::mutex> guard(injections_mutex);
   const auto found = std::find_if(probe.injections.begin(), probe.injections.end(),
                                   [call](const Injection& i) { return i.call == call; });
-  if (found == probe.injections.end()) return CUDA_SUCCESS;
-  const CUresult error = found->error;
+  if (found == probe.injections.end()) return {};
+  const Injection injection = *found;
   probe.injections.erase(found);
   probe.armed.store(!probe.injections.empty(), std::memory_order_release);
-  return error;
+  return injection;
 }
 
 // Functions generated for one entry point from the type of its table slot. `entry` is part of the
@@ -65,10 +67,19 @@ struct Generated<entry, CUresult (*)(Params...)> {
     Probe& probe = probes[index_of(entry)];
     const std::uint64_t call = probe.calls.fetch_add(1, std::memory_order_relaxed) + 1;
     if (probe.armed.load(std::memory_order_acquire)) [[unlikely]] {
-      if (const CUresult error = planned_error(probe, call); error != CUDA_SUCCESS) return error;
+      if (const auto injection = planned(probe, call)) {
+        if (injection->torn) run_half(params...);
+        return injection->error;
+      }
     }
     return target(params...);
   }
+
+  template <class... Rest>
+  static void run_half(CUdeviceptr* ptrs, std::size_t* sizes, std::size_t count, Rest... rest) {
+    if (count > 1) (void)target(ptrs, sizes, count / 2, rest...);
+  }
+  static void run_half(...) {}  // no batch
 
   static void wrap(Function& slot) {
     if (slot == &counted) return;  // wrapping the wrapper would recurse for ever
@@ -174,11 +185,12 @@ void instrument(Table& table) {
 #undef UMEM_SYMBOL
 }
 
-void inject(Entry entry, std::uint64_t nth_call, CUresult error) {
+void inject(Entry entry, std::uint64_t nth_call, CUresult error, bool torn) {
   if (entry >= Entry::kCount || nth_call == 0 || error == CUDA_SUCCESS) return;
   Probe& probe = probes[index_of(entry)];
   const std::lock_guard<std::mutex> guard(injections_mutex);
-  probe.injections.push_back({probe.calls.load(std::memory_order_relaxed) + nth_call, error});
+  const std::uint64_t call = probe.calls.load(std::memory_order_relaxed) + nth_call;
+  probe.injections.push_back({call, error, torn});
   probe.armed.store(true, std::memory_order_release);
 }
 

@@ -68,9 +68,10 @@ void fill_missing(Table& table);
 UMEM_API bool supports(const Table& table, Entry entry);
 
 // Fault injection: makes the n-th call (1 = next) of one entry point return `error` without
-// reaching the driver. The table must have been wrapped by `instrument` first.
+// reaching the driver; a `torn` one of a batch reaches it with the first half of its ranges. The
+// table must have been wrapped by `instrument` first.
 UMEM_API void instrument(Table& table);
-UMEM_API void inject(Entry entry, std::uint64_t nth_call, CUresult error);
+UMEM_API void inject(Entry entry, std::uint64_t nth_call, CUresult error, bool torn = false);
 UMEM_API void clear_injections();
 UMEM_API std::uint64_t calls(Entry entry);  // since `instrument`
 

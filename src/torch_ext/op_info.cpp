@@ -139,6 +139,7 @@ void unlock_names_in_parent() {
 
 // A new lock: the readers that waited for the old one are counted in it, and never come.
 void unlock_names_in_child() {
+  shared_table().mutex.unlock();
   std::construct_at(&shared_table().mutex);
 }
 

@@ -5,8 +5,8 @@ python tests/gpu/sweep.py [--device soft] [--entry NAME ...] [--per-entry N] [--
 With --device soft on the software device, else on the software driver, which needs SOFTCUDA_LIB and
 the CUDA build of torch. Every entry point that umem
 calls while it is enabled and two training steps run is failed at its n-th call, for n up to the
-number of its calls: with errors that pass, and with one that loses the device for good, which the
-software device does not have.
+number of its calls: with errors that pass, for a batch also once its first half is carried out, and
+with one that loses the device for good, which the software device does not have.
 Each case ends in one of these ways:
 
     ok      the steps went through, and all numbers are those of an undisturbed run
@@ -33,28 +33,30 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WORKER = HERE / "sweep_worker.py"
 INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILED = 1, 2, 600, 719
 FEW = 8  # so many calls of an entry point are all tried: each asks for something else
+Harm = Literal["", "lose", "tear"]
 OUTCOMES = ("ok", "raised", "late", "lost")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The n-th call of `entry` fails with `error`; with `lose` the device is lost then."""
+    """The n-th call of `entry` fails with `error`, and is torn, or loses the device."""
 
     entry: str = ""
     nth: int = 0
     error: int = 0
-    lose: bool = False
+    harm: Harm = ""
     plant: str = ""  # what the worker does wrong on purpose, so that the sweep can be tested
 
     def __str__(self) -> str:
-        lost = ", device lost" if self.lose else ""
-        return f"{self.entry} call {self.nth} error {self.error}{lost}"
+        harm = {"": "", "lose": ", device lost", "tear": ", torn"}[self.harm]
+        return f"{self.entry} call {self.nth} error {self.error}{harm}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,24 +128,25 @@ def chosen(calls: int, limit: int) -> list[int]:
     return sorted({1 + round(i * (calls - 1) / (limit - 1)) for i in range(limit)})
 
 
-def errors(entry: str) -> Iterator[tuple[int, bool]]:
-    """What the call may report, and whether the device is lost by it."""
+def errors(entry: str, device: str) -> Iterator[tuple[int, Harm]]:
+    """What the call may report, and what else it does then."""
     if entry in ("cuEventQuery", "cuStreamQuery"):
-        yield NOT_READY, False
-    yield INVALID_VALUE, False
-    yield OUT_OF_MEMORY, False
-    yield LAUNCH_FAILED, True
+        yield NOT_READY, ""
+    yield INVALID_VALUE, ""
+    yield OUT_OF_MEMORY, ""
+    if "Batch" in entry:
+        yield OUT_OF_MEMORY, "tear"
+    if device == "cuda":
+        yield LAUNCH_FAILED, "lose"
 
 
 def cases(calls: dict[str, int], limit: int, plant: str, device: str) -> list[Case]:
     """Every entry point with each of its errors; a lost device a third as often."""
     found = []
     for entry in sorted(calls):
-        for error, lose in errors(entry):
-            if lose and device != "cuda":
-                continue
-            nths = chosen(calls[entry], max(2, limit // 3) if lose else limit)
-            found += [Case(entry, nth, error, lose, plant) for nth in nths]
+        for error, harm in errors(entry, device):
+            nths = chosen(calls[entry], max(2, limit // 3) if harm == "lose" else limit)
+            found += [Case(entry, nth, error, harm, plant) for nth in nths]
     return found
 
 

@@ -170,14 +170,14 @@ def plan(case: dict[str, Any]) -> None:
     if not CUDA:
         core.driver.instrument()
         if case["entry"]:
-            core.driver.inject(case["entry"], case["nth"], case["error"])
+            torn = case["harm"] == "tear"
+            core.driver.inject(case["entry"], case["nth"], case["error"], torn=torn)
         return
     soft.reset()
     soft.seed(SEED)
-    if case["lose"]:
-        soft.lose(case["entry"], case["nth"], case["error"])
-    elif case["entry"]:
-        soft.inject(case["entry"], case["nth"], case["error"])
+    if case["entry"]:
+        fail = {"": soft.inject, "lose": soft.lose, "tear": soft.tear}[case["harm"]]
+        fail(case["entry"], case["nth"], case["error"])
 
 
 def end_plan() -> dict[str, int]:
@@ -230,7 +230,7 @@ def run(case: dict[str, Any], expected: list[State]) -> dict[str, Any]:
     calls = end_plan()
     check_type(case, error)
     if not trainings:
-        case = case | {"entry": "", "lose": False}
+        case = case | {"entry": "", "harm": ""}
         must(start, "starting again")
     must(lambda: PLANTS[case["plant"]](trainings), "the plant")
     go_on(trainings[0], expected, error is not None)

@@ -6,6 +6,7 @@ forgot shows as wrong bytes.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Iterator
 
@@ -42,6 +43,98 @@ def test_random_programs_read_what_they_wrote(soft: Softcuda | None, seed: int) 
     before = umem.stats().evictions
     assert Program(seed, live_bytes=40 * MIB).run(400) == []
     assert umem.stats().evictions > before
+
+
+@SEEDS
+def test_an_op_waits_for_what_it_brings_in(softcuda: Softcuda, seed: int) -> None:
+    """Else its kernel finds pages that are still away, and takes them by page faults, slowly."""
+    copy, *cells = [Cell(4 * MIB) for _ in range(9)]
+    for cell in cells:
+        cell.fill()
+    torch.cuda.synchronize()
+    softcuda.seed(seed)
+    faults, brought_in = softcuda.faults(), umem.stats().bytes_in
+    for stream in all_streams():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for cell in cells:
+                copy.copy(cell)
+        torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    assert umem.stats().bytes_in - brought_in > 64 * MIB
+    assert softcuda.faults() == faults
+    assert [cell.wrong() for cell in cells if cell.wrong()] == []
+
+
+@SEEDS
+def test_what_comes_back_waits_for_its_way_out(softcuda: Softcuda, seed: int) -> None:
+    """Else it leaves after it has come, and kernels find it away."""
+    copy, *cells = [Cell(2 * MIB) for _ in range(6)]
+    for cell in cells:
+        cell.fill()
+        copy.copy(cell)
+    torch.cuda.synchronize()
+    softcuda.seed(seed)
+    faults = softcuda.faults()
+    for _ in range(8):
+        for cell in cells:
+            umem.evict(cell.tensor)
+        for cell in cells:
+            umem.prefetch(cell.tensor)
+        for cell in cells:
+            copy.copy(cell)
+    torch.cuda.synchronize()
+    assert softcuda.faults() == faults
+
+
+@SEEDS
+def test_what_goes_out_waits_for_every_stream_that_uses_it(softcuda: Softcuda, seed: int) -> None:
+    cells = [Cell(2 * MIB) for _ in range(3)]
+    for cell in cells:
+        cell.fill()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        copy = Cell(2 * MIB)
+        copy.fill()
+    torch.cuda.synchronize()
+    softcuda.seed(seed)
+    faults = softcuda.faults()
+    for _ in range(8):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for cell in cells:
+                copy.copy(cell)
+        for cell in cells:
+            umem.evict(cell.tensor)
+        torch.cuda.synchronize()
+        umem.prefetch([cell.tensor for cell in cells])
+    torch.cuda.synchronize()
+    assert softcuda.faults() == faults
+
+
+@SEEDS
+def test_new_memory_waits_for_a_kernel_that_umem_did_not_see(softcuda: Softcuda, seed: int) -> None:
+    """A kernel of another library reads what is away, by page faults, and its block is freed."""
+    nbytes = 4 * MIB
+    for number in range(8):
+        old, copy = Cell(nbytes), Cell(nbytes)
+        old.fill()
+        copy.fill()
+        umem.evict(old.tensor)
+        torch.cuda.synchronize()
+        softcuda.seed(8 * seed + number)
+        address = old.tensor.data_ptr()
+        places = (ctypes.c_uint64(place) for place in (copy.tensor.data_ptr(), address))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        assert softcuda.driver.cuMemcpyDtoDAsync_v2(*places, ctypes.c_size_t(nbytes), stream) == 0
+        copy.values = old.values
+        del old
+        new = Cell(nbytes)
+        assert new.tensor.data_ptr() == address
+        new.fill()
+        assert copy.wrong() is None
+        assert new.wrong() is None
+        del new, copy
 
 
 @SEEDS

@@ -22,7 +22,7 @@ class Softcuda:
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         self.driver = driver
-        for name in ("softcuda_inject", "softcuda_lose"):
+        for name in ("softcuda_inject", "softcuda_lose", "softcuda_tear"):
             getattr(driver, name).argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
         driver.softcuda_skip.argtypes = [ctypes.c_char_p]
         driver.softcuda_calls.argtypes = [ctypes.c_char_p]
@@ -52,6 +52,14 @@ class Softcuda:
         """
         if nth < 1 or self.driver.softcuda_lose(entry.encode(), nth, error) != 0:
             raise ValueError(f"lose({entry!r}, {nth}, {error}): nth from 1, and a real error")
+
+    def tear(self, entry: str, nth: int, error: int) -> None:
+        """As `inject`, for a batch whose first half is carried out.
+
+        Raises ValueError as `inject` does, and for what is no batch.
+        """
+        if nth < 1 or self.driver.softcuda_tear(entry.encode(), nth, error) != 0:
+            raise ValueError(f"tear({entry!r}, {nth}, {error}): a batch, nth from 1, a real error")
 
     def calls(self, entry: str) -> int:
         """How often the program called `entry` (no version suffix) since the last reset.

@@ -22,6 +22,8 @@ struct SoftcudaKernel {
 int softcuda_inject(const char* name, std::uint64_t nth, int error);
 // The same, and from then on every call that needs the device fails so too, until the next reset.
 int softcuda_lose(const char* name, std::uint64_t nth, int error);
+// The same of a batch (cuMem…BatchAsync) whose first half is carried out. 1 for other names too.
+int softcuda_tear(const char* name, std::uint64_t nth, int error);
 // Until the next reset its calls do nothing and report success: a program that forgot them.
 int softcuda_skip(const char* name);
 // Calls of an entry point by the program, so not by another entry point, since the start or the

@@ -193,6 +193,29 @@ def test_a_lost_device_answers_questions_only_until_it_is_reset() -> None:
     )
 
 
+def test_a_torn_batch_has_its_first_half_carried_out() -> None:
+    driver_program(
+        """
+        context()
+        ptr, side = managed(4 * MIB), new_stream()
+        fill(ptr, 7, 4 * MIB, side)
+        ptrs = (c_uint64 * 2)(ptr.value, ptr.value + 2 * MIB)
+        sizes = (c_size_t * 2)(2 * MIB, 2 * MIB)
+        soft.tear("cuMemDiscardBatchAsync", 1, 2)
+        assert d.cuMemDiscardBatchAsync(ptrs, sizes, c_size_t(2), c_uint64(0), side) == 2
+        ok(d.cuStreamSynchronize(side))
+        assert ctypes.string_at(ptr.value, 1) != b"\\7", "what was discarded is still there"
+        assert ctypes.string_at(ptr.value + 2 * MIB, 1) == b"\\7"
+        try:
+            soft.tear("cuMemFree", 1, 2)
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("no batch")
+        """
+    )
+
+
 def test_calls_that_the_runtime_makes_of_the_driver_are_not_the_programs() -> None:
     driver_program(
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.program import finish
+from support.program import finish, spawn
 
 SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
 
@@ -57,10 +57,7 @@ def program(
         env.pop(name, None)
         if value is not None:
             env[name] = value
-    process = subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-    )  # fmt: skip
+    process = spawn(PREAMBLE + textwrap.dedent(code), env)
     out, err = finish(process, timeout)
     assert process.returncode == expected, f"exit {process.returncode}\n{out}{err}"
     return out, err

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 
 # 8 MiB is the floor of one thread.
 PREAMBLE = """
@@ -23,15 +25,18 @@ def intact(tensors):
 """
 
 
+def spawn(code: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Starts `code` in a group of its own, for `finish`; its output and error are pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
+        start_new_session=True,
+    )  # fmt: skip
+
+
 def start(code: str, **environ: str) -> subprocess.Popen[str]:
     """Starts `code` behind the preamble; its standard output and error are pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=dict(os.environ, **environ),
-    )
+    return spawn(PREAMBLE + textwrap.dedent(code), os.environ | environ)
 
 
 def finish(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
@@ -39,7 +44,7 @@ def finish(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
     try:
         return process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children have the pipes too
         out, err = process.communicate()
         raise AssertionError(f"it hangs; so far: {out}{err}") from None
 

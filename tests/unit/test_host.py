@@ -43,6 +43,38 @@ def test_unbounded_control_groups(tmp_path: Path) -> None:
     assert host.cgroup_limit(tmp_path) == 4096
 
 
+def test_the_groups_around_a_process_bound_it_too(tmp_path: Path) -> None:
+    """As those of a batch system or of systemd are, which are not at the root."""
+    own, root = tmp_path / "own", tmp_path / "groups"
+    job = root / "slurm/job_7"
+    step = job / "step_0"
+    step.mkdir(parents=True)
+    own.write_text("0::/slurm/job_7/step_0\n")
+    (step / "memory.max").write_text("max\n")
+    (job / "memory.max").write_text("5000\n")
+    (job / "memory.current").write_text("4000\n")
+    (job / "memory.stat").write_text("anon 3000\ninactive_file 700\nactive_file 300\n")
+    (root / "slurm/memory.max").write_text("9000\n")
+    assert host.cgroup_limit(root, own) == 5000
+    nothing = tmp_path / "absent"
+    assert host.available_memory(root, nothing, own) == 1700
+    (root / "slurm/memory.current").write_text("8999\n")
+    assert host.available_memory(root, nothing, own) == 1
+
+
+@pytest.mark.parametrize("path", ["/machine/docker/1f", "/../../elsewhere"])
+def test_in_a_container_the_root_is_its_group(tmp_path: Path, path: str) -> None:
+    own = tmp_path / "own"
+    own.write_text(f"12:cpu,memory:{path}\n0::{path}\n")
+    old = tmp_path / "groups/memory"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("4096\n")
+    (old / "memory.usage_in_bytes").write_text("1096\n")
+    (old / "memory.stat").write_text("inactive_file 10\ntotal_inactive_file 96\n")
+    assert host.cgroup_limit(tmp_path / "groups", own) == 4096
+    assert host.available_memory(tmp_path / "groups", tmp_path / "absent", own) == 3096
+
+
 def test_wsl_is_told_by_the_kernels_name(tmp_path: Path) -> None:
     path = tmp_path / "osrelease"
     path.write_text("5.15.153.1-microsoft-standard-WSL2\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
 _MAX_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _PCI = Path("/sys/bus/pci/devices")
 _PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
@@ -42,16 +43,62 @@ def meminfo(name: str, path: Path = _MEMINFO) -> int | None:
     return None
 
 
-def cgroup_limit(root: Path = _CGROUP) -> int | None:
+def memory_groups(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> list[Path]:
+    """Return the folders of the control groups that may bound this process's memory.
+
+    These are its own and those around it. In a container the kernel may say where its group is on
+    the machine: what is not there is left out, and the root is the container's own.
+    """
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    # Of version 2, which has one hierarchy, with number 0; and of version 1.
+    top = [Path()]
+    paths = {root: top, root / "unified": top, root / "memory": top}
+    for number, controllers, path in (line.split(":", 2) for line in lines):
+        inside = Path(path.lstrip("/"))
+        if ".." in inside.parts:
+            continue  # outside of what is visible here
+        around = [inside, *inside.parents]
+        if number == "0":
+            paths[root] = paths[root / "unified"] = around
+        elif "memory" in controllers.split(","):
+            paths[root / "memory"] = around
+    folders = (mount / inner for mount, around in paths.items() for inner in around)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _limits(root: Path, own: Path) -> dict[Path, int]:
+    """Return the bytes that each bounded group may use."""
+    found = {}
+    for folder in memory_groups(root, own):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            value = _number(folder / name)
+            if value is not None and value < 1 << 60:  # version 1 writes "unbounded" as a huge one
+                found[folder] = value
+    return found
+
+
+def _used(group: Path) -> int:
+    """Return the bytes that a group uses, but for those of files that the kernel can drop."""
+    used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes") or 0
+    try:
+        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return used
+    fields = dict(line.split(" ", 1) for line in lines if " " in line)
+    # In version 1 the plain name leaves out the groups inside.
+    dropped = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
+    return max(used - int(dropped), 0)
+
+
+def cgroup_limit(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> int | None:
     """Return the bytes that this process's control group may use; None when it is unbounded.
 
-    Only the group that is visible as the root is read: in a container, the container's own.
+    The smallest limit of the groups that it is in.
     """
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        value = _number(root / name)
-        if value is not None and value < 1 << 60:  # version 1 writes "unbounded" as a huge number
-            return value
-    return None
+    return min(_limits(root, own).values(), default=None)
 
 
 def max_mappings(path: Path = _MAX_MAPPINGS) -> int | None:
@@ -59,21 +106,19 @@ def max_mappings(path: Path = _MAX_MAPPINGS) -> int | None:
     return _number(path)
 
 
-def total_memory(root: Path = _CGROUP) -> int | None:
+def total_memory() -> int | None:
     """Return the bytes of memory that this process can ever have; None when unknown."""
-    known = [size for size in (meminfo("MemTotal"), cgroup_limit(root)) if size is not None]
+    known = [size for size in (meminfo("MemTotal"), cgroup_limit()) if size is not None]
     return min(known, default=None)
 
 
-def available_memory(root: Path = _CGROUP, memory: Path = _MEMINFO) -> int | None:
+def available_memory(
+    root: Path = _CGROUP, memory: Path = _MEMINFO, own: Path = _OWN_CGROUP
+) -> int | None:
     """Return the bytes that this process can still take without swapping; None when unknown."""
+    left = [max(limit - _used(group), 0) for group, limit in _limits(root, own).items()]
     free = meminfo("MemAvailable", memory)
-    limit = cgroup_limit(root)
-    if limit is None:
-        return free
-    used = _number(root / "memory.current") or _number(root / "memory/memory.usage_in_bytes") or 0
-    left = max(limit - used, 0)
-    return left if free is None else min(free, left)
+    return min(left if free is None else [*left, free], default=None)
 
 
 def transparent_huge_pages(

@@ -74,14 +74,20 @@ class StepPlanner:
         self._off = self._reported = False
 
     def step_ended(self) -> None:
-        """Take the end of a step; log what the policy raises, and go on without plans."""
+        """Take the end of a step; log what the policy raises, and go on without plans.
+
+        What interrupts the program is not the policy's: it is raised.
+        """
         if self._off:
             return
         try:
             self._step()
             if self._builder is not None:
                 self._meter.start()
-        except Exception as error:  # noqa: BLE001 - a policy may be any code
+        except BaseException as error:
+            if core.is_interrupt(error):
+                self._record(False)  # which may lack what it was at; the next step begins another
+                raise
             _log.warning(
                 "policy %s raised %s; falling back to lru: %s",
                 self._policy.name, type(error).__name__, error, exc_info=error,
@@ -266,7 +272,7 @@ class StepLoop:
         core.set_step_listener(self.step_ended)
 
     def step_ended(self) -> None:
-        """Take the end of a step from native code; let no exception reach the program."""
+        """Take the end of a step from native code, which hands on what interrupts the program."""
         if self.follower is not None and self.follower.step_ended():
             self.restart()
         if self.planner is not None:

@@ -108,12 +108,13 @@ const char* name_of(Batch kind) {
                                    : "cuMemDiscardAndPrefetchBatchAsync";
 }
 
-CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* bytes,
-                       std::size_t count, const Destinations& to, unsigned long long flags,
-                       CUstream stream) {
+CUresult enqueue_batch(const Call& call, Batch kind, const CUdeviceptr* ptrs,
+                       const std::size_t* bytes, std::size_t count, const Destinations& to,
+                       unsigned long long flags, CUstream stream) {
   RETURN_IF_FAILED(check_context());
   RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
   if (kind != Batch::kDiscard) RETURN_IF_FAILED(to.check(count, config().devices));
+  if (call.torn()) count /= 2;
   std::vector<Range> ranges;
   Accesses accesses;
   const Use use = kind == Batch::kPrefetch ? Use::kMove : Use::kDiscard;
@@ -131,7 +132,8 @@ CUresult enqueue_batch(Batch kind, const CUdeviceptr* ptrs, const std::size_t* b
     }
     return CUDA_SUCCESS;
   };
-  return enqueue_hint(stream, work, std::move(accesses), hint);
+  if (count > 0) RETURN_IF_FAILED(enqueue_hint(stream, work, std::move(accesses), hint));
+  return call.torn() ? static_cast<CUresult>(call.torn_result()) : CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -253,20 +255,20 @@ ENTRY(cuMemPrefetchBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
        std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return enqueue_batch(Batch::kPrefetch, ptrs, bytes, count, {locations, first_of, n_locations},
-                       flags, stream);
+  return enqueue_batch(softcuda_call, Batch::kPrefetch, ptrs, bytes, count,
+                       {locations, first_of, n_locations}, flags, stream);
 }
 ENTRY(cuMemDiscardBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, unsigned long long flags,
        CUstream stream)) {
   SOFTCUDA_ENTER();
-  return enqueue_batch(Batch::kDiscard, ptrs, bytes, count, {}, flags, stream);
+  return enqueue_batch(softcuda_call, Batch::kDiscard, ptrs, bytes, count, {}, flags, stream);
 }
 ENTRY(cuMemDiscardAndPrefetchBatchAsync, 13000,
       (CUdeviceptr * ptrs, std::size_t* bytes, std::size_t count, CUmemLocation* locations,
        std::size_t* first_of, std::size_t n_locations, unsigned long long flags, CUstream stream)) {
   SOFTCUDA_ENTER();
-  return enqueue_batch(Batch::kDiscardAndPrefetch, ptrs, bytes, count,
+  return enqueue_batch(softcuda_call, Batch::kDiscardAndPrefetch, ptrs, bytes, count,
                        {locations, first_of, n_locations}, flags, stream);
 }
 ENTRY(cuMemAdvise_v2, 12020,

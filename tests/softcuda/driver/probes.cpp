@@ -85,16 +85,16 @@ int Probe::enter() {
   const auto found = std::find_if(injections_.begin(), injections_.end(),
                                   [call](const Injection& i) { return i.call == call; });
   if (found == injections_.end()) return 0;
-  const int result = found->result;
-  if (found->lose) g_lost = result;
+  const int result = found->harm == Harm::kTears ? kSkipped - found->result : found->result;
+  if (found->harm == Harm::kLoses) g_lost = result;
   injections_.erase(found);
   armed_.store(!injections_.empty(), std::memory_order_release);
   return result;
 }
 
-void Probe::inject(std::uint64_t nth, int result, bool lose) {
+void Probe::inject(std::uint64_t nth, int result, Harm harm) {
   const std::lock_guard guard(mutex_);
-  injections_.push_back({calls() + nth, result, lose});
+  injections_.push_back({calls() + nth, result, harm});
   armed_.store(true, std::memory_order_release);
 }
 
@@ -136,7 +136,14 @@ int softcuda_skip(const char* name) {
 }
 int softcuda_lose(const char* name, std::uint64_t nth, int error) {
   if (!name || nth == 0 || error <= 0) return 1;
-  softcuda::probe_of(name).inject(nth, error, true);
+  softcuda::probe_of(name).inject(nth, error, softcuda::Harm::kLoses);
+  return 0;
+}
+int softcuda_tear(const char* name, std::uint64_t nth, int error) {
+  if (!name || std::string_view(name).find("Batch") == std::string_view::npos || nth == 0 ||
+      error <= 0)
+    return 1;
+  softcuda::probe_of(name).inject(nth, error, softcuda::Harm::kTears);
   return 0;
 }
 std::uint64_t softcuda_calls(const char* name) {

@@ -12,13 +12,17 @@ namespace softcuda {
 // makes it had forgotten it.
 inline constexpr int kSkipped = -1;
 
+// What a planned failure does beside the error that it reports.
+enum class Harm { kNone, kLoses, kTears };
+
 class Probe {
  public:
   explicit Probe(std::string name);
   // Counts a call; its planned result, or 0 for a call that goes its way.
   int enter();
-  // The nth call from now on gets `result`; with `lose` all later ones that need the device too.
-  void inject(std::uint64_t nth, int result, bool lose = false);
+  // The nth call from now on gets `result`. If it loses the device, all later ones that need it
+  // do too. A torn batch has its first half carried out.
+  void inject(std::uint64_t nth, int result, Harm harm = Harm::kNone);
   void skip_all();
   void reset();
   std::uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
@@ -28,7 +32,7 @@ class Probe {
   struct Injection {
     std::uint64_t call;
     int result;
-    bool lose;
+    Harm harm;
   };
   const std::string name_;
   const bool needs_device_;
@@ -49,8 +53,11 @@ class Call {
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
-  bool planned() const { return planned_ != 0; }
+  bool planned() const { return planned_ != 0 && !torn(); }
   int result() const { return planned_ == kSkipped ? 0 : planned_; }
+  // For batches, which alone are torn: the result once the first half is carried out.
+  bool torn() const { return planned_ < kSkipped; }
+  int torn_result() const { return kSkipped - planned_; }
 
  private:
   int planned_;
