@@ -60,6 +60,9 @@ struct Driver {
   Telemetry (*telemetry)() = nullptr;
   void (*reset_peak)() = nullptr;
   Status (*resize)(std::size_t device_bytes) = nullptr;  // null where the size is fixed
+  // An operation of the program ends, and the next begins; the bytes of the pages that came by
+  // faults again and again in it, and stayed on the host in the end. Null: nobody counts.
+  std::size_t (*end_operation)() = nullptr;
 };
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.

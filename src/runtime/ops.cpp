@@ -75,9 +75,45 @@ void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
   std::fprintf(
       stderr,
       "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
-      "not fit moves by page faults, slowly. Smaller batches, or the same work in parts, "
-      "need less (said once; umem.summary() counts such ops)\n",
-      what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str());
+      "not fit moves by page faults, slowly. A budget of %s ends that; smaller batches, or the "
+      "same work in parts, need less (said once; umem.summary() counts such ops)\n",
+      what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str(),
+      format_bytes(bytes).c_str());
+}
+
+// Of the first open device: of those whose page faults are counted there is one.
+static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
+  const DeviceLock lock(s.slot(0));
+  Device* device = lock.device();
+  if (!device || device->warned_thrashing || device->warned_above_budget) return;
+  device->warned_thrashing = true;
+  std::fprintf(
+      stderr,
+      "umem: warning: %s went again and again through more memory than the budget of %s; of that, "
+      "%s stayed on the host. A larger budget ends it (said once; umem.stats().thrashed_bytes "
+      "counts)\n",
+      what, format_bytes(device->engine.limits().budget_bytes).c_str(),
+      format_bytes(bytes).c_str());
+}
+
+static void end_operation(State& s, const char* what) {
+  const std::size_t thrashed = s.end_operation.load()();
+  if (thrashed == 0) return;
+  s.thrashed_bytes += thrashed;
+  warn_thrashing(s, what, thrashed);
+}
+
+// Ops of several threads at the same time are one operation. What is between ops, code that touches
+// memory itself, is one too.
+static void begin_operating(State& s, Op& op) {
+  if (!s.end_operation || op.scope_marker || op.n_pinned == 0) return;
+  op.operating = true;
+  if (s.operating++ == 0) end_operation(s, "code between two operators");
+}
+
+static void end_operating(State& s, const Op& op) {
+  if (op.operating && --s.operating == 0 && s.end_operation)
+    end_operation(s, *op.name ? op.name : "an op");
 }
 
 void note_above_budget(Device& device, Op& op) {
@@ -164,7 +200,7 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   Op* const parent = t_op;
   op->parent = parent;
   op->n_inputs = op->n_pinned = 0;
-  op->above_budget = false;
+  op->above_budget = op->operating = false;
   op->pinned = op->inline_pinned;
   op->pinned_capacity = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
   if (parent) {
@@ -173,6 +209,7 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   }
   t_op = op;
   bring_in(op, inputs, count);
+  begin_operating(state(), *op);
   if (recorded) op->trace.begin();
 }
 
@@ -241,6 +278,7 @@ void op_end(Op* op, residency::Tag tag) noexcept {
     break;
   }
   if (op->n_pinned > 0 || op->trace.open) let_go(op, tag);
+  end_operating(state(), *op);
   if (op->trace.entered_ns != 0 && t_op) t_op->trace.leave(op->trace);
 }
 

@@ -29,6 +29,7 @@ struct Op {
   std::uint32_t n_inputs = 0;  // of the pinned: the inputs; then what it allocated
   std::uint32_t n_pinned = 0;
   bool above_budget = false;  // what it uses at once
+  bool operating = false;     // counted as one of those that use memory
   std::uint32_t pinned_capacity = 0;
   std::uint32_t* pinned = nullptr;
   std::uint32_t inline_pinned[16];

@@ -88,7 +88,7 @@ Status open_locked(State& s, const Options& options) {
   UMEM_RETURN_IF_ERROR(open_driver(s, options));
   register_fork_handlers();
   s.last = {};
-  s.steps = s.plans_rolled_back = 0;
+  s.steps = s.plans_rolled_back = s.thrashed_bytes = 0;
   for (Slot& slot : s.slots) {
     const DeviceLock lock(slot);
     slot.allocs = slot.frees = slot.ooms = 0;
@@ -96,6 +96,7 @@ Status open_locked(State& s, const Options& options) {
   s.options = options;
   residency::Watchdog::the().set_patience(options.watchdog_s);
   s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
+  s.end_operation = options.backed ? s.driver.end_operation : nullptr;
   forget_device_budgets(s);
   if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
   DeviceLock lock(s.slot(0));
@@ -144,6 +145,7 @@ void add_telemetry(const State& s, Stats& result) {
   result.bytes_out = now.bytes_out + now.pressure_bytes_out;
   result.faults = now.faults;
   result.stall_us = now.stall_us;
+  result.thrashed_bytes = s.thrashed_bytes;
 }
 
 // Of devices that were closed too.

@@ -49,7 +49,7 @@ struct Device {
   std::size_t peak_live_bytes = 0;                        // since the last reset
   std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
   std::uint64_t ops_above_budget = 0;
-  bool warned_above_budget = false;
+  bool warned_above_budget = false, warned_thrashing = false;
 
   bool frees_on_thread() const { return place.context != nullptr; }
 };
@@ -88,7 +88,10 @@ struct State {
   std::mutex recorder;  // trace::recorder()'s
   ScopeNames scope_names;
   std::atomic<double> memory_fraction{1};  // of each device's memory, for a budget that is found
-  std::atomic<bool> faults_in_process{false};  // page faults of the software device
+  std::atomic<bool> faults_in_process{false};             // page faults of the software device
+  std::atomic<std::size_t (*)()> end_operation{nullptr};  // the driver's
+  std::atomic<int> operating{0};                          // ops that use memory, on all threads
+  std::atomic<std::uint64_t> thrashed_bytes{0};
   std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
   std::atomic<std::uint64_t> last_pin_number{0};  // given to pins and exemptions
   std::atomic<Listener> listener{nullptr};

@@ -17,7 +17,8 @@
 namespace umem::soft {
 namespace {
 
-Device* g_device = nullptr;  // freed by close() only: faults may come during exit
+Device* g_device = nullptr;          // freed by close() only: faults may come during exit
+std::atomic<bool> g_faulted{false};  // in this operation
 
 // The threads that were inside of system calls are the parent's.
 void end_system_calls() {
@@ -69,6 +70,12 @@ Status resize(std::size_t device_bytes) {
   return {};
 }
 
+std::size_t end_operation() {
+  if (!g_faulted.exchange(false, std::memory_order_relaxed)) return 0;
+  DeviceLock lock;
+  return g_device ? g_device->pager.end_operation() << kPageShift : 0;
+}
+
 // The part of [ptr, ptr + bytes) that is managed, as an extent of allocated pages.
 Pager::Extent managed_part(const void* ptr, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(ptr);
@@ -95,6 +102,7 @@ Device* device() {
 }
 
 void Device::book_fault(const Moved& moved) {
+  g_faulted.store(true, std::memory_order_relaxed);
   ++counters.faults;
   counters.fault_bytes_in += moved.bytes_in;
   counters.pressure_bytes_out += moved.bytes_out;
@@ -130,7 +138,8 @@ Status open(const Options& options, driver::Driver& driver) {
     install_interposers();  // before the handler, so that it is not replaced unseen
     install_fault_handler();
   }
-  driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize};
+  g_faulted = true;  // so that the first operation is counted too
+  driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize, end_operation};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);
   return {};

@@ -16,6 +16,7 @@ constexpr std::size_t kSpacePages = (std::size_t{1} << 40) >> kPageShift;
 constexpr std::size_t kUnbackedPages = (std::size_t{1} << 44) >> kPageShift;
 constexpr unsigned char kPoison = 0xDB;  // what a discarded page reads as under set_poison
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+constexpr std::uint32_t kMaxFetches = 2;  // of a page by faults, in one operation
 
 // How a page with a frame is mapped.
 int protection_of(const Page& page) {
@@ -56,7 +57,9 @@ void Pager::close() {
   allocations_.clear();
   free_space_.clear();
   free_frames_.clear();
-  used_list_ = discarded_ = unused_ = {};
+  used_list_ = discarded_ = unused_ = thrashing_ = {};
+  operation_ = 0;
+  thrashed_ = 0;
 }
 
 Pager::Extent Pager::allocate(std::size_t count) {
@@ -284,8 +287,10 @@ bool Pager::map_remote(std::size_t index) {
 
 bool Pager::unmap_remote(std::size_t index) {
   if (!space_.unmap_host(index)) return false;
-  pages_[index].remote = false;
-  pages_[index].windows = 0;
+  Page& page = pages_[index];
+  if (std::exchange(page.thrashing, false)) remove(thrashing_, index);
+  page.remote = false;
+  page.windows = 0;
   return true;
 }
 
@@ -438,10 +443,38 @@ Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
     page.remote = map_remote(index);
     return result(page.remote);
   }
+  if (thrashes(index)) return result(map_until_end(index));
   const std::int8_t last = page.last_prefetch;
   const bool brought = to_device({index, 1}, moved);
   page.last_prefetch = last;  // a fault is no prefetch
   return result(brought);
+}
+
+// Counts a fault that needs contents from the host.
+bool Pager::thrashes(std::size_t index) {
+  Page& page = pages_[index];
+  if (operation_ == 0 || page.state != PageState::kHost) return false;
+  if (std::exchange(page.operation, operation_) != operation_) page.fetches = 0;
+  return ++page.fetches > kMaxFetches;
+}
+
+bool Pager::map_until_end(std::size_t index) {
+  if (!map_remote(index)) return false;
+  pages_[index].remote = pages_[index].thrashing = true;
+  append(thrashing_, index);
+  ++thrashed_;
+  return true;
+}
+
+std::size_t Pager::end_operation() {
+  ++operation_;
+  // Where the kernel refuses, the page stays mapped until it is moved.
+  for (std::uint32_t id = thrashing_.head; id != 0;) {
+    const std::size_t index = id - 1;
+    id = pages_[index].next;
+    unmap_remote(index);
+  }
+  return std::exchange(thrashed_, 0);
 }
 
 // Half of the frames at most, so that no system call takes the memory that all others work in.

@@ -28,11 +28,14 @@ struct Page {
   bool attached = false;       // no contents on the device, but a frame is kept (Options::uvm)
   bool read_only = false;      // on the device alone, yet a write faults once (Options::uvm)
   bool leaves = false;         // sent to the host while held: it goes when the last window closes
+  bool thrashing = false;      // remote until the operation ends, since it faulted again and again
   std::uint16_t windows = 0;   // system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
   std::uint32_t frame = 0;
-  std::uint32_t arrivals = 0;  // how often it became accessible
+  std::uint32_t arrivals = 0;   // how often it became accessible
+  std::uint32_t operation = 0;  // in which it was last brought by a fault,
+  std::uint32_t fetches = 0;    // and how often
   std::uint32_t prev = 0, next = 0;
 };
 
@@ -72,6 +75,11 @@ class Pager {
   // Makes an allocated page accessible after a fault.
   enum class Fault { kBrought, kPresent, kRefused };
   Fault fault(std::size_t page, Moved& moved);
+  // One operation of the program ends, and the next begins; the pages that it made thrash. From the
+  // first call on, a page that faults a third time in one operation is mapped from the host until
+  // the operation ends: a few accesses that stride over more pages than there are frames would
+  // else fetch all pages again and again.
+  std::size_t end_operation();
   // Whether a kernel's access would not fault.
   bool accessible(std::size_t index, bool write) const {
     const Page& page = pages_[index];
@@ -145,6 +153,8 @@ class Pager {
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
   void hold_host(Page& page);
+  bool thrashes(std::size_t index);
+  bool map_until_end(std::size_t index);
 
   Space space_;
   Page* pages_ = nullptr;
@@ -153,7 +163,9 @@ class Pager {
   std::size_t frames_ = 0, opened_ = 0, used_ = 0, peak_ = 0;
   std::size_t host_pages_ = 0, peak_host_pages_ = 0;
   std::size_t fixed_ = 0;  // frames that cannot be taken: pinned or held
-  List used_list_, discarded_, unused_;
+  List used_list_, discarded_, unused_, thrashing_;
+  std::uint32_t operation_ = 0;  // its number; 0: nothing says when one ends
+  std::size_t thrashed_ = 0;     // pages, in this operation
   bool poison_ = false, uvm_ = false;
 };
 

@@ -243,6 +243,71 @@ def test_a_block_larger_than_the_budget_works_and_warns_once(
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
 
 
+def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_fit(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As a reduction over the slowest dimension."""
+    _core.start(options(8 * MIB))
+    parts = [blocks.take(2 * MIB) for _ in range(5)]
+    for part in parts:
+        _core.driver.store(part + 8, b"part")
+    for n in (1, 2):  # each op begins anew
+        before = _core.stats()["faults"]
+        token = _core.op_begin(parts, "", "forward", "strided")
+        for part in parts * 50:
+            _core.driver.touch(part, 2 * MIB)
+            _core.driver.store(part + 8 + n, b"%d" % n)
+        _core.op_end(token, "activation")
+        assert 5 < _core.stats()["faults"] - before <= 3 * 5
+        assert _core.stats()["thrashed_bytes"] == PAGE * n
+        assert _core.stats()["peak_resident_bytes"] <= 8 * MIB
+    assert all(_core.driver.load(part + 8, 4) == b"p12t" for part in parts)
+    said = capfd.readouterr().err
+    assert said.count("warning") == 1
+    assert "strided needs 10.0 MiB at once" in said
+    assert "A budget of 10.0 MiB ends that" in said
+    for part in parts:
+        token = _core.op_begin([part], "", "forward", "small")
+        _core.driver.touch(part, 2 * MIB)
+        _core.op_end(token, "activation")
+        assert _core.driver.page_states(part, 2 * MIB) == ["device"]
+
+
+def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
+    blocks: Blocks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _core.start(options(8 * MIB))
+    parts = [blocks.take(2 * MIB) for _ in range(5)]
+    for part in parts:
+        _core.driver.store(part + 8, b"part")
+
+    def one_op() -> None:
+        token = _core.op_begin(parts[:1], "", "forward", "small")
+        _core.op_end(token, "activation")
+
+    one_op()
+    before = _core.stats()["faults"]
+    for part in parts * 50:
+        _core.driver.touch(part, 2 * MIB)
+    assert _core.stats()["faults"] - before <= 3 * 5
+    one_op()
+    said = capfd.readouterr().err
+    assert said.count("code between two operators went again and again through more memory") == 1
+    assert all(_core.driver.load(part + 8, 4) == b"part" for part in parts)
+
+
+def test_pages_that_fault_once_an_op_never_thrash(blocks: Blocks) -> None:
+    """As under the driver alone, where each op brings by faults what others have sent out."""
+    _core.start(options(8 * MIB, policy="none"))
+    ptrs = [blocks.take(2 * MIB) for _ in range(6)]
+    for ptr in ptrs * 20:
+        token = _core.op_begin([ptr], "", "forward")
+        _core.driver.touch(ptr, 2 * MIB)
+        _core.op_end(token, "")
+    assert _core.stats()["thrashed_bytes"] == 0
+    assert _core.stats()["faults"] >= 6 * 20
+
+
 def test_an_op_above_the_budget_is_counted_and_named_once(
     blocks: Blocks, capfd: pytest.CaptureFixture[str]
 ) -> None:

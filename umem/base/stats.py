@@ -43,5 +43,6 @@ class Stats:
     steps: int
     capture_skips: int
     hook_errors: int
+    thrashed_bytes: int
     ops_above_budget: int
     advice_ignored: int

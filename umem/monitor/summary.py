@@ -127,6 +127,8 @@ def _plan(stats: Stats) -> str:
         notes.append(f"{stats.advice_ignored} blocks chosen by the policy could not be evicted")
     if stats.ops_above_budget:
         notes.append(f"ops that needed more than the budget at once: {stats.ops_above_budget}")
+    if stats.thrashed_bytes:
+        notes.append(f"{_of(stats.thrashed_bytes)} used on the host, as they faulted repeatedly")
     if stats.capture_skips:
         notes.append(f"{stats.capture_skips} moves skipped during graph capture")
     if stats.hook_errors:
