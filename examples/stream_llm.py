@@ -145,7 +145,7 @@ def streamed(checkpoint: Path, options: argparse.Namespace) -> tuple[list[list[i
     for _ in range(options.tokens):
         before, clock = umem.stats(), time.perf_counter()
         decoder.step()
-        umem.step()  # no optimizer says it
+        umem.step()  # so that it is over here, and not where the next token begins
         if net.head.weight.is_cuda:
             torch.cuda.synchronize()
         now = umem.stats()

@@ -69,6 +69,7 @@ void bind_runtime(py::module_& module) {
     runtime::reset_peak_stats();
   });
   module.def("trim", [] { run([] { return runtime::trim(); }); });
+  module.def("steps", &runtime::steps);
   module.def("step", [] {
     py::gil_scoped_release unlocked;
     runtime::step();

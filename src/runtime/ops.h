@@ -45,6 +45,8 @@ UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;
 
 // One step of the program (an optimizer step) ended.
 UMEM_API void step() noexcept;
+// So many since the start.
+UMEM_API std::uint64_t steps() noexcept;
 // What is called after each step, on the thread that ends it and without any lock. Null: no
 // listener.
 UMEM_API void set_step_listener(void (*listener)()) noexcept;

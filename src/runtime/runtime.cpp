@@ -412,6 +412,10 @@ void step() noexcept {
   if (auto* listener = s.step_listener.load()) listener();
 }
 
+std::uint64_t steps() noexcept {
+  return state().steps;
+}
+
 void set_step_listener(void (*listener)()) noexcept {
   state().step_listener = listener;
 }

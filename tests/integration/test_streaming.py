@@ -155,7 +155,9 @@ def test_the_example_decodes_the_same_tokens_near_the_floor(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "tokens identical: yes" in done.stdout
     assert "4 of 4 settled steps by a plan" in done.stdout
-    assert " in, 0 B out;" in done.stdout
+    out = re.search(r" in, ([0-9.]+) (B|MiB) out;", done.stdout)
+    assert out is not None
+    assert out[2] == "B" or float(out[1]) <= 8  # of the caches; weights leave without a transfer
     ratio = re.search(r"ratio ([0-9.]+)", done.stdout)
     assert ratio is not None
     # Two buffers are a large share of so few layers; of the default 8 it is below 1.10.

@@ -228,3 +228,10 @@ def test_calls_that_the_runtime_makes_of_the_driver_are_not_the_programs() -> No
         assert d.cuMemAlloc_v2(byref(c_uint64()), c_size_t(MIB)) == OUT_OF_MEMORY
         """
     )
+
+
+def test_a_program_that_ends_by_terminate_says_where() -> None:
+    code = 'ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()'
+    _, err = driver_program(code, expected=-6)
+    assert "libffi" in err
+    assert err.endswith("terminate called without an active exception\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -199,6 +200,44 @@ def test_a_much_larger_weight_stays_when_weights_stream_by() -> None:
     plan = Auto().plan(trace, LINK, 100 * PAGE)
     assert plan.evict
     assert 7 not in {move.tensor for move in plan.evict}
+
+
+# The processor that computes moves the bytes too.
+SERIAL = replace(LINK, hides_transfers=False)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+def test_where_transfers_take_the_time_of_compute_as_few_weights_stream_as_can(
+    share: float,
+) -> None:
+    trace = inference(40, weight=4)
+    room = int(160 * share) * PAGE
+    plan = Auto().plan(trace, SERIAL, room)
+    assert len(plan.evict) * 4 * PAGE == 160 * PAGE - room + 4 * PAGE  # and that of the running op
+
+
+def test_where_transfers_take_the_time_of_compute_clean_tensors_leave_first() -> None:
+    # Either is idle long enough; the written one would move twice.
+    tensors = [Tensor(4, tag="param"), Tensor(4), Tensor(4, (2, 2))]
+    ops = [Op("a", [0], [], 9.0), Op("b", [1], [1], 9.0), Op("c", [], [2], 9.0), Op("d", [1], [1])]
+    plan = Auto().plan(step(tensors, ops), SERIAL, 8 * PAGE)
+    assert {move.tensor for move in plan.evict} == {0}
+
+
+@given(trace=steps(), share=st.sampled_from([0.1, 0.3, 0.5, 0.75, 0.9]))
+def test_where_transfers_take_the_time_of_compute_no_more_bytes_move(
+    trace: StepTrace, share: float
+) -> None:
+    budget = int(trace.peak_bytes * share)
+
+    def us(device: DeviceProfile) -> float:
+        plan = Auto().plan(trace, device, budget)
+        clean, size = plan.trace.clean, plan.trace.bytes
+        out = sum(int(size[move.tensor]) for move in plan.evict if not clean[move.tensor])
+        back = sum(int(size[one.tensor]) for one in plan.fetch)
+        return trace.compute_us + out / LINK.bytes_per_us_out + back / LINK.bytes_per_us_in
+
+    assert us(SERIAL) <= us(LINK) / 0.994
 
 
 def test_a_clean_tensor_leaves_at_once_in_the_estimate() -> None:

@@ -31,7 +31,11 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device as a planner sees it; both directions of the link work at the same time."""
+    """A device as a planner sees it; both directions of the link work at the same time.
+
+    Where `hides_transfers` is false, moving bytes takes the time of compute. They are never free,
+    and the best plan moves the fewest.
+    """
 
     name: str
     bytes_per_us_in: float  # host to device
@@ -40,6 +44,7 @@ class DeviceProfile:
     memory_bytes: int
     source: str  # where the figures come from
     compute: Compute | None = None  # None: it can replay traces, but not plan
+    hides_transfers: bool = True
 
 
 # The fixed cost of an op is the order of a kernel launch in eager PyTorch, not a measurement.

@@ -269,7 +269,10 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
 
 
 def step() -> None:
-    """Mark the end of a step, in programs without a torch optimizer to mark it.
+    """Mark the end of a step, in programs without an optimizer or calls of modules to mark it.
+
+    A step ends with each step of a torch optimizer, and where a module that was called in it
+    without gradients is called again.
 
     Raises:
         StateError: umem is off.

@@ -42,7 +42,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
             if the extension is available, else python.
         ext: the extension; None if it is not available.
     """
-    from . import hooks
+    from . import forward_steps, hooks
 
     if observer == "off":
         return
@@ -55,6 +55,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
     else:
         parts.add(hooks.PythonObserver())
     parts.add(hooks.Tagger(step_boundaries=not native))
+    parts.add(forward_steps.ForwardSteps())
 
 
 class _NativeObserver:

@@ -82,7 +82,8 @@ def _best(
 ) -> tuple[GapChoice, StepEstimate | None]:
     live = large_live_bytes(trace)
     gaps = all_gaps(trace)
-    choices = (_choice(trace, gaps, index, live) for index in _choices(trace, gaps, live, room))
+    found = _choices(trace, gaps, live, room, device.hides_transfers)
+    choices = (_choice(trace, gaps, index, live) for index in found)
     return _fastest(trace, device, choices if compare else islice(choices, FEW), room)
 
 
@@ -98,11 +99,20 @@ def _fastest(
         if not len(choice.away.tensor):
             return choice, None
         found = estimate(trace, device, choice, room)
-        if found.us < CLEARLY * least:
-            best, most, least = choice, found, found.us
+        us = found.us if device.hides_transfers else _one_after_the_other(trace, device, choice)
+        if us < CLEARLY * least:
+            best, most, least = choice, found, us
         if least <= HIDDEN * trace.compute_us:
             break
     return best, most
+
+
+def _one_after_the_other(trace: StepTrace, device: DeviceProfile, choice: GapChoice) -> float:
+    """Return the time of compute and of all transfers, in µs."""
+    tensor = choice.away.tensor
+    out = int(trace.bytes[tensor[~trace.clean[tensor]]].sum())
+    back = int(trace.bytes[tensor[choice.returns]].sum())
+    return trace.compute_us + out / device.bytes_per_us_out + back / device.bytes_per_us_in
 
 
 def _choice(trace: StepTrace, gaps: Gaps, index: Ints, live: Ints) -> GapChoice:
@@ -120,16 +130,22 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
     return ~unended
 
 
-def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
+def _choices(
+    trace: StepTrace, gaps: Gaps, live: Ints, room: int, hides_transfers: bool
+) -> Iterator[Ints]:
     """Yield a choice by idle time, then others if it moves anything and there is time to compare.
 
-    Where weights are streamed, the choice of the other tensors matters little.
+    Where weights are streamed, the choice of the other tensors matters little, except that on a
+    device which hides no transfers what is clean leaves first: it moves in one direction only.
     """
     excess = live - room
     first = choose(trace, gaps, excess, gaps.idle_us)
     yield first
     if not len(first) or len(gaps.tensor) > COMPARED:
         return
+    clean = trace.clean[gaps.tensor]
+    if not hides_transfers and clean.any():
+        yield choose(trace, gaps, excess, np.where(clean, 2 * trace.compute_us, 0.0) + gaps.idle_us)
     streams = False
     for index in streamed(trace, gaps, live, room):
         streams = True

@@ -1,0 +1,82 @@
+"""Generate text with a model of the transformers library that is larger than the device's budget.
+
+    pip install transformers
+    umem run --device soft:512MiB --budget 25% examples/generate.py
+
+Nothing here marks a step: each call of the model without gradients begins one. Weights are random,
+so nothing is downloaded. Under umem it prints how many operators went by a plan, and what came to
+the device for each token over the least that has to come: all weights but those that the budget
+holds. Without umem it prints the tokens' checksum only, which is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+
+import torch
+import transformers
+
+import umem
+
+START_UP = 4  # tokens: those that are recorded and tried
+
+
+def llama(layers: int, dim: int) -> transformers.PreTrainedModel:
+    config = transformers.LlamaConfig(
+        vocab_size=2048, hidden_size=dim, intermediate_size=3 * dim,
+        num_hidden_layers=layers, num_attention_heads=dim // 64, max_position_embeddings=512,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--dim", type=int, default=1024, help="a multiple of 64")
+    parser.add_argument("--tokens", type=int, default=24, help=f"more than {START_UP}")
+    parser.add_argument("--beams", type=int, default=1)
+    parser.add_argument("--cache", default="dynamic", choices=("dynamic", "static"))
+    options = parser.parse_args()
+    if options.tokens <= START_UP:
+        parser.error(f"--tokens: more than {START_UP}")
+    torch.set_num_threads(1)  # sums over another number of threads have other last bits
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = llama(options.layers, options.dim).to(device)
+    stats: list[umem.Stats] = []  # at the end of each token's step
+
+    def count(_tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        stats.append(umem.stats())
+        return scores
+
+    tokens = model.generate(
+        torch.arange(1, 17, device=device).view(1, -1),
+        max_new_tokens=options.tokens, min_new_tokens=options.tokens, do_sample=False,
+        num_beams=options.beams, cache_implementation=options.cache, pad_token_id=0,
+        logits_processor=[count],
+    )  # fmt: skip
+    print("tokens", hashlib.sha256(tokens.cpu().numpy().tobytes()).hexdigest()[:16])
+    report(model, stats)
+
+
+def report(model: torch.nn.Module, stats: list[umem.Stats]) -> None:
+    first, last = stats[START_UP - 1], stats[-1]
+    if not last.budget_bytes:
+        return  # without umem
+    steps = len(stats) - START_UP
+    hits, misses = last.plan_hits - first.plan_hits, last.plan_misses - first.plan_misses
+    weights = sum(weight.nbytes for weight in model.parameters())
+    least = max(weights - last.budget_bytes, 0)
+    moved = (last.bytes_in - first.bytes_in) / steps
+    print(f"weights {weights >> 20} MiB, budget {last.budget_bytes >> 20} MiB")
+    print(f"{hits} of {hits + misses} operators by plan in the last {steps} tokens")
+    if least:
+        print(f"{moved / least:.3f} times the least to the device for each token")
+    print(
+        f"{(last.bytes_out - first.bytes_out) / steps / 2**20:.1f} MiB to the host for each token"
+    )
+
+
+if __name__ == "__main__":
+    main()

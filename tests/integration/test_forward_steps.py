@@ -1,0 +1,179 @@
+"""Programs that only run forward have steps, without a line for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
+
+WIDTH = 1024  # a weight of 4 MiB
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] != self.inner.in_features:
+            raise ValueError("of another width")
+        return self.inner(x).relu()
+
+
+@pytest.fixture
+def session() -> Iterator[None]:
+    with umem.enable(budget="64MiB", device="soft"):
+        yield
+
+
+def steps_of(act: Callable[[], object]) -> int:
+    before = core.steps()
+    act()
+    return core.steps() - before
+
+
+def times(n: int, module: Callable[[torch.Tensor], object], width: int = 8) -> Callable[[], None]:
+    def calls() -> None:
+        for _ in range(n):
+            module(torch.ones(2, width))
+
+    return calls
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_call_without_gradients_begins_a_step(context: Callable[[], object]) -> None:
+    net = torch.nn.Sequential(Block(), Block())
+    with context():  # type: ignore[attr-defined]
+        assert steps_of(times(5, net)) == 4
+        assert steps_of(times(5, net)) == 5  # the last one's end is here
+    assert all(not part._forward_hooks for part in net.modules())
+
+
+@pytest.mark.usefixtures("session")
+def test_layers_that_are_called_one_by_one_are_one_step() -> None:
+    layers = [Block() for _ in range(4)]
+    with torch.no_grad():
+
+        def one_pass() -> None:
+            for layer in layers:
+                layer(torch.ones(2, 8))
+
+        assert [steps_of(one_pass) for _ in range(3)] == [0, 1, 1]
+
+
+@pytest.mark.usefixtures("session")
+def test_calls_with_gradients_begin_none() -> None:
+    assert steps_of(times(5, Block())) == 0
+
+
+@pytest.mark.usefixtures("session")
+def test_a_training_step_with_a_teacher_stays_one_and_an_evaluation_has_its_own() -> None:
+    student, teacher = Block(), Block()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def train() -> None:
+        with torch.no_grad():
+            times(3, teacher)()
+        optimizer.zero_grad()
+        student(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    assert [steps_of(train) for _ in range(6)] == [3, 1, 1, 1, 1, 1]  # unknown in the first
+    with torch.no_grad():
+        assert steps_of(times(20, student)) == 20 - 1 - 2  # as many repeats as a training step has
+    assert [steps_of(train) for _ in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("session")
+def test_steps_that_the_program_marks_are_not_marked_twice() -> None:
+    net = Block()
+
+    def token() -> None:
+        times(1, net)()
+        umem.step()
+
+    with torch.no_grad():
+        assert [steps_of(token) for _ in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("session")
+def test_a_call_that_raises_is_a_call() -> None:
+    net = Block()
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="of another width"):
+            net(torch.ones(2, 3))
+        assert steps_of(times(3, net)) == 3
+
+
+@pytest.mark.usefixtures("session")
+def test_compiled_code_has_steps_where_the_program_calls_it_and_is_compiled_once() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    net, other = Block(), Block()
+    for target in (net, lambda x: net(x).sum()):
+        counter = CompileCounter()
+        compiled = torch.compile(target, backend=counter, fullgraph=True)
+
+        def both(call: Callable[[torch.Tensor], object] = compiled) -> None:
+            times(1, call)()
+            times(1, other)()
+
+        with torch.no_grad():
+            both()
+            assert [steps_of(both) for _ in range(4)] == [1, 1, 1, 1]
+        assert counter.frame_count == 1
+
+
+def test_torch_says_nothing_of_hooks_that_it_calls(recwarn: pytest.WarningsRecorder) -> None:
+    with umem.enable(budget="64MiB", device="soft"), torch.no_grad():
+        torch.compile(Block(), backend="eager")(torch.ones(2, 8))
+    assert not [warning for warning in recwarn if "global hooks" in str(warning.message)]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.usefixtures("session")
+def test_scripted_modules_have_steps() -> None:
+    scripted = torch.jit.script(torch.nn.Linear(8, 8))
+    with torch.no_grad():
+        assert steps_of(times(4, scripted)) == 3
+
+
+def test_nothing_is_left_in_torch() -> None:
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    before = dict(hooks)
+    with umem.enable(budget="64MiB", device="soft"):
+        assert len(hooks) == len(before) + 1
+        Leaves()(torch.ones(2, 8))
+    assert dict(hooks) == before
+
+
+class Leaves(Block):
+    """Turns umem off while it is called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        umem.disable()
+        return super().forward(x)
+
+
+def test_a_model_of_four_budgets_streams_by_plan_and_nothing_leaves_by_a_transfer() -> None:
+    torch.manual_seed(0)
+    with umem.enable(budget="16MiB", device="soft"):
+        net = torch.nn.Sequential(*(Block(WIDTH) for _ in range(16)))
+        x = torch.ones(1, WIDTH)
+        with torch.inference_mode():
+            for _ in range(4):
+                net(x)
+            before = umem.stats()
+            for _ in range(12):
+                net(x)
+            after = umem.stats()
+    hits = after.plan_hits - before.plan_hits
+    assert hits > 0
+    assert after.plan_misses == before.plan_misses
+    assert after.bytes_out == before.bytes_out

@@ -1,0 +1,93 @@
+"""Steps of programs that only run forward, as the `generate` of a library does.
+
+Such programs have no optimizer whose step ends theirs, and no place for `umem.step()`.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ...base.native import core
+
+_CYCLES = 3  # steps that the program or its optimizers marked, which are compared
+# torch says so because the hook is called for the compiled module too, as it should be.
+_EXPECTED = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
+
+
+class ForwardSteps:
+    """Marks the end of a step where a module called in it without gradients is called again.
+
+    Only outermost calls count. So each token of a decoder is a step, and so is each pass over
+    layers that the program calls one by one.
+
+    A training step may call a teacher, or roll out a policy, without gradients. It is not split:
+    as many repeated calls as lately were between any two steps that optimizers or `umem.step()`
+    marked belong to the step. An evaluation has more.
+    """
+
+    def __init__(self) -> None:
+        self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._repeats = 0
+        self._per_cycle: deque[int] = deque(maxlen=_CYCLES)
+        self._steps = core.steps()
+        self._removed = False
+        self._hook = self._outermost
+        handle = register_module_forward_pre_hook(self._hook)
+        # The same entry whenever it listens: compiled code asks for it, and would be compiled again.
+        self._key = handle.id
+        self._hooks: dict[int, Any] = handle.hooks_dict_ref() or {}
+        warnings.filterwarnings("ignore", message=_EXPECTED, category=UserWarning)
+
+    def remove(self) -> None:
+        """Take the hook out of torch."""
+        self._removed = True
+        self._hooks.pop(self._key, None)
+
+    def _outermost(self, module: nn.Module, _args: Any) -> None:
+        """Take the call of a module that no other one made.
+
+        Until it returns nothing listens: a hook that is there slows down every module's call.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if not isinstance(module, torch.jit.ScriptModule):  # whose parts call no hook
+            if self._hooks.pop(self._key, None) is None:
+                return  # another thread's call came first
+            self._listen_after(module)
+        if not torch.is_grad_enabled():
+            self._forward(module)
+
+    def _listen_after(self, module: nn.Module) -> None:
+        def returned(*_args: Any) -> None:
+            handle.remove()
+            if not self._removed:
+                self._hooks[self._key] = self._hook
+
+        handle = module.register_forward_hook(returned, always_call=True)
+
+    def _forward(self, module: nn.Module) -> None:
+        steps = core.steps()
+        if steps != self._steps:  # marked elsewhere
+            self._steps = steps
+            self._per_cycle.append(self._repeats)
+            self._repeats = 0
+            self._called.clear()
+        usual = min(self._per_cycle, default=0)
+        if module not in self._called:
+            self._called.add(module)
+            if self._repeats > usual:  # an evaluation is over
+                self._repeats = 0
+            return
+        self._repeats += 1
+        self._called.clear()
+        self._called.add(module)
+        if self._repeats > usual:
+            self._steps += 1
+            core.step()
