@@ -40,7 +40,7 @@ class ForwardSteps:
         self._removed = False
         self._hook = self._outermost
         handle = register_module_forward_pre_hook(self._hook)
-        # The same entry whenever it listens: compiled code asks for it, and would be compiled again.
+        # The same entry whenever it listens: compiled code that asks for it stays as it is.
         self._key = handle.id
         self._hooks: dict[int, Any] = handle.hooks_dict_ref() or {}
         warnings.filterwarnings("ignore", message=_EXPECTED, category=UserWarning)
