@@ -117,7 +117,6 @@ static void end_operating(State& s, const Op& op) {
 }
 
 void note_above_budget(Device& device, Op& op) {
-  if (op.above_budget) return;
   const residency::Ledger& ledger = device.engine.ledger();
   std::vector<RangeId> used;
   for (const Op* around = &op; around; around = around->parent)
@@ -130,6 +129,8 @@ void note_above_budget(Device& device, Op& op) {
       bytes += ledger.at(id).bytes;
   // Else it is other threads' ops, or pins of the program, that leave too little.
   if (bytes <= device.engine.limits().budget_bytes) return;
+  device.largest_op_bytes = std::max(device.largest_op_bytes, bytes);
+  if (op.above_budget) return;
   op.above_budget = true;
   ++device.ops_above_budget;
   warn_above_budget(device, *op.name ? op.name : "an op", bytes);

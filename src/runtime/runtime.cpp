@@ -122,6 +122,8 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.capture_skips += moved.capture_skips;
   result.advice_ignored += moved.advice_ignored;
   result.ops_above_budget += device.ops_above_budget;
+  result.largest_op_bytes =
+      std::max<std::uint64_t>(result.largest_op_bytes, device.largest_op_bytes);
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
   result.hook_errors += device.engine.hook_errors() + device.freer.failures();

@@ -49,6 +49,7 @@ struct Device {
   std::size_t peak_live_bytes = 0;                        // since the last reset
   std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
   std::uint64_t ops_above_budget = 0;
+  std::size_t largest_op_bytes = 0;  // of those
   bool warned_above_budget = false, warned_thrashing = false;
 
   bool frees_on_thread() const { return place.context != nullptr; }

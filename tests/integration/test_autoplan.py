@@ -234,3 +234,19 @@ def test_it_says_what_it_was_asked_for(tiny: Tiny) -> None:
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         assert "policy tiny" in umem.summary()
         assert core.current_options().policy == "planned"
+
+
+def test_steps_of_small_tensors_are_said_once_to_have_no_plan(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with umem.enable(budget="16MiB", device="soft"), caplog.at_level(logging.WARNING, "umem"):
+        net = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(60)))
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(torch.ones(64, 256)).sum().backward()
+            optimizer.step()
+        why = "4 recorded steps have no plan: none of its tensors has 2 MiB"
+        assert why in str(umem.summary())
+        del net, optimizer
+    assert caplog.text.count("the step is not planned, and goes as by lru: none") == 1

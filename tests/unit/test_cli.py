@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from umem.cli import main
+from umem.cli.run import misplaced
+from umem.policies import registry
 
 
 def umem(
@@ -58,6 +60,9 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("trace", "record", "-o", "t.txt", "x.py"), "umem trace: -o t.txt; allowed: FILE.jsonl"),
         (("trace", "record", "-o", "off", "x.py"), "umem trace: -o off; allowed: FILE.jsonl"),
         (("trace", "record", "-o", "t.jsonl", "x.py"), "there is no script 'x.py'"),
+        (("plan", "train.py"), "'train.py' is a script; write umem plan --script train.py"),
+        (("lint", "a/train.py"), "write umem lint --script a/train.py"),
+        (("estimate", "train.py"), "write umem estimate --script train.py"),
     ],
 )
 def test_bad_command_lines_are_one_line(tmp_path: Path, args: tuple[str, ...], words: str) -> None:
@@ -100,6 +105,23 @@ def test_run_passes_arguments_options_and_the_exit_code(tmp_path: Path) -> None:
         "UMEM_BUDGET": "1GiB",
         "UMEM_POLICY": "none",
     }
+
+
+def test_options_after_a_script_that_knows_none_are_pointed_out(tmp_path: Path) -> None:
+    script = tmp_path / "x.py"
+    script.write_text("print(1)")
+    done = umem("run", "x.py", "--budget", "1GiB", "--name=value", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == "1\n"
+    assert done.stderr.startswith("umem run: warning: --budget after the script is the script's")
+    given = [str(script), "--budget=1GiB", "--host-budget", "1GiB", "--other"]
+    assert misplaced(given) == ["--budget", "--host-budget"]
+    script.write_text("class Arguments:\n    host_budget: str\n")  # as dataclasses name options
+    assert misplaced(given) == []
+    script.write_text("parser.add_argument('--budget')")
+    assert misplaced(given) == ["--host-budget"]
+    assert misplaced(["-m", "x", "--budget"]) == []
+    assert misplaced([str(tmp_path), "--budget"]) == []
 
 
 def test_run_says_that_torch_would_not_find_umem(
@@ -145,7 +167,7 @@ def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
     done = umem("doctor", "--json", cwd=tmp_path, env=env)
     report = json.loads(done.stdout)
     assert done.returncode == (0 if report["verdict"]["works"] else 1)
-    assert report["native core"]["policies"][0] == "none"
+    assert report["native core"]["policies"] == list(registry.names())
     assert report["memory"]["total_bytes"] > 0
     assert report["options"]["budget"] == {"value": 64 << 20, "origin": "UMEM_BUDGET"}
     assert report["options"]["host_budget"] == {"value": "auto", "origin": "default"}

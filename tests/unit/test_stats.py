@@ -45,3 +45,46 @@ def test_the_summary_counts_in_units() -> None:
     assert re.search(r"^budget +32 MiB  device soft", summary, re.MULTILINE)
     assert "5 evictions" in summary
     assert "of unlimited" in summary
+
+
+def stats(**values: int) -> Stats:
+    return Stats(**{**dict.fromkeys(NAMES, 0), **values})
+
+
+def test_the_closing_line_has_both_peaks() -> None:
+    run = stats(
+        steps=3, plan_hits=3, plan_misses=1, bytes_in=5 << 20, peak_resident_bytes=16 << 20,
+        budget_bytes=16 << 20, peak_live_bytes=12 << 20,
+    )  # fmt: skip
+    assert text.closing(run) == (
+        "umem: 3 steps, plan hits 75.0 % (3 of 4 ops), 5 MiB in, 0 B out, 0 faults, "
+        "peak 16 MiB of 16 MiB, live at most 12 MiB"
+    )
+
+
+def test_advice_says_what_to_change() -> None:
+    assert text.advice(stats(budget_bytes=8 << 20, peak_live_bytes=16 << 20)) == []
+    short = stats(
+        budget_bytes=8 << 20, peak_live_bytes=64 << 20, bytes_in=1, faults=9, evictions=1, steps=4,
+        ops_above_budget=2, largest_op_bytes=12 << 20,
+    )  # fmt: skip
+    assert text.advice(short, "3 recorded steps have no plan: they differ") == [
+        "2 operators needed more than the budget at once, up to 12 MiB, and worked by page faults: "
+        "a budget of that ends them",
+        "3 recorded steps have no plan: they differ",
+        "nothing has to move from a budget of about 64 MiB on",
+    ]
+    no_steps = dataclasses.replace(short, steps=0, ops_above_budget=0, largest_op_bytes=0)
+    assert text.advice(no_steps)[0].startswith("no steps were seen, so nothing was planned")
+    closing = text.closing(short)
+    assert closing.count("\numem: ") == 2
+    shown = text.Summary(short, device="soft", policy="lru", advice=text.advice(short))
+    assert "advice" in shown
+    assert shown.count("\n") == closing.count("\n") + text.summary(
+        short, device="soft", policy="lru"
+    ).count("\n")
+    assert "a budget of that ends them" in shown._repr_html_()
+
+
+def test_a_notebook_shows_the_record_as_a_table() -> None:
+    assert "<th>faults</th><td>12,345</td>" in stats(faults=12345)._repr_html_()

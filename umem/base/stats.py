@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -45,4 +45,11 @@ class Stats:
     hook_errors: int
     thrashed_bytes: int
     ops_above_budget: int
+    largest_op_bytes: int
     advice_ignored: int
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that a notebook shows."""
+        rows = asdict(self).items()
+        lines = (f"<tr><th>{name}</th><td>{value:,}</td></tr>" for name, value in rows)
+        return f"<table>{''.join(lines)}</table>"

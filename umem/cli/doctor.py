@@ -165,11 +165,12 @@ def _compiler() -> Facts:
 
 def _native() -> Facts:
     from ..base.native import core
+    from ..policies import registry
 
     return {
         "version": core.__version__,
         "path": core.__file__,
-        "policies": core.policies(),
+        "policies": list(registry.names()),
         "profiles": [profile["name"] for profile in core.profiles()],
     }
 

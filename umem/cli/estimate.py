@@ -164,6 +164,7 @@ def _of_config(args: argparse.Namespace, budget: int | None) -> estimate_text.Es
 
 
 def _check_program(args: argparse.Namespace) -> None:
+    program.refuse_script(args, "estimate")
     if args.program is not None and args.script:
         raise ConfigError("a function and --script are both given; allowed: one of them")
     names = [n for n in (*_COUNTS, *_CHOICES, "fragmentation") if n not in _OF_PROGRAM]

@@ -28,12 +28,26 @@ def check(args: argparse.Namespace, command: str, hint: str = "") -> None:
     """Check that exactly one of function and script is given.
 
     Raises:
-        ConfigError: none or both are given.
+        ConfigError: none or both are given, or a script where a function is wanted.
     """
+    refuse_script(args, command)
     if (args.program is None) == (not args.script):
         raise ConfigError(
             f"give either pkg.mod:function, such as {_EXAMPLE},{hint} or --script train.py; umem "
             f"{command} --help says what the function returns"
+        )
+
+
+def refuse_script(args: argparse.Namespace, command: str) -> None:
+    """Check that what is given as a function is not a script, before torch is imported.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if args.program is not None and args.program.endswith(".py"):
+        raise ConfigError(
+            f"{args.program!r} is a script; write umem {command} --script {args.program}, with its "
+            f"arguments after it, or name a function, such as {_EXAMPLE}"
         )
 
 

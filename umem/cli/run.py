@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from ..config import settings
+from ..config.options import SETTABLE
 from ..errors import ConfigError, NotSupportedError
 from ..policies import registry
 from .base import Subparsers
@@ -46,12 +48,32 @@ def main(args: argparse.Namespace) -> int:
     """
     given = settings.given_arguments(args)
     check_options(given)
-    command = [*_interpreter(), *_program(args)]
+    program = _program(args)
+    command = [*_interpreter(), *program]
     _check_installed()
     environment = settings.run_environment(given)
+    for flag in misplaced(program):
+        print(
+            f"umem run: warning: {flag} after the script is the script's, which does not mention "
+            f"it; umem's options go before the script",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], command, environment)
+
+
+def misplaced(program: list[str]) -> list[str]:
+    """Return the options of umem after a script in which no such word occurs."""
+    flags = {option.flag for option in SETTABLE}
+    given = [flag for word in program[1:] if (flag := word.partition("=")[0]) in flags]
+    if not given or program[0] == "-m":
+        return []
+    try:
+        text = Path(program[0]).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []  # Python says what is wrong with it
+    return [flag for flag in given if flag[2:].replace("-", "_") not in text.replace("-", "_")]
 
 
 def _check_installed() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from ..base.stats import Stats
@@ -26,9 +26,11 @@ class Summary(str):
         policy: str,
         allocator: str = "",
         holders: Holders | None = None,
+        advice: Sequence[str] = (),
     ) -> Summary:
-        """Format the lines of `summary`."""
+        """Format the lines of `summary`, and after them those of `advice`."""
         rows = _rows(stats, device, policy, allocator, holders)
+        rows += [("" if i else "advice", "", text) for i, text in enumerate(advice)]
         made = super().__new__(cls, _lines(rows))
         made._rows = rows
         return made
@@ -92,17 +94,45 @@ def _attached(stats: Stats) -> list[Row]:
     return [("attached", _of(stats.attached_bytes), "kept by the driver, until others need it")]
 
 
-def closing(stats: Stats) -> str:
-    """Summarize the run in one line, for the end of a program."""
+def closing(stats: Stats, why_unplanned: str = "") -> str:
+    """Summarize the run in one line, for the end of a program, with advice in further lines."""
     total = stats.plan_hits + stats.plan_misses
     share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
     plans = "plan" if stats.plans_rolled_back == 1 else "plans"
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
-    return (
+    line = (
         f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
         f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
-        f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}"
+        f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
+        f"live at most {_of(stats.peak_live_bytes)}"
     )
+    return "\n".join([line, *(f"umem: {text}" for text in advice(stats, why_unplanned))])
+
+
+def advice(stats: Stats, why_unplanned: str = "") -> list[str]:
+    """Say what would move fewer bytes or take fewer page faults; nothing where none move.
+
+    Args:
+        why_unplanned: why recorded steps had no plan; empty if all had one.
+    """
+    if stats.bytes_in == stats.bytes_out == stats.faults == 0:
+        return []
+    lines = []
+    if stats.largest_op_bytes > stats.budget_bytes:
+        operators = "operator" if stats.ops_above_budget == 1 else "operators"
+        lines.append(
+            f"{stats.ops_above_budget} {operators} needed more than the budget at once, up to "
+            f"{_of(stats.largest_op_bytes)}, and worked by page faults: a budget of that ends them"
+        )
+    if stats.steps == 0 and stats.evictions > 0:
+        lines.append(
+            "no steps were seen, so nothing was planned: call umem.step() at the end of each round"
+        )
+    elif why_unplanned:
+        lines.append(why_unplanned)
+    if stats.peak_live_bytes > stats.budget_bytes:
+        lines.append(f"nothing has to move from a budget of about {_of(stats.peak_live_bytes)} on")
+    return lines
 
 
 def _of(count: int) -> str:
@@ -125,8 +155,10 @@ def _plan(stats: Stats) -> str:
         notes.append(f"plans rolled back as slower than lru: {stats.plans_rolled_back}")
     if stats.advice_ignored:
         notes.append(f"{stats.advice_ignored} blocks chosen by the policy could not be evicted")
-    if stats.ops_above_budget:
-        notes.append(f"ops that needed more than the budget at once: {stats.ops_above_budget}")
+    if stats.ops_above_budget or stats.largest_op_bytes:
+        largest = _of(stats.largest_op_bytes)
+        text = f"ops that needed more than the budget at once: {stats.ops_above_budget}"
+        notes.append(f"{text} (up to {largest})")
     if stats.thrashed_bytes:
         notes.append(f"{_of(stats.thrashed_bytes)} used on the host, as they faulted repeatedly")
     if stats.capture_skips:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
@@ -72,6 +73,10 @@ class PlacementReport(tuple[TensorPlacement, ...]):
         from ..monitor.tensors import table
 
         return table(self)
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def tensors(target: object = None) -> PlacementReport:

@@ -211,7 +211,8 @@ def summary() -> Summary:
     from ..integrations import blocks
     from ..monitor import summary as text
 
-    return text.Summary(stats(), **description(), holders=blocks.holders())
+    advice = text.advice(stats(), _why_unplanned())
+    return text.Summary(stats(), **description(), holders=blocks.holders(), advice=advice)
 
 
 def description() -> dict[str, str]:
@@ -364,6 +365,10 @@ def _start_steps(settings: Settings, policy: Policy | None) -> None:
     atexit.register(_at_exit, os.getpid(), settings.summary)
 
 
+def _why_unplanned() -> str:
+    return _driver.why_unplanned() if _driver is not None else ""
+
+
 def _stop_steps() -> None:
     global _driver
     _undo.close()
@@ -376,11 +381,12 @@ def _at_exit(process: int, summary: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
+        why = _why_unplanned()
         _stop_steps()
     if summary:
         from ..monitor import summary as text
 
-        sys.stderr.write(text.closing(stats()) + "\n")
+        sys.stderr.write(text.closing(stats(), why) + "\n")
 
 
 def follow_free_memory() -> None:

@@ -42,6 +42,7 @@ _EVERY = 100  # one step in so many is planned
 _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
 _SHOWN = 3  # problems of a plan that are logged
+_ALL_SMALL = "none of its tensors has 2 MiB, and smaller ones do not move alone"
 _NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
 
 
@@ -72,6 +73,7 @@ class StepPlanner:
         self._trials = PlanGuard() if getattr(policy, "rollback", False) else None
         self._meter = Meter()
         self._off = self._reported = False
+        self._unplanned: dict[str, int] = {}  # recorded steps without a plan, by the reason
 
     def step_ended(self) -> None:
         """Take the end of a step; log what the policy raises, and go on without plans.
@@ -108,6 +110,22 @@ class StepPlanner:
         if self._trials is not None:
             self._trials.clear()
         self._tries = self._settled = 0
+
+    def why_unplanned(self) -> str:
+        """Say why steps had no plan: the most frequent reason; empty without one."""
+        if not self._unplanned:
+            return ""
+        why, count = max(self._unplanned.items(), key=lambda item: item[1])
+        return f"{count} recorded {'step has' if count == 1 else 'steps have'} no plan: {why}"
+
+    def _not_planned(self, why: str) -> None:
+        """Count a recorded step without a plan; say each reason once where memory is short."""
+        first = why not in self._unplanned
+        self._unplanned[why] = self._unplanned.get(why, 0) + 1
+        stats = core.stats()
+        short = stats["peak_live_bytes"] > stats["budget_bytes"]
+        level = logging.WARNING if first and short else logging.INFO
+        _log.log(level, "the step is not planned, and goes as by lru: %s", why)
 
     def _step(self) -> None:
         self._steps += 1
@@ -165,7 +183,7 @@ class StepPlanner:
 
         recorded: core.Recorded = core.record_take("plan")
         if recorded["dropped"]:
-            _log.info("a step of more events than are kept is not planned")
+            self._not_planned("it has more events than are kept")
             self._record(False)
             return False
         self._addresses.update(native_columns.addresses(recorded))
@@ -195,10 +213,11 @@ class StepPlanner:
         try:
             trace = self._builder.step()
         except TraceError as error:
-            _log.info("the step is not planned: %s", error)
+            self._not_planned(str(error))
             return 0
         if not trace.large.any():
-            return 0  # nothing that could be moved alone
+            self._not_planned(_ALL_SMALL)
+            return 0
         begin = time.perf_counter()
 
         def address(tensor: TensorIndex) -> int:
@@ -218,7 +237,7 @@ class StepPlanner:
         try:
             columns = lowering.lower(plan, address)
         except ValueError as error:
-            _log.info("the step is not planned: %s", error)
+            self._not_planned(str(error))
             return 0
         number = core.install_plan(columns)
         _log.info(
@@ -279,6 +298,10 @@ class StepLoop:
             self.planner.step_ended()
         if self.file is not None:
             self.file.step_ended()
+
+    def why_unplanned(self) -> str:
+        """Say why steps had no plan; empty without a reason."""
+        return self.planner.why_unplanned() if self.planner is not None else ""
 
     def stop(self) -> None:
         """Before umem goes off."""
