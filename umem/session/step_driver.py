@@ -118,14 +118,17 @@ class StepPlanner:
         why, count = max(self._unplanned.items(), key=lambda item: item[1])
         return f"{count} recorded {'step has' if count == 1 else 'steps have'} no plan: {why}"
 
-    def _not_planned(self, why: str) -> None:
+    def _not_planned(self, why: str, level: int = logging.WARNING) -> None:
         """Count a recorded step without a plan; say each reason once where memory is short."""
         first = why not in self._unplanned
         self._unplanned[why] = self._unplanned.get(why, 0) + 1
         stats = core.stats()
         short = stats["peak_live_bytes"] > stats["budget_bytes"]
-        level = logging.WARNING if first and short else logging.INFO
-        _log.log(level, "the step is not planned, and goes as by lru: %s", why)
+        _log.log(
+            level if first and short else logging.INFO,
+            "the step is not planned, and goes as by lru: %s",
+            why,
+        )
 
     def _step(self) -> None:
         self._steps += 1
@@ -212,8 +215,8 @@ class StepPlanner:
         assert self._builder is not None
         try:
             trace = self._builder.step()
-        except TraceError as error:
-            self._not_planned(str(error))
+        except TraceError as error:  # such as a step without ops, as without torch
+            self._not_planned(str(error), logging.INFO)
             return 0
         if not trace.large.any():
             self._not_planned(_ALL_SMALL)
