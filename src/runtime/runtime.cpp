@@ -75,6 +75,8 @@ void register_fork_handlers() {
       State& s = state();
       trace::recorder().leave_to_parent();
       if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
+      s.operating = 0;  // the ops of other threads end in the parent
+      for (const Op* op = t_op; op; op = op->parent) s.operating += op->operating ? 1 : 0;
     });
   });
 }
@@ -403,6 +405,7 @@ static void step_devices(State& s) {
 
 void step() noexcept {
   State& s = state();
+  if (s.captures > 0) return;  // what a graph captures does not run, and must not be waited for
   ++s.steps;
   step_devices(s);
   if (trace::recording()) RecorderLock(s)->step();

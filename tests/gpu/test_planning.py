@@ -91,3 +91,29 @@ print("fine")
 """
     )
     assert out == "fine\n"
+
+
+def test_calls_that_a_graph_captures_are_no_steps(program: Program) -> None:
+    """What the end of a step waits for would end the capture."""
+    program("""
+from umem.base.native import core
+enable(budget="64MiB", policy="auto")
+layers = [torch.nn.Linear(1024, 1024, bias=False, device="cuda") for _ in range(4)]
+net = torch.nn.Sequential(*layers)
+x = torch.ones(8, 1024, device="cuda")
+with torch.no_grad():
+    for _ in range(4):
+        net(x)
+    assert core.steps() == 3, core.steps()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            y = net(x)
+    assert core.steps() == 3, core.steps()
+    graph.replay()
+    torch.cuda.synchronize()
+    for _ in range(3):
+        net(x)
+    assert core.steps() == 6, core.steps()
+assert umem.stats().hook_errors == 0
+""")

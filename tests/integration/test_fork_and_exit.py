@@ -69,6 +69,36 @@ def test_a_child_can_compute_whatever_the_parents_threads_were_at() -> None:
     assert (code, out, err) == (0, "False 0\n", "")
 
 
+def test_an_operation_ends_in_a_child_whatever_the_parents_threads_were_at() -> None:
+    """Pages that thrash are counted where an op ends and no other is at work."""
+    code, out, err = program.run(
+        """
+        import warnings
+        warnings.simplefilter("ignore")
+        tensors = blocks(5)
+        parts = [tensor.data_ptr() for tensor in tensors]
+        begun, done = threading.Event(), threading.Event()
+        def works_on():
+            token = core.op_begin(parts[:1], "", "forward", "other")
+            begun.set(); done.wait()
+            core.op_end(token, "")
+        thread = threading.Thread(target=works_on); thread.start(); begun.wait()
+        def thrashed():
+            token = core.op_begin(parts, "", "forward", "strided")
+            for part in parts * 20: core.driver.touch(part, 2 * MIB)
+            core.op_end(token, "")
+            return umem.stats().thrashed_bytes > 0
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if thrashed() else 1)
+        ended = os.waitpid(pid, 0)[1]
+        print(ended, thrashed())
+        done.set(); thread.join()
+        """
+    )
+    assert (code, out) == (0, "0 False\n"), err
+
+
 def test_spawned_children_enable_for_themselves() -> None:
     code, out, err = program.run(
         """
