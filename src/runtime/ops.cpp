@@ -97,7 +97,8 @@ static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
 }
 
 static void end_operation(State& s, const char* what) {
-  const std::size_t thrashed = s.end_operation.load()();
+  auto* const end = s.end_operation.load();
+  const std::size_t thrashed = end ? end() : 0;
   if (thrashed == 0) return;
   s.thrashed_bytes += thrashed;
   warn_thrashing(s, what, thrashed);
@@ -112,8 +113,7 @@ static void begin_operating(State& s, Op& op) {
 }
 
 static void end_operating(State& s, const Op& op) {
-  if (op.operating && --s.operating == 0 && s.end_operation)
-    end_operation(s, *op.name ? op.name : "an op");
+  if (op.operating && --s.operating == 0) end_operation(s, *op.name ? op.name : "an op");
 }
 
 void note_above_budget(Device& device, Op& op) {

@@ -250,3 +250,12 @@ def test_steps_of_small_tensors_are_said_once_to_have_no_plan(
         assert why in str(umem.summary())
         del net, optimizer
     assert caplog.text.count("the step is not planned, and goes as by lru: none") == 1
+
+
+def test_a_program_without_steps_is_told() -> None:
+    with umem.enable(budget="16MiB", device="soft"):
+        tensors = [torch.ones(1 << 20) for _ in range(8)]
+        for tensor in tensors:
+            tensor.add_(1)
+        assert "no steps were seen, so nothing is planned" in str(umem.summary())
+        del tensor, tensors

@@ -135,3 +135,36 @@ def test_safetensors(tmp_path: Path) -> None:
     want = expected()
     safetensors.save_file({"t": evicted()}, tmp_path / "t.safetensors")
     assert safetensors.load_file(tmp_path / "t.safetensors")["t"].numpy().tobytes() == want
+
+
+def test_what_is_resident_stays_where_it_is(tmp_path: Path) -> None:
+    umem.enable(budget="128MiB", device="soft")
+    tensor = torch.ones(16 * MIB // 4)
+    view = memoryview(tensor.numpy()).cast("B")
+    path = tmp_path / "file"
+    before = umem.stats()
+    torch.save(tensor, tmp_path / "t.pt")
+    torch.save(tensor, tmp_path / "t.pt", _use_new_zipfile_serialization=False)
+    torch.save(tensor, io.BytesIO())
+    tensor.numpy().tofile(path)
+    path.write_bytes(view)
+    with path.open("rb") as file:
+        file.readinto(view)
+    descriptor = os.open(path, os.O_RDWR)
+    os.writev(descriptor, [view[:MIB], view[MIB:]])
+    os.preadv(descriptor, [view[:MIB], view[MIB:]], 0)
+    os.close(descriptor)
+    left, right = socket.socketpair()
+    reader = threading.Thread(
+        target=lambda: [right.recv(MIB, socket.MSG_WAITALL) for _ in view[::MIB]]
+    )
+    reader.start()
+    left.sendall(view)
+    reader.join()
+    left.close()
+    right.close()
+    after = umem.stats()
+    assert tensor.eq(1).all()
+    assert (after.faults, after.bytes_in, after.bytes_out) == (
+        before.faults, before.bytes_in, before.bytes_out,
+    )  # fmt: skip

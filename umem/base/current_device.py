@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from dataclasses import replace
 
 from . import device_profiles
 from .device_profiles import DeviceProfile
@@ -25,13 +24,10 @@ def profile_of(gpu: str) -> DeviceProfile:
 
 
 def profile() -> DeviceProfile:
-    """Return the figures of the device that umem manages.
-
-    The software device moves bytes on the processor that also computes.
-    """
+    """Return the figures of the device that umem manages."""
     options = core.current_options()
     if options.device == "soft":
-        return replace(device_profiles.find(options.profile), hides_transfers=False)
+        return device_profiles.find(options.profile)
     return profile_of(gpu_name())
 
 

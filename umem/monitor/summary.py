@@ -124,13 +124,8 @@ def advice(stats: Stats, why_unplanned: str = "") -> list[str]:
             f"{stats.ops_above_budget} {operators} needed more than the budget at once, up to "
             f"{_of(stats.largest_op_bytes)}, and worked by page faults: a budget of that ends them"
         )
-    if stats.steps == 0 and stats.evictions > 0:
-        lines.append(
-            "no steps were seen, so nothing was planned: call umem.step() at the end of each round"
-        )
-    elif why_unplanned:
-        lines.append(why_unplanned)
     if stats.peak_live_bytes > stats.budget_bytes:
+        lines += [why_unplanned] if why_unplanned else []
         lines.append(f"nothing has to move from a budget of about {_of(stats.peak_live_bytes)} on")
     return lines
 

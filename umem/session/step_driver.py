@@ -113,6 +113,8 @@ class StepPlanner:
 
     def why_unplanned(self) -> str:
         """Say why steps had no plan: the most frequent reason; empty without one."""
+        if self._steps == 0:
+            return "no steps were seen, so nothing is planned: umem.step() marks the end of one"
         if not self._unplanned:
             return ""
         why, count = max(self._unplanned.items(), key=lambda item: item[1])
@@ -339,7 +341,7 @@ def start(settings: Settings, policy: Policy | None) -> StepLoop | None:
     """
     planner = None
     if policy is not None:
-        planner = StepPlanner(policy, current_device.profile, _budget, Layouts(settings.layout))
+        planner = StepPlanner(policy, _device, _budget, Layouts(settings.layout))
         if (victims := getattr(policy, "victims", None)) is not None:
             from ..policies.victim_callback import victim_callback
 
@@ -358,6 +360,12 @@ def _follower(settings: Settings) -> AutoBudget | None:
 
     headroom = auto_budget.no_headroom if options.device == "soft" else auto_budget.cuda_headroom
     return auto_budget.AutoBudget(options.floor_bytes, headroom)
+
+
+def _device() -> DeviceProfile:
+    """Return the device to plan for; the software device moves bytes on the processor."""
+    soft = core.current_options().device == "soft"
+    return replace(current_device.profile(), hides_transfers=not soft)
 
 
 def _budget() -> int:
