@@ -243,14 +243,20 @@ def test_a_block_larger_than_the_budget_works_and_warns_once(
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
 
 
+def five_pages_in_four(blocks: Blocks) -> list[int]:
+    """Blocks of a page each, with `part` behind their first bytes, on a device that lacks one."""
+    _core.start(options(8 * MIB))
+    parts = [blocks.take(PAGE) for _ in range(5)]
+    for part in parts:
+        _core.driver.store(part + 8, b"part")
+    return parts
+
+
 def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_fit(
     blocks: Blocks, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As a reduction over the slowest dimension."""
-    _core.start(options(8 * MIB))
-    parts = [blocks.take(2 * MIB) for _ in range(5)]
-    for part in parts:
-        _core.driver.store(part + 8, b"part")
+    parts = five_pages_in_four(blocks)
     for n in (1, 2):  # each op begins anew
         before = _core.stats()["faults"]
         token = _core.op_begin(parts, "", "forward", "strided")
@@ -276,10 +282,7 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
 def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
     blocks: Blocks, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _core.start(options(8 * MIB))
-    parts = [blocks.take(2 * MIB) for _ in range(5)]
-    for part in parts:
-        _core.driver.store(part + 8, b"part")
+    parts = five_pages_in_four(blocks)
 
     def one_op() -> None:
         token = _core.op_begin(parts[:1], "", "forward", "small")

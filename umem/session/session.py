@@ -211,8 +211,9 @@ def summary() -> Summary:
     from ..integrations import blocks
     from ..monitor import summary as text
 
-    advice = text.advice(stats(), _why_unplanned())
-    return text.Summary(stats(), **description(), holders=blocks.holders(), advice=advice)
+    now = stats()
+    advice = text.advice(now, _why_unplanned())
+    return text.Summary(now, **description(), holders=blocks.holders(), advice=advice)
 
 
 def description() -> dict[str, str]:
