@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
+import numpy as np
+
 from umem.trace.step_trace import Kind, StepTrace
 
 Op = Sequence[int]
@@ -57,10 +59,13 @@ def _rank(policy: str, ops: Sequence[Op], now: int, used: dict[int, int]) -> Ran
     return next_use
 
 
-def steady(trace: StepTrace, capacity: int, policy: str) -> Moved:
-    """Bytes in and out a step by `lru` or `belady` on demand, once the steps repeat.
+def steady(trace: StepTrace, capacity: int, policy: str | int) -> Moved:
+    """Bytes in and out a step by a policy on demand, once the steps repeat.
 
-    What an op accesses comes in before it; dirty is what was written since its last write-back.
+    The policy is `lru`, `belady`, or a number: any order of eviction, one for each number.
+
+    What an op reads comes in before it; dirty is what was written since its last write-back. What
+    the next op that accesses it overwrites whole is dropped at once.
     The mean over the steps from one state to the same state again.
     """
     n = trace.n_ops
@@ -83,9 +88,14 @@ def steady(trace: StepTrace, capacity: int, policy: str) -> Moved:
 class _State:
     """What is on the device between two ops."""
 
-    def __init__(self, trace: StepTrace, capacity: int, policy: str) -> None:
-        self._trace, self._capacity, self._lru = trace, capacity, policy == "lru"
+    def __init__(self, trace: StepTrace, capacity: int, policy: str | int) -> None:
+        self._trace, self._capacity, self._policy = trace, capacity, policy
         self._uses = [trace.uses(t).tolist() for t in range(trace.n_tensors)]
+        read = (
+            np.ones(len(trace.access_op), bool) if trace.access_read is None else trace.access_read
+        )
+        reads = zip(trace.access_tensor.tolist(), trace.access_op.tolist(), read, strict=True)
+        self._over = {(t, op) for t, op, reads_it in reads if not reads_it}
         self._size = trace.bytes.tolist()
         self._last: dict[int, int] = {}  # resident -> op of its last use, negative: steps ago
         self._dirty: set[int] = set()
@@ -101,7 +111,7 @@ class _State:
         span = slice(*self._trace.access_start[op : op + 2])
         tensors = self._trace.access_tensor[span].tolist()
         for t in tensors:
-            if t not in self._last and t in self._started:
+            if t not in self._last and t in self._started and (t, op) not in self._over:
                 self.bytes_in += self._size[t]
             self._last[t] = op
         while sum(self._size[t] for t in self._last) > self._capacity:
@@ -119,16 +129,25 @@ class _State:
         self._last = {t: op - self._trace.n_ops for t, op in self._last.items()}
 
     def _evict(self, op: int, tensors: list[int]) -> None:
-        rank = {t: -self._last[t] if self._lru else self._next(t, op) for t in tensors}
-        victim = max(rank, key=rank.__getitem__)
+        victim = max(tensors, key=lambda t: self._rank(t, op))
         del self._last[victim]
         if victim in self._dirty:
             self._dirty.discard(victim)
             self.bytes_out += self._size[victim]
 
+    def _rank(self, t: int, op: int) -> float:
+        if self._policy == "lru":
+            return -self._last[t]
+        if self._policy == "belady":
+            return self._next(t, op)
+        return hash((self._policy, t, op))  # of integers: the same in every process
+
     def _next(self, t: int, op: int) -> float:
         later = [use for use in self._uses[t] if use > op]
-        if later:
-            return later[0]
         persistent = self._trace.kind[t] == Kind.PERSISTENT
-        return self._uses[t][0] + self._trace.n_ops if persistent else math.inf
+        if not later and not persistent:
+            return math.inf
+        use = later[0] if later else self._uses[t][0]
+        if (t, use) in self._over:
+            return math.inf
+        return use if later else use + self._trace.n_ops

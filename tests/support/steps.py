@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from umem.base.units import MIB, PAGE_BYTES
 from umem.trace.step_trace import Kind, StepTrace
 
+OVER = "over"  # written whole
+
 
 class Tensor(NamedTuple):
     """A tensor of a step: which ops access it, and which of them write it.
@@ -19,7 +21,7 @@ class Tensor(NamedTuple):
     """
 
     bytes: int
-    uses: Mapping[int, bool]  # op -> whether it writes
+    uses: Mapping[int, bool | str]  # op -> whether it writes; OVER: it needs no former contents
     kind: Kind = Kind.TRANSIENT
     tag: str = "activation"
     family: str = "linear"
@@ -29,9 +31,7 @@ class Tensor(NamedTuple):
 def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
     """The step in columns. Ops are named op0, op1, ...; large is 2 MiB and more."""
     n = len(op_us)
-    access = sorted(
-        (op, t, write) for t, row in enumerate(tensors) for op, write in row.uses.items()
-    )
+    access = sorted((op, t, use) for t, row in enumerate(tensors) for op, use in row.uses.items())
     counts = np.bincount([op for op, _, _ in access], minlength=n) if access else np.zeros(n, int)
     lives = [_life(row, n) for row in tensors]
     return StepTrace(
@@ -48,7 +48,8 @@ def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
         source=np.arange(len(tensors), dtype=np.int64),
         access_start=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         access_tensor=np.array([t for _, t, _ in access], np.int64),
-        access_write=np.array([write for _, _, write in access], np.bool_),
+        access_write=np.array([bool(use) for _, _, use in access], np.bool_),
+        access_read=np.array([use != OVER for _, _, use in access], np.bool_),
     )
 
 
@@ -64,7 +65,7 @@ def _life(row: Tensor, n: int) -> tuple[int, int]:
 
 def sequence(ops: Sequence[Sequence[int]], sizes: Sequence[int], us: float = 1.0) -> StepTrace:
     """A program that runs once: op i accesses the objects ops[i]; the first touch writes."""
-    uses: list[dict[int, bool]] = [{} for _ in sizes]
+    uses: list[dict[int, bool | str]] = [{} for _ in sizes]
     for i, objects in enumerate(ops):
         for t in objects:
             uses[t][i] = not uses[t]
@@ -90,9 +91,10 @@ def steps(draw: st.DrawFn, max_ops: int = 12, max_tensors: int = 10) -> StepTrac
 
 
 @st.composite
-def _uses(draw: st.DrawFn, n: int, made_here: bool) -> dict[int, bool]:
+def _uses(draw: st.DrawFn, n: int, made_here: bool) -> dict[int, bool | str]:
     ops = sorted(draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=4)))
-    writes = [draw(st.booleans()) for _ in ops]
+    choices: list[bool | str] = [False, True, OVER]
+    writes = [draw(st.sampled_from(choices)) for _ in ops]
     if made_here:
         writes[0] = True
     return dict(zip(ops, writes, strict=True))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paging import reloads, steady
-from support.steps import Tensor, make_step, sequence, steps
+from support.steps import OVER, Tensor, make_step, sequence, steps
 
 from umem.analysis import bounds
 from umem.analysis.idle_intervals import IdleIntervals
@@ -154,6 +154,25 @@ def test_a_carried_tensor_may_have_left_in_the_step_before() -> None:
     assert bounds.lower_bound_bytes_out(trace, 40 * MIB) == 0
 
 
+def test_contents_that_are_overwritten_whole_need_no_way_back() -> None:
+    # Three ops: `cleared` is read by op 0, idle beside the 80 MiB of op 1, overwritten by op 2.
+    full = Tensor(80 * MIB, {1: True})
+    dead, held = (
+        make_step([10.0] * 3, [Tensor(40 * MIB, {0: True, 2: use}), full]) for use in (OVER, True)
+    )
+    for bound in (bounds.lower_bound_bytes_in, bounds.lower_bound_bytes_out):
+        assert bound(dead, 90 * MIB) == 0
+        assert bound(held, 90 * MIB) == 30 * MIB
+    assert bounds.pfoo_l(dead, 90 * MIB) == 0
+    assert bounds.closed_form_floor(dead, LINK, 90 * MIB).us == 30.0
+    assert steady(dead, 90 * MIB, "belady") == (0, 0)
+    # Around the end of the step: what op 0 overwrites is not needed in op 1 and 2.
+    around = make_step(
+        [10.0] * 3, [Tensor(40 * MIB, {0: OVER, 1: False}, Kind.PERSISTENT, "param"), full]
+    )
+    assert bounds.lower_bound_bytes_in(around, 120 * MIB) == 0
+
+
 def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
     """A state is written by the last op; ops 1 and 2 take all of 80 MiB."""
     state = Tensor(60 * MIB, {3: True}, Kind.PERSISTENT, "optimizer")
@@ -177,7 +196,8 @@ def test_what_a_program_holds_after_its_last_use() -> None:
 @few
 @given(steps(), st.integers(0, 99))
 def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace, begin: int) -> None:
-    n, gaps, spans = trace.n_ops, trace.gaps, IdleIntervals(trace)
+    n, spans = trace.n_ops, IdleIntervals(trace)
+    gaps = spans.gaps
     begin %= n
     held, later, before, clean = (np.zeros(n, np.int64) for _ in range(4))
     for t, start, end in zip(gaps.tensor, gaps.start, gaps.end, strict=True):
@@ -216,7 +236,7 @@ def test_paging_on_demand_is_above_the_bounds(trace: StepTrace, share: float) ->
     most_in = bounds.lower_bound_bytes_in(trace, capacity)
     most_out = bounds.lower_bound_bytes_out(trace, capacity)
     floor = bounds.closed_form_floor(trace, LINK, capacity).us
-    for policy in ("lru", "belady"):
+    for policy in ("lru", "belady", *range(8)):
         moved = steady(trace, capacity, policy)
         assert moved.bytes_in >= most_in
         assert moved.bytes_out >= most_out
@@ -292,7 +312,8 @@ def test_chosen_cuts_share_no_gap(trace: StepTrace, share: float) -> None:
     cuts = bounds.disjoint_cuts(trace, capacity)
     excess = trace.working_set + IdleIntervals(trace).held - capacity
     assert cuts.bytes == sum(int(excess[op]) for op in cuts.ops)
-    for start, end in zip(trace.gaps.start, trace.gaps.end, strict=True):
+    gaps = IdleIntervals(trace).gaps
+    for start, end in zip(gaps.start, gaps.end, strict=True):
         spanned = {op % trace.n_ops for op in range(start + 1, end)}
         assert len(spanned.intersection(cuts.ops)) <= 1
 

@@ -35,7 +35,7 @@ def _direct(trace: StepTrace, capacity: int) -> float:
     """The LP of offline paging with one row an op, as it is written down."""
     from scipy.optimize import linprog
 
-    n, gaps = trace.n_ops, trace.gaps
+    n, gaps = trace.n_ops, IdleIntervals(trace).gaps
     rows = np.zeros((n, len(gaps.start)))
     for g, (start, end) in enumerate(zip(gaps.start, gaps.end, strict=True)):
         rows[np.arange(start + 1, end) % n, g] = 1
@@ -66,7 +66,7 @@ def test_paging_on_demand_is_above_the_programs(trace: StepTrace, share: float) 
     floor = bounds_lp.lp_time_floor(trace, LINK, capacity)
     assert bounds.closed_form_floor(trace, LINK, capacity).us <= floor
     least = bounds.lower_bound_bytes_in(trace, capacity)
-    for policy in ("lru", "belady"):
+    for policy in ("lru", "belady", *range(8)):
         moved = steady(trace, capacity, policy)
         assert moved.bytes_in >= least
         link_us = moved.bytes_in / LINK.bytes_per_us_in + moved.bytes_out / LINK.bytes_per_us_out
@@ -94,6 +94,7 @@ def _twice(trace: StepTrace) -> StepTrace:
         access_start=trace.access_start * 2,
         access_tensor=np.stack((tensor, tensor + trace.n_tensors), axis=1).reshape(-1),
         access_write=np.repeat(trace.access_write, 2),
+        access_read=None if trace.access_read is None else np.repeat(trace.access_read, 2),
         **both,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,8 +134,17 @@ def test_a_dropped_chain_is_made_again_in_order(mode: str) -> None:
 
 def test_dropping_nothing_changes_nothing() -> None:
     whole = training(4, in_place=(1,))
+    whole = replace(whole, access_read=np.arange(len(whole.access_tensor)) % 3 > 0)
     new = rewrite(RecomputeGraph(whole), *drop_of(RecomputeGraph(whole), []))
-    for column in ("op_us", "first", "last", "access_tensor", "access_write", "access_start"):
+    for column in (
+        "op_us",
+        "first",
+        "last",
+        "access_tensor",
+        "access_write",
+        "access_start",
+        "access_read",
+    ):
         assert (getattr(new.step, column) == getattr(whole, column)).all()
     assert new.step.op_names == whole.op_names
     assert new.recompute_us == 0

@@ -270,6 +270,8 @@ def test_ops_without_accesses_pass_their_time_on() -> None:
     assert step.op_us.tolist() == [11.0, 25.0]
     assert step.access_tensor.tolist() == [0, 0, 1]
     assert step.access_write.tolist() == [False, True, True]
+    assert step.access_read is not None
+    assert step.access_read.tolist() == [True, True, False]
 
 
 def test_an_op_without_a_time_takes_the_median_of_its_name() -> None:

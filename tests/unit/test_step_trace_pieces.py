@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,15 @@ def test_every_op_uses_all_pieces_of_what_it_used() -> None:
         ]
         got = list(zip(cut.access_tensor[there], cut.access_write[there].tolist(), strict=True))
         assert got == expected
+
+
+def test_every_piece_is_overwritten_where_its_tensor_is() -> None:
+    trace = large_step()
+    read = np.arange(len(trace.access_tensor)) % 2 == 0
+    cut = replace(trace, access_read=read).pieces
+    at = np.cumsum(np.bincount(cut.whole)[trace.access_tensor]) - 1  # the last piece of each access
+    assert cut.access_read[at].tolist() == read.tolist()
+    assert trace.pieces.access_read is None
 
 
 def test_figures_of_the_step_stay() -> None:

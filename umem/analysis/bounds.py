@@ -4,9 +4,10 @@ The model. The step repeats, in steady state. While an op runs, there is a momen
 that it accesses, W_t bytes, are on the device together with S_t - x_t of the S_t bytes in idle
 intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity. What
 is swapped out in a gap comes back before the gap ends, once per gap. Every byte that is swapped out
-has a copy on the host, made after its last write. A tensor that an op writes counts as read as
-well, because a fault on a page brings the page in. Nothing is assumed about a tensor outside its
-gaps (see `IdleIntervals`), about neighbouring steps, the order of transfers, or pages: parts of a
+has a copy on the host, made after its last write. Contents that the next op overwrites whole are
+dead: they need neither a copy nor a way back, although umem, which cannot know that the op will
+succeed, keeps them. Nothing is assumed about a tensor outside its gaps (see `IdleIntervals`), about
+neighbouring steps, the order of transfers, or pages: parts of a
 tensor may move. So the bounds hold for any policy of an engine that protects the tensors of the
 running op, whatever its transfer queues, faults and pools cost.
 
@@ -95,7 +96,8 @@ def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
     The largest cut is one of them; the others are the best choice around the rest of the step
     (weighted interval scheduling). So the sum is at least `cut_bound`. O(n log n + k).
     """
-    return _cuts_in(trace, excess_bytes(IdleIntervals(trace), capacity))
+    spans = IdleIntervals(trace)
+    return _cuts_in(spans, excess_bytes(spans, capacity))
 
 
 def pfoo_l(trace: StepTrace, capacity: int) -> float:
@@ -107,10 +109,14 @@ def pfoo_l(trace: StepTrace, capacity: int) -> float:
     bound because it drops the condition that each op by itself has space for what is kept over it.
     O(k log k).
     """
-    room = int((capacity - _checked(trace, capacity)).sum())
-    length = trace.gaps.end - trace.gaps.start - 1
+    return _by_space_and_time(IdleIntervals(trace), capacity)
+
+
+def _by_space_and_time(spans: IdleIntervals, capacity: int) -> float:
+    room = int((capacity - _checked(spans.trace, capacity)).sum())
+    length = spans.gaps.end - spans.gaps.start - 1
     order = np.argsort(length, kind="stable")
-    size, length = trace.bytes[trace.gaps.tensor[order]], length[order]
+    size, length = spans.bytes[order], length[order]
     taken = np.cumsum(size * length)
     whole = int(np.searchsorted(taken, room, side="right"))
     if whole == len(size):
@@ -124,7 +130,8 @@ def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
 
     It is the larger of `disjoint_cuts`, which is at least `cut_bound`, and `pfoo_l`.
     """
-    return _bytes_in(trace, capacity, excess_bytes(IdleIntervals(trace), capacity))
+    spans = IdleIntervals(trace)
+    return _bytes_in(spans, capacity, excess_bytes(spans, capacity))
 
 
 def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
@@ -158,7 +165,7 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     where = cut.ops[0] if cut.ops else -1
     floors = [
         Floor(trace.compute_us, "compute", -1),
-        Floor(_bytes_in(trace, capacity, over) / device.bytes_per_us_in, "bytes in", where),
+        Floor(_bytes_in(spans, capacity, over) / device.bytes_per_us_in, "bytes in", where),
         Floor(_bytes_out(spans, over) / device.bytes_per_us_out, "bytes out", where),
     ]
     for begin in spans.begins if over.any() else ():
@@ -189,11 +196,11 @@ def excess_bytes(spans: IdleIntervals, capacity: int) -> Ints:
     return np.maximum(spans.need - capacity, 0)
 
 
-def _bytes_in(trace: StepTrace, capacity: int, excess: Ints) -> int:
+def _bytes_in(spans: IdleIntervals, capacity: int, excess: Ints) -> int:
     if not excess.any():
         return 0
-    in_part = int(np.ceil(pfoo_l(trace, capacity) - 1e-6))
-    return max(_cuts_in(trace, excess).bytes, in_part)
+    in_part = int(np.ceil(_by_space_and_time(spans, capacity) - 1e-6))
+    return max(_cuts_in(spans, excess).bytes, in_part)
 
 
 def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
@@ -204,9 +211,9 @@ def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
     return _sum_of_cuts(dirty, furthest_start(start, end, spans.trace.n_ops)).bytes
 
 
-def _cuts_in(trace: StepTrace, excess: Ints) -> Cut:
-    gaps = trace.gaps
-    return _sum_of_cuts(excess, furthest_start(gaps.start, gaps.end, trace.n_ops))
+def _cuts_in(spans: IdleIntervals, excess: Ints) -> Cut:
+    reach = furthest_start(spans.gaps.start, spans.gaps.end, spans.trace.n_ops)
+    return _sum_of_cuts(excess, reach)
 
 
 def _largest(excess: Ints) -> Cut:
@@ -223,8 +230,8 @@ def _stretches(spans: IdleIntervals) -> tuple[Ints, Ints]:
     version, later = spans.version[dirty], (spans.write_op[dirty] < 0) * n
     start = np.full(writes, 2 * n, np.int64)
     end = np.zeros(writes, np.int64)
-    np.minimum.at(start, version, spans.trace.gaps.start[dirty] + later)
-    np.maximum.at(end, version, spans.trace.gaps.end[dirty] + later)
+    np.minimum.at(start, version, spans.gaps.start[dirty] + later)
+    np.maximum.at(end, version, spans.gaps.end[dirty] + later)
     start, end = start[end > 0], end[end > 0]
     around = start >= n  # all its gaps are in the step after the write
     return start - around * n, end - around * n

@@ -100,7 +100,7 @@ class _Group:
 
 def _groups(spans: IdleIntervals, instants: Ints) -> Iterator[_Group]:
     """Yield the gaps that span an instant, grouped by the write they hold; sum alike groups."""
-    gaps, n, count = spans.trace.gaps, spans.trace.n_ops, len(instants)
+    gaps, n, count = spans.gaps, spans.trace.n_ops, len(instants)
     places = np.concatenate((instants, instants + n, instants + 2 * n))
     shift = np.where(spans.write_op < 0, n, 0)  # so that a write of the step before is not negative
     start = np.searchsorted(places, gaps.start + shift, side="right")

@@ -8,27 +8,46 @@ from functools import cached_property
 import numpy as np
 
 from ..base.device_profiles import DeviceProfile
-from ..trace.step_trace import Bools, Floats, Ints, Kind, StepTrace
+from ..trace.step_trace import Bools, Floats, Gaps, Ints, Kind, StepTrace
 
 _BEGINS = 8  # the max number of ops at which bounds take a step to start
 
 
 @dataclass(frozen=True, eq=False)
 class IdleIntervals:
-    """The gaps of a step (`StepTrace.gaps`), k of them, and their sums over the n ops they span.
+    """The gaps of a step whose contents are needed again, k of them, and their sums over the n ops.
 
     A gap of a tensor spans the ops strictly between two of its accesses: there its bytes are needed
     later, and are either on the device or have to come in again. Nothing else counts as needed: not
-    a tensor before its first or after its last access, nor a MADE tensor after the end of the step,
-    nor a CARRIED one before its first access. So all sums are at most what any run holds.
+    a tensor before its first or after its last access, nor contents that the next access overwrites
+    whole, nor a MADE tensor after the end of the step, nor a CARRIED one before its first access.
+    So all sums are at most what any run holds.
     """
 
     trace: StepTrace
 
     @cached_property
+    def gaps(self) -> Gaps:
+        """The gaps (`StepTrace.gaps`) that end in an op that reads, [k]."""
+        trace, gaps = self.trace, self.trace.gaps
+        if trace.access_read is None:
+            return gaps
+        at = self._access_at(gaps.tensor, gaps.end % max(trace.n_ops, 1))
+        read = trace.access_read[trace.use_order[at]]
+        return Gaps(gaps.tensor[read], gaps.start[read], gaps.end[read], gaps.idle_us[read])
+
+    def _access_at(self, tensor: Ints, op: Ints) -> Ints:
+        """Return the indices into `use_order` of accesses given by tensor and op."""
+        trace, n = self.trace, self.trace.n_ops
+        order = trace.use_order
+        return np.searchsorted(
+            trace.access_tensor[order] * n + trace.access_op[order], tensor * n + op
+        )
+
+    @cached_property
     def bytes(self) -> Ints:
         """The bytes of each gap's tensor, [k]."""
-        return self.trace.bytes[self.trace.gaps.tensor]
+        return self.trace.bytes[self.gaps.tensor]
 
     @cached_property
     def held(self) -> Ints:
@@ -55,16 +74,13 @@ class IdleIntervals:
         -1 where a copy on the host can be valid without any write-back of this step: for a tensor
         that the step does not write, and a CARRIED one that only the previous step wrote.
         """
-        trace, gaps, n = self.trace, self.trace.gaps, self.trace.n_ops
+        trace, gaps = self.trace, self.gaps
         tensor = trace.access_tensor[trace.use_order]
         place = np.arange(len(tensor))
         written = np.where(trace.access_write[trace.use_order], place, -1)
         latest = np.maximum.accumulate(written)
         latest[latest < trace.use_start[tensor]] = -1  # that was another tensor
-        at = np.searchsorted(
-            tensor * n + trace.access_op[trace.use_order], gaps.tensor * n + gaps.start
-        )
-        version = latest[at]
+        version = latest[self._access_at(gaps.tensor, gaps.start)]
         # Before its first write in a step, a persistent tensor holds the previous step's last one.
         last = latest[trace.use_start[gaps.tensor + 1] - 1]
         around = (version < 0) & (trace.kind[gaps.tensor] == Kind.PERSISTENT)
@@ -73,7 +89,7 @@ class IdleIntervals:
     @cached_property
     def write_op(self) -> Ints:
         """The op of the write `version`, [k]: negative in the previous step, n_ops for none."""
-        trace, gaps = self.trace, self.trace.gaps
+        trace, gaps = self.trace, self.gaps
         if not len(gaps.start):
             return np.zeros(0, np.int64)
         op = trace.access_op[trace.use_order][self.version]
@@ -122,9 +138,9 @@ class IdleIntervals:
 
     def in_until(self, begin: int) -> Ints:
         """Return the spanning bytes not used before the next op `begin` after each op, [n]."""
-        here, wrapped = self._sums(self.trace.gaps.end >= begin + self.trace.n_ops)
+        here, wrapped = self._sums(self.gaps.end >= begin + self.trace.n_ops)
         at = np.arange(self.trace.n_ops)
-        return np.where(at >= begin, here, self._sums(self.trace.gaps.end >= begin)[0] + wrapped)
+        return np.where(at >= begin, here, self._sums(self.gaps.end >= begin)[0] + wrapped)
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
@@ -134,7 +150,7 @@ class IdleIntervals:
         their bytes: at most `_BEGINS` ops in all.
         """
         n = self.trace.n_ops
-        across = (self.version >= 0) & ((self.write_op < 0) | (self.trace.gaps.end >= n))
+        across = (self.version >= 0) & ((self.write_op < 0) | (self.gaps.end >= n))
         op, size = self.write_op[across] % max(n, 1), self.bytes[across]
         order = np.argsort(op, kind="stable")
         reached = np.cumsum(size[order])
@@ -168,7 +184,7 @@ class IdleIntervals:
 
     def _sums(self, which: Bools) -> tuple[Ints, Ints]:
         """Return sums of the chosen gaps over the ops of their step, and of the next, [n] each."""
-        gaps, n = self.trace.gaps, self.trace.n_ops
+        gaps, n = self.gaps, self.trace.n_ops
         amount = self.bytes[which]
         change = _count(gaps.start[which] + 1, amount, 2 * n + 1)
         change -= _count(gaps.end[which], amount, 2 * n + 1)

@@ -188,6 +188,7 @@ class _Columns:
         self._starts = [0]
         self._tensors: list[int] = []
         self._writes: list[bool] = []
+        self._reads: list[bool] = []
         self._read_first: set[int] = set()  # ids that the first op reads
         self._idle_us = 0.0  # of ops without accesses, until the next one with some
 
@@ -231,12 +232,9 @@ class _Columns:
         self._last[tensor] = now if inside else now - 1
 
     def _op(self, op: Op) -> None:
-        accesses: dict[int, bool] = {}
         try:
-            for block in op.reads:
-                accesses[self._of[block]] = False
-            for block in op.writes:
-                accesses[self._of[block]] = True
+            read = {self._of[block]: False for block in op.reads}
+            accesses = read | {self._of[block]: True for block in op.writes}
         except KeyError as error:
             raise TraceError(f"op {op.name!r} uses id {error}, which is not live") from None
         accesses.pop(-1, None)
@@ -253,6 +251,7 @@ class _Columns:
         self._names.append(op.name)
         self._tensors.extend(accesses)
         self._writes.extend(accesses.values())
+        self._reads.extend(tensor in read for tensor in accesses)
         self._starts.append(len(self._tensors))
 
     def _inherit(self, family: str, accesses: dict[int, bool]) -> None:
@@ -314,6 +313,7 @@ class _Columns:
             access_start=np.array(self._starts, np.int64),
             access_tensor=new[np.array(self._tensors, np.int64)],
             access_write=np.array(self._writes, np.bool_),
+            access_read=np.array(self._reads, np.bool_),
         )
 
     def _next_aliases(self) -> dict[int, int]:

@@ -63,12 +63,15 @@ class StepTrace:
     source: Ints  # [m] the id in the trace
     access_start: Ints  # [n + 1] the accesses of op i are access_start[i] up to access_start[i + 1]
     access_tensor: Ints  # each tensor at most once per op
-    access_write: Bools  # whether the op writes it; an op reads all that it does not overwrite
+    access_write: Bools  # whether the op writes it
     # Only in a step of `pieces`: the tensor of the whole step that each piece belongs to, and its
     # offset there in bytes. None: the tensors are whole.
     whole: Ints | None = None  # [m]
     offset: Ints | None = None  # [m]
     exempt: Bools | None = None  # [m] the program asked to leave it in place; None: no tensor
+    # Whether the op needs the contents that it finds: not where it overwrites them whole. None: of
+    # each access.
+    access_read: Bools | None = None
 
     @property
     def n_ops(self) -> int:
@@ -170,6 +173,7 @@ class StepTrace:
             access_start=np.concatenate(([0], np.cumsum(spread)))[self.access_start],
             access_tensor=base[self.access_tensor[access]] + within,
             access_write=self.access_write[access],
+            access_read=None if self.access_read is None else self.access_read[access],
             whole=whole,
             offset=offset,
             exempt=None if self.exempt is None else self.exempt[whole],

@@ -26,7 +26,8 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
     large = step.large[step.access_tensor]
     tensor, write = step.access_tensor[large], step.access_write[large]
     op = group[step.access_op[large]]
-    # One access per tensor and op, in order of appearance; it is a write if any of them is.
+    # One access per tensor and op, in order of appearance. It is a write if any of them is, and
+    # needs what the first of them needs.
     key = op * step.n_tensors + tensor
     unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     order = np.lexsort((first, op[first]))
@@ -44,6 +45,7 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
         access_start=np.concatenate(([0], np.cumsum(np.bincount(op[first], minlength=n)))),
         access_tensor=tensor[first][order],
         access_write=written[order],
+        access_read=None if step.access_read is None else step.access_read[large][first][order],
     )
     return made, forward[heads]
 
