@@ -23,11 +23,11 @@ std::size_t range_bytes(std::size_t bytes) {
   return align_up(pages, step) << kPageShift;
 }
 
-constexpr std::size_t kMaxBytes = std::size_t{1} << 47;  // of user address space
+// Up to here the small blocks of a pool take so little that a segment for each group costs more
+// than it helps.
+constexpr std::uint32_t kFewSegments = 8;
 
-std::uint32_t units_of(std::size_t bytes) {
-  return static_cast<std::uint32_t>((bytes + kUnit - 1) / kUnit);
-}
+constexpr std::size_t kMaxBytes = std::size_t{1} << 47;  // of user address space
 
 void record(StatArray& stats, StatType which, std::int64_t n) {
   stats[kAll].add(n);
@@ -73,13 +73,13 @@ Result<RangeId> Arena::new_range(std::size_t bytes, Slot::Kind kind, std::uint32
   return id;
 }
 
-Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream) {
+Result<Allocation> Arena::allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group) {
   if (bytes > kMaxBytes)  // rounding it up could overflow
     return Status(Code::kOutOfHostMemory, "a block of " + std::to_string(bytes) +
                                               " bytes is larger than the address space");
   const std::uint32_t pool = pool_of(stream);
   Result<Allocation> result =
-      bytes >= kLargeBytes ? allocate_large(bytes, pool) : allocate_small(bytes, pool);
+      bytes >= kLargeBytes ? allocate_large(bytes, pool) : allocate_small(bytes, pool, group);
   if (!result.ok()) return result;
   Allocation& block = result.value();
   Slot& slot = slots_[block.range];
@@ -112,7 +112,8 @@ void Arena::record_inactive(const Allocation& block, bool taken) {
   record(stats_.inactive_split_bytes, kSmall, taken ? whole - bytes : bytes - whole);
   if (block.first_in_range) empty_segments_ += taken ? -1u : 1u;
   std::int64_t free_blocks = 0;
-  for (const auto& pool : pools_) free_blocks += pool->small.free_blocks();
+  for (const auto& pool : pools_)
+    for (const SegmentPool& small : pool->small) free_blocks += small.free_blocks();
   const std::int64_t split = free_blocks - empty_segments_;
   record(stats_.inactive_split, kSmall, split - stats_.inactive_split[kSmall].current);
 }
@@ -152,19 +153,24 @@ Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) 
   return Allocation{reinterpret_cast<void*>(ranges_[id].base), id, slots_[id].bytes, true, false};
 }
 
-Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool) {
-  SegmentPool& small = pools_[pool]->small;
-  const std::uint32_t units = units_of(bytes);
+Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool,
+                                         std::uint32_t group) {
+  UMEM_ASSERT(group < kGroups, "the group is one of those that there are");
+  if (pools_[pool]->segments < kFewSegments) group = 0;
+  SegmentPool& small = pools_[pool]->small[group];
   const auto requested = static_cast<std::uint32_t>(bytes);
-  SegmentPool::Block block = small.allocate(units, requested);
+  SegmentPool::Block block = small.allocate(requested);
   if (block.segment == kNoRange) {
     Result<RangeId> made = new_range(kPageBytes, Slot::Kind::kSegment, pool);
     if (!made.ok()) return made.take_status();
+    slots_[made.value()].group = group;
+    ++pools_[pool]->segments;
     small.add(made.value());
-    block = small.allocate(units, requested);
+    block = small.allocate(requested);
   }
   const std::uintptr_t address = ranges_[block.segment].base + block.offset * kUnit;
-  return Allocation{reinterpret_cast<void*>(address), block.segment, units * kUnit, false, false};
+  return Allocation{reinterpret_cast<void*>(address), block.segment, align_up(bytes, kUnit), false,
+                    false};
 }
 
 std::uint32_t Arena::unit_of(const void* ptr, RangeId range) const {
@@ -180,7 +186,7 @@ std::size_t Arena::block_bytes(const void* ptr, RangeId range) const {
     return offset == 0 && slot.live > 0 ? slot.bytes : 0;
   if (slot.kind != Slot::Kind::kSegment || offset % kUnit != 0) return 0;
   if (!pending_.empty() && pending_.count(const_cast<void*>(ptr))) return 0;
-  return pools_[slot.pool]->small.units_at(range, unit_of(ptr, range)) * kUnit;
+  return segments_of(slot).units_at(range, unit_of(ptr, range)) * kUnit;
 }
 
 Block Arena::block_at(const void* ptr) const {
@@ -189,7 +195,7 @@ Block Arena::block_at(const void* ptr) const {
   if (bytes == 0) return {};
   const Slot& slot = slots_[range];
   if (slot.kind != Slot::Kind::kSegment) return {bytes, slot.requested, true};
-  return {bytes, pools_[slot.pool]->small.requested_at(range, unit_of(ptr, range)), false};
+  return {bytes, segments_of(slot).requested_at(range, unit_of(ptr, range)), false};
 }
 
 Result<Freed> Arena::free(void* ptr) {
@@ -227,8 +233,9 @@ void Arena::reclaim(void* ptr, RangeId range) {
   Pool& pool = *pools_[slot.pool];
   const bool large = slot.kind != Slot::Kind::kSegment;
   const std::uint32_t offset = unit_of(ptr, range);
-  const std::size_t bytes = large ? slot.bytes : pool.small.units_at(range, offset) * kUnit;
-  const std::size_t requested = large ? slot.requested : pool.small.requested_at(range, offset);
+  SegmentPool& small = segments_of(slot);
+  const std::size_t bytes = large ? slot.bytes : small.units_at(range, offset) * kUnit;
+  const std::size_t requested = large ? slot.requested : small.requested_at(range, offset);
   const bool emptied = slot.live == 0 && slot.pending == 0;
   if (emptied) slot.emptied = ++clock_;
   record(stats_.active, stat_type(large), -1);
@@ -249,7 +256,7 @@ void Arena::reclaim(void* ptr, RangeId range) {
     return;
   }
   cached_bytes_ += bytes;
-  pool.small.free(range, offset);
+  small.free(range, offset);
   record_inactive({ptr, range, bytes, false, emptied}, false);
 }
 
@@ -342,6 +349,12 @@ void Arena::unlink_cached(RangeId range) {
   *link = slots_[range].next_cached;
 }
 
+void Arena::step_ended() {
+  if (layout_) layout_->step_ended();
+  for (const auto& pool : pools_)
+    for (SegmentPool& small : pool->small) small.step_ended();
+}
+
 Status Arena::destroy(RangeId range) {
   UMEM_ASSERT(empty(range), "only a range without blocks goes back to the driver");
   const std::size_t bytes = ranges_[range].bytes;
@@ -353,6 +366,7 @@ Status Arena::destroy(RangeId range) {
   record(stats_.reserved_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
   ++stats_.driver_frees;
   if (!large) --empty_segments_;
+  if (!large) --pools_[slots_[range].pool]->segments;
   notify(EventKind::kSegmentFree, base, bytes, bytes, slots_[range].pool);
   slots_[range] = {};
   return {};
@@ -372,12 +386,13 @@ Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& l
     const Slot::Kind kind = slots_[id].kind;
     Pool& pool = *pools_[slots_[id].pool];
     if (kind == Slot::Kind::kLarge) unlink_cached(id);
-    if (kind == Slot::Kind::kSegment) pool.small.remove(id);
+    SegmentPool& small = segments_of(slots_[id]);
+    if (kind == Slot::Kind::kSegment) small.remove(id);
     const std::size_t bytes = ranges_[id].bytes;
     if (Status status = destroy(id); !status.ok()) {
       // Still ours: back into the cache.
       if (kind == Slot::Kind::kSegment) {
-        pool.small.add(id);
+        small.add(id);
       } else {
         slots_[id].next_cached = pool.large[bytes];
         pool.large[bytes] = id;

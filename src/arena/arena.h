@@ -4,6 +4,7 @@
 //
 // Not thread-safe: the device's lock is held around every call.
 #pragma once
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@
 namespace umem::arena {
 
 inline constexpr std::size_t kLargeBytes = kPageBytes;  // requests from here on own a range
+inline constexpr std::uint32_t kGroups = 3;             // of small blocks
 
 struct Allocation {
   void* ptr = nullptr;
@@ -61,8 +63,8 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   // `bytes` > 0. Fails only as RangeTable::create does, or with kOutOfHostMemory for a request that
-  // no address space could hold.
-  Result<Allocation> allocate(std::size_t bytes, cu::CUstream stream);
+  // no address space could hold. Small blocks of different groups share no segment.
+  Result<Allocation> allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group = 0);
   // kInvalidArgument when `ptr` is not the start of a live block (a double free, a foreign
   // pointer). A block that other streams use becomes pending, and is reusable after `poll` found
   // their work done; where the driver refuses an event, `poll` asks again.
@@ -91,9 +93,7 @@ class Arena {
   void retire_layout() {
     if (layout_) layout_->retire();
   }
-  void step_ended() {
-    if (layout_) layout_->step_ended();
-  }
+  void step_ended();
 
   Footprint footprint() const {
     return {static_cast<std::size_t>(stats_.allocated_bytes[kAll].current), cached_bytes_,
@@ -114,7 +114,7 @@ class Arena {
   struct Slot {  // what the arena knows of a range
     // A subrange is of the layout's range.
     enum class Kind : unsigned char { kNone, kLarge, kSegment, kSubrange } kind = Kind::kNone;
-    std::uint32_t pool = 0;
+    std::uint32_t pool = 0, group = 0;
     std::uint32_t live = 0, pending = 0;   // blocks
     std::size_t bytes = 0, requested = 0;  // of the live or pending large block
     std::uint64_t emptied = 0;             // when the last block left; for trim's order
@@ -122,7 +122,8 @@ class Arena {
   };
   struct Pool {  // one a stream
     cu::CUstream stream = nullptr;
-    SegmentPool small;
+    std::array<SegmentPool, kGroups> small;
+    std::uint32_t segments = 0;                      // of all groups
     std::unordered_map<std::size_t, RangeId> large;  // range bytes -> stack of cached ranges
   };
   struct Pending {
@@ -140,7 +141,11 @@ class Arena {
               std::uint32_t pool) const;
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
   Result<RangeId> cached_or_new(std::size_t bytes, std::uint32_t pool);
-  Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool);
+  Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool, std::uint32_t group);
+  SegmentPool& segments_of(const Slot& slot) { return pools_[slot.pool]->small[slot.group]; }
+  const SegmentPool& segments_of(const Slot& slot) const {
+    return pools_[slot.pool]->small[slot.group];
+  }
   std::uint32_t unit_of(const void* ptr, RangeId range) const;    // of the segment
   std::size_t block_bytes(const void* ptr, RangeId range) const;  // 0: no live block starts there
   void reclaim(void* ptr, RangeId range);

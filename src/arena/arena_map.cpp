@@ -85,7 +85,7 @@ std::vector<SegmentRow> Arena::describe() const {
                     {}});
     std::vector<BlockRow>& blocks = rows.back().blocks;
     if (!large) {
-      pools_[slot.pool]->small.describe(id, range.base, blocks);
+      segments_of(slot).describe(id, range.base, blocks);
       continue;
     }
     const std::size_t used = slot.live + slot.pending > 0 ? slot.bytes : 0;
@@ -113,7 +113,7 @@ void Arena::check_invariants() const {
         UMEM_ASSERT(ranges_[id].bytes == bytes, "a free list has ranges of one size");
         UMEM_ASSERT(listed < slots_.size(), "a free list has each range once");
       }
-    cached += pool->small.check_invariants() * kUnit;
+    for (const SegmentPool& small : pool->small) cached += small.check_invariants() * kUnit;
   }
   for (RangeId id = 1; id < slots_.size(); ++id) {
     const Slot& slot = slots_[id];

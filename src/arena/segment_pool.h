@@ -1,10 +1,17 @@
-// Small blocks: a two-level segregated fit (TLSF, Masmano et al. 2004) over 2 MiB segments, with
-// all bookkeeping outside the memory that it manages, since that may be on the device.
-// Allocation and release take constant time; neighbours that are free are joined at once.
+// Small blocks: first fit by address (Wilson, Johnstone, Neely and Boles, "Dynamic storage
+// allocation: a survey and critical review", IWMM 1995) over 2 MiB segments, with all bookkeeping
+// outside the memory that it manages, since that may be on the device.
+//
+// Segments move as a whole, so what matters is which blocks share one. By first fit the blocks that
+// a program makes in turn lie side by side, and where they lie depends on what is live alone: steps
+// that repeat find them at the same addresses. And a segment that is nearly full where
+// a step ends takes no more blocks: the holes among weights are not filled with what lives for an
+// op.
 #pragma once
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "arena/stats.h"
@@ -20,12 +27,13 @@ inline constexpr std::uint32_t kSegmentUnits = kPageBytes / kUnit;
 
 class SegmentPool {
  public:
-  // Units of a block of `units` units, or no block when no segment has room.
+  // Of a block, or none when no segment has room; the offset is in units.
   struct Block {
     RangeId segment = managed::kNoRange;
-    std::uint32_t offset = 0;  // in units
+    std::uint32_t offset = 0;
   };
-  Block allocate(std::uint32_t units, std::uint32_t requested_bytes);
+  // `requested_bytes` > 0.
+  Block allocate(std::uint32_t requested_bytes);
   // Adds a segment, all free.
   void add(RangeId segment);
   // Takes a segment out that is all free.
@@ -38,38 +46,33 @@ class SegmentPool {
   // Free blocks of all segments.
   std::uint32_t free_blocks() const { return free_blocks_; }
   void free(RangeId segment, std::uint32_t offset);
-  // Asserts that chunks fill their segments and that the bins hold the free ones. A full scan.
-  // Returns the free units.
+  // Segments that are nearly full now are settled, as long as they stay so.
+  void step_ended();
+  // Asserts that the sums are those of the blocks. A full scan. Returns the free units.
   std::size_t check_invariants() const;
 
  private:
-  static constexpr unsigned kFirstLevels = 12, kSecondBits = 3, kSecondLevels = 1u << kSecondBits;
-  using ChunkId = std::uint32_t;  // 0 is none
-
-  struct Chunk {
+  struct Segment {
+    std::array<std::uint64_t, kSegmentUnits / 64> used{};  // a bit a unit
+    std::vector<std::uint32_t> requested;  // by unit: of the block that starts there
+    std::uint32_t free_units = kSegmentUnits;
+    std::size_t seat = 0;
+  };
+  struct Seat {  // what the search looks at
     RangeId segment = managed::kNoRange;
-    std::uint32_t offset = 0, units = 0, requested = 0;
-    ChunkId before = 0, after = 0;  // neighbours in the segment
-    ChunkId prev = 0, next = 0;     // neighbours in the bin
-    bool free = false;
+    std::uint32_t longest = kSegmentUnits;  // no free run is longer
+    bool settled = false;
   };
-  struct Bin {
-    unsigned first, second;
-  };
-  static Bin bin_of(std::uint32_t units);
-  Bin search(std::uint32_t units) const;  // first == kFirstLevels: nothing fits
-  ChunkId take_chunk_id();
-  void insert(ChunkId id);
-  void extract(ChunkId id);
-  void split(ChunkId id, std::uint32_t units);
-  ChunkId join(ChunkId left, ChunkId right);
+  // The unit from `from` on that is used, or free; the end of the segment without one.
+  static std::uint32_t next_used(const Segment& segment, std::uint32_t from);
+  static std::uint32_t next_free(const Segment& segment, std::uint32_t from);
+  // Where the free run begins that ends before `end`.
+  static std::uint32_t run_start(const Segment& segment, std::uint32_t end);
+  static void mark(Segment& segment, std::uint32_t from, std::uint32_t units, bool used);
 
-  std::vector<Chunk> chunks_{1};
-  std::vector<ChunkId> unused_ids_;
-  std::array<std::array<ChunkId, kSecondLevels>, kFirstLevels> bins_{};
-  std::uint32_t first_map_ = 0, free_blocks_ = 0;
-  std::array<std::uint32_t, kFirstLevels> second_map_{};
-  std::vector<std::vector<ChunkId>> starts_;  // by segment: the chunk that starts at each unit
+  std::vector<std::unique_ptr<Segment>> segments_;  // by id
+  std::vector<Seat> seats_;                         // in the order in which they were added
+  std::uint32_t free_blocks_ = 0;
 };
 
 }  // namespace umem::arena

@@ -24,9 +24,11 @@ constexpr Column kColumns[] = {
     {"kind", &policy::Plan::kind},
     {"next_alias", &policy::Plan::next_alias},
     {"address", &policy::Plan::address},
+    {"segment", &policy::Plan::segment},
     {"allocations", &policy::Plan::allocations},
     {"access_start", &policy::Plan::access_start},
     {"access_tensor", &policy::Plan::access_tensor},
+    {"op", &policy::Plan::op},
     {"evict_after", &policy::Plan::evict_after},
     {"evict_tensor", &policy::Plan::evict_tensor},
     {"cold_after", &policy::Plan::cold_after},
@@ -145,6 +147,7 @@ void roll_back(std::uint64_t number) {
 
 void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
+  module.def("number_of_op", &policy::number_of, py::arg("name"));
   module.def("clear_plans", &clear);
   module.def("roll_back_plan", &roll_back, py::arg("number"));
   module.def("plan_status", &status);

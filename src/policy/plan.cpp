@@ -53,6 +53,8 @@ Status check_tensors(const Plan& p) {
   UMEM_RETURN_IF_ERROR(has_length("next_alias", p.next_alias, m));
   UMEM_RETURN_IF_ERROR(in_range("next_alias", p.next_alias, -1, m - 1));
   UMEM_RETURN_IF_ERROR(has_length("address", p.address, m));
+  UMEM_RETURN_IF_ERROR(has_length("segment", p.segment, m));
+  UMEM_RETURN_IF_ERROR(in_range("segment", p.segment, 0, 1));
   for (std::size_t t = 0; t < p.bytes.size(); ++t) {
     if (p.next_alias[t] < 0) continue;
     const auto next_alias = static_cast<std::size_t>(p.next_alias[t]);
@@ -77,6 +79,7 @@ Status check_accesses(const Plan& p) {
     if (p.access_start[i] <= p.access_start[i - 1])
       return bad("access_start", "op " + std::to_string(i - 1) + " has no access");
   UMEM_RETURN_IF_ERROR(in_range("access_tensor", p.access_tensor, 0, p.n_tensors() - 1));
+  UMEM_RETURN_IF_ERROR(has_length("op", p.op, p.n_ops));
   return distinct("access_tensor", p.access_tensor, p.access_start, p.n_tensors());
 }
 
@@ -140,6 +143,13 @@ Status check(const Plan& plan) {
   return check_numbers(plan);
 }
 
+// FNV-1a.
+std::int64_t number_of(std::string_view op) {
+  std::uint64_t hash = 0xCBF29CE484222325u;
+  for (const char c : op) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
+  return static_cast<std::int64_t>(hash);
+}
+
 // Named one by one what stays, so that a new column of moves goes too.
 Plan without_moves(const Plan& plan) {
   Plan made;
@@ -148,9 +158,11 @@ Plan without_moves(const Plan& plan) {
   made.kind = plan.kind;
   made.next_alias = plan.next_alias;
   made.address = plan.address;
+  made.segment = plan.segment;
   made.allocations = plan.allocations;
   made.access_start = plan.access_start;
   made.access_tensor = plan.access_tensor;
+  made.op = plan.op;
   return made;
 }
 

@@ -2,6 +2,7 @@
 // here is one that uses at least one large unit; the others do not count.
 #pragma once
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "base/export.h"
@@ -19,9 +20,11 @@ struct Plan {
   std::int64_t n_ops = 0;
   Ints bytes, kind, next_alias;  // [m]
   Ints address;        // [m] of what is alive where a step begins, when this is installed; or 0
+  Ints segment;        // [m] 1: a segment of small blocks, which is at its address in all its lives
   Ints allocations;    // tensors in the order in which a step allocates them
   Ints access_start;   // [n_ops + 1]
   Ints access_tensor;  // a tensor once an op
+  Ints op;             // [n_ops] number_of its name
   Ints evict_after, evict_tensor;
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;
@@ -34,6 +37,9 @@ struct Plan {
 
   std::int64_t n_tensors() const { return static_cast<std::int64_t>(bytes.size()); }
 };
+
+// A number for the name of an op, the same in every process.
+UMEM_API std::int64_t number_of(std::string_view op);
 
 // For the same steps, without anything to do.
 Plan without_moves(const Plan& plan);

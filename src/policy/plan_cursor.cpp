@@ -16,6 +16,9 @@ std::uint64_t mixed(Tensor tensor) {
   return x ^ (x >> 31);
 }
 
+// Ops on small blocks alone that may be missing, or come in addition, one after the other.
+constexpr std::size_t kMaxStrays = 64;
+
 }  // namespace
 
 PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std::move(plan)) {
@@ -24,9 +27,18 @@ PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std
   unit_of_.assign(m, kNoRange);
   life_.assign(m, 0);
   seen_.assign(m, 0);
-  for (std::size_t t = 0; t < m; ++t)
-    if (units[t] != kNoRange && tensor_of(units[t]) == kNoTensor)
-      bind(static_cast<Tensor>(t), units[t]);
+  for (std::size_t t = 0; t < m; ++t) {
+    if (units[t] == kNoRange) continue;
+    const auto tensor = static_cast<Tensor>(t);
+    const auto kind = static_cast<Kind>(plan_.kind[t]);
+    const bool from_begin = kind == Kind::kPersistent || kind == Kind::kCarried;
+    if (is_segment(tensor) && kind != Kind::kCarried) {
+      if (home_of_.size() <= units[t]) home_of_.resize(units[t] + 1, kNoTensor);
+      home_of_[units[t]] = tensor;
+    }
+    if ((!is_segment(tensor) || from_begin) && tensor_of(units[t]) == kNoTensor)
+      bind(tensor, units[t]);
+  }
   restart();
 }
 
@@ -42,7 +54,8 @@ void PlanCursor::index_uses() {
     for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
          at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at) {
       const auto tensor = static_cast<std::size_t>(plan_.access_tensor[at]);
-      signature_[op] += mixed(static_cast<Tensor>(tensor));
+      if (!is_segment(static_cast<Tensor>(tensor)))
+        signature_[op] += mixed(static_cast<Tensor>(tensor));
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
   first_use_.assign(m, kNever);
@@ -102,6 +115,12 @@ void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   bind(tensor, id);
 }
 
+// Whatever the program did before, a segment is known by its place.
+void PlanCursor::segment_admitted(RangeId id) {
+  unbind(tensor_of(id));
+  if (id < home_of_.size() && home_of_[id] != kNoTensor) bind(home_of_[id], id);
+}
+
 // A unit that the op uses and the plan does not know: the one that the op uses by the plan, of the
 // same bytes, and that was alive when the step began, if its unit is not known. A tensor carried
 // over from a step that was not followed, or a persistent one that moved.
@@ -120,26 +139,56 @@ bool PlanCursor::adopt(const CandidateView& view, RangeId id) {
   return false;
 }
 
-Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count) {
+Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
+                              std::int64_t op) {
   if (!alive_) return Followed::kNone;
   ++ops_;
   std::uint64_t signature = 0;
-  bool counted = false, known = true;
-  for (std::size_t i = 0; i < count && known; ++i) {
-    if (!view.live(ids[i]) || view.ledger.at(ids[i]).segment) continue;
-    if (tensor_of(ids[i]) == kNoTensor) known = next_op_ < n_ops() && adopt(view, ids[i]);
-    if (!known) break;
+  bool counted = false;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!view.live(ids[i])) continue;
+    if (tensor_of(ids[i]) == kNoTensor) {
+      const bool segment = view.ledger.at(ids[i]).segment;
+      if (segment) segment_admitted(ids[i]);  // it lived on, which by the plan it does not
+      if (segment && tensor_of(ids[i]) == kNoTensor) continue;
+      if (!segment && (next_op_ == n_ops() || !adopt(view, ids[i]))) {
+        diverge();
+        return Followed::kMiss;
+      }
+    }
     const std::size_t t = index(tensor_of(ids[i]));
     if (static_cast<std::int64_t>(next_op_) < counts_from_[t] || seen_[t] == ops_) continue;
     seen_[t] = ops_;
     counted = true;
-    signature += mixed(static_cast<Tensor>(t));
+    if (!is_segment(tensor_of(ids[i]))) signature += mixed(tensor_of(ids[i]));
   }
-  if (known && !counted) return Followed::kNone;
-  if (!known || next_op_ == n_ops() || signature != signature_[next_op_]) {
-    diverge();
+  if (!counted) return Followed::kNone;
+  if (!go_to(signature, op)) {
+    if (signature != 0 || ++strays_ > kMaxStrays) diverge();
     return Followed::kMiss;
   }
+  strays_ = 0;
+  pass_op();
+  return Followed::kHit;
+}
+
+// Goes on to the plan's next op that is this one: by its large tensors, or by its name if it has
+// none. Ops on small blocks alone may be missing, or come in addition, such as those of a report
+// that is printed now and then.
+bool PlanCursor::go_to(std::uint64_t signature, std::int64_t op) {
+  std::size_t at = next_op_;
+  for (; at < n_ops() && on_segments(at); ++at) {
+    if (signature != 0) continue;
+    if (at - next_op_ > kMaxStrays) return false;
+    if (plan_.op[at] == op) break;
+  }
+  if (at == n_ops() || signature_[at] != signature) return false;
+  while (next_op_ < at) pass_op();
+  return true;
+}
+
+// The plan's next op is over.
+void PlanCursor::pass_op() {
   for (auto at = static_cast<std::size_t>(plan_.access_start[next_op_]);
        at < static_cast<std::size_t>(plan_.access_start[next_op_ + 1]); ++at) {
     const std::size_t t = index(static_cast<Tensor>(plan_.access_tensor[at]));
@@ -147,12 +196,17 @@ Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std
     ++next_use_[t];
   }
   ++next_op_;
-  return Followed::kHit;
+}
+
+// All that counts was there: at most a few of the last ops, on small blocks alone, were not.
+bool PlanCursor::at_end() const {
+  for (std::size_t op = next_op_; op < n_ops(); ++op)
+    if (!on_segments(op) || op - next_op_ >= kMaxStrays) return false;
+  return 2 * next_op_ >= n_ops();
 }
 
 bool PlanCursor::step_ended() {
-  const bool complete =
-      alive_ && next_op_ == n_ops() && next_allocation_ == plan_.allocations.size();
+  const bool complete = alive_ && at_end() && next_allocation_ == plan_.allocations.size();
   for (std::size_t t = 0; t < plan_.bytes.size(); ++t) {
     if (static_cast<Kind>(plan_.kind[t]) != Kind::kCarried) continue;
     const RangeId id =
@@ -162,6 +216,7 @@ bool PlanCursor::step_ended() {
   }
   for (std::size_t t = 0; t < plan_.bytes.size(); ++t) {
     const auto kind = static_cast<Kind>(plan_.kind[t]);
+    if (is_segment(static_cast<Tensor>(t))) continue;  // it is bound as long as it is alive
     if (kind == Kind::kTransient || kind == Kind::kMade) unbind(static_cast<Tensor>(t));
   }
   restart();
@@ -170,7 +225,7 @@ bool PlanCursor::step_ended() {
 
 void PlanCursor::restart() {
   alive_ = true;
-  next_op_ = next_allocation_ = 0;
+  next_op_ = next_allocation_ = strays_ = 0;
   next_use_.assign(use_start_.begin(), use_start_.end() - 1);
   adopted_.clear();
 }

@@ -23,17 +23,22 @@ inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
 class PlanCursor {
  public:
-  // `units`: of each tensor that is alive where a step begins; kNoRange: not known. A step begins.
+  // `units`: of each tensor that is alive where a step begins, and of each segment; kNoRange: not
+  // known. A step begins.
   PlanCursor(Plan plan, const std::vector<RangeId>& units);
 
   void admitted(RangeId id, std::size_t bytes);
+  void segment_admitted(RangeId id);
   void retired(RangeId id) { unbind(tensor_of(id)); }
-  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count);
+  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
+                    std::int64_t op = 0);
   // True when the step was what the plan says, all of it.
   bool step_ended();
 
   const Plan& plan() const { return plan_; }
   bool alive() const { return alive_; }
+  // Ops since the last one that was as planned.
+  std::size_t strays() const { return strays_; }
   std::size_t next_op() const { return next_op_; }
   std::size_t n_ops() const { return static_cast<std::size_t>(plan_.n_ops); }
   RangeId unit_of(Tensor tensor) const { return unit_of_[index(tensor)]; }
@@ -53,11 +58,16 @@ class PlanCursor {
   void diverge();
   void restart();
   bool adopt(const CandidateView& view, RangeId id);
+  bool is_segment(Tensor tensor) const { return plan_.segment[index(tensor)] != 0; }
+  bool on_segments(std::size_t op) const { return signature_[op] == 0; }
+  bool go_to(std::uint64_t signature, std::int64_t op);
+  void pass_op();
+  bool at_end() const;
   void index_uses();
 
   const Plan plan_;
-  // Of the plan: a sum over each op's tensors that does not depend on their order, the uses of each
-  // tensor, and where they go on in the next step.
+  // Of the plan: a sum over each op's large tensors that does not depend on their order, the uses
+  // of each tensor, and where they go on in the next step.
   std::vector<std::uint64_t> signature_;
   std::vector<std::size_t> use_start_;
   std::vector<std::uint32_t> use_op_;
@@ -68,12 +78,13 @@ class PlanCursor {
   // Of the program.
   std::vector<RangeId> unit_of_;
   std::vector<Tensor> tensor_of_;
+  std::vector<Tensor> home_of_;  // by id: the tensor that the segment is when it comes to life
   std::vector<std::uint32_t> life_;
   std::vector<std::size_t> next_use_;  // index into use_op_
   std::vector<std::uint64_t> seen_;    // the op count at which it was last seen
   std::vector<Tensor> adopted_;
   std::uint64_t ops_ = 0;
-  std::size_t next_op_ = 0, next_allocation_ = 0;
+  std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0;
   bool alive_ = true;
 };
 

@@ -75,20 +75,24 @@ void PlanSchedule::step_began(bool continues) {
     fetch.by -= n;
     request_fetch(fetch);
   }
+  done_ = 0;
+  waits_ = false;
   add_due(0);
 }
 
 void PlanSchedule::op_ended() {
   const Plan& plan = cursor_.plan();
-  UMEM_ASSERT(cursor_.next_op() > 0, "an op ended");
-  const std::size_t op = cursor_.next_op() - 1;
-  // What it used is neither cold any more, nor to leave by what was said before.
-  for (auto at = static_cast<std::size_t>(plan.access_start[op]);
-       at < static_cast<std::size_t>(plan.access_start[op + 1]); ++at) {
-    const auto tensor = static_cast<Tensor>(plan.access_tensor[at]);
-    cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
+  waits_ = false;
+  UMEM_ASSERT(done_ < cursor_.next_op() && cursor_.next_op() <= cursor_.n_ops(), "an op ended");
+  for (; done_ < cursor_.next_op(); ++done_) {
+    // What it used is neither cold any more, nor to leave by what was said before.
+    for (auto at = static_cast<std::size_t>(plan.access_start[done_]);
+         at < static_cast<std::size_t>(plan.access_start[done_ + 1]); ++at) {
+      const auto tensor = static_cast<Tensor>(plan.access_tensor[at]);
+      cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
+    }
+    add_due(done_ + 1);
   }
-  add_due(op + 1);
 }
 
 void PlanSchedule::add_due(std::size_t point) {
@@ -116,7 +120,7 @@ void PlanSchedule::add_due(std::size_t point) {
        [&](std::size_t i) { write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
   each(write_back_ends_,
        [&](std::size_t i) { end_write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
-  waits_ = waits_after_[point];
+  waits_ = waits_ || waits_after_[point];
 }
 
 void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& begin,

@@ -17,7 +17,7 @@ class PlanSchedule {
  public:
   explicit PlanSchedule(const PlanCursor& cursor);
 
-  // The cursor's op before `next_op` ended as planned, or a step begins (`continues`: after one
+  // The ops up to the cursor's `next_op` ended as planned, or a step begins (`continues`: after one
   // that went as planned): what the plan says of this point is due now.
   void op_ended();
   void step_began(bool continues);
@@ -112,6 +112,7 @@ class PlanSchedule {
   // Bytes that the plan has on the device at each op of this step, and of the next.
   RangeMaximum occupancy_;
   std::uint64_t turn_ = 0;
+  std::size_t done_ = 0;  // ops of this step of which all is due
   bool waits_ = false;
 };
 

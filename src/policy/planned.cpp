@@ -52,18 +52,22 @@ PlanStatus Planned::status() const {
   return {entries_.size(), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
 }
 
-// Of those that still fit the one that was right most recently.
+// Of those that still fit, the one that fits best, and was right most recently.
 void Planned::choose() {
   active_ = nullptr;
-  for (const std::unique_ptr<Entry>& entry : entries_)
-    if (entry->cursor.alive() && (!active_ || entry->used > active_->used)) active_ = entry.get();
+  for (const std::unique_ptr<Entry>& entry : entries_) {
+    if (!entry->cursor.alive()) continue;
+    const auto rank = [](const Entry& one) { return std::pair(one.cursor.strays(), ~one.used); };
+    if (!active_ || rank(*entry) < rank(*active_)) active_ = entry.get();
+  }
 }
 
 // In the middle of a step. Without another plan the next step may still be as planned, and until
 // then a write to what is read-mostly costs a fault.
 void Planned::diverged() {
+  const Entry* before = active_;
   choose();
-  if (active_) believe(active_);
+  if (active_ && active_ != before) believe(active_);
 }
 
 void Planned::believe(const Entry* entry) {
@@ -86,8 +90,11 @@ bool Planned::take_read_mostly(std::vector<RangeId>& out) {
 
 void Planned::admitted(const CandidateView& view, RangeId id) {
   const residency::Unit& unit = view.ledger.at(id);
-  if (unit.segment) return;
-  for (const std::unique_ptr<Entry>& entry : entries_) entry->cursor.admitted(id, unit.bytes);
+  for (const std::unique_ptr<Entry>& entry : entries_)
+    if (unit.segment)
+      entry->cursor.segment_admitted(id);
+    else
+      entry->cursor.admitted(id, unit.bytes);
   if (active_ && !active_->cursor.alive()) diverged();
 }
 
@@ -103,15 +110,17 @@ void Planned::evicted(RangeId id) {
   if (active_) active_->schedule.evicted(id);
 }
 
-Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count) {
-  const bool large = std::any_of(
-      ids, ids + count, [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });
-  if (!large) return Followed::kNone;
+Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
+                           std::int64_t op) {
+  bool any = std::any_of(ids, ids + count,
+                         [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });
   for (const std::unique_ptr<Entry>& entry : entries_) {
-    entry->last = entry->cursor.op_ended(view, ids, count);
+    entry->last = entry->cursor.op_ended(view, ids, count, op);
     if (entry->last == Followed::kHit) entry->schedule.op_ended();
+    any |= entry->last != Followed::kNone;
   }
-  if (active_ && !active_->cursor.alive()) diverged();
+  if (!any) return Followed::kNone;
+  if (active_ && (!active_->cursor.alive() || active_->cursor.strays() > 0)) diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;

@@ -42,7 +42,8 @@ class Planned final : public residency::Policy {
   void admitted(const CandidateView& view, RangeId id) override;
   void retired(RangeId id) override;
   void evicted(RangeId id) override;
-  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count) override;
+  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
+                    std::int64_t op) override;
   void step_ended(const CandidateView& view) override;
   bool has_pending() const override;
   void evictions(const CandidateView& view, std::vector<RangeId>& out) override;

@@ -32,8 +32,10 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     return tensor != kNoTensor && schedule.cold(tensor);
   };
   const auto class_of = [&](RangeId id) {
-    if (!view.worth_moving(view.ledger.at(id))) return Class::kSmall;
     const Tensor tensor = cursor.tensor_of(id);
+    const residency::Unit& unit = view.ledger.at(id);
+    const bool planned = unit.segment && tensor != kNoTensor;
+    if (!planned && !view.worth_moving(unit)) return Class::kSmall;
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
     const std::int64_t next = cursor.next_use(tensor);

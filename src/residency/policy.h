@@ -50,8 +50,10 @@ class Policy {
   virtual void retired(RangeId) {}
   // A unit was sent out because room was short, and not because the policy asked for it.
   virtual void evicted(RangeId) {}
-  // An op ended that used these units (with repetitions; some may have died in it); a step ended.
-  virtual Followed op_ended(const CandidateView&, const RangeId*, std::size_t) {
+  // An op ended that used these units (with repetitions; some may have died in it), with a number
+  // for its name; a step ended.
+  virtual Followed op_ended(const CandidateView&, const RangeId*, std::size_t,
+                            std::int64_t /*op*/) {
     return Followed::kNone;
   }
   virtual void step_ended(const CandidateView&) {}

@@ -27,18 +27,31 @@ Purpose purpose(const Op* op) {
   return {op->phase == Phase::kOptimizer ? Tag::kOptimizer : Tag::kTemp, op->family};
 }
 
-Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream) {
+// What the phases of a step allocate dies at different times, and shares no segments.
+std::uint32_t group(const Op* op) {
+  switch (op ? op->phase : Phase::kNone) {
+    case Phase::kBackward:
+      return 1;
+    case Phase::kOptimizer:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
+                                     const Op* op) {
   Device& device = *lock.device();
   device.engine.finish_retired();
   retire_reclaimed(device);
-  Result<arena::Allocation> block = device.arena.allocate(bytes, stream);
+  Result<arena::Allocation> block = device.arena.allocate(bytes, stream, group(op));
   if (block.ok()) return block;
   ++device.arena.stats().retries;
   // There is no more: give back what we do not use.
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
   UMEM_RETURN_IF_ERROR(wait_until_freed(lock));
   device.engine.finish_retired();
-  return device.arena.allocate(bytes, stream);
+  return device.arena.allocate(bytes, stream, group(op));
 }
 
 // The arena's block becomes the engine's: room for it, and its pages on the device.
@@ -61,7 +74,7 @@ Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream st
 
 Result<arena::Allocation> serve(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                                 const Op* op) {
-  Result<arena::Allocation> taken = take_block(lock, bytes, stream);
+  Result<arena::Allocation> taken = take_block(lock, bytes, stream, op);
   if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(*lock.device(), taken.value(), stream, op));
   return taken;
 }

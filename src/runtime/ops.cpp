@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "policy/plan.h"
 #include "runtime/record.h"
 #include "runtime/state.h"
 
@@ -246,7 +247,8 @@ static void let_go_on(State& s, int ordinal, const Op& op, const Used& used, res
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
-  if (device.engine.policy().is_planned()) device.engine.op_ended(used.ids, used.count, stream);
+  if (device.engine.policy().is_planned())
+    device.engine.op_ended(used.ids, used.count, stream, policy::number_of(op.name));
 }
 
 static void let_go(Op* op, residency::Tag tag) {

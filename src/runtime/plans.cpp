@@ -28,13 +28,16 @@ Result<policy::Planned*> planned_policy(const State& s, const DeviceLock& lock) 
                                      "'; plans are followed by 'planned' only");
 }
 
-// The live unit of its own that begins at the address and has these bytes.
-RangeId unit_at(const State& s, const Device& device, std::int64_t address, std::int64_t bytes) {
+// The live unit of its own that begins at the address and has these bytes; or the segment, which is
+// there between its lives as well.
+RangeId unit_at(const State& s, const Device& device, std::int64_t address, std::int64_t bytes,
+                bool segment) {
   if (address == 0) return residency::kNoRange;
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
   if (id == residency::kNoRange || s.ranges.device_of(id) != 0) return residency::kNoRange;
   const residency::Engine& engine = device.engine;
-  const bool fits = engine.view().live(id) && !engine.ledger().at(id).segment &&
+  const bool there = segment ? engine.ledger().has(id) : engine.view().live(id);
+  const bool fits = there && engine.ledger().at(id).segment == segment &&
                     s.ranges[id].base == static_cast<std::uintptr_t>(address) &&
                     engine.ledger().at(id).bytes == static_cast<std::size_t>(bytes);
   return fits ? id : residency::kNoRange;
@@ -50,7 +53,7 @@ Result<std::uint64_t> install_plan(policy::Plan plan) {
   if (!planned.ok()) return planned.take_status();
   std::vector<RangeId> units(plan.bytes.size());
   for (std::size_t t = 0; t < units.size(); ++t)
-    units[t] = unit_at(s, *lock.device(), plan.address[t], plan.bytes[t]);
+    units[t] = unit_at(s, *lock.device(), plan.address[t], plan.bytes[t], plan.segment[t] != 0);
   const std::uint64_t number = planned.value()->install(std::move(plan), units);
   lock.device()->engine.apply_pending(nullptr);  // its requests where a step begins
   return number;

@@ -33,6 +33,8 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
     no op writes: the driver is advised of them, and they leave without a transfer once they have
     come from the host.
 
+    A segment of small tensors is at its `place`, and is no part of the order of allocations.
+
     Raises:
         PlanError: the plan names an op or a tensor that the step has not.
         ValueError: the trace has no access to a large tensor.
@@ -55,6 +57,7 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
         "kind": trace.kind[large],
         "next_alias": tensor[trace.next_alias[large]],
         "address": _addresses(trace, large, known, address),
+        "segment": trace.is_segment[large].astype(np.int64),
         "allocations": tensor[trace.allocations],
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
@@ -105,10 +108,11 @@ def _addresses(
     assert trace.whole is not None
     assert trace.offset is not None
     whole = trace.whole[large]
-    asked = np.unique(whole[known[large]])
+    asked = np.unique(whole[(known & ~trace.is_segment)[large]])
     base = np.zeros(int(trace.whole[-1]) + 1, np.int64)
     base[asked] = _column(address(TensorIndex(t)) for t in asked.tolist())
-    return np.where(base[whole] > 0, base[whole] + trace.offset[large], 0)
+    found = np.where(base[whole] > 0, base[whole] + trace.offset[large], 0)
+    return found if trace.place is None else np.maximum(found, trace.place[large])
 
 
 class _Ops:
@@ -119,7 +123,7 @@ class _Ops:
         self.of_large = trace.large[trace.access_tensor]
         counts = np.zeros(trace.n_ops, bool)
         counts[trace.access_op[self.of_large]] = True
-        self.count = int(counts.sum())
+        self.counts, self.count = counts, int(counts.sum())
         # [n]: the counted op at which the engine sees that op i is over.
         self.index = np.minimum(np.cumsum(counts) - counts, self.count - 1).astype(np.int64)
 
@@ -134,11 +138,16 @@ class _Ops:
         return counted
 
     def accesses(self, tensor: Ints) -> Columns:
+        from ..base.native import core
+
         op = self.index[self.trace.access_op[self.of_large]]
         counts = np.bincount(op, minlength=self.count)
         start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         of_large: Ints = tensor[self.trace.access_tensor[self.of_large]]
-        return {"access_start": start, "access_tensor": of_large}
+        names = [self.trace.op_names[i] for i in np.flatnonzero(self.counts).tolist()]
+        number = {name: core.number_of_op(name) for name in set(names)}
+        op = np.array([number[name] for name in names], np.int64)
+        return {"access_start": start, "access_tensor": of_large, "op": op}
 
     def most(self, plan: Plan) -> Ints:
         """Return the maximum occupancy of each counted op and the uncounted ones before it."""

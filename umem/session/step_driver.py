@@ -69,6 +69,7 @@ class StepPlanner:
         self._layouts = layouts
         self._builder: StepBuilder | None = None  # while steps are recorded
         self._addresses: dict[BlockId, Address] = {}
+        self._freed: list[BlockId] = []  # in the last step, whose addresses are not needed any more
         self._steps = self._tries = self._settled = self._tried_at = 0
         self._trials = PlanGuard() if getattr(policy, "rollback", False) else None
         self._meter = Meter()
@@ -173,6 +174,7 @@ class StepPlanner:
             core.record_stop("plan")
             self._builder = None
             self._addresses.clear()
+            self._freed.clear()
             return
         from ..trace.step_builder import StepBuilder
 
@@ -191,13 +193,16 @@ class StepPlanner:
             self._not_planned("it has more events than are kept")
             self._record(False)
             return False
+        for block in self._freed:
+            self._addresses.pop(block, None)
+        self._freed.clear()
         self._addresses.update(native_columns.addresses(recorded))
         for i, event in enumerate(native_columns.events(recorded)):
             if i == recorded["before"] > 0:
                 self._begin()
             self._builder.add(event)
             if type(event) is Free:
-                self._addresses.pop(event.id, None)
+                self._freed.append(event.id)
         return True
 
     def _begin(self) -> None:
@@ -210,8 +215,11 @@ class StepPlanner:
 
     def _plan(self) -> int:
         """Plan the recorded step; return the plan's number, 0 without a plan."""
+        import numpy as np
+
         from ..policies import lowering
         from ..policies.plan_check import check
+        from ..trace.segments import with_segments
         from ..trace.step_trace import Kind
 
         assert self._builder is not None
@@ -220,12 +228,16 @@ class StepPlanner:
         except TraceError as error:  # such as a step without ops, as without torch
             self._not_planned(str(error), logging.INFO)
             return 0
+        begin = time.perf_counter()
+        places = [self._addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
+        whole, trace = trace, with_segments(trace, np.array(places, np.int64))
         if not trace.large.any():
             self._not_planned(_ALL_SMALL)
             return 0
-        begin = time.perf_counter()
 
         def address(tensor: TensorIndex) -> int:
+            if trace.place is not None and trace.place[tensor] > 0:
+                return int(trace.place[tensor])
             # What is carried into the next step is what this one made.
             if trace.kind[tensor] == Kind.CARRIED:
                 tensor = TensorIndex(int(trace.next_alias[tensor]))
@@ -250,7 +262,7 @@ class StepPlanner:
             self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
             trace.n_ops, len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
-        self._layouts.planned(number, trace, self._budget())
+        self._layouts.planned(number, whole, self._budget())
         return number
 
     def _report_problems(self, problems: list[str]) -> None:

@@ -72,6 +72,9 @@ class StepTrace:
     # Whether the op needs the contents that it finds: not where it overwrites them whole. None: of
     # each access.
     access_read: Bools | None = None
+    # [m] Of a segment of small tensors (`with_segments`) its address, which is the same in all its
+    # lives; 0 for a tensor. None: there are no segments.
+    place: Ints | None = None
 
     @property
     def n_ops(self) -> int:
@@ -177,16 +180,23 @@ class StepTrace:
             whole=whole,
             offset=offset,
             exempt=None if self.exempt is None else self.exempt[whole],
+            place=None if self.place is None else self.place[whole],
         )
+
+    @property
+    def is_segment(self) -> Bools:
+        """[m] Whether it is a segment of small tensors, and no tensor."""
+        return np.zeros(self.n_tensors, bool) if self.place is None else self.place > 0
 
     @cached_property
     def allocations(self) -> Ints:
-        """Large tensors in the order in which the step allocates them.
+        """Large tensors in the order in which the step allocates them; segments are not among them.
 
         A carried tensor that no step makes is allocated at the step's start, as in replay.
         """
         carried = self.kind == Kind.CARRIED
         before = (self.kind == Kind.PERSISTENT) | (carried & (self.next_alias >= 0))
+        before |= self.is_segment
         inside = np.flatnonzero(self.large & ~before)
         first = np.where(carried, -1, self.first)[inside]
         return inside[np.argsort(first, kind="stable")]
