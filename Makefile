@@ -25,7 +25,7 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-sharing options-doc install clean
+	bench-programs bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -165,6 +165,11 @@ bench-policies: $(INSTALLED)
 
 bench-recompute: $(INSTALLED)
 	$(BIN)/python bench/recompute.py $(BENCH_ARGS)
+
+# Needs timm, torchvision, diffusers, transformers and peft; a program whose library is not there is
+# left out.
+bench-programs: $(INSTALLED)
+	$(BIN)/python bench/programs/run.py $(BENCH_ARGS)
 
 bench-sharing: $(INSTALLED)
 	$(BIN)/python bench/sharing.py $(BENCH_ARGS)

@@ -134,6 +134,16 @@ void clear() {
   raise_if_error(status);
 }
 
+void replace(std::uint64_t number, const py::dict& columns) {
+  policy::Plan plan = plan_of(columns);
+  Status status;
+  {
+    py::gil_scoped_release unlocked;
+    status = runtime::replace_plan(number, std::move(plan));
+  }
+  raise_if_error(status);
+}
+
 void roll_back(std::uint64_t number) {
   Status status;
   {
@@ -149,6 +159,7 @@ void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
   module.def("number_of_op", &policy::number_of, py::arg("name"));
   module.def("clear_plans", &clear);
+  module.def("replace_plan", &replace, py::arg("number"), py::arg("columns"));
   module.def("roll_back_plan", &roll_back, py::arg("number"));
   module.def("plan_status", &status);
 }

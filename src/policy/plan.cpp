@@ -143,6 +143,13 @@ Status check(const Plan& plan) {
   return check_numbers(plan);
 }
 
+bool same_step(const Plan& one, const Plan& two) {
+  return one.n_ops == two.n_ops && one.bytes == two.bytes && one.kind == two.kind &&
+         one.next_alias == two.next_alias && one.segment == two.segment &&
+         one.allocations == two.allocations && one.access_start == two.access_start &&
+         one.access_tensor == two.access_tensor && one.op == two.op;
+}
+
 // FNV-1a.
 std::int64_t number_of(std::string_view op) {
   std::uint64_t hash = 0xCBF29CE484222325u;

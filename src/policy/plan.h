@@ -44,6 +44,9 @@ UMEM_API std::int64_t number_of(std::string_view op);
 // For the same steps, without anything to do.
 Plan without_moves(const Plan& plan);
 
+// Whether both are for the same steps.
+bool same_step(const Plan& one, const Plan& two);
+
 // kInvalidArgument with the column, what it holds and what is allowed. What passes may be nonsense,
 // and then costs time; it is safe to follow.
 UMEM_API Status check(const Plan& plan);

@@ -42,6 +42,13 @@ PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std
   restart();
 }
 
+std::vector<RangeId> PlanCursor::units() const {
+  std::vector<RangeId> units = unit_of_;
+  for (RangeId id = 0; id < home_of_.size(); ++id)
+    if (home_of_[id] != kNoTensor) units[index(home_of_[id])] = id;
+  return units;
+}
+
 void PlanCursor::index_uses() {
   const std::size_t m = plan_.bytes.size();
   signature_.assign(n_ops(), 0);

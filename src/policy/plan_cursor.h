@@ -32,6 +32,8 @@ class PlanCursor {
   void retired(RangeId id) { unbind(tensor_of(id)); }
   Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
                     std::int64_t op = 0);
+  // Where each tensor is, as the constructor takes it.
+  std::vector<RangeId> units() const;
   // True when the step was what the plan says, all of it.
   bool step_ended();
 

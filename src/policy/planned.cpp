@@ -29,21 +29,34 @@ void Planned::clear() {
   believe(nullptr);
 }
 
-bool Planned::roll_back(std::uint64_t number) {
+std::size_t Planned::place_of(std::uint64_t number) const {
   const auto found = std::find_if(entries_.begin(), entries_.end(),
                                   [&](auto& entry) { return entry->number == number; });
-  if (found == entries_.end()) return false;
-  const Entry& old = **found;
-  std::vector<RangeId> units(old.cursor.plan().bytes.size());
-  for (std::size_t t = 0; t < units.size(); ++t)
-    units[t] = old.cursor.unit_of(static_cast<Tensor>(t));
-  auto idle = std::make_unique<Entry>(without_moves(old.cursor.plan()), units);
-  idle->number = old.number;
-  idle->used = old.used;
+  return static_cast<std::size_t>(found - entries_.begin());
+}
+
+const Plan* Planned::plan(std::uint64_t number) const {
+  const std::size_t place = place_of(number);
+  return place < entries_.size() ? &entries_[place]->cursor.plan() : nullptr;
+}
+
+bool Planned::roll_back(std::uint64_t number) {
+  const Plan* old = plan(number);
+  return old && replace(number, without_moves(*old));
+}
+
+bool Planned::replace(std::uint64_t number, Plan plan) {
+  const std::size_t place = place_of(number);
+  if (place == entries_.size()) return false;
+  const Entry& old = *entries_[place];
+  auto made = std::make_unique<Entry>(std::move(plan), old.cursor.units());
+  made->number = old.number;
+  made->used = old.used;
   const bool acted = active_ == &old;
-  *found = std::move(idle);
+  if (write_back_plan_ == &old) write_back_plan_ = nullptr;  // what it copied ends as another's
+  entries_[place] = std::move(made);
   if (!acted) return true;
-  active_ = found->get();
+  active_ = entries_[place].get();
   believe(active_);
   return true;
 }

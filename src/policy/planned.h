@@ -33,6 +33,10 @@ class Planned final : public residency::Policy {
   // A step begins here. Steps that go by the plan still do, and units leave in them as in `lru`:
   // what is known of a step outlives a plan that was no good. False: there is no such plan.
   bool roll_back(std::uint64_t number);
+  // A step begins here. From now on steps that go by the plan do what this one says, which is for
+  // the same steps. False: there is no such plan.
+  bool replace(std::uint64_t number, Plan plan);
+  const Plan* plan(std::uint64_t number) const;  // null: there is none
   PlanStatus status() const;
 
   const char* name() const override { return "planned"; }
@@ -68,6 +72,7 @@ class Planned final : public residency::Policy {
     Followed last = Followed::kNone;
   };
 
+  std::size_t place_of(std::uint64_t number) const;  // entries_.size(): there is none
   void choose();
   void diverged();
   void believe(const Entry* entry);

@@ -70,17 +70,37 @@ Status clear_plans() {
   return {};
 }
 
+static Status no_plan(std::uint64_t number) {
+  return {Code::kInvalidArgument, "there is no plan " + std::to_string(number) +
+                                      " (any more); umem keeps the " +
+                                      std::to_string(policy::Planned::kMaxPlans) + " used last"};
+}
+
 Status roll_back_plan(std::uint64_t number) {
   State& s = state();
   const DeviceLock lock(s.slot(0));
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
-  if (!planned.value()->roll_back(number))
-    return {Code::kInvalidArgument, "there is no plan " + std::to_string(number) +
-                                        " (any more); umem keeps the " +
-                                        std::to_string(policy::Planned::kMaxPlans) + " used last"};
+  if (!planned.value()->roll_back(number)) return no_plan(number);
   ++s.plans_rolled_back;
   lock.device()->engine.apply_pending(nullptr);  // the end of what it requested
+  return {};
+}
+
+Status replace_plan(std::uint64_t number, policy::Plan plan) {
+  UMEM_RETURN_IF_ERROR(policy::check(plan));
+  State& s = state();
+  const DeviceLock lock(s.slot(0));
+  Result<policy::Planned*> planned = planned_policy(s, lock);
+  if (!planned.ok()) return planned.take_status();
+  const policy::Plan* old = planned.value()->plan(number);
+  if (!old) return no_plan(number);
+  if (!policy::same_step(*old, plan))
+    return {Code::kInvalidArgument, "plan " + std::to_string(number) +
+                                        " is for other steps; what replaces it has the same "
+                                        "tensors, allocations and ops"};
+  planned.value()->replace(number, std::move(plan));
+  lock.device()->engine.apply_pending(nullptr);
   return {};
 }
 

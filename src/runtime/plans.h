@@ -15,6 +15,9 @@ UMEM_API Status clear_plans();
 // A step begins here. The plan moves nothing from now on. kInvalidArgument: there is none of this
 // number.
 UMEM_API Status roll_back_plan(std::uint64_t number);
+// A step begins here. From now on the plan does what this one says, which is for the same steps.
+// kInvalidArgument: there is none of this number, or it is for other steps.
+UMEM_API Status replace_plan(std::uint64_t number, policy::Plan plan);
 UMEM_API Result<policy::PlanStatus> plan_status();
 
 }  // namespace umem::runtime

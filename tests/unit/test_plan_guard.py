@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.session.plan_guard import MORE, SLOWER, STEPS, Cost, PlanGuard
+from umem.policies.base import Plan
+from umem.session.plan_guard import MORE, SLOWER, STEPS, Cost, PlanGuard, Verdict
 
 WITHOUT = Cost(1000 << 20, 1000.0)
 WORSE = Cost(2000 << 20, 2000.0)
@@ -15,7 +19,7 @@ WORSE = Cost(2000 << 20, 2000.0)
 def verdicts(*steps: Cost, without: Cost = WITHOUT) -> list[bool]:
     trials = PlanGuard()
     trials.begin(1, without)
-    return [trials.failed(1, step) is not None for step in steps]
+    return [trials.judge(1, step) is not None for step in steps]
 
 
 def test_it_takes_two_steps_and_is_said_once() -> None:
@@ -25,9 +29,9 @@ def test_it_takes_two_steps_and_is_said_once() -> None:
 def test_the_reason_has_the_figures() -> None:
     trials = PlanGuard()
     trials.begin(1, WITHOUT)
-    assert trials.failed(1, WORSE) is None
-    assert trials.failed(1, Cost(3000 << 20, 4000.0)) == (
-        "its steps moved 2500 MiB in 3.0 ms, and without it 1000 MiB in 1.0 ms"
+    assert trials.judge(1, WORSE) is None
+    assert trials.judge(1, Cost(3000 << 20, 4000.0)) == Verdict(
+        None, "its steps moved 2500 MiB in 3.0 ms, and without it 1000 MiB in 1.0 ms"
     )
 
 
@@ -52,27 +56,27 @@ def test_each_plan_has_its_own_steps() -> None:
     trials.begin(1, WITHOUT)
     trials.begin(2, WITHOUT)
     for plan in (1, 2):
-        assert trials.failed(plan, WORSE) is None
-    assert trials.failed(2, WORSE)
-    assert trials.failed(1, WORSE)
-    assert trials.failed(3, WORSE) is None  # of a step that had no fair comparison
+        assert trials.judge(plan, WORSE) is None
+    assert trials.judge(2, WORSE)
+    assert trials.judge(1, WORSE)
+    assert trials.judge(3, WORSE) is None  # of a step that had no fair comparison
 
 
 def test_no_verdict_after_clear() -> None:
     trials = PlanGuard()
     trials.begin(1, WITHOUT)
     trials.clear()
-    assert [trials.failed(1, WORSE) for _ in range(3)] == [None] * 3
+    assert [trials.judge(1, WORSE) for _ in range(3)] == [None] * 3
 
 
 def test_plans_that_no_step_goes_by_do_not_pile_up() -> None:
     trials = PlanGuard()
     for plan in range(1, 1001):
         trials.begin(plan, WITHOUT)
-    assert trials.failed(1, WORSE) is None
-    assert trials.failed(1, WORSE) is None
-    assert trials.failed(1000, WORSE) is None
-    assert trials.failed(1000, WORSE)
+    assert trials.judge(1, WORSE) is None
+    assert trials.judge(1, WORSE) is None
+    assert trials.judge(1000, WORSE) is None
+    assert trials.judge(1000, WORSE)
 
 
 costs = st.builds(Cost, st.integers(0, 1 << 40), st.floats(0, 1e9))
@@ -82,3 +86,33 @@ costs = st.builds(Cost, st.integers(0, 1 << 40), st.floats(0, 1e9))
 def test_given_up_exactly_when_all_are_worse_in_both(without: Cost, steps: list[Cost]) -> None:
     worse = [s.bytes > MORE * without.bytes and s.us > SLOWER * without.us for s in steps]
     assert verdicts(*steps, without=without)[-1] == all(worse)
+
+
+FIRST, SPARE = cast("Plan", "first"), cast("Plan", "spare")
+LESS = Cost(500 << 20, 500.0)
+
+
+def chosen(steps: Sequence[Cost], *, both: bool) -> list[Plan | str | None]:
+    """What each step led to: a plan, None for lru, or "-" for nothing."""
+    trials = PlanGuard()
+    trials.begin(1, WITHOUT, FIRST, SPARE, both=both)
+    verdicts = [trials.judge(1, step) for step in steps]
+    return ["-" if verdict is None else verdict.plan for verdict in verdicts]
+
+
+def test_a_plan_that_failed_is_followed_by_the_spare_one() -> None:
+    assert chosen([WORSE] * 2 + [LESS] * 4, both=False) == ["-", SPARE, "-", "-", "-", "-"]
+    assert chosen([WORSE] * 6, both=False) == ["-", SPARE, "-", None, "-", "-"]
+    assert chosen([LESS] * 6, both=False) == ["-"] * 6
+
+
+def test_of_two_plans_that_are_both_tested_the_one_stays_that_moves_less() -> None:
+    between = Cost(700 << 20, 700.0)
+    assert chosen([between, between, LESS, LESS, LESS], both=True) == ["-", SPARE, "-", "-", "-"]
+    assert chosen([LESS, LESS, between, between, LESS], both=True) == ["-", SPARE, "-", FIRST, "-"]
+    # The last step of each counts; lru moves less than both.
+    assert chosen([LESS, WORSE, LESS, WORSE, LESS], both=True) == ["-", SPARE, "-", None, "-"]
+
+
+def test_a_plan_that_moves_nothing_needs_no_other() -> None:
+    assert chosen([LESS, Cost(0, 0.0), LESS, LESS], both=True) == ["-"] * 4

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.native import core
+
+if TYPE_CHECKING:
+    from ..policies.base import Plan
 
 STEPS = 2  # steps by the plan, all of which have to be worse
 MORE = 1.02  # ratio of bytes
@@ -52,35 +55,93 @@ class Meter:
         return Cost(stats["bytes_in"] + stats["bytes_out"], us)
 
 
+class Verdict(NamedTuple):
+    """What is done with a plan: another one for the same steps replaces it; None: lru does."""
+
+    plan: Plan | None
+    why: str
+
+
+class _Trial:
+    """A plan under test, and the spare one that is tested after it."""
+
+    def __init__(self, without: Cost, first: Plan | None, spare: Plan | None, both: bool) -> None:
+        self.without, self.first, self.spare, self.both = without, first, spare, both
+        self.steps: list[Cost] = []
+        self.steps_of_first: list[Cost] = []  # once the spare one is tested
+
+    def judge(self) -> tuple[bool, Verdict | None]:
+        """Return whether the test is over, and what is done with the plan that was tested."""
+        failed = all(cost.worse_than(self.without) for cost in self.steps)
+        if not self.steps_of_first and self.spare is not None and self._may_gain(failed):
+            self.steps_of_first, self.steps = self.steps, []
+            return False, Verdict(self.spare, _why(self.steps_of_first, self.without))
+        if not self.steps_of_first or not self.both:
+            return True, Verdict(None, _why(self.steps, self.without)) if failed else None
+        # The last steps: in the first ones what the other plan sent out comes back.
+        first, spare = self.steps_of_first[-1], self.steps[-1]
+        best = min((spare, first, self.without), key=lambda cost: (cost.bytes, cost.us))
+        if best is spare:
+            return True, None
+        kept = self.first if best is first else None
+        return True, Verdict(kept, _why(self.steps, best))
+
+    def _may_gain(self, failed: bool) -> bool:
+        return failed or (self.both and self.steps[-1].bytes > 0)
+
+
 class PlanGuard:
-    """The plans under test, by their numbers."""
+    """The plans under test, by their numbers.
+
+    A plan fails whose first steps all move clearly more and take clearly longer than a step without
+    it. Its spare plan is tested next, and if that fails too, lru goes on.
+    """
 
     def __init__(self) -> None:
-        self._steps: dict[int, list[Cost]] = {}  # the first is the one without the plan
+        self._trials: dict[int, _Trial] = {}
 
-    def begin(self, plan: int, without: Cost) -> None:
-        """Start testing a plan; `without` is the cost of a step without any plan."""
-        self._steps[plan] = [without]
-        if len(self._steps) > _MAX:
-            del self._steps[min(self._steps)]
+    def begin(
+        self,
+        number: int,
+        without: Cost,
+        plan: Plan | None = None,
+        spare: Plan | None = None,
+        *,
+        both: bool = False,
+    ) -> None:
+        """Start testing plan `number`.
+
+        Args:
+            number: as native code gave it.
+            without: the cost of a step without any plan.
+            plan, spare: what to do in the plan's steps, now and next.
+            both: test the spare plan in any case, and keep the one that moves the fewest bytes.
+        """
+        self._trials[number] = _Trial(without, plan, spare, both)
+        if len(self._trials) > _MAX:
+            del self._trials[min(self._trials)]
 
     def clear(self) -> None:
         """Forget all plans."""
-        self._steps.clear()
+        self._trials.clear()
 
-    def failed(self, plan: int, step: Cost) -> str | None:
-        """Return why to give the plan up, once, after `STEPS` steps by it; else None."""
-        steps = self._steps.get(plan)
-        if steps is None:
+    def judge(self, number: int, step: Cost) -> Verdict | None:
+        """Return what to do with a plan instead of what it does, after `STEPS` steps by it."""
+        trial = self._trials.get(number)
+        if trial is None:
             return None
-        steps.append(step)
-        if len(steps) <= STEPS:
+        trial.steps.append(step)
+        if len(trial.steps) < STEPS:
             return None
-        without, *by = self._steps.pop(plan)
-        if not all(cost.worse_than(without) for cost in by):
-            return None
-        moved, took = (statistics.fmean(each) for each in zip(*by, strict=True))
-        return (
-            f"its steps moved {moved / 2**20:.0f} MiB in {took / 1e3:.1f} ms, and without it "
-            f"{without.bytes / 2**20:.0f} MiB in {without.us / 1e3:.1f} ms"
-        )
+        over, verdict = trial.judge()
+        if over:
+            del self._trials[number]
+        return verdict
+
+
+def _why(steps: list[Cost], other: Cost) -> str:
+    moved, took = (statistics.fmean(each) for each in zip(*steps, strict=True))
+    return (
+        f"its steps moved {moved / 2**20:.0f} MiB in {took / 1e3:.1f} ms, and without it "
+        f"{other.bytes / 2**20:.0f} MiB in {other.us / 1e3:.1f} ms"
+    )

@@ -151,9 +151,7 @@ class StepPlanner:
         if recorded and not resting:
             self._tries += 1
             self._tried_at = self._steps
-            number = self._plan()
-            if number and cost and self._trials is not None and _without_plan(status):
-                self._trials.begin(number, cost)
+            self._plan(cost if cost and _without_plan(status) else None)
         # The first step makes what later ones only use: the second is the first to be recorded.
         self._record(self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1)
 
@@ -161,11 +159,18 @@ class StepPlanner:
         """Judge a plan by a step that followed it; `cost` is known for recorded steps."""
         if cost is None or self._trials is None:
             return
-        why = self._trials.failed(number, cost)
-        if why is None:
+        verdict = self._trials.judge(number, cost)
+        if verdict is None:
             return
-        core.roll_back_plan(number)
-        _log.info("plan %d is given up, and lru goes on in its steps: %s", number, why)
+        if verdict.plan is None:
+            core.roll_back_plan(number)
+            _log.info("plan %d is given up, and lru goes on in its steps: %s", number, verdict.why)
+            return
+        from ..policies.lowering import lower
+
+        # Where its tensors are the plan knows.
+        core.replace_plan(number, lower(verdict.plan, lambda _: 0))
+        _log.info("plan %d goes on by another choice: %s", number, verdict.why)
 
     def _record(self, on: bool) -> None:
         if on == (self._builder is not None):
@@ -213,8 +218,8 @@ class StepPlanner:
         for event in (Step(), Alloc(_NO_BLOCK, 1), Free(_NO_BLOCK), Step()):
             self._builder.add(event)
 
-    def _plan(self) -> int:
-        """Plan the recorded step; return the plan's number, 0 without a plan."""
+    def _plan(self, without: Cost | None) -> None:
+        """Plan the recorded step; `without` is what it cost if it went as by lru, else None."""
         import numpy as np
 
         from ..policies import lowering
@@ -227,13 +232,13 @@ class StepPlanner:
             trace = self._builder.step()
         except TraceError as error:  # such as a step without ops, as without torch
             self._not_planned(str(error), logging.INFO)
-            return 0
+            return
         begin = time.perf_counter()
         places = [self._addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
         whole, trace = trace, with_segments(trace, np.array(places, np.int64))
         if not trace.large.any():
             self._not_planned(_ALL_SMALL)
-            return 0
+            return
 
         def address(tensor: TensorIndex) -> int:
             if trace.place is not None and trace.place[tensor] > 0:
@@ -244,10 +249,11 @@ class StepPlanner:
             return 0 if tensor < 0 else self._addresses.get(trace.block_of(tensor), 0)
 
         trace = replace(trace, exempt=_staying(trace, address))
-        plan = self._policy.plan(trace, self._device(), self._budget())
+        device, budget = self._device(), self._budget()
+        plan = self._policy.plan(trace, device, budget)
         if plan is None:
             self.stop()
-            return 0
+            return
 
         if not registry.is_built_in(self._policy):
             self._report_problems(check(plan))
@@ -255,15 +261,19 @@ class StepPlanner:
             columns = lowering.lower(plan, address)
         except ValueError as error:
             self._not_planned(str(error))
-            return 0
+            return
         number = core.install_plan(columns)
         _log.info(
             "step %d planned by %s in %.0f ms: plan %d of %d ops, %d moves",
             self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,
             trace.n_ops, len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
-        self._layouts.planned(number, whole, self._budget())
-        return number
+        self._layouts.planned(number, whole, budget)
+        if without is None or self._trials is None:
+            return
+        second = getattr(self._policy, "second", None)
+        spare = None if second is None else second(trace, device, budget)
+        self._trials.begin(number, without, plan, spare, both=not device.hides_transfers)
 
     def _report_problems(self, problems: list[str]) -> None:
         """Name what of a plan has no effect; once, because the next plans are much the same."""

@@ -53,7 +53,7 @@ def with_segments(trace: StepTrace, address: Ints) -> StepTrace:
     last[persistent | (kinds == Kind.MADE)] = n - 1
     next_alias = np.full(total, _NONE)
     alias = trace.next_alias[kept]
-    next_alias[: len(kept)] = np.where(alias >= 0, row[alias], -1)
+    next_alias[: len(kept)] = np.where((alias >= 0) & (row[alias] < len(kept)), row[alias], -1)
     next_alias[count:] = np.where(kind[lives] == Kind.MADE, len(kept) + lives, -1)
 
     largest = _largest_of(trace, row, total)

@@ -11,6 +11,7 @@ import numpy as np
 from ...base.device_profiles import DeviceProfile
 from ...trace.step_trace import Floats, Gaps, Ints, Kind, StepTrace
 from ..base import Fetch, Move, Plan
+from ..published.belady import Belady
 from .choice import choose
 from .estimate import GapChoice, StepEstimate, estimate
 from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
@@ -63,6 +64,13 @@ class Auto:
             capacity=room,
             order="furthest",
         )
+
+    def second(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
+        """Return the plan to try where the first steps by the other one are no good.
+
+        It needs no forecast of what fits when: eviction on demand, by the furthest next use.
+        """
+        return Belady().plan(trace, device, budget)
 
     def estimate_us(
         self, trace: StepTrace, device: DeviceProfile, budget: int, *, compare: bool = True

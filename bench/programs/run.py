@@ -1,0 +1,247 @@
+"""Programs of other libraries under umem: ``make bench-programs`` or ``python bench/programs/run.py``.
+
+Each program of nets.py runs on the software device at half and a quarter of its peak with the
+default policy and others, and without umem, each time in a process of its own. The report has the
+bits, the CPU time of a step relative to plain torch's, and the bytes that it moves. Writes
+bench/results/programs_<hardware>_<date>.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
+
+from harness import Report, Result, Spread, add_outputs, results_folder, table  # noqa: E402
+
+from programs.nets import PROGRAMS  # noqa: E402
+from umem.base.units import MIB, PAGE_BYTES  # noqa: E402
+
+FRACTIONS = {"1/2": 0.5, "1/4": 0.25}
+POLICIES = ("auto", "lru", "conv_lru", "belady")
+STEPS, FIRST = 12, 8  # a step from here on counts: recorded, tried and planned are those before
+FLOOR = 8 * MIB  # umem's least budget, for one thread
+NEAR = 1.02  # of the best other policy
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, parser = _arguments(argv)
+    if args.worker:
+        print(json.dumps(worker(*args.worker)))
+        return 0
+    folder = results_folder(parser, args)
+    names = args.program or (["lstm"] if args.smoke else list(PROGRAMS))
+    rows = [row for name in names for row in _rows(name, args)]
+    page = _report(rows, names, args)
+    print(page.markdown())
+    if folder is not None:
+        print("\n".join(map(str, page.write(folder))))
+    return int(any(row.get("bits") is False for row in rows))
+
+
+def _arguments(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(prog="bench/programs/run.py", description=__doc__)
+    parser.add_argument("--program", nargs="+", choices=list(PROGRAMS), metavar="NAME")
+    parser.add_argument("--policy", nargs="+", default=POLICIES)
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
+    add_outputs(parser)
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.rounds, args.policy = 1, ("auto", "lru")
+    return args, parser
+
+
+def worker(name: str, policy: str, budget: str) -> Row:
+    """Run a program in this process; `policy` is plain, trace:FILE or a policy's name."""
+    import torch
+
+    import umem
+
+    torch.set_num_threads(1)
+    if policy.startswith("trace:"):
+        umem.enable(device="soft", budget=int(budget), policy="lru", trace=policy[6:])
+    elif policy != "plain":
+        umem.enable(device="soft", budget=int(budget), policy=policy)
+    torch.manual_seed(0)
+    step = PROGRAMS[name].build()
+    digest = hashlib.sha256()
+    times: list[float] = []
+    before: Any = None
+    for number in range(STEPS):
+        if number == FIRST and policy != "plain":
+            before = umem.stats()
+        begin = time.process_time()
+        result = step(number)
+        times.append(time.process_time() - begin)
+        digest.update(result.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    row: Row = {"seconds": statistics.median(times[FIRST:]), "digest": digest.hexdigest()}
+    if before is None:
+        return row
+    now, steps = umem.stats(), STEPS - FIRST
+    hits, misses = now.plan_hits - before.plan_hits, now.plan_misses - before.plan_misses
+    row |= {
+        "in": (now.bytes_in - before.bytes_in) / steps,
+        "out": (now.bytes_out - before.bytes_out) / steps,
+        "faults": (now.faults - before.faults) / steps,
+        "hits": hits / (hits + misses) if hits + misses else None,
+        "peak": now.peak_live_bytes,
+    }
+    umem.disable()
+    return row
+
+
+def _run(name: str, policy: str, budget: int) -> Row:
+    command = [sys.executable, str(Path(__file__)), "--worker", name, policy, str(budget)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{name} with {policy} failed:\n{done.stderr[-2000:]}")
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def _rows(name: str, args: argparse.Namespace) -> list[Row]:
+    missing = [need for need in PROGRAMS[name].needs if importlib.util.find_spec(need) is None]
+    if missing:
+        print(f"bench: {name}: not run, it needs {', '.join(missing)}", file=sys.stderr)
+        return []
+    peak, bounds = _recorded(name)
+    rows: list[Row] = []
+    plain: list[Row] = []
+    for _ in range(args.rounds):
+        plain.append(_run(name, "plain", 0))
+        for fraction, share in FRACTIONS.items():
+            budget = max(int(peak * share) // PAGE_BYTES * PAGE_BYTES, bounds["least"], FLOOR)
+            for policy in args.policy:
+                print(f"bench: {name}, {fraction}, {policy}", file=sys.stderr, flush=True)
+                row = _run(name, policy, budget)
+                row["ratio"] = row["seconds"] / plain[-1]["seconds"]
+                row["bits"] = row["digest"] == plain[-1]["digest"]
+                row |= {"program": name, "fraction": fraction, "policy": policy, "budget": budget}
+                row["bound"] = _bound(name, bounds["trace"], budget)
+                rows.append(row)
+    return rows
+
+
+_kept: dict[str, Any] = {}  # the recorded steps
+
+
+def _recorded(name: str) -> tuple[int, Row]:
+    """Record the program with room for all; return its peak and the least budget in bytes."""
+    from umem.analysis.bounds import min_budget
+    from umem.simulation import replay
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.jsonl"
+        row = _run(name, f"trace:{path}", 4 << 30)
+        try:
+            _kept[name] = replay.load(path).step
+        except Exception as error:  # noqa: BLE001 (a program without steps has no bound)
+            print(f"bench: {name}: no bound: {error}", file=sys.stderr)
+    step = _kept.get(name)
+    return row["peak"], {"least": min_budget(step) if step else 0, "trace": step}
+
+
+def _bound(name: str, step: Any, budget: int) -> float | None:
+    """Return a lower bound of the bytes a step, both ways, as if tensors moved by the byte."""
+    from umem.analysis.bounds import lower_bound_bytes_in, lower_bound_bytes_out
+
+    if step is None or not PROGRAMS[name].steady:
+        return None
+    return lower_bound_bytes_in(step, budget) + lower_bound_bytes_out(step, budget)
+
+
+def _report(rows: list[Row], names: list[str], args: argparse.Namespace) -> Report:
+    page = Report("programs", {"programs": ", ".join(names), "rounds": args.rounds, "steps": STEPS})
+    page.details["rows"] = rows
+    merged = _merged(rows)
+    lines = [
+        "A step from the ninth on. CPU: the process's time over plain torch's; bound: the least "
+        "bytes of any schedule that moves tensors by the byte, from a recorded step.",
+        "",
+    ]
+    header = (
+        "program",
+        "budget",
+        "policy",
+        "bits",
+        "CPU",
+        "MiB moved",
+        "/ bound",
+        "hits",
+        "faults",
+    )
+    lines += table(header, map(_cells, merged))
+    page.sections = lines
+    for fraction in FRACTIONS:
+        for what, unit in (("bytes", "of the best other policy's"), ("ratio", "of the best's")):
+            worst = _worst(merged, fraction, what)
+            if worst:
+                name = f"auto at {fraction}: {'CPU time' if what == 'ratio' else what}, highest"
+                page.results.append(Result(name, Spread.of([worst[0]]), unit, NEAR, worst[1]))
+    return page
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """Return one row for all rounds of a case."""
+    cases: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        cases.setdefault((row["program"], row["fraction"], row["policy"]), []).append(row)
+    merged = []
+    for group in cases.values():
+        row = dict(group[0])
+        row["ratio"] = statistics.median(one["ratio"] for one in group)
+        row["bits"] = all(one["bits"] for one in group)
+        row["bytes"] = row["in"] + row["out"]
+        merged.append(row)
+    return merged
+
+
+def _worst(rows: list[Row], fraction: str, what: str) -> tuple[float, str] | None:
+    """Return the highest ratio of auto's figure to the best of the others', and where."""
+    found: list[tuple[float, str]] = []
+    for row in rows:
+        if row["policy"] != "auto" or row["fraction"] != fraction:
+            continue
+        others = [
+            one[what]
+            for one in rows
+            if (one["program"], one["fraction"]) == (row["program"], fraction)
+            and one["policy"] != "auto"
+        ]
+        if others and min(others) > 0:
+            found.append((row[what] / min(others), row["program"]))
+    return max(found) if found else None
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    over = "-" if not row["bound"] else f"{row['bytes'] / row['bound']:.2f}"
+    hits = "-" if row["hits"] is None else f"{100 * row['hits']:.0f} %"
+    return (
+        row["program"],
+        f"{row['fraction']}, {row['budget'] // MIB} MiB",
+        row["policy"],
+        "same" if row["bits"] else "**differ**",
+        f"{row['ratio']:.2f}",
+        f"{row['bytes'] / MIB:.0f}",
+        over,
+        hits,
+        f"{row['faults']:.0f}",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
