@@ -183,16 +183,17 @@ MUTANTS = (
         "if (leaving) leaving(id);",
     ),
     Mutant(
-        "a bin below the size is searched", _POOL,
-        "units += (1u << (top - kSecondBits)) - 1;", "",
+        "a run below the size is taken", _POOL,
+        "if (end - begin < units) continue;", "",
     ),
     Mutant(
-        "the rest of a split overlaps", _POOL,
-        "right.offset = left.offset + units;", "right.offset = left.offset + units - 1;",
+        "what is given back is not remembered as free", _POOL,
+        "seat.longest = std::max(seat.longest, end - begin);", "",
     ),
     Mutant(
-        "free neighbours are not joined", _POOL,
-        "before && chunks_[before].free) {", "before && false) {",
+        "a settled segment takes blocks", _POOL,
+        "if (seat.settled || seat.longest < units) continue;",
+        "if (seat.longest < units) continue;",
     ),
     Mutant(
         "a layout takes any size", _LAYOUT,
@@ -241,15 +242,16 @@ MUTANTS = (
     ),
     Mutant(
         "an op of other tensors is the plan's", _CURSOR,
-        "|| signature != signature_[next_op_]) {", ") {",
+        "if (at == n_ops() || signature_[at] != signature) return false;",
+        "if (at == n_ops()) return false;",
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,
-        "alive_ && next_op_ == n_ops() && next_allocation_ == plan_.allocations.size();", "alive_;",
+        "alive_ && at_end() && next_allocation_ == plan_.allocations.size();", "alive_;",
     ),
     Mutant(
         "the oldest of two plans acts", "policy/planned.cpp",
-        "entry->used > active_->used)) active_", "entry->used < active_->used)) active_",
+        "~one.used);", "one.used);",
     ),
     Mutant(
         "what the plan keeps goes as the rest does", "policy/pressure.cpp",

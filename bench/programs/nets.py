@@ -44,28 +44,28 @@ def _images(model: Any, batch: int, size: int, pick: Callable[[Any], Any] = lamb
 
 
 def resnet18() -> Step:
-    """Convolutions and batch norm."""
+    """Train ResNet-18: convolutions and batch norm."""
     import timm
 
     return _images(timm.create_model("resnet18", num_classes=10), 8, 64)
 
 
 def convnext() -> Step:
-    """Hundreds of small tensors."""
+    """Train ConvNeXt: hundreds of small tensors."""
     import timm
 
     return _images(timm.create_model("convnext_atto", num_classes=10), 4, 96)
 
 
 def mobilenet() -> Step:
-    """A network whose tensors are small, nearly all."""
+    """Train MobileNet: nearly all of its tensors are small."""
     import timm
 
     return _images(timm.create_model("mobilenetv3_small_100", num_classes=10), 16, 96)
 
 
 def lraspp() -> Step:
-    """Segmentation: one prediction a pixel."""
+    """Train a network that segments images."""
     import torch
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
@@ -75,7 +75,7 @@ def lraspp() -> Step:
 
 
 def autocast() -> Step:
-    """The same as `resnet18` in bfloat16, with weights of float32."""
+    """Train ResNet-18 in bfloat16, with weights of float32."""
     import timm
     import torch
 
@@ -90,7 +90,7 @@ def autocast() -> Step:
 
 
 def unet() -> Step:
-    """A diffusion network."""
+    """Train a diffusion network."""
     import torch
     from diffusers import UNet2DModel
 
@@ -105,7 +105,7 @@ def unet() -> Step:
 
 
 def gpt2() -> Step:
-    """A language model, four layers."""
+    """Train a language model of four layers."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -128,7 +128,7 @@ def _llama(layers: int = 4) -> Any:
 
 
 def llama_accumulation() -> Step:
-    """Four passes, then one update."""
+    """Train by four passes and one update."""
     import torch
 
     model = _llama()
@@ -137,7 +137,7 @@ def llama_accumulation() -> Step:
 
 
 def lora() -> Step:
-    """Adapters on a frozen network, with checkpointing."""
+    """Train adapters on a frozen network, with checkpointing."""
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -150,7 +150,7 @@ def lora() -> Step:
 
 
 def bert_buckets() -> Step:
-    """Masked language modelling; three lengths in turn."""
+    """Train a masked language model; three lengths in turn."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -165,7 +165,7 @@ def bert_buckets() -> Step:
 
 
 def sentence() -> Step:
-    """Two encodings and their similarity."""
+    """Train two encodings to be similar."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -185,14 +185,15 @@ def sentence() -> Step:
 
 
 def conformer() -> Step:
-    """Speech recognition with CTC."""
+    """Train speech recognition with CTC."""
     import torch
     from transformers import Wav2Vec2ConformerConfig, Wav2Vec2ConformerForCTC
 
     model = Wav2Vec2ConformerForCTC(
         Wav2Vec2ConformerConfig(
             vocab_size=32, hidden_size=128, num_hidden_layers=6, num_attention_heads=4,
-            intermediate_size=512, conv_dim=(64,) * 3, conv_stride=(5, 4, 4), conv_kernel=(10, 8, 8),
+            intermediate_size=512, conv_dim=(64,) * 3, conv_stride=(5, 4, 4),
+            conv_kernel=(10, 8, 8),
             num_feat_extract_layers=3, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4,
             apply_spec_augment=False, layerdrop=0.0, pad_token_id=0,
         )
@@ -202,7 +203,7 @@ def conformer() -> Step:
 
 
 def lstm() -> Step:
-    """Two recurrent layers over a sequence."""
+    """Train two recurrent layers over a sequence."""
     import torch
 
     net = torch.nn.LSTM(128, 256, 2, batch_first=True)
@@ -211,7 +212,7 @@ def lstm() -> Step:
 
 
 def vmap_grad() -> Step:
-    """A gradient for each sample; no optimizer says where a step ends."""
+    """Compute a gradient for each sample; no optimizer says where a step ends."""
     import torch
 
     net = torch.nn.Sequential(
@@ -232,7 +233,7 @@ def vmap_grad() -> Step:
 
 
 def generate() -> Step:
-    """Eight tokens, with a cache; a step is all of them here, and one each for umem."""
+    """Generate eight tokens, with a cache; each is a step to umem."""
     import torch
 
     model = _llama(8).eval()

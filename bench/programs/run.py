@@ -1,4 +1,4 @@
-"""Programs of other libraries under umem: ``make bench-programs`` or ``python bench/programs/run.py``.
+"""Programs of other libraries under umem: ``python bench/programs/run.py [--smoke]``.
 
 Each program of nets.py runs on the software device at half and a quarter of its peak with the
 default policy and others, and without umem, each time in a process of its own. The report has the

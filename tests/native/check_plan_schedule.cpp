@@ -21,9 +21,10 @@ policy::Plan plan() {
   plan.bytes = {kBytes, kBytes};
   plan.kind = {0, 0};
   plan.next_alias = {-1, -1};
-  plan.address = {0, 0};
+  plan.address = plan.segment = {0, 0};
   plan.access_start = {0, 1, 2};
   plan.access_tensor = {0, 1};
+  plan.op = {0, 0};
   plan.evict_after = plan.cold_after = {0, 1};
   plan.evict_tensor = plan.cold_tensor = {1, 0};
   EXPECT(policy::check(plan).ok());

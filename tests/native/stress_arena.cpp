@@ -3,6 +3,7 @@
 // throughout.
 #include <sys/mman.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -179,7 +180,8 @@ void random_sequence(unsigned seed, int steps) {
       const unsigned action = random() % 10;
       if (action < 5 || live.empty()) {
         const std::size_t bytes = random_bytes(random);
-        Result<Allocation> made = arena.allocate(bytes, stream(random() % 2));
+        Result<Allocation> made =
+            arena.allocate(bytes, stream(random() % 2), random() % arena::kGroups);
         EXPECT(made.ok());
         const Allocation& block = made.value();
         EXPECT(block.bytes >= bytes);
@@ -302,6 +304,41 @@ void huge_requests() {
   EXPECT(g_ranges.empty());
 }
 
+// Small blocks lie by what is live, not by the order of releases; a segment that is nearly full
+// where a step ends takes no more; groups share none once there are some segments.
+void small_blocks() {
+  const driver::Table table = make_table();
+  managed::RangeTable ranges(table);
+  Arena arena(table, ranges, {});
+  std::vector<Allocation> blocks;
+  const auto take = [&](std::size_t bytes, std::uint32_t group = 0) {
+    return arena.allocate(bytes, stream(0), group).value();
+  };
+  for (int i = 0; i < 8; ++i) blocks.push_back(take(256 * KiB));  // one segment
+  const auto free = [&](int i) {
+    EXPECT(arena.free(blocks[static_cast<std::size_t>(i)].ptr).ok());
+  };
+  for (const auto& order : {std::array{1, 4, 6}, std::array{6, 1, 4}, std::array{4, 6, 1}}) {
+    for (const int i : order) free(i);
+    for (const int i : {1, 4, 6})
+      EXPECT(take(256 * KiB).ptr == blocks[static_cast<std::size_t>(i)].ptr);
+  }
+  free(3);
+  arena.step_ended();  // an eighth is free
+  const Allocation other = take(256 * KiB);
+  EXPECT(other.range != blocks[0].range);
+  for (const int i : {0, 1}) free(i);  // now it is not nearly full any more
+  EXPECT(take(1000).range == blocks[0].range);
+  arena.check_invariants();
+
+  EXPECT(take(1000, 1).range == blocks[0].range);  // few segments
+  for (int i = 0; i < 8; ++i) take(1 * MiB + 512 * KiB);
+  const RangeId backward = take(1000, 1).range;
+  EXPECT(backward != take(1000).range && backward == take(1000, 1).range);
+  EXPECT(take(1000, 2).range != backward);
+  arena.check_invariants();
+}
+
 void refusals() {
   const driver::Table table = make_table();
   managed::RangeTable ranges(table);
@@ -330,6 +367,8 @@ int main(int argc, char** argv) {
     refused_events(g_refuse_record, bytes);
   }
   huge_requests();
+  small_blocks();
+  g_ranges.clear();
   refusals();
   std::printf("%s: %d wrong\n", g_wrong ? "FAILED" : "ok", g_wrong.load());
   return g_wrong ? 1 : 0;

@@ -120,6 +120,7 @@ class Program {
     for (const auto& [id, value] : live_) {
       units.push_back(id);
       plan.bytes.push_back(static_cast<std::int64_t>(ranges_[id].bytes));
+      plan.segment.push_back(engine_.ledger().at(id).segment ? 1 : 0);
     }
     const auto m = static_cast<unsigned>(units.size());
     plan.kind.assign(m, 0);
@@ -127,7 +128,10 @@ class Program {
     plan.address.assign(m, 0);
     plan.n_ops = 4;
     plan.access_start = {0, 1, 2, 3, 4};
-    for (unsigned op = 0; op < 4; ++op) plan.access_tensor.push_back(random() % m);
+    for (unsigned op = 0; op < 4; ++op) {
+      plan.access_tensor.push_back(random() % m);
+      plan.op.push_back(random() % 2);
+    }
     for (unsigned i = 0; i < m; ++i) {
       plan.evict_after.push_back(static_cast<int>(random() % 5) - 1);
       plan.evict_tensor.push_back(random() % m);
@@ -148,7 +152,9 @@ class Program {
     plan.headroom = random() % 2 ? kBudget / 8 : 0;
     EXPECT(policy::check(plan).ok());
     const std::vector<std::int64_t> ops = plan.access_tensor;
-    planned->install(std::move(plan), units);
+    const policy::Plan idle = policy::without_moves(plan);
+    const std::uint64_t number = planned->install(std::move(plan), units);
+    if (random() % 4 == 0) EXPECT(planned->replace(number, idle));
     engine_.apply_pending(stream(random));
     for (std::int64_t tensor : ops) {  // as planned, now and then to the end
       if (random() % 8 == 0) break;

@@ -103,7 +103,7 @@ void change() {
       plan.bytes = {static_cast<std::int64_t>(2 * MiB)};
       plan.kind = {0};
       plan.next_alias = {-1};
-      plan.address = {0};
+      plan.address = plan.segment = plan.op = {0};
       plan.access_start = {0, 1};
       plan.access_tensor = {0};
       EXPECT(runtime::install_plan(std::move(plan)).ok());

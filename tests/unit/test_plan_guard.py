@@ -114,5 +114,10 @@ def test_of_two_plans_that_are_both_tested_the_one_stays_that_moves_less() -> No
     assert chosen([LESS, WORSE, LESS, WORSE, LESS], both=True) == ["-", SPARE, "-", None, "-"]
 
 
+def test_of_nearly_equal_plans_the_first_stays() -> None:
+    near = Cost(int(LESS.bytes * 1.019), 900.0)
+    assert chosen([near, near, LESS, LESS], both=True) == ["-", SPARE, "-", FIRST]
+
+
 def test_a_plan_that_moves_nothing_needs_no_other() -> None:
     assert chosen([LESS, Cost(0, 0.0), LESS, LESS], both=True) == ["-"] * 4

@@ -56,7 +56,7 @@ class Meter:
 
 
 class Verdict(NamedTuple):
-    """What is done with a plan: another one for the same steps replaces it; None: lru does."""
+    """Whatever replaces a plan that was tested: one for the same steps; None: lru."""
 
     plan: Plan | None
     why: str
@@ -80,11 +80,12 @@ class _Trial:
             return True, Verdict(None, _why(self.steps, self.without)) if failed else None
         # The last steps: in the first ones what the other plan sent out comes back.
         first, spare = self.steps_of_first[-1], self.steps[-1]
-        best = min((spare, first, self.without), key=lambda cost: (cost.bytes, cost.us))
-        if best is spare:
+        most = MORE * min(first.bytes, spare.bytes, self.without.bytes)
+        if first.bytes <= most:
+            return True, Verdict(self.first, _why(self.steps, first))
+        if spare.bytes <= most:
             return True, None
-        kept = self.first if best is first else None
-        return True, Verdict(kept, _why(self.steps, best))
+        return True, Verdict(None, _why(self.steps, self.without))
 
     def _may_gain(self, failed: bool) -> bool:
         return failed or (self.both and self.steps[-1].bytes > 0)
@@ -115,7 +116,8 @@ class PlanGuard:
             number: as native code gave it.
             without: the cost of a step without any plan.
             plan, spare: what to do in the plan's steps, now and next.
-            both: test the spare plan in any case, and keep the one that moves the fewest bytes.
+            both: test the spare plan in any case, and keep what moves the fewest bytes; of nearly
+                equal ones the first.
         """
         self._trials[number] = _Trial(without, plan, spare, both)
         if len(self._trials) > _MAX:

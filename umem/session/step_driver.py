@@ -42,7 +42,6 @@ _EVERY = 100  # one step in so many is planned
 _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
 _SHOWN = 3  # problems of a plan that are logged
-_ALL_SMALL = "none of its tensors has 2 MiB, and smaller ones do not move alone"
 _NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
 
 
@@ -236,9 +235,6 @@ class StepPlanner:
         begin = time.perf_counter()
         places = [self._addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
         whole, trace = trace, with_segments(trace, np.array(places, np.int64))
-        if not trace.large.any():
-            self._not_planned(_ALL_SMALL)
-            return
 
         def address(tensor: TensorIndex) -> int:
             if trace.place is not None and trace.place[tensor] > 0:
