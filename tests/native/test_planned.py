@@ -553,6 +553,27 @@ def test_a_plan_that_is_not_there_cannot_be_rolled_back(program: Program) -> Non
         _core.roll_back_plan(number)
 
 
+def test_a_plan_can_be_replaced_for_the_same_steps(program: Program) -> None:
+    tensors = weights(program, "ab")
+    number = _core.install_plan(columns(tensors, [[0], [1]], evict=[[1, 0]]))
+    away = []
+    for i in range(3):
+        for op in "ab":
+            program.op(op)
+        away.append(program.away())
+        _core.step()
+        if i == 0:  # where its tensors are is known
+            _core.replace_plan(number, columns([Tensor(), Tensor()], [[0], [1]], evict=[[1, 1]]))
+    assert away == [{"a"}, {"b"}, {"b"}]
+    assert _core.plan_status()["complete"] == number
+    assert _core.stats()["plans_rolled_back"] == 0
+    with pytest.raises(ConfigError, match="for other steps"):
+        _core.replace_plan(number, columns([Tensor(), Tensor()], [[1], [0]]))
+    with pytest.raises(ConfigError, match=f"no plan {number + 1}"):
+        _core.replace_plan(number + 1, columns([Tensor(), Tensor()], [[0], [1]]))
+    assert _core.plan_status()["plans"] == 1
+
+
 def test_without_plans_the_last_step_went_by_none(program: Program) -> None:
     _core.install_plan(columns(weights(program, "a"), [[0]]))
     program.op("a")
