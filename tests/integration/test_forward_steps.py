@@ -167,7 +167,7 @@ def test_a_model_of_four_budgets_streams_by_plan_and_nothing_leaves_by_a_transfe
         net = torch.nn.Sequential(*(Block(WIDTH) for _ in range(16)))
         x = torch.ones(1, WIDTH)
         with torch.inference_mode():
-            for _ in range(4):
+            for _ in range(9):
                 net(x)
             before = umem.stats()
             for _ in range(12):

@@ -108,16 +108,17 @@ def test_a_plan_that_failed_is_followed_by_the_spare_one() -> None:
 
 def test_of_two_plans_that_are_both_tested_the_one_stays_that_moves_less() -> None:
     between = Cost(700 << 20, 700.0)
-    assert chosen([between, between, LESS, LESS, LESS], both=True) == ["-", SPARE, "-", "-", "-"]
-    assert chosen([LESS, LESS, between, between, LESS], both=True) == ["-", SPARE, "-", FIRST, "-"]
+    two = [between, LESS]
+    assert chosen([*[between] * 3, LESS, LESS, LESS], both=True) == ["-", "-", SPARE, *"---"]
+    assert chosen([*[LESS] * 3, between, between], both=True) == ["-", "-", SPARE, "-", FIRST]
     # The last step of each counts; lru moves less than both.
-    assert chosen([LESS, WORSE, LESS, WORSE, LESS], both=True) == ["-", SPARE, "-", None, "-"]
+    assert chosen([*two, WORSE, LESS, WORSE, LESS], both=True) == ["-", "-", SPARE, "-", None, "-"]
 
 
 def test_of_nearly_equal_plans_the_first_stays() -> None:
     near = Cost(int(LESS.bytes * 1.019), 900.0)
-    assert chosen([near, near, LESS, LESS], both=True) == ["-", SPARE, "-", FIRST]
+    assert chosen([near] * 3 + [LESS] * 2, both=True) == ["-", "-", SPARE, "-", FIRST]
 
 
 def test_a_plan_that_moves_nothing_needs_no_other() -> None:
-    assert chosen([LESS, Cost(0, 0.0), LESS, LESS], both=True) == ["-"] * 4
+    assert chosen([LESS, LESS, Cost(0, 0.0), LESS, LESS], both=True) == ["-"] * 5

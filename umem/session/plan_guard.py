@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ..policies.base import Plan
 
 STEPS = 2  # steps by the plan, all of which have to be worse
+# Steps by the first of two plans, of which the last counts: until then what the steps before left
+# behind has gone, and copies have been made.
+STEPS_OF_FIRST = 3
 MORE = 1.02  # ratio of bytes
 SLOWER = 1.1  # ratio of times, above the usual variation between steps
 _MAX = 8  # plans under test; native code keeps no more
@@ -70,6 +73,12 @@ class _Trial:
         self.steps: list[Cost] = []
         self.steps_of_first: list[Cost] = []  # once the spare one is tested
 
+    @property
+    def over(self) -> bool:
+        """Whether the plan under test has had its steps."""
+        two = self.both and self.spare is not None and not self.steps_of_first
+        return len(self.steps) >= (STEPS_OF_FIRST if two else STEPS)
+
     def judge(self) -> tuple[bool, Verdict | None]:
         """Return whether the test is over, and what is done with the plan that was tested."""
         failed = all(cost.worse_than(self.without) for cost in self.steps)
@@ -78,7 +87,6 @@ class _Trial:
             return False, Verdict(self.spare, _why(self.steps_of_first, self.without))
         if not self.steps_of_first or not self.both:
             return True, Verdict(None, _why(self.steps, self.without)) if failed else None
-        # The last steps: in the first ones what the other plan sent out comes back.
         first, spare = self.steps_of_first[-1], self.steps[-1]
         most = MORE * min(first.bytes, spare.bytes, self.without.bytes)
         if first.bytes <= most:
@@ -128,12 +136,12 @@ class PlanGuard:
         self._trials.clear()
 
     def judge(self, number: int, step: Cost) -> Verdict | None:
-        """Return what to do with a plan instead of what it does, after `STEPS` steps by it."""
+        """Return what to do with a plan instead of what it does, after some steps by it."""
         trial = self._trials.get(number)
         if trial is None:
             return None
         trial.steps.append(step)
-        if len(trial.steps) < STEPS:
+        if not trial.over:
             return None
         over, verdict = trial.judge()
         if over:

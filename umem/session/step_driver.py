@@ -22,6 +22,7 @@ from ..config.settings import Settings, refusal
 from ..errors import TraceError
 from ..policies import registry
 from ..trace.ids import Address, BlockId, TensorIndex
+from . import plan_guard
 from .layout_driver import Layouts
 from .plan_guard import Cost, Meter, PlanGuard
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("umem")
 
-_SETTLED = 4  # steps in a row that went by a plan, after which no more are recorded
+# Steps in a row that went by a plan, after which no more are recorded: as many as are tried.
+_SETTLED = plan_guard.STEPS_OF_FIRST + plan_guard.STEPS
 _TRIES = 16  # plans in a row that no step went by, after which only
 _EVERY = 100  # one step in so many is planned
 _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
