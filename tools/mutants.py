@@ -242,8 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "an op of other tensors is the plan's", _CURSOR,
-        "if (at == n_ops() || signature_[at] != signature) return false;",
-        "if (at == n_ops()) return false;",
+        "if (op == n_ops() || signature_[op] != signature) {", "if (op == n_ops()) {",
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,

@@ -3,10 +3,10 @@
 // outside the memory that it manages, since that may be on the device.
 //
 // Segments move as a whole, so what matters is which blocks share one. By first fit the blocks that
-// a program makes in turn lie side by side, and where they lie depends on what is live alone: steps
-// that repeat find them at the same addresses. And a segment that is nearly full where
-// a step ends takes no more blocks: the holes among weights are not filled with what lives for an
-// op.
+// a program makes in turn lie side by side, and where they lie depends on what is live, not on the
+// order of releases: steps that repeat find them at the same addresses. And a segment that is
+// nearly full where a step ends takes no more blocks: the holes among weights are not filled with
+// what lives for an op.
 #pragma once
 #include <array>
 #include <cstddef>

@@ -37,11 +37,10 @@ std::vector<py::object> handlers() {
 }
 
 // Whether it is a wish to stop (KeyboardInterrupt, SystemExit), or was raised by a signal's
-// handler.
-bool is_interrupt(const py::handle& error) {
+// handler. An error that no code of Python has caught yet does not know its traceback itself.
+bool is_interrupt(const py::handle& error, py::object entry) {
   if (!py::isinstance(error, PyExc_Exception)) return true;
-  py::object entry = error.attr("__traceback__");
-  if (entry.is_none()) return false;
+  if (!entry || entry.is_none()) return false;
   const std::vector<py::object> codes = handlers();
   for (; !entry.is_none(); entry = entry.attr("tb_next")) {
     const py::object ran = entry.attr("tb_frame").attr("f_code");
@@ -67,7 +66,7 @@ int raise_next(void*) {
 }  // namespace
 
 bool raise_later(const py::error_already_set& error) {
-  if (!is_interrupt(error.value())) return false;
+  if (!is_interrupt(error.value(), error.trace())) return false;
   waiting().push_back(error.value());
   if (Py_AddPendingCall(&raise_next, nullptr) == 0) return true;
   waiting().pop_back();
@@ -75,7 +74,9 @@ bool raise_later(const py::error_already_set& error) {
 }
 
 void bind_interrupts(py::module_& module) {
-  module.def("is_interrupt", [](const py::object& error) { return is_interrupt(error); });
+  module.def("is_interrupt", [](const py::object& error) {
+    return is_interrupt(error, error.attr("__traceback__"));
+  });
 }
 
 }  // namespace umem::bindings

@@ -1,5 +1,5 @@
-// A plan in columns: what to do in each step that runs the same ops on the same large units. An op
-// here is one that uses at least one large unit; the others do not count.
+// A plan in columns: what to do in each step that runs the same ops on the same units. An op here
+// is one that uses at least one of them, a large block or a segment; the others do not count.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -15,7 +15,7 @@ using Ints = std::vector<std::int64_t>;
 enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };
 enum class Order : std::int64_t { kLru, kFifo, kFurthest };
 
-// umem/policies/base.py says what each means; tensors here are the large ones only.
+// umem/policies/base.py says what each means; tensors here are the large ones and segments.
 struct Plan {
   std::int64_t n_ops = 0;
   Ints bytes, kind, next_alias;  // [m]

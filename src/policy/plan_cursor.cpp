@@ -1,6 +1,7 @@
 #include "policy/plan_cursor.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "base/assert.h"
@@ -27,6 +28,12 @@ PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std
   unit_of_.assign(m, kNoRange);
   life_.assign(m, 0);
   seen_.assign(m, 0);
+  life_of_.resize(m);
+  std::unordered_map<std::int64_t, std::size_t> last;  // by address
+  for (std::size_t t = 0; t < m; ++t)
+    if (is_segment(static_cast<Tensor>(t))) last[plan_.address[t]] = t;
+  for (std::size_t t = 0; t < m; ++t)
+    life_of_[t] = is_segment(static_cast<Tensor>(t)) ? last[plan_.address[t]] : t;
   for (std::size_t t = 0; t < m; ++t) {
     if (units[t] == kNoRange) continue;
     const auto tensor = static_cast<Tensor>(t);
@@ -44,8 +51,11 @@ PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std
 
 std::vector<RangeId> PlanCursor::units() const {
   std::vector<RangeId> units = unit_of_;
-  for (RangeId id = 0; id < home_of_.size(); ++id)
-    if (home_of_[id] != kNoTensor) units[index(home_of_[id])] = id;
+  for (RangeId id = 0; id < home_of_.size(); ++id) {
+    if (home_of_[id] == kNoTensor) continue;
+    const std::size_t t = index(home_of_[id]);
+    if (static_cast<Kind>(plan_.kind[t]) != Kind::kPersistent) units[t] = id;
+  }
   return units;
 }
 
@@ -128,15 +138,22 @@ void PlanCursor::segment_admitted(RangeId id) {
   if (id < home_of_.size() && home_of_[id] != kNoTensor) bind(home_of_[id], id);
 }
 
+void PlanCursor::forgotten(RangeId id) {
+  unbind(tensor_of(id));
+  if (id < home_of_.size()) home_of_[id] = kNoTensor;
+}
+
 // A unit that the op uses and the plan does not know: the one that the op uses by the plan, of the
 // same bytes, and that was alive when the step began, if its unit is not known. A tensor carried
 // over from a step that was not followed, or a persistent one that moved.
-bool PlanCursor::adopt(const CandidateView& view, RangeId id) {
-  for (auto at = static_cast<std::size_t>(plan_.access_start[next_op_]);
-       at < static_cast<std::size_t>(plan_.access_start[next_op_ + 1]); ++at) {
+bool PlanCursor::adopt(const CandidateView& view, RangeId id, std::size_t op) {
+  if (op == n_ops()) return false;
+  for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
+       at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at) {
     const auto tensor = static_cast<Tensor>(plan_.access_tensor[at]);
     const auto kind = static_cast<Kind>(plan_.kind[index(tensor)]);
-    if (unit_of(tensor) != kNoRange || (kind != Kind::kPersistent && kind != Kind::kCarried) ||
+    if (unit_of(tensor) != kNoRange || is_segment(tensor) ||
+        (kind != Kind::kPersistent && kind != Kind::kCarried) ||
         static_cast<std::size_t>(plan_.bytes[index(tensor)]) != view.ledger.at(id).bytes)
       continue;
     bind(tensor, id);
@@ -146,52 +163,60 @@ bool PlanCursor::adopt(const CandidateView& view, RangeId id) {
   return false;
 }
 
+// The plan's next op on a large tensor; n_ops(): there is none.
+std::size_t PlanCursor::next_large_op() const {
+  std::size_t op = next_op_;
+  while (op < n_ops() && on_segments(op)) ++op;
+  return op;
+}
+
+// The plan's next op of this name, on segments alone: before the next one on a large tensor, and not
+// too far. n_ops(): there is none.
+std::size_t PlanCursor::next_like(std::int64_t name) const {
+  const std::size_t end = std::min(n_ops(), next_op_ + kMaxStrays);
+  for (std::size_t op = next_op_; op < end && on_segments(op); ++op)
+    if (plan_.op[op] == name) return op;
+  return n_ops();
+}
+
+// An op with large tensors is known by them, and one on segments alone by its name. Of the latter a
+// few may be missing, or come in addition, such as those of a report that is printed now and then.
 Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                              std::int64_t op) {
+                              std::int64_t name) {
   if (!alive_) return Followed::kNone;
   ++ops_;
+  const auto is_large = [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; };
+  const bool large = std::any_of(ids, ids + count, is_large);
+  const std::size_t expected = large ? next_large_op() : next_op_;
   std::uint64_t signature = 0;
   bool counted = false;
   for (std::size_t i = 0; i < count; ++i) {
     if (!view.live(ids[i])) continue;
     if (tensor_of(ids[i]) == kNoTensor) {
       const bool segment = view.ledger.at(ids[i]).segment;
-      if (segment) segment_admitted(ids[i]);  // it lived on, which by the plan it does not
+      if (segment) segment_admitted(ids[i]);  // it came to life before this plan
       if (segment && tensor_of(ids[i]) == kNoTensor) continue;
-      if (!segment && (next_op_ == n_ops() || !adopt(view, ids[i]))) {
+      if (!segment && !adopt(view, ids[i], expected)) {
         diverge();
         return Followed::kMiss;
       }
     }
-    const std::size_t t = index(tensor_of(ids[i]));
-    if (static_cast<std::int64_t>(next_op_) < counts_from_[t] || seen_[t] == ops_) continue;
-    seen_[t] = ops_;
+    const Tensor tensor = tensor_of(ids[i]);
+    const std::size_t t = index(tensor);
+    if (static_cast<std::int64_t>(expected) < counts_from_[t] || seen_[t] == ops_) continue;
+    seen_[t] = seen_[life_of_[t]] = ops_;
     counted = true;
-    if (!is_segment(tensor_of(ids[i]))) signature += mixed(tensor_of(ids[i]));
+    if (!is_segment(tensor)) signature += mixed(tensor);
   }
   if (!counted) return Followed::kNone;
-  if (!go_to(signature, op)) {
+  const std::size_t op = signature != 0 ? expected : next_like(name);
+  if (op == n_ops() || signature_[op] != signature) {
     if (signature != 0 || ++strays_ > kMaxStrays) diverge();
     return Followed::kMiss;
   }
   strays_ = 0;
-  pass_op();
+  while (next_op_ <= op) pass_op();
   return Followed::kHit;
-}
-
-// Goes on to the plan's next op that is this one: by its large tensors, or by its name if it has
-// none. Ops on small blocks alone may be missing, or come in addition, such as those of a report
-// that is printed now and then.
-bool PlanCursor::go_to(std::uint64_t signature, std::int64_t op) {
-  std::size_t at = next_op_;
-  for (; at < n_ops() && on_segments(at); ++at) {
-    if (signature != 0) continue;
-    if (at - next_op_ > kMaxStrays) return false;
-    if (plan_.op[at] == op) break;
-  }
-  if (at == n_ops() || signature_[at] != signature) return false;
-  while (next_op_ < at) pass_op();
-  return true;
 }
 
 // The plan's next op is over.
@@ -207,9 +232,8 @@ void PlanCursor::pass_op() {
 
 // All that counts was there: at most a few of the last ops, on small blocks alone, were not.
 bool PlanCursor::at_end() const {
-  for (std::size_t op = next_op_; op < n_ops(); ++op)
-    if (!on_segments(op) || op - next_op_ >= kMaxStrays) return false;
-  return 2 * next_op_ >= n_ops();
+  const std::size_t left = n_ops() - next_op_;
+  return next_large_op() == n_ops() && left <= kMaxStrays && 8 * left <= n_ops();
 }
 
 bool PlanCursor::step_ended() {

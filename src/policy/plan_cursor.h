@@ -29,9 +29,11 @@ class PlanCursor {
 
   void admitted(RangeId id, std::size_t bytes);
   void segment_admitted(RangeId id);
+  // The range is gone: its id may come again for another one.
+  void forgotten(RangeId id);
   void retired(RangeId id) { unbind(tensor_of(id)); }
   Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                    std::int64_t op = 0);
+                    std::int64_t name = 0);
   // Where each tensor is, as the constructor takes it.
   std::vector<RangeId> units() const;
   // True when the step was what the plan says, all of it.
@@ -39,6 +41,8 @@ class PlanCursor {
 
   const Plan& plan() const { return plan_; }
   bool alive() const { return alive_; }
+  // Of segments of small blocks, which have ops of their own.
+  bool has_segments() const { return !home_of_.empty(); }
   // Ops since the last one that was as planned.
   std::size_t strays() const { return strays_; }
   std::size_t next_op() const { return next_op_; }
@@ -59,10 +63,11 @@ class PlanCursor {
   void unbind(Tensor tensor);
   void diverge();
   void restart();
-  bool adopt(const CandidateView& view, RangeId id);
+  bool adopt(const CandidateView& view, RangeId id, std::size_t op);
   bool is_segment(Tensor tensor) const { return plan_.segment[index(tensor)] != 0; }
   bool on_segments(std::size_t op) const { return signature_[op] == 0; }
-  bool go_to(std::uint64_t signature, std::int64_t op);
+  std::size_t next_large_op() const;
+  std::size_t next_like(std::int64_t name) const;
   void pass_op();
   bool at_end() const;
   void index_uses();
@@ -77,6 +82,8 @@ class PlanCursor {
   // The op that the tensor's uses count from. An op that allocates one uses it as far as umem can
   // see; by the plan it may be the first time in a later op, or never, as with scratch memory.
   std::vector<std::int64_t> counts_from_;
+  // Of each tensor itself, and of a segment one that stands for all its lives.
+  std::vector<std::size_t> life_of_;
   // Of the program.
   std::vector<RangeId> unit_of_;
   std::vector<Tensor> tensor_of_;

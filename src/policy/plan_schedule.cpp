@@ -51,6 +51,8 @@ PlanSchedule::PlanSchedule(const PlanCursor& cursor)
 
 void PlanSchedule::step_began(bool continues) {
   const auto n = static_cast<std::int64_t>(cursor_.n_ops());
+  for (; continues && done_ < cursor_.n_ops(); ++done_)
+    add_due(done_ + 1);  // ops that were left out
   std::vector<Fetch> carried;
   while (const Fetch* next = head()) {
     if (continues && next->by >= n && !stale(*next)) carried.push_back(*next);

@@ -1,6 +1,7 @@
 #include "policy/planned.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "policy/policies.h"
@@ -70,7 +71,9 @@ void Planned::choose() {
   active_ = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
     if (!entry->cursor.alive()) continue;
-    const auto rank = [](const Entry& one) { return std::pair(one.cursor.strays(), ~one.used); };
+    const auto rank = [](const Entry& one) {
+      return std::tuple(one.cursor.strays(), one.last != Followed::kHit, ~one.used);
+    };
     if (!active_ || rank(*entry) < rank(*active_)) active_ = entry.get();
   }
 }
@@ -119,21 +122,31 @@ void Planned::retired(RangeId id) {
   if (found_copy != written_back_.end() && *found_copy == id) written_back_.erase(found_copy);
 }
 
+void Planned::forgotten(RangeId id) {
+  for (const std::unique_ptr<Entry>& entry : entries_) entry->cursor.forgotten(id);
+}
+
 void Planned::evicted(RangeId id) {
   if (active_) active_->schedule.evicted(id);
 }
 
 Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
                            std::int64_t op) {
-  bool any = std::any_of(ids, ids + count,
-                         [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; });
+  const bool small = std::any_of(entries_.begin(), entries_.end(),
+                                 [](auto& entry) { return entry->cursor.has_segments(); });
+  const bool counts = std::any_of(ids, ids + count, [&](RangeId id) {
+    return view.live(id) && (small || !view.ledger.at(id).segment);
+  });
+  bool any = counts && !active_, hit = false;
   for (const std::unique_ptr<Entry>& entry : entries_) {
     entry->last = entry->cursor.op_ended(view, ids, count, op);
     if (entry->last == Followed::kHit) entry->schedule.op_ended();
     any |= entry->last != Followed::kNone;
+    hit |= entry->last == Followed::kHit;
   }
   if (!any) return Followed::kNone;
-  if (active_ && (!active_->cursor.alive() || active_->cursor.strays() > 0)) diverged();
+  const bool followed = active_ && active_->cursor.alive() && active_->cursor.strays() == 0;
+  if (active_ && (!followed || (hit && active_->last != Followed::kHit))) diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;
@@ -144,6 +157,7 @@ void Planned::step_ended(const CandidateView&) {
   Entry* complete = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
     const bool whole = entry->cursor.step_ended();
+    entry->last = Followed::kNone;
     entry->schedule.step_began(whole);
     const bool better = !complete || entry.get() == active_ ||
                         (complete != active_ && entry->used > complete->used);

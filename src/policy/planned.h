@@ -45,6 +45,7 @@ class Planned final : public residency::Policy {
   bool is_planned() const override { return !entries_.empty(); }
   void admitted(const CandidateView& view, RangeId id) override;
   void retired(RangeId id) override;
+  void forgotten(RangeId id) override;
   void evicted(RangeId id) override;
   Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
                     std::int64_t op) override;

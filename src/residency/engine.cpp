@@ -226,6 +226,7 @@ Ticket Engine::forget(RangeId id) {
     if (!state_.ledger.has(piece)) return;
     departure = std::max(departure, state_.ledger.at(piece).departure);
     state_.ledger.remove(piece);
+    state_.policy->forgotten(piece);
   });
   return departure;
 }

@@ -48,6 +48,8 @@ class Policy {
   // A unit came to life, or died.
   virtual void admitted(const CandidateView&, RangeId) {}
   virtual void retired(RangeId) {}
+  // The range of a unit that is not live goes back to the driver.
+  virtual void forgotten(RangeId) {}
   // A unit was sent out because room was short, and not because the policy asked for it.
   virtual void evicted(RangeId) {}
   // An op ended that used these units (with repetitions; some may have died in it), with a number

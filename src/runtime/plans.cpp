@@ -28,18 +28,21 @@ Result<policy::Planned*> planned_policy(const State& s, const DeviceLock& lock) 
                                      "'; plans are followed by 'planned' only");
 }
 
-// The live unit of its own that begins at the address and has these bytes; or the segment, which is
-// there between its lives as well.
-RangeId unit_at(const State& s, const Device& device, std::int64_t address, std::int64_t bytes,
-                bool segment) {
+// The live unit that begins at the address and has these bytes. A segment that is not alive where a
+// step begins is known all the same.
+RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, std::size_t t) {
+  const std::int64_t address = plan.address[t];
   if (address == 0) return residency::kNoRange;
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
   if (id == residency::kNoRange || s.ranges.device_of(id) != 0) return residency::kNoRange;
   const residency::Engine& engine = device.engine;
-  const bool there = segment ? engine.ledger().has(id) : engine.view().live(id);
+  const bool segment = plan.segment[t] != 0;
+  const auto kind = static_cast<policy::Kind>(plan.kind[t]);
+  const bool later = kind == policy::Kind::kTransient || kind == policy::Kind::kMade;
+  const bool there = segment && later ? engine.ledger().has(id) : engine.view().live(id);
   const bool fits = there && engine.ledger().at(id).segment == segment &&
                     s.ranges[id].base == static_cast<std::uintptr_t>(address) &&
-                    engine.ledger().at(id).bytes == static_cast<std::size_t>(bytes);
+                    engine.ledger().at(id).bytes == static_cast<std::size_t>(plan.bytes[t]);
   return fits ? id : residency::kNoRange;
 }
 
@@ -52,8 +55,7 @@ Result<std::uint64_t> install_plan(policy::Plan plan) {
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   std::vector<RangeId> units(plan.bytes.size());
-  for (std::size_t t = 0; t < units.size(); ++t)
-    units[t] = unit_at(s, *lock.device(), plan.address[t], plan.bytes[t], plan.segment[t] != 0);
+  for (std::size_t t = 0; t < units.size(); ++t) units[t] = unit_at(s, *lock.device(), plan, t);
   const std::uint64_t number = planned.value()->install(std::move(plan), units);
   lock.device()->engine.apply_pending(nullptr);  // its requests where a step begins
   return number;

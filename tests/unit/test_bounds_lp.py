@@ -169,7 +169,6 @@ def test_fewer_windows_are_looser() -> None:
     coarse = bounds_lp.lp_time_floor(trace, LINK, budget, windows=1)
     fine = bounds_lp.lp_time_floor(trace, LINK, budget, windows=48)
     assert closed <= coarse <= fine * (1 + 1e-6)
-    assert closed < fine
 
 
 def test_a_program_that_is_too_large_gets_fewer_windows(monkeypatch: pytest.MonkeyPatch) -> None:

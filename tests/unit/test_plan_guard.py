@@ -95,7 +95,7 @@ LESS = Cost(500 << 20, 500.0)
 def chosen(steps: Sequence[Cost], *, both: bool) -> list[Plan | str | None]:
     """What each step led to: a plan, None for lru, or "-" for nothing."""
     trials = PlanGuard()
-    trials.begin(1, WITHOUT, FIRST, SPARE, both=both)
+    trials.begin(1, WITHOUT, FIRST, lambda: SPARE, both=both)
     verdicts = [trials.judge(1, step) for step in steps]
     return ["-" if verdict is None else verdict.plan for verdict in verdicts]
 

@@ -101,7 +101,7 @@ class Policy(Protocol):
     group `umem.policies`. A policy may also have `victims(view, need)`, which is asked under
     pressure for the ids of the units to evict, in that order; and `rollback = True`: in a program,
     plans whose first steps are worse than those of lru are rolled back, after those of
-    `second(trace, device, budget)`, if it has that, have been tried.
+    `second(trace, device, budget)`, if it has that, have been tried: another plan for this trace.
     """
 
     name: str

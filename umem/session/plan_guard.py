@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ..base.native import core
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..policies.base import Plan
+
+    Spare: TypeAlias = Callable[[], Plan]
 
 STEPS = 2  # steps by the plan, all of which have to be worse
 # Steps by the first of two plans, of which the last counts: until then what the steps before left
@@ -68,7 +72,7 @@ class Verdict(NamedTuple):
 class _Trial:
     """A plan under test, and the spare one that is tested after it."""
 
-    def __init__(self, without: Cost, first: Plan | None, spare: Plan | None, both: bool) -> None:
+    def __init__(self, without: Cost, first: Plan | None, spare: Spare | None, both: bool) -> None:
         self.without, self.first, self.spare, self.both = without, first, spare, both
         self.steps: list[Cost] = []
         self.steps_of_first: list[Cost] = []  # once the spare one is tested
@@ -84,7 +88,7 @@ class _Trial:
         failed = all(cost.worse_than(self.without) for cost in self.steps)
         if not self.steps_of_first and self.spare is not None and self._may_gain(failed):
             self.steps_of_first, self.steps = self.steps, []
-            return False, Verdict(self.spare, _why(self.steps_of_first, self.without))
+            return False, Verdict(self.spare(), _why(self.steps_of_first, self.without))
         if not self.steps_of_first or not self.both:
             return True, Verdict(None, _why(self.steps, self.without)) if failed else None
         first, spare = self.steps_of_first[-1], self.steps[-1]
@@ -114,7 +118,7 @@ class PlanGuard:
         number: int,
         without: Cost,
         plan: Plan | None = None,
-        spare: Plan | None = None,
+        spare: Spare | None = None,
         *,
         both: bool = False,
     ) -> None:
@@ -123,13 +127,18 @@ class PlanGuard:
         Args:
             number: as native code gave it.
             without: the cost of a step without any plan.
-            plan, spare: what to do in the plan's steps, now and next.
+            plan, spare: what to do in the plan's steps now, and what makes the plan to try next.
             both: test the spare plan in any case, and keep what moves the fewest bytes; of nearly
                 equal ones the first.
         """
         self._trials[number] = _Trial(without, plan, spare, both)
         if len(self._trials) > _MAX:
             del self._trials[min(self._trials)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a plan under test has had steps and awaits more."""
+        return any(trial.steps or trial.steps_of_first for trial in self._trials.values())
 
     def clear(self) -> None:
         """Forget all plans."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +105,8 @@ class StepPlanner:
         self._off = True
         self._record(False)
         core.clear_plans()
+        if self._trials is not None:
+            self._trials.clear()
         self._layouts.stop()
 
     def restart(self) -> None:
@@ -144,7 +147,8 @@ class StepPlanner:
             self._judge(status["complete"], cost)
             self._tries = 0
             self._settled += 1
-            if self._settled >= _SETTLED:
+            testing = self._trials is not None and self._trials.busy
+            if self._settled >= (_TRIES if testing else _SETTLED):
                 self._record(False)
             return
         self._settled = 0
@@ -270,7 +274,7 @@ class StepPlanner:
         if without is None or self._trials is None:
             return
         second = getattr(self._policy, "second", None)
-        spare = None if second is None else second(trace, device, budget)
+        spare = None if second is None else partial(second, trace, device, budget)
         self._trials.begin(number, without, plan, spare, both=not device.hides_transfers)
 
     def _report_problems(self, problems: list[str]) -> None:

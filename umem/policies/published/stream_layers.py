@@ -114,8 +114,11 @@ def _rotate(trace: StepTrace, layers: list[list[int]]) -> tuple[list[Move], list
                 gone = held.pop(0)
                 if lap:
                     evict += [Move(gone.end % n, tensor) for tensor in layers[gone.layer]]
+                    ahead = now.begin > gone.end  # not where one op uses several layers
                     fetches += [
-                        fetch(trace, gone.end, now.begin, tensor) for tensor in layers[now.layer]
+                        fetch(trace, gone.end, now.begin, tensor)
+                        for tensor in layers[now.layer]
+                        if ahead
                     ]
             held.append(now)
     return sorted(evict), sorted(fetches, key=lambda one: one.by)
