@@ -113,15 +113,24 @@ def _rotate(trace: StepTrace, layers: list[list[int]]) -> tuple[list[Move], list
             if not same and len(held) == BUFFERS:
                 gone = held.pop(0)
                 if lap:
-                    evict += [Move(gone.end % n, tensor) for tensor in layers[gone.layer]]
-                    ahead = now.begin > gone.end  # not where one op uses several layers
+                    evict += [
+                        Move(ops[-1] % n, tensor)
+                        for tensor in layers[gone.layer]
+                        if (ops := _ops_in(trace, tensor, gone))
+                    ]
                     fetches += [
-                        fetch(trace, gone.end, now.begin, tensor)
+                        fetch(trace, gone.end, ops[0], tensor)
                         for tensor in layers[now.layer]
-                        if ahead
+                        if (ops := _ops_in(trace, tensor, now)) and ops[0] > gone.end
                     ]
             held.append(now)
     return sorted(evict), sorted(fetches, key=lambda one: one.by)
+
+
+def _ops_in(trace: StepTrace, tensor: int, visit: _Visit) -> list[int]:
+    """Return the ops of the visit that use the tensor: not all use all of a layer."""
+    lap = visit.begin // trace.n_ops * trace.n_ops
+    return [op + lap for op in trace.uses(tensor).tolist() if visit.begin <= op + lap <= visit.end]
 
 
 def _visits(trace: StepTrace, layers: list[list[int]]) -> list[_Visit]:
