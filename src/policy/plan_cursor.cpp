@@ -170,8 +170,8 @@ std::size_t PlanCursor::next_large_op() const {
   return op;
 }
 
-// The plan's next op of this name, on segments alone: before the next one on a large tensor, and not
-// too far. n_ops(): there is none.
+// The plan's next op of this name, on segments alone: before the next one on a large tensor, and
+// not too far. n_ops(): there is none.
 std::size_t PlanCursor::next_like(std::int64_t name) const {
   const std::size_t end = std::min(n_ops(), next_op_ + kMaxStrays);
   for (std::size_t op = next_op_; op < end && on_segments(op); ++op)
