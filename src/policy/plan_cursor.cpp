@@ -1,7 +1,6 @@
 #include "policy/plan_cursor.h"
 
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 
 #include "base/assert.h"
@@ -28,12 +27,6 @@ PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std
   unit_of_.assign(m, kNoRange);
   life_.assign(m, 0);
   seen_.assign(m, 0);
-  life_of_.resize(m);
-  std::unordered_map<std::int64_t, std::size_t> last;  // by address
-  for (std::size_t t = 0; t < m; ++t)
-    if (is_segment(static_cast<Tensor>(t))) last[plan_.address[t]] = t;
-  for (std::size_t t = 0; t < m; ++t)
-    life_of_[t] = is_segment(static_cast<Tensor>(t)) ? last[plan_.address[t]] : t;
   for (std::size_t t = 0; t < m; ++t) {
     if (units[t] == kNoRange) continue;
     const auto tensor = static_cast<Tensor>(t);
@@ -204,7 +197,7 @@ Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std
     const Tensor tensor = tensor_of(ids[i]);
     const std::size_t t = index(tensor);
     if (static_cast<std::int64_t>(expected) < counts_from_[t] || seen_[t] == ops_) continue;
-    seen_[t] = seen_[life_of_[t]] = ops_;
+    seen_[t] = ops_;
     counted = true;
     if (!is_segment(tensor)) signature += mixed(tensor);
   }

@@ -82,8 +82,6 @@ class PlanCursor {
   // The op that the tensor's uses count from. An op that allocates one uses it as far as umem can
   // see; by the plan it may be the first time in a later op, or never, as with scratch memory.
   std::vector<std::int64_t> counts_from_;
-  // Of each tensor itself, and of a segment one that stands for all its lives.
-  std::vector<std::size_t> life_of_;
   // Of the program.
   std::vector<RangeId> unit_of_;
   std::vector<Tensor> tensor_of_;
