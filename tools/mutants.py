@@ -102,8 +102,8 @@ MUTANTS = (
     ),
     Mutant(
         "a cached range serves any stream", _ARENA,
-        "RangeId& top = pools_[pool]->large[bytes];", "RangeId& top = pools_[0]->large[bytes];",
-        STREAMS,
+        "const RangeId id = pools_[pool]->large[bytes];",
+        "const RangeId id = pools_[0]->large[bytes];", STREAMS,
     ),
     # --- residency
     Mutant(

@@ -149,17 +149,21 @@ def lora() -> Step:
     return _train(model, lambda _: model(input_ids=text, labels=text).loss)
 
 
+def _bert_config(hidden: int, layers: int) -> Any:
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=8192, hidden_size=hidden, intermediate_size=4 * hidden,
+        num_hidden_layers=layers, num_attention_heads=4,
+    )  # fmt: skip
+
+
 def bert_buckets() -> Step:
     """Train a masked language model; three lengths in turn."""
     import torch
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers import BertForMaskedLM
 
-    model = BertForMaskedLM(
-        BertConfig(
-            vocab_size=8192, hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-            intermediate_size=1024,
-        )
-    )  # fmt: skip
+    model = BertForMaskedLM(_bert_config(256, layers=4))
     texts = [torch.randint(0, 8192, (8, length)) for length in (32, 48, 64)]
     return _train(model, lambda i: model(texts[i % 3], labels=texts[i % 3]).loss)
 
@@ -167,14 +171,9 @@ def bert_buckets() -> Step:
 def sentence() -> Step:
     """Train two encodings to be similar."""
     import torch
-    from transformers import BertConfig, BertModel
+    from transformers import BertModel
 
-    model = BertModel(
-        BertConfig(
-            vocab_size=8192, hidden_size=128, num_hidden_layers=6, num_attention_heads=4,
-            intermediate_size=512,
-        )
-    )  # fmt: skip
+    model = BertModel(_bert_config(128, layers=6))
     one, two = torch.randint(0, 8192, (2, 16, 64))
 
     def loss(_: int) -> Any:

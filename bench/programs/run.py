@@ -26,7 +26,15 @@ sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 from harness import Report, Result, Spread, add_outputs, results_folder, table  # noqa: E402
 
 from programs.nets import PROGRAMS  # noqa: E402
+from umem.analysis.bounds import (  # noqa: E402
+    lower_bound_bytes_in,
+    lower_bound_bytes_out,
+    min_budget,
+)
 from umem.base.units import MIB, PAGE_BYTES  # noqa: E402
+from umem.errors import TraceError  # noqa: E402
+from umem.simulation import replay  # noqa: E402
+from umem.trace.step_trace import StepTrace  # noqa: E402
 
 FRACTIONS = {"1/2": 0.5, "1/4": 0.25}
 POLICIES = ("auto", "lru", "conv_lru", "belady")
@@ -118,49 +126,39 @@ def _rows(name: str, args: argparse.Namespace) -> list[Row]:
     if missing:
         print(f"bench: {name}: not run, it needs {', '.join(missing)}", file=sys.stderr)
         return []
-    peak, bounds = _recorded(name)
+    peak, step = _recorded(name)
+    least = max(min_budget(step) if step else 0, FLOOR)
     rows: list[Row] = []
     plain: list[Row] = []
     for _ in range(args.rounds):
         plain.append(_run(name, "plain", 0))
         for fraction, share in FRACTIONS.items():
-            budget = max(int(peak * share) // PAGE_BYTES * PAGE_BYTES, bounds["least"], FLOOR)
+            budget = max(int(peak * share) // PAGE_BYTES * PAGE_BYTES, least)
             for policy in args.policy:
                 print(f"bench: {name}, {fraction}, {policy}", file=sys.stderr, flush=True)
                 row = _run(name, policy, budget)
                 row["ratio"] = row["seconds"] / plain[-1]["seconds"]
                 row["bits"] = row["digest"] == plain[-1]["digest"]
                 row |= {"program": name, "fraction": fraction, "policy": policy, "budget": budget}
-                row["bound"] = _bound(name, bounds["trace"], budget)
+                row["bound"] = _bound(step, budget) if step and PROGRAMS[name].steady else None
                 rows.append(row)
     return rows
 
 
-_kept: dict[str, Any] = {}  # the recorded steps
-
-
-def _recorded(name: str) -> tuple[int, Row]:
-    """Record the program with room for all; return its peak and the least budget in bytes."""
-    from umem.analysis.bounds import min_budget
-    from umem.simulation import replay
-
+def _recorded(name: str) -> tuple[int, StepTrace | None]:
+    """Record the program with room for all; return its peak in bytes, and a step if it has any."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.jsonl"
         row = _run(name, f"trace:{path}", 4 << 30)
         try:
-            _kept[name] = replay.load(path).step
-        except Exception as error:  # noqa: BLE001 (a program without steps has no bound)
+            return row["peak"], replay.load(path).step
+        except TraceError as error:  # a program without steps has no bound
             print(f"bench: {name}: no bound: {error}", file=sys.stderr)
-    step = _kept.get(name)
-    return row["peak"], {"least": min_budget(step) if step else 0, "trace": step}
+            return row["peak"], None
 
 
-def _bound(name: str, step: Any, budget: int) -> float | None:
+def _bound(step: StepTrace, budget: int) -> float:
     """Return a lower bound of the bytes a step, both ways, as if tensors moved by the byte."""
-    from umem.analysis.bounds import lower_bound_bytes_in, lower_bound_bytes_out
-
-    if step is None or not PROGRAMS[name].steady:
-        return None
     return lower_bound_bytes_in(step, budget) + lower_bound_bytes_out(step, budget)
 
 

@@ -127,13 +127,11 @@ void Arena::notify(EventKind kind, std::uintptr_t address, std::size_t bytes, st
 }
 
 Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
-  RangeId& top = pools_[pool]->large[bytes];
-  const RangeId id = top;
+  const RangeId id = pools_[pool]->large[bytes];
   if (id == kNoRange) return new_range(bytes, Slot::Kind::kLarge, pool);
   UMEM_ASSERT(empty(id) && slots_[id].kind == Slot::Kind::kLarge,
               "the free list holds no live block");
-  top = slots_[id].next_cached;
-  slots_[id].next_cached = kNoRange;
+  unlink_cached(id);
   return id;
 }
 
@@ -153,10 +151,16 @@ Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) 
   return Allocation{reinterpret_cast<void*>(ranges_[id].base), id, slots_[id].bytes, true, false};
 }
 
+std::size_t Arena::count_segments(const Pool& pool) const {
+  std::size_t count = 0;
+  for (const SegmentPool& small : pool.small) count += small.segments();
+  return count;
+}
+
 Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool,
                                          std::uint32_t group) {
   UMEM_ASSERT(group < kGroups, "the group is one of those that there are");
-  if (pools_[pool]->segments < kFewSegments) group = 0;
+  if (count_segments(*pools_[pool]) < kFewSegments) group = 0;
   SegmentPool& small = pools_[pool]->small[group];
   const auto requested = static_cast<std::uint32_t>(bytes);
   SegmentPool::Block block = small.allocate(requested);
@@ -164,7 +168,6 @@ Result<Allocation> Arena::allocate_small(std::size_t bytes, std::uint32_t pool,
     Result<RangeId> made = new_range(kPageBytes, Slot::Kind::kSegment, pool);
     if (!made.ok()) return made.take_status();
     slots_[made.value()].group = group;
-    ++pools_[pool]->segments;
     small.add(made.value());
     block = small.allocate(requested);
   }
@@ -230,7 +233,6 @@ Result<Freed> Arena::free(void* ptr) {
 // The block's bytes may be handed out again.
 void Arena::reclaim(void* ptr, RangeId range) {
   Slot& slot = slots_[range];
-  Pool& pool = *pools_[slot.pool];
   const bool large = slot.kind != Slot::Kind::kSegment;
   const std::uint32_t offset = unit_of(ptr, range);
   SegmentPool& small = segments_of(slot);
@@ -249,9 +251,7 @@ void Arena::reclaim(void* ptr, RangeId range) {
     return;
   }
   if (large) {
-    RangeId& top = pool.large[ranges_[range].bytes];
-    slot.next_cached = top;
-    top = range;
+    link_cached(range);
     cached_bytes_ += ranges_[range].bytes;
     return;
   }
@@ -340,13 +340,21 @@ Status Arena::poll(std::vector<RangeId>* dead) {
   return first;
 }
 
+void Arena::link_cached(RangeId range) {
+  RangeId& top = pools_[slots_[range].pool]->large[ranges_[range].bytes];
+  slots_[range].next_cached = top;
+  if (top != kNoRange) slots_[top].previous_cached = range;
+  top = range;
+}
+
 void Arena::unlink_cached(RangeId range) {
-  RangeId* link = &pools_[slots_[range].pool]->large[ranges_[range].bytes];
-  while (*link != range) {
-    UMEM_ASSERT(*link != kNoRange, "an empty large range is in its free list");
-    link = &slots_[*link].next_cached;
-  }
-  *link = slots_[range].next_cached;
+  Slot& slot = slots_[range];
+  RangeId& link = slot.previous_cached != kNoRange ? slots_[slot.previous_cached].next_cached
+                                                   : pools_[slot.pool]->large[ranges_[range].bytes];
+  UMEM_ASSERT(link == range, "an empty large range is in its free list");
+  link = slot.next_cached;
+  if (link != kNoRange) slots_[link].previous_cached = slot.previous_cached;
+  slot.next_cached = slot.previous_cached = kNoRange;
 }
 
 void Arena::step_ended() {
@@ -366,7 +374,6 @@ Status Arena::destroy(RangeId range) {
   record(stats_.reserved_bytes, stat_type(large), -static_cast<std::int64_t>(bytes));
   ++stats_.driver_frees;
   if (!large) --empty_segments_;
-  if (!large) --pools_[slots_[range].pool]->segments;
   notify(EventKind::kSegmentFree, base, bytes, bytes, slots_[range].pool);
   slots_[range] = {};
   return {};
@@ -383,20 +390,17 @@ Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& l
   for (RangeId id : empty) {
     if (cached_bytes_ <= keep_bytes) break;
     if (leaving && !leaving(id)) continue;
-    const Slot::Kind kind = slots_[id].kind;
-    Pool& pool = *pools_[slots_[id].pool];
-    if (kind == Slot::Kind::kLarge) unlink_cached(id);
-    SegmentPool& small = segments_of(slots_[id]);
-    if (kind == Slot::Kind::kSegment) small.remove(id);
-    const std::size_t bytes = ranges_[id].bytes;
+    const bool large = slots_[id].kind == Slot::Kind::kLarge;
+    if (large)
+      unlink_cached(id);
+    else
+      segments_of(slots_[id]).remove(id);
     if (Status status = destroy(id); !status.ok()) {
       // Still ours: back into the cache.
-      if (kind == Slot::Kind::kSegment) {
-        small.add(id);
-      } else {
-        slots_[id].next_cached = pool.large[bytes];
-        pool.large[bytes] = id;
-      }
+      if (large)
+        link_cached(id);
+      else
+        segments_of(slots_[id]).add(id);
       return status;
     }
   }

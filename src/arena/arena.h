@@ -118,12 +118,12 @@ class Arena {
     std::uint32_t live = 0, pending = 0;   // blocks
     std::size_t bytes = 0, requested = 0;  // of the live or pending large block
     std::uint64_t emptied = 0;             // when the last block left; for trim's order
-    RangeId next_cached = managed::kNoRange;
+    // In the free list of large ranges.
+    RangeId next_cached = managed::kNoRange, previous_cached = managed::kNoRange;
   };
   struct Pool {  // one a stream
     cu::CUstream stream = nullptr;
     std::array<SegmentPool, kGroups> small;
-    std::uint32_t segments = 0;                      // of all groups
     std::unordered_map<std::size_t, RangeId> large;  // range bytes -> stack of cached ranges
   };
   struct Pending {
@@ -142,6 +142,7 @@ class Arena {
   Result<Allocation> allocate_large(std::size_t bytes, std::uint32_t pool);
   Result<RangeId> cached_or_new(std::size_t bytes, std::uint32_t pool);
   Result<Allocation> allocate_small(std::size_t bytes, std::uint32_t pool, std::uint32_t group);
+  std::size_t count_segments(const Pool& pool) const;  // of all groups
   SegmentPool& segments_of(const Slot& slot) { return pools_[slot.pool]->small[slot.group]; }
   const SegmentPool& segments_of(const Slot& slot) const {
     return pools_[slot.pool]->small[slot.group];
@@ -152,6 +153,7 @@ class Arena {
   Status record_events(Pending& pending);
   Status finished(Pending& pending, bool& done);
   Status destroy(RangeId range);
+  void link_cached(RangeId range);
   void unlink_cached(RangeId range);
   SegmentRow describe_layout() const;
   void record_layout(const LayoutStatus& layout, std::int64_t sign);

@@ -18,18 +18,9 @@ std::uint32_t units_of(std::uint32_t bytes) {
 
 }  // namespace
 
-std::uint32_t SegmentPool::next_used(const Segment& segment, std::uint32_t from) {
+std::uint32_t SegmentPool::next(const Segment& segment, std::uint32_t from, bool used) {
   for (std::uint32_t word = from / kWord; word < segment.used.size(); ++word) {
-    std::uint64_t bits = segment.used[word];
-    if (word == from / kWord) bits &= ~std::uint64_t{0} << (from % kWord);
-    if (bits != 0) return word * kWord + static_cast<std::uint32_t>(std::countr_zero(bits));
-  }
-  return kSegmentUnits;
-}
-
-std::uint32_t SegmentPool::next_free(const Segment& segment, std::uint32_t from) {
-  for (std::uint32_t word = from / kWord; word < segment.used.size(); ++word) {
-    std::uint64_t bits = ~segment.used[word];
+    std::uint64_t bits = used ? segment.used[word] : ~segment.used[word];
     if (word == from / kWord) bits &= ~std::uint64_t{0} << (from % kWord);
     if (bits != 0) return word * kWord + static_cast<std::uint32_t>(std::countr_zero(bits));
   }
@@ -64,9 +55,9 @@ SegmentPool::Block SegmentPool::allocate(std::uint32_t requested_bytes) {
     if (seat.settled || seat.longest < units) continue;
     Segment& segment = *segments_[seat.segment];
     std::uint32_t longest = 0;
-    for (std::uint32_t begin = next_free(segment, 0), end; begin < kSegmentUnits;
-         begin = next_free(segment, end)) {
-      end = next_used(segment, begin);
+    for (std::uint32_t begin = next(segment, 0, false), end; begin < kSegmentUnits;
+         begin = next(segment, end, false)) {
+      end = next(segment, begin, true);
       longest = std::max(longest, end - begin);
       if (end - begin < units) continue;
       mark(segment, begin, units, true);
@@ -110,11 +101,10 @@ std::uint32_t SegmentPool::requested_at(RangeId segment, std::uint32_t offset) c
 
 void SegmentPool::describe(RangeId segment, std::uintptr_t base, std::vector<BlockRow>& out) const {
   const Segment& all = *segments_[segment];
-  for (std::uint32_t at = 0, next; at < kSegmentUnits; at = next) {
+  for (std::uint32_t at = 0, end; at < kSegmentUnits; at = end) {
     const std::uint32_t units = units_at(segment, at);
-    next = units > 0 ? at + units : next_used(all, at);
-    out.push_back(
-        {base + at * kUnit, (next - at) * kUnit, all.requested[at], units > 0, units > 0});
+    end = units > 0 ? at + units : next(all, at, true);
+    out.push_back({base + at * kUnit, (end - at) * kUnit, all.requested[at], units > 0, units > 0});
   }
 }
 
@@ -125,7 +115,7 @@ void SegmentPool::free(RangeId segment, std::uint32_t offset) {
   mark(its, offset, units, false);
   its.requested[offset] = 0;
   its.free_units += units;
-  const std::uint32_t begin = run_start(its, offset), end = next_used(its, offset + units);
+  const std::uint32_t begin = run_start(its, offset), end = next(its, offset + units, true);
   free_blocks_ += 1u - (begin < offset ? 1u : 0u) - (end > offset + units ? 1u : 0u);
   Seat& seat = seats_[its.seat];
   seat.longest = std::max(seat.longest, end - begin);
@@ -150,7 +140,7 @@ std::size_t SegmentPool::check_invariants() const {
       const auto units = static_cast<std::uint32_t>(block.bytes / kUnit);
       const auto at = static_cast<std::uint32_t>(block.address / kUnit);
       if (block.allocated) {
-        UMEM_ASSERT(next_free(segment, at) >= at + units, "all units of a block are used");
+        UMEM_ASSERT(next(segment, at, false) >= at + units, "all units of a block are used");
         after_free = false;
         continue;
       }

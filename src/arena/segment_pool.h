@@ -43,6 +43,7 @@ class SegmentPool {
   std::uint32_t requested_at(RangeId segment, std::uint32_t offset) const;
   // Appends all blocks of the segment, free and not, by address.
   void describe(RangeId segment, std::uintptr_t base, std::vector<BlockRow>& out) const;
+  std::size_t segments() const { return seats_.size(); }
   // Free blocks of all segments.
   std::uint32_t free_blocks() const { return free_blocks_; }
   void free(RangeId segment, std::uint32_t offset);
@@ -63,9 +64,8 @@ class SegmentPool {
     std::uint32_t longest = kSegmentUnits;  // no free run is longer
     bool settled = false;
   };
-  // The unit from `from` on that is used, or free; the end of the segment without one.
-  static std::uint32_t next_used(const Segment& segment, std::uint32_t from);
-  static std::uint32_t next_free(const Segment& segment, std::uint32_t from);
+  // The first unit from `from` on that is used, or free; the end of the segment without one.
+  static std::uint32_t next(const Segment& segment, std::uint32_t from, bool used);
   // Where the free run begins that ends before `end`.
   static std::uint32_t run_start(const Segment& segment, std::uint32_t end);
   static void mark(Segment& segment, std::uint32_t from, std::uint32_t units, bool used);

@@ -24,20 +24,11 @@ void install(const Column& sizes, const Column& offsets, std::size_t total) {
         {static_cast<std::size_t>(sizes.at(i)),
          offsets.at(i) < 0 ? arena::kNoPlace : static_cast<std::size_t>(offsets.at(i))});
   }
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = runtime::install_layout(entries, total);
-  }
-  raise_if_error(status);
+  run([&] { return runtime::install_layout(entries, total); });
 }
 
 py::dict status() {
-  arena::LayoutStatus now;
-  {
-    py::gil_scoped_release unlocked;
-    now = runtime::layout_status();
-  }
+  const arena::LayoutStatus now = unlocked([&] { return runtime::layout_status(); });
   py::dict result;
   result["entries"] = now.entries;
   result["bytes"] = now.bytes;

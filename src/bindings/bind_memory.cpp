@@ -115,12 +115,7 @@ void bind_memory(py::module_& module) {
     return runtime::stream_captures(device, stream);
   });
   module.def("wait_stream", [](int device, std::uintptr_t waiter, std::uintptr_t on) {
-    Status status;
-    {
-      py::gil_scoped_release unlocked;
-      status = runtime::wait_stream(device, waiter, on);
-    }
-    raise_if_error(status);
+    run([=] { return runtime::wait_stream(device, waiter, on); });
   });
   module.def("owns", [](std::uintptr_t address) { return runtime::owns(pointer(address)); });
   module.def("tag", [](std::uintptr_t address, const std::string& name) {

@@ -101,19 +101,13 @@ policy::Plan plan_of(const py::dict& columns) {
 
 std::uint64_t install(const py::dict& columns) {
   policy::Plan plan = plan_of(columns);
-  Result<std::uint64_t> number = [&] {
-    py::gil_scoped_release unlocked;
-    return runtime::install_plan(std::move(plan));
-  }();
+  Result<std::uint64_t> number = unlocked([&] { return runtime::install_plan(std::move(plan)); });
   if (!number.ok()) raise_if_error(number.take_status());
   return number.value();
 }
 
 py::dict status() {
-  Result<policy::PlanStatus> read = [] {
-    py::gil_scoped_release unlocked;
-    return runtime::plan_status();
-  }();
+  Result<policy::PlanStatus> read = unlocked([&] { return runtime::plan_status(); });
   if (!read.ok()) raise_if_error(read.take_status());
   const policy::PlanStatus& now = read.value();
   py::dict result;
@@ -126,31 +120,16 @@ py::dict status() {
 }
 
 void clear() {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = runtime::clear_plans();
-  }
-  raise_if_error(status);
+  run([] { return runtime::clear_plans(); });
 }
 
 void replace(std::uint64_t number, const py::dict& columns) {
   policy::Plan plan = plan_of(columns);
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = runtime::replace_plan(number, std::move(plan));
-  }
-  raise_if_error(status);
+  run([&] { return runtime::replace_plan(number, std::move(plan)); });
 }
 
 void roll_back(std::uint64_t number) {
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = runtime::roll_back_plan(number);
-  }
-  raise_if_error(status);
+  run([&] { return runtime::roll_back_plan(number); });
 }
 
 }  // namespace

@@ -109,10 +109,7 @@ py::dict figures(const Replay& replay) {
 
 std::unique_ptr<Replay> open(Options options, bool backed) {
   options.backed = backed;
-  Result<std::unique_ptr<Replay>> opened = [&] {
-    py::gil_scoped_release unlocked;
-    return Replay::open(options);
-  }();
+  Result<std::unique_ptr<Replay>> opened = unlocked([&] { return Replay::open(options); });
   raise_if_error(opened.take_status());
   return std::move(opened.value());
 }

@@ -11,11 +11,7 @@ namespace umem::bindings {
 namespace {
 
 py::dict stats_dict() {
-  runtime::Stats stats;
-  {
-    py::gil_scoped_release unlocked;
-    stats = runtime::stats();
-  }
+  const runtime::Stats stats = unlocked([&] { return runtime::stats(); });
   py::dict result;
 #define UMEM_STAT(name, doc) result[#name] = stats.name;
 #include "runtime/stats.def"

@@ -39,11 +39,7 @@ std::size_t wake(const std::vector<std::string>& tags, std::uint64_t number) {
 }
 
 py::dict bytes_by_tag() {
-  std::vector<runtime::TagReport> rows;
-  {
-    py::gil_scoped_release unlocked;
-    rows = runtime::bytes_by_tag();
-  }
+  const std::vector<runtime::TagReport> rows = unlocked([&] { return runtime::bytes_by_tag(); });
   py::dict result;
   for (const runtime::TagReport& row : rows)
     result[row.tag] = py::make_tuple(row.blocks, row.bytes, row.resident_bytes);

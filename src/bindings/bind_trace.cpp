@@ -45,11 +45,7 @@ py::list strings(const std::vector<trace::Event>& events, Get get) {
 
 py::dict take(const std::string& sink) {
   const trace::Sink from = sink_of(sink);
-  trace::Batch batch;
-  {
-    py::gil_scoped_release unlocked;
-    batch = runtime::record_take(from, true);
-  }
+  const trace::Batch batch = unlocked([&] { return runtime::record_take(from, true); });
   using trace::Event;
   const std::vector<Event>& events = batch.events;
   py::dict result;
@@ -91,12 +87,7 @@ py::tuple lines(const std::string& sink, bool all) {
 void start(const std::string& sink) {
   const trace::Sink to = sink_of(sink);
   if (to == trace::kFile) g_next_op = 0;
-  Status status;
-  {
-    py::gil_scoped_release unlocked;
-    status = runtime::record_start(to);
-  }
-  raise_if_error(status);
+  run([to] { return runtime::record_start(to); });
 }
 
 // Never destroyed: steps may end while the interpreter shuts down.
