@@ -77,7 +77,7 @@ def replayed(plan: Plan | None, trace: StepTrace, budget: int, backed: bool) -> 
     try:
         replay.set_step(columns_of(trace))
         if plan is not None:
-            _core.install_plan(lower(plan, replay.address))
+            _core.install_plan(lower(plan, replay.address, alone=True))
         replay.run_step(4)
         figures = replay.figures()
         del figures["seconds"]

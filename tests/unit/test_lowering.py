@@ -120,7 +120,9 @@ def test_allocations_in_their_order() -> None:
     step = trace([[0], [0], [0]], kinds, small=[4], first=first, next_alias={2: 3})
     columns = lower(Plan(step), lambda t: 7 * t + 1)
     # Of 0 to 6 number 4 is small; number 5 is carried from nowhere: there where a step begins.
-    assert columns["allocations"].tolist() == [4, 5, 3, 1]  # type: ignore[union-attr]
+    assert columns["allocations"].tolist() == [5, 3, 1]  # type: ignore[union-attr]
+    alone = lower(Plan(step), lambda t: 7 * t + 1, alone=True)
+    assert alone["allocations"].tolist() == [4, 5, 3, 1]  # type: ignore[union-attr]
     assert columns["next_alias"].tolist() == [-1, -1, 3, -1, -1, -1]  # type: ignore[union-attr]
     assert columns["address"].tolist() == [1, 0, 15, 0, 36, 0]  # type: ignore[union-attr]
 

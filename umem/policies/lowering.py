@@ -21,7 +21,7 @@ ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
 Columns = dict[str, Ints | int]
 
 
-def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
+def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = False) -> Columns:
     """Return the plan's columns for `_core.install_plan`.
 
     `address` tells where a whole tensor of the step lies, 0 where that is not known. It is asked
@@ -33,7 +33,9 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
     no op writes: the driver is advised of them, and they leave without a transfer once they have
     come from the host.
 
-    A segment of small tensors is at its `place`, and is no part of the order of allocations.
+    A segment of small tensors is at its `place`, and is no part of the order of allocations. What
+    another kind of step made is known once the step uses it. Where the step is `alone`, as in a
+    replay, there is no other: it begins with the allocation of these tensors.
 
     Raises:
         PlanError: the plan names an op or a tensor that the step has not.
@@ -58,7 +60,11 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int]) -> Columns:
         "next_alias": tensor[trace.next_alias[large]],
         "address": _addresses(trace, large, known, address),
         "segment": trace.is_segment[large].astype(np.int64),
-        "allocations": tensor[trace.allocations],
+        "allocations": tensor[
+            np.concatenate((trace.made_elsewhere, trace.allocations))
+            if alone
+            else trace.allocations
+        ],
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
         **_moves("cold", plan.evict_first, ops, tensor),

@@ -278,7 +278,7 @@ def _replay(
             _feed(replay, *text)
         replay.set_step(_columns(step))
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
-            core.install_plan(lower(plan, replay.address))
+            core.install_plan(lower(plan, replay.address, alone=True))
         figures = _until_steady(replay, repeats)
     finally:
         replay.close()

@@ -190,16 +190,15 @@ class StepTrace:
 
     @cached_property
     def allocations(self) -> Ints:
-        """Large tensors in the order in which the step allocates them; segments are not among them.
-
-        A carried tensor that no step makes is allocated at the step's start, as in replay.
-        """
-        carried = self.kind == Kind.CARRIED
-        before = (self.kind == Kind.PERSISTENT) | (carried & (self.next_alias >= 0))
-        before |= self.is_segment
+        """Large tensors in the order in which the step allocates them; segments are not among them."""
+        before = np.isin(self.kind, (Kind.PERSISTENT, Kind.CARRIED)) | self.is_segment
         inside = np.flatnonzero(self.large & ~before)
-        first = np.where(carried, -1, self.first)[inside]
-        return inside[np.argsort(first, kind="stable")]
+        return inside[np.argsort(self.first[inside], kind="stable")]
+
+    @cached_property
+    def made_elsewhere(self) -> Ints:
+        """Large tensors that the step frees and does not make: another kind of step made them."""
+        return np.flatnonzero(self.large & (self.kind == Kind.CARRIED) & (self.next_alias < 0))
 
     @cached_property
     def working_set(self) -> Ints:
