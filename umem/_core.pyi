@@ -121,7 +121,7 @@ class LayoutStatus(TypedDict):
     followed: bool
 
 class PlanStatus(TypedDict):
-    plans: int
+    plans: list[int]  # their numbers
     active: int  # the number of the plan that acts; 0: none
     complete: int  # of the one that the last step went by; 0: none
     hits: int  # of the last step

@@ -17,6 +17,7 @@ class Program(NamedTuple):
     build: Callable[[], Step]
     needs: tuple[str, ...] = ()
     steady: bool = True  # each step does the same
+    first: int = 8  # steps before those that count: recorded, tried and planned
 
 
 def _train(model: Any, loss_of: Callable[[int], Any], *, accumulate: int = 1) -> Step:
@@ -254,10 +255,10 @@ PROGRAMS = {
     "gpt2": Program(gpt2, ("transformers",)),
     "llama_accumulation": Program(llama_accumulation, ("transformers",)),
     "lora": Program(lora, ("transformers", "peft")),
-    "bert_buckets": Program(bert_buckets, ("transformers",), steady=False),
+    "bert_buckets": Program(bert_buckets, ("transformers",), steady=False, first=56),
     "sentence": Program(sentence, ("transformers",)),
     "conformer": Program(conformer, ("transformers",)),
     "lstm": Program(lstm),
-    "vmap_grad": Program(vmap_grad),
+    "vmap_grad": Program(vmap_grad, first=24),
     "generate": Program(generate, ("transformers",), steady=False),
 }

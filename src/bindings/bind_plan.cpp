@@ -26,6 +26,7 @@ constexpr Column kColumns[] = {
     {"address", &policy::Plan::address},
     {"segment", &policy::Plan::segment},
     {"allocations", &policy::Plan::allocations},
+    {"allocated", &policy::Plan::allocated},
     {"access_start", &policy::Plan::access_start},
     {"access_tensor", &policy::Plan::access_tensor},
     {"op", &policy::Plan::op},
@@ -111,7 +112,7 @@ py::dict status() {
   if (!read.ok()) raise_if_error(read.take_status());
   const policy::PlanStatus& now = read.value();
   py::dict result;
-  result["plans"] = now.plans;
+  result["plans"] = py::cast(now.plans);
   result["active"] = now.active;
   result["complete"] = now.complete;
   result["hits"] = now.hits;

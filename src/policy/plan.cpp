@@ -1,5 +1,6 @@
 #include "policy/plan.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -66,6 +67,11 @@ Status check_tensors(const Plan& p) {
                      " and its next-step alias are not carried and made, of equal bytes");
   }
   UMEM_RETURN_IF_ERROR(in_range("allocations", p.allocations, 0, m - 1));
+  UMEM_RETURN_IF_ERROR(
+      has_length("allocated", p.allocated, static_cast<std::int64_t>(p.allocations.size())));
+  UMEM_RETURN_IF_ERROR(in_range("allocated", p.allocated, 0, p.n_ops - 1));
+  if (!std::is_sorted(p.allocated.begin(), p.allocated.end()))
+    return bad("allocated", "does not ascend");
   return distinct("allocations", p.allocations,
                   {0, static_cast<std::int64_t>(p.allocations.size())}, m);
 }
@@ -146,8 +152,9 @@ Status check(const Plan& plan) {
 bool same_step(const Plan& one, const Plan& two) {
   return one.n_ops == two.n_ops && one.bytes == two.bytes && one.kind == two.kind &&
          one.next_alias == two.next_alias && one.segment == two.segment &&
-         one.allocations == two.allocations && one.access_start == two.access_start &&
-         one.access_tensor == two.access_tensor && one.op == two.op;
+         one.allocations == two.allocations && one.allocated == two.allocated &&
+         one.access_start == two.access_start && one.access_tensor == two.access_tensor &&
+         one.op == two.op;
 }
 
 // FNV-1a.
@@ -167,6 +174,7 @@ Plan without_moves(const Plan& plan) {
   made.address = plan.address;
   made.segment = plan.segment;
   made.allocations = plan.allocations;
+  made.allocated = plan.allocated;
   made.access_start = plan.access_start;
   made.access_tensor = plan.access_tensor;
   made.op = plan.op;

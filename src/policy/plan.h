@@ -22,6 +22,7 @@ struct Plan {
   Ints address;        // [m] of what is alive where a step begins, when this is installed; or 0
   Ints segment;        // [m] 1: a segment of small blocks, which is at its address in all its lives
   Ints allocations;    // tensors in the order in which a step allocates them
+  Ints allocated;      // of each the op in which, or before which, ascending
   Ints access_start;   // [n_ops + 1]
   Ints access_tensor;  // a tensor once an op
   Ints op;             // [n_ops] number_of its name

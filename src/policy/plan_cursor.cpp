@@ -8,20 +8,13 @@
 namespace umem::policy {
 namespace {
 
-// splitmix64: sums of it over different sets of tensors are equal by chance only.
-std::uint64_t mixed(Tensor tensor) {
-  std::uint64_t x = (static_cast<std::uint64_t>(tensor) + 1) * 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
 // Ops on small blocks alone that may be missing, or come in addition, one after the other.
 constexpr std::size_t kMaxStrays = 64;
 
 }  // namespace
 
-PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units) : plan_(std::move(plan)) {
+PlanCursor::PlanCursor(Plan plan, const std::vector<RangeId>& units)
+    : plan_(std::move(plan)), shapes_(plan_) {
   const std::size_t m = plan_.bytes.size();
   index_uses();
   unit_of_.assign(m, kNoRange);
@@ -64,8 +57,7 @@ void PlanCursor::index_uses() {
     for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
          at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at) {
       const auto tensor = static_cast<std::size_t>(plan_.access_tensor[at]);
-      if (!is_segment(static_cast<Tensor>(tensor)))
-        signature_[op] += mixed(static_cast<Tensor>(tensor));
+      if (!is_segment(static_cast<Tensor>(tensor))) signature_[op] += mixed(tensor);
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
   first_use_.assign(m, kNever);
@@ -109,20 +101,34 @@ void PlanCursor::unbind(Tensor tensor) {
   ++life_[index(tensor)];
 }
 
-void PlanCursor::diverge() {
-  alive_ = false;
+void PlanCursor::lose() {
+  lost_ = true;
   for (Tensor tensor : adopted_) unbind(tensor);  // it may have been a wrong guess
   adopted_.clear();
 }
 
 void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   unbind(tensor_of(id));
-  if (!alive_) return;
-  if (next_allocation_ == plan_.allocations.size()) return diverge();
+  // More than that no op of the plan has.
+  if (allocated_.size() <= plan_.allocations.size()) allocated_.push_back({id, bytes});
+  if (lost_) return;
+  last_shape_ = next_op_ > 0 ? shapes_.of(next_op_ - 1) : 0;
+  if (next_allocation_ == plan_.allocations.size()) return lose();
   const auto tensor = static_cast<Tensor>(plan_.allocations[next_allocation_]);
-  if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return diverge();
+  if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return lose();
   ++next_allocation_;
   bind(tensor, id);
+}
+
+void PlanCursor::retired(RangeId id) {
+  unbind(tensor_of(id));
+  for (Block& block : allocated_)
+    if (block.id == id) block.id = kNoRange;
+}
+
+bool PlanCursor::is_allocated(RangeId id) const {
+  return std::any_of(allocated_.begin(), allocated_.end(),
+                     [&](const Block& block) { return block.id == id; });
 }
 
 // Whatever the program did before, a segment is known by its place.
@@ -132,7 +138,7 @@ void PlanCursor::segment_admitted(RangeId id) {
 }
 
 void PlanCursor::forgotten(RangeId id) {
-  unbind(tensor_of(id));
+  retired(id);
   if (id < home_of_.size()) home_of_[id] = kNoTensor;
 }
 
@@ -175,8 +181,13 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
 // An op with large tensors is known by them, and one on segments alone by its name. Of the latter a
 // few may be missing, or come in addition, such as those of a report that is printed now and then.
 Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                              std::int64_t name) {
-  if (!alive_) return Followed::kNone;
+                              std::int64_t name, bool search) {
+  if (lost_) {
+    if (search) return find_again(view, ids, count, name);
+    allocated_.clear();
+    last_shape_ = 0;
+    return Followed::kNone;
+  }
   ++ops_;
   const auto is_large = [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; };
   const bool large = std::any_of(ids, ids + count, is_large);
@@ -189,27 +200,105 @@ Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std
       const bool segment = view.ledger.at(ids[i]).segment;
       if (segment) segment_admitted(ids[i]);  // it came to life before this plan
       if (segment && tensor_of(ids[i]) == kNoTensor) continue;
-      if (!segment && !adopt(view, ids[i], expected)) {
-        diverge();
-        return Followed::kMiss;
-      }
+      if (!segment && !adopt(view, ids[i], expected)) return find_again(view, ids, count, name);
     }
     const Tensor tensor = tensor_of(ids[i]);
     const std::size_t t = index(tensor);
     if (static_cast<std::int64_t>(expected) < counts_from_[t] || seen_[t] == ops_) continue;
     seen_[t] = ops_;
     counted = true;
-    if (!is_segment(tensor)) signature += mixed(tensor);
+    if (!is_segment(tensor)) signature += mixed(t);
   }
   if (!counted) return Followed::kNone;
   const std::size_t op = signature != 0 ? expected : next_like(name);
   if (op == n_ops() || signature_[op] != signature) {
-    if (signature != 0 || ++strays_ > kMaxStrays) diverge();
+    if (signature != 0) return find_again(view, ids, count, name);
+    if (++strays_ > kMaxStrays) lose();
     return Followed::kMiss;
   }
   strays_ = 0;
+  allocated_.clear();
   while (next_op_ <= op) pass_op();
   return Followed::kHit;
+}
+
+// The op is not the one that the plan expects, or the cursor is lost already. The program goes on
+// at the first op to come that looks like this one: the next one, one that uses the same persistent
+// tensors, or one after an op that looks like the program's last one. Ops that only work on what
+// was allocated for them, and have not been expected, tell nothing.
+Followed PlanCursor::find_again(const CandidateView& view, const RangeId* ids, std::size_t count,
+                                std::int64_t name) {
+  OpShape shape(name);
+  std::vector<RangeId> others;
+  bool anchored = false, small = true;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!view.live(ids[i]) || view.ledger.at(ids[i]).segment) continue;
+    small = false;
+    if (std::find(ids, ids + i, ids[i]) != ids + i || is_allocated(ids[i])) continue;
+    const Tensor tensor = tensor_of(ids[i]);
+    if (tensor != kNoTensor && is_persistent(tensor)) {
+      shape.add_persistent(tensor);
+      anchored = true;
+    } else {
+      shape.add_other(view.ledger.at(ids[i]).bytes);
+      others.push_back(ids[i]);
+    }
+  }
+  if (small) return Followed::kNone;
+  const std::size_t expected = next_large_op();
+  const std::uint64_t before = lost_ || next_op_ == 0 ? last_shape_ : shapes_.of(next_op_ - 1);
+  if (others.empty() && !anchored) {
+    lose();
+    last_shape_ = before;
+    return Followed::kMiss;
+  }
+  for (const Block& block : allocated_) shape.add_allocated(block.bytes);
+  std::size_t op = n_ops();
+  if (!lost_ && expected < n_ops() && shapes_.of(expected) == shape.value())
+    op = expected;
+  else if (anchored)
+    op = shapes_.first(shape.value(), next_op_);
+  else
+    op = shapes_.first(before, shape.value(), next_op_);
+  if (op == n_ops()) {
+    lose();
+    last_shape_ = shape.value();
+    allocated_.clear();
+    return Followed::kMiss;
+  }
+  go_on_at(view, op, others);
+  return Followed::kHit;
+}
+
+// The program's units are the op's tensors; which of several of equal bytes is a guess.
+void PlanCursor::go_on_at(const CandidateView& view, std::size_t op, std::vector<RangeId>& others) {
+  const auto [begin, end] = shapes_.allocations(op);
+  std::vector<Tensor> free;
+  for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
+       at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at)
+    free.push_back(static_cast<Tensor>(plan_.access_tensor[at]));
+  std::erase_if(free, [&](Tensor t) { return is_segment(t) || is_persistent(t); });
+  for (std::size_t i = begin; i < end; ++i) {
+    const auto tensor = static_cast<Tensor>(plan_.allocations[i]);
+    std::erase(free, tensor);
+    if (i - begin < allocated_.size() && allocated_[i - begin].id != kNoRange)
+      bind(tensor, allocated_[i - begin].id);
+  }
+  std::erase_if(others, [&](RangeId id) { return std::erase(free, tensor_of(id)) > 0; });
+  for (RangeId id : others) {
+    const auto same = std::find_if(free.begin(), free.end(), [&](Tensor t) {
+      return static_cast<std::size_t>(plan_.bytes[index(t)]) == view.ledger.at(id).bytes;
+    });
+    if (same == free.end()) continue;  // two shapes are equal by chance
+    bind(*same, id);
+    free.erase(same);
+  }
+  next_allocation_ = end;
+  lost_ = false;
+  strays_ = 0;
+  ++detours_;
+  allocated_.clear();
+  while (next_op_ <= op) pass_op();
 }
 
 // The plan's next op is over.
@@ -230,7 +319,8 @@ bool PlanCursor::at_end() const {
 }
 
 bool PlanCursor::step_ended() {
-  const bool complete = alive_ && at_end() && next_allocation_ == plan_.allocations.size();
+  const bool complete =
+      !lost_ && detours_ == 0 && at_end() && next_allocation_ == plan_.allocations.size();
   for (std::size_t t = 0; t < plan_.bytes.size(); ++t) {
     if (static_cast<Kind>(plan_.kind[t]) != Kind::kCarried) continue;
     const RangeId id =
@@ -248,10 +338,12 @@ bool PlanCursor::step_ended() {
 }
 
 void PlanCursor::restart() {
-  alive_ = true;
-  next_op_ = next_allocation_ = strays_ = 0;
+  lost_ = false;
+  next_op_ = next_allocation_ = strays_ = detours_ = 0;
+  last_shape_ = 0;
   next_use_.assign(use_start_.begin(), use_start_.end() - 1);
   adopted_.clear();
+  allocated_.clear();
 }
 
 }  // namespace umem::policy

@@ -1,5 +1,5 @@
-// A program's position in a plan: which unit is which tensor, and at which op it is, as long as
-// the program does what the plan says.
+// A program's position in a plan: which unit is which tensor, and at which op it is. Where the
+// program does something else the cursor is lost, until an op looks like one that is still to come.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/assert.h"
+#include "policy/op_shapes.h"
 #include "policy/plan.h"
 #include "residency/policy.h"
 
@@ -17,7 +18,6 @@ using residency::Followed;
 using residency::kNoRange;
 using residency::RangeId;
 
-using Tensor = std::int32_t;
 inline constexpr Tensor kNoTensor = -1;
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
@@ -31,16 +31,19 @@ class PlanCursor {
   void segment_admitted(RangeId id);
   // The range is gone: its id may come again for another one.
   void forgotten(RangeId id);
-  void retired(RangeId id) { unbind(tensor_of(id)); }
+  void retired(RangeId id);
+  // `search`: look for the program's place where it is lost.
   Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                    std::int64_t name = 0);
+                    std::int64_t name = 0, bool search = true);
   // Where each tensor is, as the constructor takes it.
   std::vector<RangeId> units() const;
   // True when the step was what the plan says, all of it.
   bool step_ended();
 
   const Plan& plan() const { return plan_; }
-  bool alive() const { return alive_; }
+  bool lost() const { return lost_; }
+  // Times in this step that the program was found again, or took other tensors for an op.
+  std::size_t detours() const { return detours_; }
   // Of segments of small blocks, which have ops of their own.
   bool has_segments() const { return !home_of_.empty(); }
   // Ops since the last one that was as planned.
@@ -61,8 +64,15 @@ class PlanCursor {
   }
   void bind(Tensor tensor, RangeId id);
   void unbind(Tensor tensor);
-  void diverge();
+  void lose();
   void restart();
+  Followed find_again(const CandidateView& view, const RangeId* ids, std::size_t count,
+                      std::int64_t name);
+  void go_on_at(const CandidateView& view, std::size_t op, std::vector<RangeId>& others);
+  bool is_persistent(Tensor tensor) const {
+    return static_cast<Kind>(plan_.kind[index(tensor)]) == Kind::kPersistent;
+  }
+  bool is_allocated(RangeId id) const;
   bool adopt(const CandidateView& view, RangeId id, std::size_t op);
   bool is_segment(Tensor tensor) const { return plan_.segment[index(tensor)] != 0; }
   bool on_segments(std::size_t op) const { return signature_[op] == 0; }
@@ -72,7 +82,13 @@ class PlanCursor {
   bool at_end() const;
   void index_uses();
 
+  struct Block {
+    RangeId id = kNoRange;
+    std::size_t bytes = 0;
+  };
+
   const Plan plan_;
+  const OpShapes shapes_;
   // Of the plan: a sum over each op's large tensors that does not depend on their order, the uses
   // of each tensor, and where they go on in the next step.
   std::vector<std::uint64_t> signature_;
@@ -90,9 +106,11 @@ class PlanCursor {
   std::vector<std::size_t> next_use_;  // index into use_op_
   std::vector<std::uint64_t> seen_;    // the op count at which it was last seen
   std::vector<Tensor> adopted_;
+  std::vector<Block> allocated_;  // since the last op, in their order; kNoRange: freed again
   std::uint64_t ops_ = 0;
-  std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0;
-  bool alive_ = true;
+  std::uint64_t last_shape_ = 0;  // of the program's last op on large tensors, while it is lost
+  std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0;
+  bool lost_ = false;
 };
 
 }  // namespace umem::policy

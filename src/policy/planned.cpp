@@ -63,16 +63,19 @@ bool Planned::replace(std::uint64_t number, Plan plan) {
 }
 
 PlanStatus Planned::status() const {
-  return {entries_.size(), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
+  std::vector<std::uint64_t> plans;
+  for (const std::unique_ptr<Entry>& entry : entries_) plans.push_back(entry->number);
+  return {std::move(plans), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
 }
 
 // Of those that still fit, the one that fits best, and was right most recently.
 void Planned::choose() {
   active_ = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
-    if (!entry->cursor.alive()) continue;
+    if (entry->cursor.lost()) continue;
     const auto rank = [](const Entry& one) {
-      return std::tuple(one.cursor.strays(), one.last != Followed::kHit, ~one.used);
+      return std::tuple(one.cursor.detours(), one.cursor.strays(), one.last != Followed::kHit,
+                        ~one.used);
     };
     if (!active_ || rank(*entry) < rank(*active_)) active_ = entry.get();
   }
@@ -111,7 +114,7 @@ void Planned::admitted(const CandidateView& view, RangeId id) {
       entry->cursor.segment_admitted(id);
     else
       entry->cursor.admitted(id, unit.bytes);
-  if (active_ && !active_->cursor.alive()) diverged();
+  if (active_ && active_->cursor.lost()) diverged();
 }
 
 void Planned::retired(RangeId id) {
@@ -138,15 +141,21 @@ Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::s
     return view.live(id) && (small || !view.ledger.at(id).segment);
   });
   bool any = counts && !active_, hit = false;
-  for (const std::unique_ptr<Entry>& entry : entries_) {
-    entry->last = entry->cursor.op_ended(view, ids, count, op);
-    if (entry->last == Followed::kHit) entry->schedule.op_ended();
-    any |= entry->last != Followed::kNone;
-    hit |= entry->last == Followed::kHit;
-  }
+  const auto follow = [&](Entry& entry, bool search) {
+    entry.last = entry.cursor.op_ended(view, ids, count, op, search);
+    if (entry.last == Followed::kHit) entry.schedule.op_ended();
+    any |= entry.last != Followed::kNone;
+    hit |= entry.last == Followed::kHit;
+  };
+  const std::size_t detours = active_ ? active_->cursor.detours() : 0;
+  if (active_) follow(*active_, true);
+  // Those that are lost are looked for only where it may help.
+  const bool followed = active_ && !active_->cursor.lost() && active_->cursor.strays() == 0 &&
+                        active_->cursor.detours() == detours;
+  for (const std::unique_ptr<Entry>& entry : entries_)
+    if (entry.get() != active_) follow(*entry, !followed);
   if (!any) return Followed::kNone;
-  const bool followed = active_ && active_->cursor.alive() && active_->cursor.strays() == 0;
-  if (active_ && (!followed || (hit && active_->last != Followed::kHit))) diverged();
+  if (!followed || (hit && active_->last != Followed::kHit)) diverged();
   const Followed result = active_ ? active_->last : Followed::kMiss;
   hits_ += result == Followed::kHit ? 1 : 0;
   misses_ += result == Followed::kMiss ? 1 : 0;

@@ -15,8 +15,8 @@
 namespace umem::policy {
 
 struct PlanStatus {
-  std::size_t plans = 0;
-  // Numbers that `install` gave; 0: none. The one that acts, the one that the last step went by.
+  std::vector<std::uint64_t> plans;  // the numbers that `install` gave them
+  // 0: none. The one that acts, the one that the last step went by.
   std::uint64_t active = 0, complete = 0;
   std::uint64_t hits = 0, misses = 0;  // ops of the last step
 };

@@ -17,6 +17,7 @@
 
 #include "runtime/alloc.h"
 #include "runtime/ops.h"
+#include "torch_ext/backward_steps.h"
 #include "torch_ext/thread_state.h"
 #include "torch_ext/unlocked.h"
 
@@ -169,6 +170,8 @@ Tag result_tag(const OpRecord& record) {
   return made_by_program && !record.reads_tensors ? Tag::kInput : Tag::kTemp;
 }
 
+BackwardSteps g_backward_steps;
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   ThreadState* state = thread_state();
   if (!state) return nullptr;
@@ -188,6 +191,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->op.family = family_within(parent, info.family);
   record->op.phase = phase_within(parent, info.kind);
   record->op.scope_marker = is_scope_marker(info.kind);
+  record->recorded = !record->op.scope_marker && is_recorded(parent, fn);
+  if (!parent && record->op.phase == Phase::kBackward) g_backward_steps.backward();
+  if (!parent && record->recorded) g_backward_steps.forward();  // may run ops of its own
   std::vector<const void*>& storages = state->storages;
   storages.clear();
   Reads reads{storages};
@@ -197,12 +203,10 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   if (has_reads || info.kind == OpKind::kAccumulateGrad)
     record->reads_tensors = add_inputs(fn, info, record->op, reads);
   if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
-  if (record->op.scope_marker) {
+  if (record->op.scope_marker)
     storages.clear();
-  } else {
-    record->recorded = is_recorded(parent, fn);
+  else
     set_stream(record->op, reads.gpu);
-  }
   state->ops.add(1);
   state->inputs.add(storages.size());
   runtime::op_begin(&record->op, storages.data(), storages.size());
@@ -218,6 +222,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   runtime::op_end(&record.op, result_tag(record));
   const bool outermost = !record.parent || record.parent->op.phase != Phase::kOptimizer;
   if (record.kind != OpKind::kOptimizer || !outermost) return;
+  g_backward_steps.optimizer_stepped();
   const Unlocked without_gil;
   runtime::step();
 }
@@ -277,6 +282,7 @@ void install_observer() {
   std::lock_guard guard(g_mutex);
   if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
   register_fork_handlers();
+  g_backward_steps.reset();
   g_handle = add_callback();
 }
 

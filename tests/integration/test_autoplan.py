@@ -129,7 +129,7 @@ def test_two_shapes_by_turns_have_a_plan_each(tiny: Tiny) -> None:
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training()
         work(net, step)
-        assert core.plan_status()["plans"] >= 2
+        assert len(core.plan_status()["plans"]) >= 2
         del net, step
     assert len(set(complete[-4:])) == 2
     assert 0 not in complete[-4:]
@@ -207,7 +207,7 @@ def test_another_budget_is_another_plan(tiny: Tiny) -> None:
         for _ in range(4):
             step(64)
         umem.set_budget("32MiB")
-        assert core.plan_status()["plans"] == 0
+        assert core.plan_status()["plans"] == []
         for _ in range(4):
             step(64)
         assert [budget >> 20 for _, budget in tiny.planned] == [24, 32]

@@ -107,7 +107,7 @@ void change() {
       plan.access_start = {0, 1};
       plan.access_tensor = {0};
       EXPECT(runtime::install_plan(std::move(plan)).ok());
-      EXPECT(runtime::plan_status().value().plans == 1);
+      EXPECT(runtime::plan_status().value().plans.size() == 1);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

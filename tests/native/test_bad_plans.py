@@ -25,7 +25,10 @@ from umem.errors import ConfigError
         ({"next_alias": [-1, 0]}, "next_alias.*tensor 1"),
         ({"next_alias": [-1, 2]}, "next_alias.*2 at 1"),
         ({"address": [0]}, "address"),
-        ({"allocations": [1, 1]}, "twice"),
+        ({"allocations": [1, 1], "allocated": [0, 0]}, "twice"),
+        ({"allocations": [1]}, "allocated.*0 values"),
+        ({"allocations": [1], "allocated": [2]}, "allocated.*2 at 0"),
+        ({"allocations": [0, 1], "allocated": [1, 0]}, "allocated.*ascend"),
         ({"access_start": [0, 2, 2]}, "op 1 has no access"),
         ({"access_start": [0, 3, 2]}, "op 1 has no access"),
         ({"access_start": [1, 2, 2]}, "does not lead"),
@@ -58,7 +61,7 @@ def test_a_bad_plan_is_refused(program: Program, changes: dict[str, object], rea
     plan = columns(tensors, [[0], [1]], **changes)
     with pytest.raises(ConfigError, match=reason):
         _core.install_plan(plan)
-    assert _core.plan_status()["plans"] == 0
+    assert _core.plan_status()["plans"] == []
 
 
 def test_a_plan_of_other_types_is_refused(program: Program) -> None:

@@ -236,7 +236,7 @@ def test_any_trace_has_equal_figures_backed(events: list[Event], policy: str, pa
     trace = text(*events)
     unbacked = play(trace, made)
     assert unbacked == play(trace, made, backed=True)
-    assert unbacked["step_us"] >= unbacked["compute_us"]
+    assert unbacked["step_us"] >= unbacked["compute_us"] * (1 - 1e-12)  # sums in another order
     assert unbacked["peak_resident_bytes"] <= pages * PAGE
 
 

@@ -42,6 +42,12 @@ def weights(program: Program, names: str) -> list[Tensor]:
     return [Tensor(address=program.take(name)) for name in names]
 
 
+def _allocated(made: Sequence[int], ops: Sequence[Sequence[int]]) -> list[int]:
+    """The op before which each is allocated: no later than its first use, and in their order."""
+    first = [min((i for i, op in enumerate(ops) if t in op), default=len(ops) - 1) for t in made]
+    return np.minimum.accumulate(first[::-1])[::-1].tolist() if made else []
+
+
 def columns(
     tensors: Sequence[Tensor], ops: Sequence[Sequence[int]], **changes: object
 ) -> dict[str, Any]:
@@ -64,9 +70,10 @@ def columns(
         "address": [tensor.address for tensor in tensors],
         "segment": [0] * len(tensors),
         "allocations": made,
+        "allocated": _allocated(made, ops),
         "access_start": np.cumsum([0, *map(len, ops)]),
         "access_tensor": [t for op in ops for t in op],
-        "op": [0] * len(ops),
+        "op": [_core.number_of_op("")] * len(ops),  # as `Program.op` is called
         **moves,
         "keep": [],
         "waits": [],

@@ -52,6 +52,9 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
     large = np.flatnonzero(trace.large)
     tensor = np.full(trace.n_tensors + 1, -1, np.int64)  # -1, no tensor, stays -1
     tensor[large] = np.arange(len(large))
+    allocations = trace.allocations
+    if alone:
+        allocations = np.concatenate((trace.made_elsewhere, allocations))
     known = (trace.kind == Kind.PERSISTENT) | (trace.kind == Kind.CARRIED)
     return {
         "n_ops": ops.count,
@@ -60,11 +63,8 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
         "next_alias": tensor[trace.next_alias[large]],
         "address": _addresses(trace, large, known, address),
         "segment": trace.is_segment[large].astype(np.int64),
-        "allocations": tensor[
-            np.concatenate((trace.made_elsewhere, trace.allocations))
-            if alone
-            else trace.allocations
-        ],
+        "allocations": tensor[allocations],
+        "allocated": ops.after(np.where(trace.kind == Kind.CARRIED, 0, trace.first)[allocations]),
         **ops.accesses(tensor),
         **_moves("evict", plan.evict, ops, tensor),
         **_moves("cold", plan.evict_first, ops, tensor),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import current_device
 from ..base.current_device import gpu_name
@@ -24,17 +24,20 @@ from ..errors import TraceError
 from ..policies import registry
 from ..trace.ids import Address, BlockId, TensorIndex
 from . import plan_guard
+from .contest import Choice, Contest
 from .layout_driver import Layouts
 from .plan_guard import Cost, Meter, PlanGuard
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
-    from ..policies.base import Policy
+    from ..policies.base import Plan, Policy
+    from ..policies.lowering import Columns
     from ..trace.file_recorder import TraceFile
     from ..trace.schema import Header
     from ..trace.step_builder import StepBuilder
     from ..trace.step_trace import Bools, StepTrace
     from .auto_budget import AutoBudget
+    from .plan_guard import Spare
 
 _log = logging.getLogger("umem")
 
@@ -46,6 +49,25 @@ _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
 _SHOWN = 3  # problems of a plan that are logged
 _NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
+
+
+class _Choices(NamedTuple):
+    """The choices that there are for the steps of a plan."""
+
+    first: Plan
+    spare: Spare | None
+
+    def columns(self, choice: Choice) -> Columns:
+        """Return what native code executes; it knows where the tensors are."""
+        from ..policies.base import Plan
+        from ..policies.lowering import lower
+
+        plan = self.first
+        if choice is Choice.SECOND and self.spare is not None:
+            plan = self.spare()
+        elif choice is Choice.NONE:
+            plan = Plan(self.first.trace)
+        return lower(plan, lambda _: 0)
 
 
 class StepPlanner:
@@ -75,6 +97,10 @@ class StepPlanner:
         self._steps = self._tries = self._settled = self._tried_at = 0
         self._trials = PlanGuard() if getattr(policy, "rollback", False) else None
         self._meter = Meter()
+        self._plans: dict[int, _Choices] = {}  # by number, where there is more than one choice
+        self._contest: Contest | None = None
+        self._pace = Meter()
+        self._last = 0  # the plan that the step before went by
         self._off = self._reported = False
         self._unplanned: dict[str, int] = {}  # recorded steps without a plan, by the reason
 
@@ -89,6 +115,8 @@ class StepPlanner:
             self._step()
             if self._builder is not None:
                 self._meter.start()
+            if self._contest is not None and self._contest.running:
+                self._pace.start()
         except BaseException as error:
             if core.is_interrupt(error):
                 self._record(False)  # which may lack what it was at; the next step begins another
@@ -104,17 +132,20 @@ class StepPlanner:
         """Record and plan no more; what is evicted is decided as by lru."""
         self._off = True
         self._record(False)
-        core.clear_plans()
-        if self._trials is not None:
-            self._trials.clear()
+        self._clear()
         self._layouts.stop()
 
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
+        self._clear()
+        self._tries = self._settled = 0
+
+    def _clear(self) -> None:
         core.clear_plans()
         if self._trials is not None:
             self._trials.clear()
-        self._tries = self._settled = 0
+        self._plans.clear()
+        self._contest = None
 
     def why_unplanned(self) -> str:
         """Say why steps had no plan: the most frequent reason; empty without one."""
@@ -143,6 +174,7 @@ class StepPlanner:
         cost = self._meter.read() if recorded else None  # taking it waited for the device
         status = core.plan_status()
         self._layouts.step_ended(status["complete"])
+        self._compete(status)
         if status["complete"]:
             self._judge(status["complete"], cost)
             self._tries = 0
@@ -151,7 +183,7 @@ class StepPlanner:
             if self._settled >= (_TRIES if testing else _SETTLED):
                 self._record(False)
             return
-        self._settled = 0
+        self._settled = self._last = 0
         resting = self._tries >= _TRIES and self._steps - self._tried_at < _EVERY
         if recorded and not resting:
             self._tries += 1
@@ -162,8 +194,11 @@ class StepPlanner:
 
     def _judge(self, number: int, cost: Cost | None) -> None:
         """Judge a plan by a step that followed it; `cost` is known for recorded steps."""
+        before, self._last = self._last, number
         if cost is None or self._trials is None:
             return
+        if before not in (0, number):
+            return  # what the step before left behind is of another kind
         verdict = self._trials.judge(number, cost)
         if verdict is None:
             return
@@ -176,6 +211,26 @@ class StepPlanner:
         # Where its tensors are the plan knows.
         core.replace_plan(number, lower(verdict.plan, lambda _: 0))
         _log.info("plan %d goes on by another choice: %s", number, verdict.why)
+
+    def _compete(self, status: core.PlanStatus) -> None:
+        """Let all plans change their choice where the program's steps vary."""
+        contest = self._contest
+        if contest is None:
+            return
+        cost = self._pace.read() if contest.running else None
+        choice = contest.step_ended(status["complete"], cost, recording=self._builder is not None)
+        if choice is None:
+            return
+        assert self._trials is not None
+        self._trials.clear()
+        self._plans = {n: self._plans[n] for n in status["plans"] if n in self._plans}
+        for number, plans in self._plans.items():
+            if contest.over and choice is Choice.NONE:
+                core.roll_back_plan(number)
+            else:
+                core.replace_plan(number, plans.columns(choice))
+        if contest.over:
+            _log.info("steps vary, and go by %s from here on: %s", choice.value, contest.why())
 
     def _record(self, on: bool) -> None:
         if on == (self._builder is not None):
@@ -271,11 +326,22 @@ class StepPlanner:
             trace.n_ops, len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
         self._layouts.planned(number, whole, budget)
-        if without is None or self._trials is None:
-            return
-        second = getattr(self._policy, "second", None)
-        spare = None if second is None else partial(second, trace, device, budget)
-        self._trials.begin(number, without, plan, spare, both=not device.hides_transfers)
+        if self._trials is not None:
+            second = getattr(self._policy, "second", None)
+            spare = None if second is None else partial(second, trace, device, budget)
+            self._try(number, _Choices(plan, spare), without, hides=device.hides_transfers)
+
+    def _try(self, number: int, plans: _Choices, without: Cost | None, *, hides: bool) -> None:
+        """Begin what tells whether the plan, its spare one or lru is best in its steps."""
+        assert self._trials is not None
+        self._plans[number] = plans
+        if self._contest is None:
+            choices = [Choice.FIRST, *([Choice.SECOND] if plans.spare else []), Choice.NONE]
+            self._contest = Contest(choices, hides_transfers=hides)
+        if self._contest.running or self._contest.over:
+            core.replace_plan(number, plans.columns(self._contest.choice))
+        elif without is not None:
+            self._trials.begin(number, without, plans.first, plans.spare, both=not hides)
 
     def _report_problems(self, problems: list[str]) -> None:
         """Name what of a plan has no effect; once, because the next plans are much the same."""

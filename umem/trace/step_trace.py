@@ -190,7 +190,7 @@ class StepTrace:
 
     @cached_property
     def allocations(self) -> Ints:
-        """Large tensors in the order in which the step allocates them; segments are not among them."""
+        """Large tensors, but for segments, in the order in which the step allocates them."""
         before = np.isin(self.kind, (Kind.PERSISTENT, Kind.CARRIED)) | self.is_segment
         inside = np.flatnonzero(self.large & ~before)
         return inside[np.argsort(self.first[inside], kind="stable")]

@@ -1,0 +1,59 @@
+#include "policy/op_shapes.h"
+
+#include <algorithm>
+
+namespace umem::policy {
+namespace {
+
+std::uint64_t pair_of(std::uint64_t before, std::uint64_t shape) {
+  return mixed(before) + shape;
+}
+
+}  // namespace
+
+OpShapes::OpShapes(const Plan& plan) {
+  const auto n = static_cast<std::size_t>(plan.n_ops);
+  allocation_start_.assign(n + 1, 0);
+  for (std::int64_t op : plan.allocated) ++allocation_start_[static_cast<std::size_t>(op) + 1];
+  for (std::size_t op = 0; op < n; ++op) allocation_start_[op + 1] += allocation_start_[op];
+  std::vector<std::int64_t> allocated(plan.bytes.size(), -1);
+  for (std::size_t i = 0; i < plan.allocations.size(); ++i)
+    allocated[static_cast<std::size_t>(plan.allocations[i])] = plan.allocated[i];
+  const auto bytes = [&](std::size_t t) { return static_cast<std::size_t>(plan.bytes[t]); };
+  std::uint64_t before = 0;
+  for (std::size_t op = 0; op < n; ++op) {
+    OpShape shape(plan.op[op]);
+    bool large = false;
+    for (auto at = static_cast<std::size_t>(plan.access_start[op]);
+         at < static_cast<std::size_t>(plan.access_start[op + 1]); ++at) {
+      const auto t = static_cast<std::size_t>(plan.access_tensor[at]);
+      if (plan.segment[t] != 0) continue;
+      large = true;
+      if (plan.kind[t] == static_cast<std::int64_t>(Kind::kPersistent))
+        shape.add_persistent(static_cast<Tensor>(t));
+      else if (allocated[t] != static_cast<std::int64_t>(op))
+        shape.add_other(bytes(t));
+    }
+    for (std::size_t i = allocation_start_[op]; i < allocation_start_[op + 1]; ++i)
+      shape.add_allocated(bytes(static_cast<std::size_t>(plan.allocations[i])));
+    shape_.push_back(shape.value());
+    if (!large) continue;
+    ops_[shape.value()].push_back(static_cast<std::uint32_t>(op));
+    ops_[pair_of(before, shape.value())].push_back(static_cast<std::uint32_t>(op));
+    before = shape.value();
+  }
+}
+
+std::size_t OpShapes::first(std::uint64_t shape, std::size_t from) const {
+  const auto found = ops_.find(shape);
+  if (found == ops_.end()) return shape_.size();
+  const std::vector<std::uint32_t>& ops = found->second;
+  const auto at = std::lower_bound(ops.begin(), ops.end(), from);
+  return at == ops.end() ? shape_.size() : *at;
+}
+
+std::size_t OpShapes::first(std::uint64_t before, std::uint64_t shape, std::size_t from) const {
+  return first(pair_of(before, shape), from);
+}
+
+}  // namespace umem::policy

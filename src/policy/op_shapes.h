@@ -1,0 +1,59 @@
+// What the ops of a plan look like, whatever units they work on: by it a program that left the plan
+// is found again in it.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "policy/plan.h"
+
+namespace umem::policy {
+
+using Tensor = std::int32_t;
+
+// splitmix64: sums of it over different sets are equal by chance only.
+constexpr std::uint64_t mixed(std::uint64_t x) {
+  x = (x + 1) * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+// Of one op: its name, the persistent tensors that it uses, the sizes of other large ones, in any
+// order, and of those that were allocated for it, in their order.
+class OpShape {
+ public:
+  explicit OpShape(std::int64_t name) : sum_(mixed(static_cast<std::uint64_t>(name))) {}
+  void add_persistent(Tensor tensor) { sum_ += mixed(~static_cast<std::uint64_t>(tensor)); }
+  void add_other(std::size_t bytes) { sum_ += mixed(bytes); }
+  void add_allocated(std::size_t bytes) { order_ = mixed(order_ ^ bytes); }
+  std::uint64_t value() const { return mixed(sum_ ^ order_); }
+
+ private:
+  std::uint64_t sum_, order_ = 0;
+};
+
+class OpShapes {
+ public:
+  // Segments of small blocks do not count: what is in them is not known.
+  explicit OpShapes(const Plan& plan);
+
+  std::uint64_t of(std::size_t op) const { return shape_[op]; }
+  // The first op from `from` on of this shape, or that follows one of the shape `before` directly,
+  // but for ops on segments alone; the number of ops without one.
+  std::size_t first(std::uint64_t shape, std::size_t from) const;
+  std::size_t first(std::uint64_t before, std::uint64_t shape, std::size_t from) const;
+  // The op's place among the allocations, [first, last).
+  std::pair<std::size_t, std::size_t> allocations(std::size_t op) const {
+    return {allocation_start_[op], allocation_start_[op + 1]};
+  }
+
+ private:
+  std::vector<std::uint64_t> shape_;
+  std::vector<std::size_t> allocation_start_;
+  std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> ops_;  // by shape, and pair
+};
+
+}  // namespace umem::policy

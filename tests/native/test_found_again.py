@@ -1,0 +1,167 @@
+"""Steps that leave their plan for some ops: the cursor finds the program's place again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from support.planned import MIB, Program, Tensor, columns, options, running, weights
+
+from umem import _core
+
+BLOCKS = "abcd"
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    with running(options(budget=256 * MIB)) as made:
+        yield made
+
+
+def counted() -> tuple[int, int]:
+    stats = _core.stats()
+    return int(stats["plan_hits"]), int(stats["plan_misses"])
+
+
+def residual(program: Program, blocks: str) -> None:
+    """A step of blocks `x = f(x, w)`, then their gradients in the other order."""
+    last = ""
+    for name in blocks:
+        program.take(f"x{name}")
+        program.op(*filter(None, (last, name, f"x{name}")))
+        last = f"x{name}"
+    program.take("g")
+    program.op(last, "g")
+    for name in reversed(blocks):
+        program.op("g", name, f"x{name}")
+        program.drop(f"x{name}")
+    program.drop("g")
+    _core.step()
+
+
+def plan_of(
+    known: Sequence[Tensor], blocks: Sequence[str] = BLOCKS, **changes: object
+) -> dict[str, Any]:
+    """The plan of that step; weights come first, then the activations, then the gradient."""
+    tensors = [*known] + [Tensor(kind="transient")] * (len(blocks) + 1)
+    ops: list[list[int]] = []
+    x = {name: len(BLOCKS) + i for i, name in enumerate(blocks)}
+    g = len(tensors) - 1
+    last: list[int] = []
+    for name in blocks:
+        ops.append([*last, BLOCKS.index(name), x[name]])
+        last = [x[name]]
+    ops.append([*last, g])
+    ops += [[g, BLOCKS.index(name), x[name]] for name in reversed(blocks)]
+    return columns(tensors, ops, **changes)
+
+
+def test_a_block_that_is_left_out_costs_no_miss(program: Program) -> None:
+    _core.install_plan(plan_of(weights(program, BLOCKS)))
+    residual(program, "abcd")
+    assert counted() == (9, 0)
+    assert _core.plan_status()["complete"] == 1
+    residual(program, "acd")
+    assert counted() == (9 + 7, 0)
+    assert _core.plan_status()["complete"] == 0  # it was not as planned
+    residual(program, "abcd")
+    assert counted() == (9 + 7 + 9, 0)
+    assert _core.plan_status()["complete"] == 1
+
+
+def test_a_block_that_the_plan_has_not_misses_by_itself(program: Program) -> None:
+    _core.install_plan(plan_of(weights(program, BLOCKS), "abd"))
+    residual(program, "abcd")
+    # The op of `c` in each direction.
+    assert counted() == (7, 2)
+    residual(program, "abd")
+    assert counted() == (14, 2)
+
+
+def test_moves_go_on_after_a_block_that_is_left_out(program: Program) -> None:
+    # Weight `d` leaves at the start; it comes back when `b` has ended, which is left out.
+    plan = plan_of(weights(program, BLOCKS), evict=[[-1, 3]], fetch=[[1, 3, 3]])
+    _core.install_plan(plan)
+    assert program.away() == {"d"}
+    program.take("xa")
+    program.op("a", "xa")
+    assert program.away() == {"d"}
+    program.take("xc")
+    program.op("xa", "c", "xc")
+    assert program.away() == set()
+    for name in ("xa", "xc"):
+        program.drop(name)
+    assert counted() == (2, 0)
+
+
+def test_the_one_that_was_right_all_along_acts(program: Program) -> None:
+    known = weights(program, BLOCKS)
+    whole = _core.install_plan(plan_of(known))
+    short = _core.install_plan(plan_of(known, "acd"))
+    for _ in range(2):
+        residual(program, "acd")
+        assert _core.plan_status()["complete"] == short
+        residual(program, "abcd")
+        assert _core.plan_status()["complete"] == whole
+    assert counted()[1] == 0
+
+
+def used_in_turn(program: Program, *ops: str) -> None:
+    """Install a plan: `a`, blocks x, y and z of three sizes one by one, and then these ops."""
+    sizes = {"x": 2, "y": 4, "z": 6}
+    made = [Tensor(mib=mib, kind="transient") for mib in sizes.values()]
+    of_op = [["axyz".index(name) for name in op] for op in ops]
+    _core.install_plan(columns([*weights(program, "a"), *made], [[0], [1], [2], [3], *of_op]))
+    program.op("a")
+    for name, mib in sizes.items():
+        program.take(name, mib)
+        program.op(name)
+    assert counted() == (4, 0)
+
+
+def test_an_op_that_looks_alike_by_chance_is_no_place(program: Program) -> None:
+    used_in_turn(program, "xy", "yz", "a")
+    program.op("y", "z")  # as one op to come; without a persistent tensor that proves nothing
+    assert counted() == (4, 1)
+    program.op("a")
+    assert counted() == (5, 1)
+    _core.step()
+    assert _core.plan_status()["complete"] == 0
+
+
+def test_two_that_look_alike_in_a_row_are_a_place(program: Program) -> None:
+    used_in_turn(program, "xy", "yz", "xz", "a")
+    program.op("y", "z")
+    assert counted() == (4, 1)
+    program.op("x", "z")
+    program.op("a")
+    assert counted() == (6, 1)
+
+
+def test_an_op_on_other_tensors_of_these_sizes_is_the_next_one(program: Program) -> None:
+    made = [Tensor(kind="transient")] * 2
+    _core.install_plan(columns([*weights(program, "a"), *made], [[0], [1], [2], [1], [0, 2]]))
+    program.op("a")
+    for name in "xy":
+        program.take(name)
+        program.op(name)
+    program.op("y")
+    program.op("a", "x")
+    assert counted() == (5, 0)
+    _core.step()
+    assert _core.plan_status()["complete"] == 0
+
+
+def test_what_was_allocated_and_freed_before_an_op_belongs_to_it(program: Program) -> None:
+    tensors = [*weights(program, "ab"), *[Tensor(kind="transient")] * 2]
+    _core.install_plan(columns(tensors, [[0], [1, 2], [0]], allocations=[3, 2], allocated=[1, 1]))
+    program.op("b")  # lost
+    program.take("x")
+    program.drop("x")
+    program.take("y")
+    program.op("b", "y")
+    assert counted() == (1, 1)
+    program.op("a")
+    _core.step()
+    assert counted() == (2, 1)
