@@ -238,7 +238,7 @@ MUTANTS = (
     # --- the plan's follower
     Mutant(
         "an allocation of another size is the plan's", _CURSOR,
-        "if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return diverge();", "",
+        "if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return lose();", "",
     ),
     Mutant(
         "an op of other tensors is the plan's", _CURSOR,
@@ -246,7 +246,21 @@ MUTANTS = (
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,
-        "alive_ && at_end() && next_allocation_ == plan_.allocations.size();", "alive_;",
+        "!lost_ && detours_ == 0 && at_end() && next_allocation_ == plan_.allocations.size();",
+        "!lost_ && detours_ == 0;",
+    ),
+    Mutant(
+        "a step with a detour is complete", _CURSOR, "!lost_ && detours_ == 0 && at_end()",
+        "!lost_ && at_end()",
+    ),
+    Mutant(
+        "one op that looks alike is a place", _CURSOR,
+        "op = shapes_.first(before, shape.value(), next_op_);",
+        "op = shapes_.first(shape.value(), next_op_);",
+    ),
+    Mutant(
+        "what was allocated before an op is not the op's", _CURSOR,
+        "for (const Block& block : allocated_) shape.add_allocated(block.bytes);", "",
     ),
     Mutant(
         "the oldest of two plans acts", "policy/planned.cpp",

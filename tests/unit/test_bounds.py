@@ -178,9 +178,8 @@ def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
     state = Tensor(60 * MIB, {3: True}, Kind.PERSISTENT, "optimizer")
     full = Tensor(80 * MIB, {1: True, 2: False})
     trace = make_step([10.0] * 4, [state, full])
-    # 60 us out from op 3 to op 1, beside 20 us of compute; then op 2, whose end is op 3's begin.
-    # Of a step that begins at op 0 all that is known is 10 us before op 1 and 30 us in behind it.
-    assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (70.0, "turning point", 1)
+    # 60 us out from op 3 to op 1, beside 10 us of compute; 30 us in from op 2 to op 3.
+    assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (90.0, "2 turning points, the highest", 1)
 
 
 def test_what_a_program_holds_after_its_last_use() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from support.steps import Tensor, make_step, steps
 
 from umem.analysis import bounds, bounds_lp
 from umem.analysis.idle_intervals import IdleIntervals
+from umem.analysis.turning_points import turns
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB
 from umem.errors import NotSupportedError, PlanError
@@ -142,12 +144,29 @@ def test_two_turns_of_a_step_add_up() -> None:
     # Of each, 20 MiB are away: 20 us out and 10 us in, at most 10 us of compute beside each.
     floor = bounds.closed_form_floor(trace, LINK, capacity)
     assert bounds.lower_bound_bytes_out(trace, capacity) == 40 * MIB
-    assert floor == (50.0, "compute", -1)
+    assert floor == (60.0, "4 turning points, the highest", 1)
     tight = replace(LINK, bytes_per_us_out=0.5 * MIB)
     # Out takes 40 us a tensor now, from op 0 to op 1 and from op 2 to op 3; in takes 10 us, from
-    # op 1 to op 2 and from op 3 to op 4. The closed form sees 80 us out; the windows add up.
-    assert bounds.closed_form_floor(trace, tight, capacity).us == 80.0
+    # op 1 to op 2 and from op 3 to op 4.
+    assert bounds.closed_form_floor(trace, tight, capacity).us == pytest.approx(100.0)
     assert _time_on(trace, tight, capacity) == pytest.approx(100.0)
+
+
+@few
+@given(steps(), st.floats(0, 1), st.sampled_from([0.3, 1.0, 3.0]))
+def test_turning_points_are_no_higher_than_the_program(
+    trace: StepTrace, share: float, out: float
+) -> None:
+    """The program sees the same ops one by one, so it implies what turning points say."""
+    device = replace(LINK, bytes_per_us_out=out * MIB)
+    capacity = _capacity(trace, share)
+    spans = IdleIntervals(trace)
+    excess = bounds.excess_bytes(spans, capacity)
+    if not excess.any():
+        return
+    with patch.object(bounds_lp, "closed_form_floor", return_value=bounds.Floor(0.0, "", -1)):
+        program = bounds_lp.lp_time_floor(trace, device, capacity, windows=2000)
+    assert turns(spans, device, excess).us <= program * (1 + 1e-6) + 1e-3
 
 
 def _stack(layers: int) -> StepTrace:

@@ -26,6 +26,7 @@ from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import PlanError
 from ..trace.step_trace import Ints, StepTrace
 from .idle_intervals import IdleIntervals, furthest_start
+from .turning_points import turns
 
 BUDGET_MARGIN = 1.05  # times the largest op: space for the pages at its tensors' edges
 
@@ -48,8 +49,9 @@ class Floor(NamedTuple):
     """A lower bound of the step time, and its cause.
 
     `bound` is "compute", "bytes in", "bytes out" or "turning point": at `op`, more bytes are
-    swapped out than can leave before it and come back after it while compute runs. For the byte
-    bounds `op` is the largest cut; for compute it is -1.
+    swapped out than can leave before it and come back after it while compute runs; or a number of
+    turning points, of which `op` is the highest. For the byte bounds `op` is the largest cut; for
+    compute it is -1.
     """
 
     us: float
@@ -157,7 +159,8 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     step left before t, and what the step uses again comes back after t. In steady state it also
     holds where the step is taken to start at another op, such as the first of the optimizer, whose
     results cannot leave before it (`IdleIntervals.begins`). The bound is the largest of these, of
-    all compute, and of the bytes in and out over their bandwidths.
+    several such ops in a row (`turning_points`), of all compute, and of the bytes in and out over
+    their bandwidths.
     """
     spans = IdleIntervals(trace)
     over = excess_bytes(spans, capacity)
@@ -174,6 +177,9 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
         turn = np.maximum(before, out) + np.maximum(after, back)
         op = int(np.argmax(turn))
         floors.append(Floor(float(turn[op]), "turning point", op))
+    if over.any():
+        several = turns(spans, device, over)
+        floors.append(Floor(several.us, f"{len(several.ops)} turning points, the highest", where))
     return max(floors, key=lambda floor: floor.us)
 
 

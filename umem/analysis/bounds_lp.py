@@ -19,6 +19,7 @@ from ..trace.step_trace import Floats, Ints, StepTrace
 from .bounds import closed_form_floor, excess_bytes
 from .idle_intervals import IdleIntervals
 from .linear_program import LinearProgram
+from .turning_points import instants_of
 
 _US = 1000.0  # the programs use MiB and ms, which keeps their numbers near 1
 _MAX_VARIABLES = 30_000
@@ -66,16 +67,6 @@ def lp_time_floor(
         link.move(group)
     stall = link.stall_us(excess[instants], time_limit_s)
     return max(floor.us, trace.compute_us + stall)
-
-
-def instants_of(trace: StepTrace, need: Ints, windows: int, also: int) -> Ints:
-    """Return the op of the highest need in each time slice, and op `also` unless it is -1."""
-    middle = (trace.begin_us[:-1] + trace.begin_us[1:]) / 2
-    width = max(trace.compute_us, 1e-9) / windows
-    piece = np.minimum((middle / width).astype(np.int64), windows - 1)
-    order = np.lexsort((need, piece))
-    best = order[np.flatnonzero(np.diff(piece[order], append=windows))]
-    return np.unique(np.append(best, also) if also >= 0 else best)
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...analysis.bounds import excess_bytes
-from ...analysis.bounds_lp import instants_of
 from ...analysis.idle_intervals import IdleIntervals
 from ...analysis.linear_program import LinearProgram
+from ...analysis.turning_points import instants_of
 from ...base.device_profiles import DeviceProfile
 from ...base.units import MIB
 from ...trace.step_trace import Bools, Ints
