@@ -107,6 +107,7 @@ void PlanCursor::lose() {
   adopted_.clear();
 }
 
+// One of another size may be the plan's in a step of another length. If it is not, the ops tell.
 void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   unbind(tensor_of(id));
   // More than that no op of the plan has.
@@ -115,7 +116,7 @@ void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   last_shape_ = next_op_ > 0 ? shapes_.of(next_op_ - 1) : 0;
   if (next_allocation_ == plan_.allocations.size()) return lose();
   const auto tensor = static_cast<Tensor>(plan_.allocations[next_allocation_]);
-  if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return lose();
+  if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) ++resized_;
   ++next_allocation_;
   bind(tensor, id);
 }
@@ -319,8 +320,8 @@ bool PlanCursor::at_end() const {
 }
 
 bool PlanCursor::step_ended() {
-  const bool complete =
-      !lost_ && detours_ == 0 && at_end() && next_allocation_ == plan_.allocations.size();
+  const bool complete = !lost_ && detours_ == 0 && resized_ == 0 && at_end() &&
+                        next_allocation_ == plan_.allocations.size();
   for (std::size_t t = 0; t < plan_.bytes.size(); ++t) {
     if (static_cast<Kind>(plan_.kind[t]) != Kind::kCarried) continue;
     const RangeId id =
@@ -339,7 +340,7 @@ bool PlanCursor::step_ended() {
 
 void PlanCursor::restart() {
   lost_ = false;
-  next_op_ = next_allocation_ = strays_ = detours_ = 0;
+  next_op_ = next_allocation_ = strays_ = detours_ = resized_ = 0;
   last_shape_ = 0;
   next_use_.assign(use_start_.begin(), use_start_.end() - 1);
   adopted_.clear();

@@ -44,6 +44,8 @@ class PlanCursor {
   bool lost() const { return lost_; }
   // Times in this step that the program was found again, or took other tensors for an op.
   std::size_t detours() const { return detours_; }
+  // Allocations of this step that have other sizes than the plan says.
+  std::size_t resized() const { return resized_; }
   // Of segments of small blocks, which have ops of their own.
   bool has_segments() const { return !home_of_.empty(); }
   // Ops since the last one that was as planned.
@@ -109,7 +111,7 @@ class PlanCursor {
   std::vector<Block> allocated_;  // since the last op, in their order; kNoRange: freed again
   std::uint64_t ops_ = 0;
   std::uint64_t last_shape_ = 0;  // of the program's last op on large tensors, while it is lost
-  std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0;
+  std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
   bool lost_ = false;
 };
 

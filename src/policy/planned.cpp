@@ -74,8 +74,8 @@ void Planned::choose() {
   for (const std::unique_ptr<Entry>& entry : entries_) {
     if (entry->cursor.lost()) continue;
     const auto rank = [](const Entry& one) {
-      return std::tuple(one.cursor.detours(), one.cursor.strays(), one.last != Followed::kHit,
-                        ~one.used);
+      return std::tuple(one.cursor.detours(), one.cursor.resized(), one.cursor.strays(),
+                        one.last != Followed::kHit, ~one.used);
     };
     if (!active_ || rank(*entry) < rank(*active_)) active_ = entry.get();
   }

@@ -12,7 +12,7 @@ from support.varying import PROGRAMS  # noqa: E402
 
 import umem  # noqa: E402
 
-STEPS, COUNTED = 84, 18  # what is counted comes after all choices were tried
+STEPS, COUNTED = 96, 24  # what is counted comes after all choices were tried
 LEAST_HITS = {"branches": 0.8}  # of the others 95 %
 MORE = 1.02
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from support.planned import MIB, Program, Tensor, columns, options, running, weights
 
 from umem import _core
@@ -165,3 +167,87 @@ def test_what_was_allocated_and_freed_before_an_op_belongs_to_it(program: Progra
     program.op("a")
     _core.step()
     assert counted() == (2, 1)
+
+
+# --- any program, any plan
+
+WEIGHTS = "abcd"
+Kernel = tuple[
+    str, tuple[int, ...], int
+]  # a weight or none, which blocks (from the last), MiB made
+
+
+def kernels() -> st.SearchStrategy[list[Kernel]]:
+    weight = st.sampled_from(["", *WEIGHTS])
+    blocks = st.lists(st.integers(0, 3), max_size=2, unique=True).map(tuple)
+    return st.lists(
+        st.tuples(weight, blocks, st.sampled_from([0, 0, 2, 4])), min_size=1, max_size=10
+    )
+
+
+def perform(program: Program, step: Sequence[Kernel]) -> list[list[str]]:
+    """Run the step; at most four blocks live at once. Return the names that each op uses."""
+    alive: list[str] = []
+    used: list[list[str]] = []
+    for number, (weight, blocks, mib) in enumerate(step):
+        names = [weight] * bool(weight) + [alive[-1 - i] for i in blocks if i < len(alive)]
+        if mib:
+            names.append(f"x{number}")
+            program.take(names[-1], mib)
+            alive.append(names[-1])
+        if names:
+            program.op(*names)
+            used.append(names)
+        if len(alive) > 4:
+            program.drop(alive.pop(0))
+    for name in alive:
+        program.drop(name)
+    _core.step()
+    return used
+
+
+@st.composite
+def moves(draw: st.DrawFn, ops: int, tensors: int) -> dict[str, Any]:
+    op, tensor = st.integers(0, ops - 1), st.integers(0, tensors - 1)
+    fetches = [
+        [after, after + draw(st.integers(1, ops)), draw(tensor)]
+        for after in draw(st.lists(op, max_size=6))
+    ]
+    return {
+        "evict": [[draw(op), draw(tensor)] for _ in range(draw(st.integers(0, 8)))],
+        "fetch": [[a, b, t] for a, b, t in fetches if b < 2 * ops],
+        "gated": draw(st.integers(0, 1)),
+        "capacity": draw(st.sampled_from([8, 16, 1 << 20])) * MIB,
+        "order": draw(st.integers(0, 2)),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(kernels(), st.data())
+def test_any_program_may_wander_from_any_plan(planned: list[Kernel], data: st.DataObject) -> None:
+    with running(options(budget=24 * MIB)) as program:
+        known = weights(program, WEIGHTS)
+        used = perform(program, planned)
+        assume(used)
+        names = [*WEIGHTS, *dict.fromkeys(n for op in used for n in op if n not in WEIGHTS)]
+        made = [Tensor(planned[int(name[1:])][2], "transient") for name in names[len(WEIGHTS) :]]
+        ops = [[names.index(name) for name in dict.fromkeys(op)] for op in used]
+        plans = data.draw(st.integers(1, 3))
+        for _ in range(plans):
+            changes = data.draw(moves(len(ops), len(names)))
+            _core.install_plan(columns([*known, *made], ops, **changes))
+        for _ in range(4):
+            step = list(planned)
+            for _ in range(data.draw(st.integers(0, 4))):
+                at = data.draw(st.integers(0, len(step)))
+                if data.draw(st.booleans()):
+                    del step[at : at + data.draw(st.integers(1, 3))]
+                else:
+                    step[at:at] = data.draw(kernels())
+            perform(program, step)  # which looks at what the blocks hold
+            status = _core.plan_status()
+            assert len(status["plans"]) == plans
+        perform(program, planned)
+        perform(program, planned)
+        assert _core.plan_status()["misses"] == 0
+        assert _core.plan_status()["complete"] > 0

@@ -152,5 +152,11 @@ def running(wanted: _core.Options) -> Iterator[Program]:
     """A program on the device meanwhile; its blocks are checked and freed at the end."""
     _core.start(wanted)
     made = Program()
-    yield made
+    try:
+        yield made
+    except BaseException:  # what the blocks hold is no matter any more
+        for ptr in made.at.values():
+            _core.release(ptr)
+        _core.stop()
+        raise
     made.clear()

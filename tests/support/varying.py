@@ -22,8 +22,8 @@ class Block(nn.Module):
         self.b = nn.Parameter(torch.randn(ROWS, COLUMNS) * 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        copies = len(x) // ROWS
-        a, b = (w if copies == 1 else w.repeat(copies, 1) for w in (self.a, self.b))
+        copies = -(-len(x) // ROWS)
+        a, b = (w.repeat(copies, 1)[: len(x)] for w in (self.a, self.b))
         return x + torch.sin(torch.tanh(x * a) * b)
 
 
@@ -74,6 +74,16 @@ def buckets() -> Step:
     """Three lengths in turn."""
     net, xs = _stack(4), [_x(copies * ROWS) for copies in (1, 2, 3)]
     return _trained(net.parameters(), lambda i: _run(net, xs[i % 3]))
+
+
+def lengths() -> Step:
+    """A length that hardly ever comes again."""
+    net, rng = _stack(4), random.Random(3)
+
+    def loss(_: int) -> Tensor:
+        return _run(net, _x(rng.randrange(ROWS, 4 * ROWS)))
+
+    return _trained(net.parameters(), loss)
 
 
 def two_tasks() -> Step:
@@ -136,5 +146,5 @@ def by_hand() -> Step:
 
 PROGRAMS: dict[str, Callable[[], Step]] = {
     made.__name__: made
-    for made in (branches, early_exit, buckets, two_tasks, gan, evaluation, by_hand)
+    for made in (branches, early_exit, buckets, lengths, two_tasks, gan, evaluation, by_hand)
 }

@@ -179,7 +179,11 @@ def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
     full = Tensor(80 * MIB, {1: True, 2: False})
     trace = make_step([10.0] * 4, [state, full])
     # 60 us out from op 3 to op 1, beside 10 us of compute; 30 us in from op 2 to op 3.
-    assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (90.0, "2 turning points, the highest", 1)
+    assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (
+        90.0,
+        "2 turning points, the highest",
+        1,
+    )
 
 
 def test_what_a_program_holds_after_its_last_use() -> None:

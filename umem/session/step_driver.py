@@ -43,7 +43,7 @@ _log = logging.getLogger("umem")
 
 # Steps in a row that went by a plan, after which no more are recorded: as many as are tried.
 _SETTLED = plan_guard.STEPS_OF_FIRST + plan_guard.STEPS
-_TRIES = 16  # plans in a row that no step went by, after which only
+_TRIES = 16  # plans before steps in a row went by some, after which only
 _EVERY = 100  # one step in so many is planned
 _FEW = 0.1  # share of a step's ops that may go by a plan in a step that counts as one without
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
@@ -177,9 +177,10 @@ class StepPlanner:
         self._compete(status)
         if status["complete"]:
             self._judge(status["complete"], cost)
-            self._tries = 0
             self._settled += 1
             testing = self._trials is not None and self._trials.busy
+            if self._settled >= _SETTLED:
+                self._tries = 0  # what differs from here on is new
             if self._settled >= (_TRIES if testing else _SETTLED):
                 self._record(False)
             return
