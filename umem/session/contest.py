@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .plan_guard import MORE, Cost
 
@@ -15,7 +14,19 @@ STEPS = 12  # of each choice
 SKIPPED = 2  # of them, which still carry what the choice before left behind
 
 
-_Costs: TypeAlias = "defaultdict[int, list[Cost]]"  # by the plan that the step went by
+class _Sum(NamedTuple):
+    """The costs of some steps of one kind, and the ops in them."""
+
+    ops: int = 0
+    steps: int = 0
+    bytes: int = 0
+    us: float = 0.0
+
+    def plus(self, cost: Cost, ops: int) -> _Sum:
+        return _Sum(self.ops + ops, self.steps + 1, self.bytes + cost.bytes, self.us + cost.us)
+
+
+_Sums: TypeAlias = "defaultdict[int, _Sum]"  # by the plan that the steps went by
 
 
 class Choice(Enum):
@@ -46,17 +57,20 @@ class Contest:
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._choices = tuple(choices)
         self._steps = 0  # of the choice that is tried now
-        self._costs: dict[Choice, _Costs] = {}
+        self._sums: dict[Choice, _Sums] = {}
         self._means: dict[Choice, Cost] = {}
         self.choice = self._choices[0]
         self.running = self.over = False
 
-    def step_ended(self, plan: int, cost: Cost | None, *, recording: bool) -> Choice | None:
+    def step_ended(
+        self, plan: int, cost: Cost | None, *, ops: int, recording: bool
+    ) -> Choice | None:
         """Take the cost of a step; return the choice from now on where it is another one.
 
         Args:
             plan: the number of the plan that the step went by, 0 without one.
             cost: of the step; needed while the contest is `running`.
+            ops: in the step, as far as plans know them.
             recording: whether steps are recorded, which takes time.
         """
         if self.over:
@@ -74,10 +88,10 @@ class Contest:
         assert cost is not None
         self._steps += 1
         if self._steps > SKIPPED:
-            self._costs[self.choice][plan].append(cost)
+            self._sums[self.choice][plan] = self._sums[self.choice][plan].plus(cost, max(ops, 1))
         if self._steps < STEPS:
             return None
-        following = self._choices[len(self._costs) :]
+        following = self._choices[len(self._sums) :]
         if following:
             self._begin(following[0])
         else:
@@ -86,17 +100,16 @@ class Contest:
 
     def _begin(self, choice: Choice) -> None:
         self.choice, self._steps = choice, 0
-        self._costs[choice] = defaultdict(list)
+        self._sums[choice] = defaultdict(_Sum)
 
     def _end(self) -> None:
-        kinds = set.intersection(*map(set, self._costs.values()))
+        kinds = set.intersection(*map(set, self._sums.values()))
         self.running, self.over = False, bool(kinds)
         self._recent.clear()
         if kinds:
-            often = {k: sum(len(costs[k]) for costs in self._costs.values()) for k in kinds}
-            self._means = {c: _mean(costs, often) for c, costs in self._costs.items()}
+            self._means = _means(self._sums, kinds)
         self.choice = self._best() if kinds else self._choices[0]
-        self._costs = {}
+        self._sums = {}
 
     def _best(self) -> Choice:
         tried = list(self._means.items())
@@ -114,12 +127,16 @@ class Contest:
         )
 
 
-def _mean(costs: _Costs, often: dict[int, int]) -> Cost:
-    """Return the mean cost of a step if the kinds are as frequent as `often` says."""
-    of_kind = [
-        [statistics.fmean(each) for each in zip(*costs[kind], strict=True)] for kind in often
-    ]
-    moved, took = (
-        statistics.fmean(each, list(often.values())) for each in zip(*of_kind, strict=True)
-    )
-    return Cost(round(moved), took)
+def _means(sums: dict[Choice, _Sums], kinds: set[int]) -> dict[Choice, Cost]:
+    """Return the mean cost of a step by each choice, as if each had had the same kinds of steps.
+
+    Steps of a kind may still differ in length: their costs are compared by the op.
+    """
+    ops = {kind: sum(of[kind].ops for of in sums.values()) for kind in kinds}
+    steps = sum(of[kind].steps for of in sums.values() for kind in kinds)
+    means = {}
+    for choice, of in sums.items():
+        moved = sum(of[kind].bytes / of[kind].ops * ops[kind] for kind in kinds) / steps
+        took = sum(of[kind].us / of[kind].ops * ops[kind] for kind in kinds) / steps
+        means[choice] = Cost(round(moved), took)
+    return means

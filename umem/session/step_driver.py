@@ -219,13 +219,20 @@ class StepPlanner:
         if contest is None:
             return
         cost = self._pace.read() if contest.running else None
-        choice = contest.step_ended(status["complete"], cost, recording=self._builder is not None)
+        choice = contest.step_ended(
+            status["complete"],
+            cost,
+            ops=status["hits"] + status["misses"],
+            recording=self._builder is not None,
+        )
         if choice is None:
             return
         assert self._trials is not None
         self._trials.clear()
-        self._plans = {n: self._plans[n] for n in status["plans"] if n in self._plans}
-        for number, plans in self._plans.items():
+        for number in status["plans"]:
+            if number not in self._plans:
+                continue
+            plans = self._plans[number]
             if contest.over and choice is Choice.NONE:
                 core.roll_back_plan(number)
             else:
@@ -335,7 +342,8 @@ class StepPlanner:
     def _try(self, number: int, plans: _Choices, without: Cost | None, *, hides: bool) -> None:
         """Begin what tells whether the plan, its spare one or lru is best in its steps."""
         assert self._trials is not None
-        self._plans[number] = plans
+        kept = core.plan_status()["plans"]
+        self._plans = {n: known for n, known in self._plans.items() if n in kept} | {number: plans}
         if self._contest is None:
             choices = [Choice.FIRST, *([Choice.SECOND] if plans.spare else []), Choice.NONE]
             self._contest = Contest(choices, hides_transfers=hides)
