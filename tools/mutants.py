@@ -238,7 +238,7 @@ MUTANTS = (
     # --- the plan's follower
     Mutant(
         "an allocation of another size is the plan's", _CURSOR,
-        "if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) return lose();", "",
+        "if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) ++resized_;", "",
     ),
     Mutant(
         "an op of other tensors is the plan's", _CURSOR,
@@ -246,12 +246,11 @@ MUTANTS = (
     ),
     Mutant(
         "a step that ends early is complete", _CURSOR,
-        "!lost_ && detours_ == 0 && at_end() && next_allocation_ == plan_.allocations.size();",
-        "!lost_ && detours_ == 0;",
+        "resized_ == 0 && at_end() &&", "resized_ == 0 &&",
     ),
     Mutant(
-        "a step with a detour is complete", _CURSOR, "!lost_ && detours_ == 0 && at_end()",
-        "!lost_ && at_end()",
+        "a step with a detour is complete", _CURSOR, "!lost_ && detours_ == 0 && resized_",
+        "!lost_ && resized_",
     ),
     Mutant(
         "one op that looks alike is a place", _CURSOR,
