@@ -122,3 +122,16 @@ def test_of_nearly_equal_plans_the_first_stays() -> None:
 
 def test_a_plan_that_moves_nothing_needs_no_other() -> None:
     assert chosen([LESS, LESS, Cost(0, 0.0), LESS, LESS], both=True) == ["-"] * 5
+
+
+@pytest.mark.parametrize(("spare", "kept"), [(900, "spare"), (1000, "first"), (1100, "first")])
+def test_without_a_step_to_compare_with_the_two_plans_are_compared(spare: int, kept: str) -> None:
+    trials = PlanGuard()
+    trials.begin(1, None, FIRST, lambda: SPARE, both=True)
+    verdicts = [trials.judge(1, Cost(1000 << 20, 1.0)) for _ in range(3)]
+    assert verdicts[:2] == [None, None]
+    assert verdicts[2] == Verdict(SPARE, "its steps moved 1000 MiB in 0.0 ms")
+    assert trials.judge(1, Cost(spare << 20, 1.0)) is None
+    last = trials.judge(1, Cost(spare << 20, 1.0))
+    assert (last.plan if last else SPARE) is (SPARE if kept == "spare" else FIRST)
+    assert not trials.busy

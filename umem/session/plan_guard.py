@@ -72,7 +72,9 @@ class Verdict(NamedTuple):
 class _Trial:
     """A plan under test, and the spare one that is tested after it."""
 
-    def __init__(self, without: Cost, first: Plan | None, spare: Spare | None, both: bool) -> None:
+    def __init__(
+        self, without: Cost | None, first: Plan | None, spare: Spare | None, both: bool
+    ) -> None:
         self.without, self.first, self.spare, self.both = without, first, spare, both
         self.steps: list[Cost] = []
         self.steps_of_first: list[Cost] = []  # once the spare one is tested
@@ -85,19 +87,20 @@ class _Trial:
 
     def judge(self) -> tuple[bool, Verdict | None]:
         """Return whether the test is over, and what is done with the plan that was tested."""
-        failed = all(cost.worse_than(self.without) for cost in self.steps)
+        known = self.without
+        failed = known is not None and all(cost.worse_than(known) for cost in self.steps)
         if not self.steps_of_first and self.spare is not None and self._may_gain(failed):
             self.steps_of_first, self.steps = self.steps, []
-            return False, Verdict(self.spare(), _why(self.steps_of_first, self.without))
+            return False, Verdict(self.spare(), _why(self.steps_of_first, known))
         if not self.steps_of_first or not self.both:
-            return True, Verdict(None, _why(self.steps, self.without)) if failed else None
+            return True, Verdict(None, _why(self.steps, known)) if failed else None
         first, spare = self.steps_of_first[-1], self.steps[-1]
-        most = MORE * min(first.bytes, spare.bytes, self.without.bytes)
+        most = MORE * min(c.bytes for c in (first, spare, known) if c is not None)
         if first.bytes <= most:
             return True, Verdict(self.first, _why(self.steps, first))
         if spare.bytes <= most:
             return True, None
-        return True, Verdict(None, _why(self.steps, self.without))
+        return True, Verdict(None, _why(self.steps, known))
 
     def _may_gain(self, failed: bool) -> bool:
         return failed or (self.both and self.steps[-1].bytes > 0)
@@ -116,7 +119,7 @@ class PlanGuard:
     def begin(
         self,
         number: int,
-        without: Cost,
+        without: Cost | None,
         plan: Plan | None = None,
         spare: Spare | None = None,
         *,
@@ -126,7 +129,8 @@ class PlanGuard:
 
         Args:
             number: as native code gave it.
-            without: the cost of a step without any plan.
+            without: the cost of a step without any plan; None where it is not known: then only
+                the two plans are compared, if both are tested.
             plan, spare: what to do in the plan's steps now, and what makes the plan to try next.
             both: test the spare plan in any case, and keep what moves the fewest bytes; of nearly
                 equal ones the first.
@@ -158,9 +162,9 @@ class PlanGuard:
         return verdict
 
 
-def _why(steps: list[Cost], other: Cost) -> str:
+def _why(steps: list[Cost], other: Cost | None) -> str:
     moved, took = (statistics.fmean(each) for each in zip(*steps, strict=True))
-    return (
-        f"its steps moved {moved / 2**20:.0f} MiB in {took / 1e3:.1f} ms, and without it "
-        f"{other.bytes / 2**20:.0f} MiB in {other.us / 1e3:.1f} ms"
-    )
+    why = f"its steps moved {moved / 2**20:.0f} MiB in {took / 1e3:.1f} ms"
+    if other is None:
+        return why
+    return f"{why}, and without it {other.bytes / 2**20:.0f} MiB in {other.us / 1e3:.1f} ms"

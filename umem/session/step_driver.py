@@ -176,9 +176,12 @@ class StepPlanner:
         self._layouts.step_ended(status["complete"])
         self._compete(status)
         if status["complete"]:
-            self._judge(status["complete"], cost)
+            alike = self._last in (0, status["complete"])
+            self._last = status["complete"]
+            if alike:  # else what the step before left behind is of another kind
+                self._judge(status["complete"], cost)
             self._settled += 1
-            testing = self._trials is not None and self._trials.busy
+            testing = alike and self._trials is not None and self._trials.busy
             if self._settled >= _SETTLED:
                 self._tries = 0  # what differs from here on is new
             if self._settled >= (_TRIES if testing else _SETTLED):
@@ -195,11 +198,8 @@ class StepPlanner:
 
     def _judge(self, number: int, cost: Cost | None) -> None:
         """Judge a plan by a step that followed it; `cost` is known for recorded steps."""
-        before, self._last = self._last, number
         if cost is None or self._trials is None:
             return
-        if before not in (0, number):
-            return  # what the step before left behind is of another kind
         verdict = self._trials.judge(number, cost)
         if verdict is None:
             return
@@ -349,7 +349,7 @@ class StepPlanner:
             self._contest = Contest(choices, hides_transfers=hides)
         if self._contest.running or self._contest.over:
             core.replace_plan(number, plans.columns(self._contest.choice))
-        elif without is not None:
+        elif without is not None or not hides:
             self._trials.begin(number, without, plans.first, plans.spare, both=not hides)
 
     def _report_problems(self, problems: list[str]) -> None:
