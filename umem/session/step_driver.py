@@ -100,6 +100,7 @@ class StepPlanner:
         self._plans: dict[int, _Choices] = {}  # by number, where there is more than one choice
         self._contest: Contest | None = None
         self._pace = Meter()
+        self._begun = self._begun_at = 0  # how often, and when last, recording began
         self._last = 0  # the plan that the step before went by
         self._off = self._reported = False
         self._unplanned: dict[str, int] = {}  # recorded steps without a plan, by the reason
@@ -138,7 +139,7 @@ class StepPlanner:
     def restart(self) -> None:
         """Forget all plans, because the budget is another one."""
         self._clear()
-        self._tries = self._settled = 0
+        self._tries = self._settled = self._begun = 0
 
     def _clear(self) -> None:
         core.clear_plans()
@@ -194,7 +195,18 @@ class StepPlanner:
             self._tried_at = self._steps
             self._plan(cost if cost and _without_plan(status) else None)
         # The first step makes what later ones only use: the second is the first to be recorded.
-        self._record(self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1)
+        wanted = self._tries < _TRIES or self._steps - self._tried_at >= _EVERY - 1
+        self._record(wanted and (self._builder is not None or self._may_begin()))
+
+    def _may_begin(self) -> bool:
+        """Return whether recording may begin: a rare step, such as a prompt's, begins it each time.
+
+        The step after it goes by its plan, so nothing new would be learnt.
+        """
+        if self._begun >= _TRIES and self._steps - self._begun_at < _EVERY:
+            return False
+        self._begun, self._begun_at = self._begun + 1, self._steps
+        return True
 
     def _judge(self, number: int, cost: Cost | None) -> None:
         """Judge a plan by a step that followed it; `cost` is known for recorded steps."""
