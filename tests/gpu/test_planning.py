@@ -38,7 +38,7 @@ for _ in range(8):
     step()
 torch.cuda.synchronize()
 status, stats = core.plan_status(), umem.stats()
-assert status["plans"] >= 1 and status["complete"] > 0, status
+assert status["plans"] and status["complete"] > 0, status
 assert status["hits"] > 16 and status["misses"] == 0, status
 assert stats.plan_hits > 0 and stats.evictions > 0, stats
 assert (stats.ooms, stats.hook_errors) == (0, 0), stats
@@ -60,7 +60,7 @@ training("cpu")()  # its step is one on the host
 step = training("cuda")
 for _ in range(8):
     step()
-assert core.plan_status()["plans"] >= 1, core.plan_status()
+assert core.plan_status()["plans"], core.plan_status()
 del step
 gc.collect()
 umem.disable()
