@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     Mutant(
         "one op that looks alike is a place", _CURSOR,
-        "op = shapes_.first(before, shape.value(), next_op_);",
+        "op = shapes_.first(last_shape_, shape.value(), next_op_);",
         "op = shapes_.first(shape.value(), next_op_);",
     ),
     Mutant(

@@ -113,7 +113,6 @@ void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   // More than that no op of the plan has.
   if (allocated_.size() <= plan_.allocations.size()) allocated_.push_back({id, bytes});
   if (lost_) return;
-  last_shape_ = next_op_ > 0 ? shapes_.of(next_op_ - 1) : 0;
   if (next_allocation_ == plan_.allocations.size()) return lose();
   const auto tensor = static_cast<Tensor>(plan_.allocations[next_allocation_]);
   if (static_cast<std::size_t>(plan_.bytes[index(tensor)]) != bytes) ++resized_;
@@ -247,10 +246,8 @@ Followed PlanCursor::find_again(const CandidateView& view, const RangeId* ids, s
   }
   if (small) return Followed::kNone;
   const std::size_t expected = next_large_op();
-  const std::uint64_t before = lost_ || next_op_ == 0 ? last_shape_ : shapes_.of(next_op_ - 1);
   if (others.empty() && !anchored) {
     lose();
-    last_shape_ = before;
     return Followed::kMiss;
   }
   for (const Block& block : allocated_) shape.add_allocated(block.bytes);
@@ -260,7 +257,7 @@ Followed PlanCursor::find_again(const CandidateView& view, const RangeId* ids, s
   else if (anchored)
     op = shapes_.first(shape.value(), next_op_);
   else
-    op = shapes_.first(before, shape.value(), next_op_);
+    op = shapes_.first(last_shape_, shape.value(), next_op_);
   if (op == n_ops()) {
     lose();
     last_shape_ = shape.value();
@@ -310,6 +307,7 @@ void PlanCursor::pass_op() {
     UMEM_ASSERT(next_use_[t] < use_start_[t + 1], "an op uses what the plan has uses left of");
     ++next_use_[t];
   }
+  if (!on_segments(next_op_)) last_shape_ = shapes_.of(next_op_);
   ++next_op_;
 }
 

@@ -110,7 +110,7 @@ class PlanCursor {
   std::vector<Tensor> adopted_;
   std::vector<Block> allocated_;  // since the last op, in their order; kNoRange: freed again
   std::uint64_t ops_ = 0;
-  std::uint64_t last_shape_ = 0;  // of the program's last op on large tensors, while it is lost
+  std::uint64_t last_shape_ = 0;  // of the program's last op on large tensors; 0: not known
   std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
   bool lost_ = false;
 };

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.planned import MIB, Program, Tensor, columns, options, running, weights
+from support.planned import MIB, PAGE, Program, Tensor, columns, options, running, weights
 
 from umem import _core
 
@@ -139,6 +139,28 @@ def test_two_that_look_alike_in_a_row_are_a_place(program: Program) -> None:
     program.op("x", "z")
     program.op("a")
     assert counted() == (6, 1)
+
+
+def test_ops_on_small_blocks_between_two_make_no_difference(program: Program) -> None:
+    small = _core.allocate(1000)
+    segment = Tensor(mib=2, address=small // PAGE * PAGE)
+    made = [Tensor(mib=mib, kind="transient") for mib in (2, 4, 6)]
+    ops = [[0], [1], [2], [3], [1, 2], [4], [1, 3], [1, 2], [2, 3], [0]]
+    _core.install_plan(
+        columns([*weights(program, "a"), *made, segment], ops, segment=[0, 0, 0, 0, 1])
+    )
+    program.op("a")
+    for name, mib in zip("xyz", (2, 4, 6), strict=True):
+        program.take(name, mib)
+        program.op(name)
+    program.op("x", "y")
+    _core.op_end(_core.op_begin([small], "", ""), "")
+    assert counted() == (6, 0)
+    program.op("y", "z")  # what follows the second op on x and y, too
+    assert counted() == (7, 0)
+    program.op("a")
+    assert counted() == (8, 0)
+    assert _core.release(small)
 
 
 def test_an_op_on_other_tensors_of_these_sizes_is_the_next_one(program: Program) -> None:
