@@ -49,7 +49,7 @@ class Config:
     )
 
 
-SMOKE = Config(1, 16, 16 * MIB, (("--budget=25%", "--layers=2", "--tokens=8"),))
+SMOKE = Config(1, 16, 16 * MIB, (("--budget=25%", "--layers=2", "--tokens=11"),))
 
 
 def made(layers: int) -> Any:
