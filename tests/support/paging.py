@@ -64,8 +64,8 @@ def steady(trace: StepTrace, capacity: int, policy: str | int) -> Moved:
 
     The policy is `lru`, `belady`, or a number: any order of eviction, one for each number.
 
-    What an op reads comes in before it; dirty is what was written since its last write-back. What
-    the next op that accesses it overwrites whole is dropped at once.
+    What an op reads comes in before it; dirty is what was written since its last write-back. A
+    tensor is kept until the program frees it, whether it is read again or not.
     The mean over the steps from one state to the same state again.
     """
     n = trace.n_ops
@@ -118,7 +118,7 @@ class _State:
             self._evict(op, [t for t in self._last if t not in tensors])
         self._started.update(tensors)
         self._dirty.update(compress(tensors, self._trace.access_write[span]))
-        for t in [t for t in self._last if self._next(t, op) == math.inf]:
+        for t in [t for t in self._last if self._freed(t) <= op]:
             del self._last[t]
             self._dirty.discard(t)
 
@@ -141,6 +141,10 @@ class _State:
         if self._policy == "belady":
             return self._next(t, op)
         return hash((self._policy, t, op))  # of integers: the same in every process
+
+    def _freed(self, t: int) -> float:
+        persistent = self._trace.kind[t] == Kind.PERSISTENT
+        return math.inf if persistent else float(self._trace.last[t])
 
     def _next(self, t: int, op: int) -> float:
         later = [use for use in self._uses[t] if use > op]

@@ -17,7 +17,8 @@ OVER = "over"  # written whole
 class Tensor(NamedTuple):
     """A tensor of a step: which ops access it, and which of them write it.
 
-    It lives from its first access to its last one, or to the end of the step its kind goes to.
+    It lives from its first access to its last one and as long as it is held, or to the end of the
+    step its kind goes to.
     """
 
     bytes: int
@@ -26,6 +27,7 @@ class Tensor(NamedTuple):
     tag: str = "activation"
     family: str = "linear"
     next_alias: int = -1
+    held: int = 0  # ops after the last one that accesses it
 
 
 def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
@@ -55,7 +57,7 @@ def make_step(op_us: Sequence[float], tensors: Sequence[Tensor]) -> StepTrace:
 
 def _life(row: Tensor, n: int) -> tuple[int, int]:
     first = min(row.uses, default=0)
-    last = max(row.uses, default=n - 1)
+    last = min(max(row.uses, default=n - 1) + row.held, n - 1)
     if row.kind in (Kind.PERSISTENT, Kind.CARRIED):
         first = 0
     if row.kind in (Kind.PERSISTENT, Kind.MADE):
@@ -83,10 +85,12 @@ def steps(draw: st.DrawFn, max_ops: int = 12, max_tensors: int = 10) -> StepTrac
         size = draw(st.sampled_from([256, MIB, 2 * MIB, 4 * MIB, 6 * MIB, 16 * MIB]))
         uses = draw(_uses(n, kind != Kind.PERSISTENT))
         tag = draw(st.sampled_from(["param", "optimizer"])) if kind == Kind.PERSISTENT else "grad"
-        rows.append(Tensor(size, uses, kind, tag))
+        held = draw(st.sampled_from([0, 0, 1, 3]))
+        rows.append(Tensor(size, uses, kind, tag, held=held))
         if kind == Kind.MADE and draw(st.booleans()):
             carried = draw(_uses(n, made_here=False))
-            rows.append(Tensor(size, carried, Kind.CARRIED, tag, next_alias=len(rows) - 1))
+            made = len(rows) - 1
+            rows.append(Tensor(size, carried, Kind.CARRIED, tag, next_alias=made, held=held))
     return make_step([float(u) for u in us], rows)
 
 

@@ -160,12 +160,14 @@ def test_contents_that_are_overwritten_whole_need_no_way_back() -> None:
     dead, held = (
         make_step([10.0] * 3, [Tensor(40 * MIB, {0: True, 2: use}), full]) for use in (OVER, True)
     )
-    for bound in (bounds.lower_bound_bytes_in, bounds.lower_bound_bytes_out):
-        assert bound(dead, 90 * MIB) == 0
-        assert bound(held, 90 * MIB) == 30 * MIB
+    for trace in (dead, held):  # nothing tells before op 2 that it is overwritten
+        assert bounds.lower_bound_bytes_out(trace, 90 * MIB) == 30 * MIB
+    assert bounds.lower_bound_bytes_in(held, 90 * MIB) == 30 * MIB
+    assert bounds.lower_bound_bytes_in(dead, 90 * MIB) == 0
     assert bounds.pfoo_l(dead, 90 * MIB) == 0
-    assert bounds.closed_form_floor(dead, LINK, 90 * MIB).us == 30.0
-    assert steady(dead, 90 * MIB, "belady") == (0, 0)
+    # 30 us out before op 1, which is more than 10 us of compute; then op 2.
+    assert bounds.closed_form_floor(dead, LINK, 90 * MIB).us == 40.0
+    assert steady(dead, 90 * MIB, "belady") == (0, 40 * MIB)
     # Around the end of the step: what op 0 overwrites is not needed in op 1 and 2.
     around = make_step(
         [10.0] * 3, [Tensor(40 * MIB, {0: OVER, 1: False}, Kind.PERSISTENT, "param"), full]
@@ -186,14 +188,18 @@ def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
     )
 
 
-def test_what_a_program_holds_after_its_last_use() -> None:
-    uses = {0: True, 1: False}
-    trace = make_step([10.0] * 5, [Tensor(60 * MIB, uses), Tensor(30 * MIB, uses)])
-    trace = replace(trace, last=np.array([3, 1]))
-    every, none = np.ones(2, bool), np.zeros(2, bool)
-    assert IdleIntervals(trace).tails(every).tolist() == [0, 0, 60 * MIB, 60 * MIB, 0]
-    assert not IdleIntervals(trace).tails(every, written_from=1).any()
-    assert not IdleIntervals(trace).tails(none).any()
+def test_what_a_program_holds_has_to_leave_and_does_not_come_back() -> None:
+    """Op 2 takes 80 of 120 MiB beside 60 MiB that no op uses again, until they are freed."""
+    held = Tensor(60 * MIB, {0: True, 1: False}, held=2)
+    trace = make_step([10.0] * 5, [held, Tensor(80 * MIB, {2: True})])
+    assert IdleIntervals(trace).unread.tolist() == [0, 0, 60 * MIB, 60 * MIB, 0]
+    assert not IdleIntervals(trace, kept=np.zeros(2, bool)).unread.any()
+    assert bounds.lower_bound_bytes_in(trace, 120 * MIB) == 0
+    assert bounds.lower_bound_bytes_out(trace, 120 * MIB) == 20 * MIB
+    assert steady(trace, 120 * MIB, "belady") == (0, 60 * MIB)
+    # 40 us out before op 2, beside 20 us of compute; nothing in beside 20 us after it.
+    slow = replace(LINK, bytes_per_us_out=0.5 * MIB)
+    assert bounds.closed_form_floor(trace, slow, 120 * MIB).us == 60.0
 
 
 @few
@@ -203,7 +209,7 @@ def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace, begin: int) -> No
     gaps = spans.gaps
     begin %= n
     held, later, before, clean = (np.zeros(n, np.int64) for _ in range(4))
-    for t, start, end in zip(gaps.tensor, gaps.start, gaps.end, strict=True):
+    for t, start, end, back in zip(gaps.tensor, gaps.start, gaps.end, spans.returns, strict=True):
         writes = [u for u in trace.uses(t) if _writes(trace, int(t), int(u))]
         ago = [w for w in writes if w <= start]
         never = not writes or (not ago and trace.kind[t] != Kind.PERSISTENT)
@@ -213,7 +219,7 @@ def test_sums_of_spans_are_those_of_the_gaps(trace: StepTrace, begin: int) -> No
             clean[op % n] += size if never else 0
             since = (op - begin) // n * n + begin  # the latest `begin` at or before the op
             written = ago[-1] if ago else writes[-1] - n if writes else 0
-            later[op % n] += size if end >= since + n else 0
+            later[op % n] += size if end >= since + n or not back else 0
             before[op % n] += size if never or written < since else 0
     assert spans.held.tolist() == held.tolist()
     assert spans.in_until(begin).tolist() == later.tolist()
@@ -313,10 +319,12 @@ def test_nothing_moves_where_all_fits(trace: StepTrace) -> None:
 def test_chosen_cuts_share_no_gap(trace: StepTrace, share: float) -> None:
     capacity = _capacity(trace, share)
     cuts = bounds.disjoint_cuts(trace, capacity)
-    excess = trace.working_set + IdleIntervals(trace).held - capacity
+    spans = IdleIntervals(trace)
+    excess = spans.need - spans.unread - capacity
     assert cuts.bytes == sum(int(excess[op]) for op in cuts.ops)
-    gaps = IdleIntervals(trace).gaps
-    for start, end in zip(gaps.start, gaps.end, strict=True):
+    for start, end in zip(
+        spans.gaps.start[spans.returns], spans.gaps.end[spans.returns], strict=True
+    ):
         spanned = {op % trace.n_ops for op in range(start + 1, end)}
         assert len(spanned.intersection(cuts.ops)) <= 1
 

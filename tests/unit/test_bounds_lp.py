@@ -37,7 +37,8 @@ def _direct(trace: StepTrace, capacity: int) -> float:
     """The LP of offline paging with one row an op, as it is written down."""
     from scipy.optimize import linprog
 
-    n, gaps = trace.n_ops, IdleIntervals(trace).gaps
+    n, spans = trace.n_ops, IdleIntervals(trace)
+    gaps = spans.gaps
     rows = np.zeros((n, len(gaps.start)))
     for g, (start, end) in enumerate(zip(gaps.start, gaps.end, strict=True)):
         rows[np.arange(start + 1, end) % n, g] = 1
@@ -46,7 +47,8 @@ def _direct(trace: StepTrace, capacity: int) -> float:
         return 0.0
     excess = (rows @ size) + (trace.working_set - capacity) / MIB
     bounds_of = np.stack((np.zeros(len(size)), size), axis=1)
-    result = linprog(np.ones(len(size)), A_ub=-rows, b_ub=-np.maximum(excess, 0), bounds=bounds_of)
+    cost = spans.returns.astype(float)
+    result = linprog(cost, A_ub=-rows, b_ub=-np.maximum(excess, 0), bounds=bounds_of)
     assert result.status == 0
     return float(result.fun) * MIB
 

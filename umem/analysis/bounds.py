@@ -3,8 +3,9 @@
 The model. The step repeats, in steady state. While an op runs, there is a moment when all tensors
 that it accesses, W_t bytes, are on the device together with S_t - x_t of the S_t bytes in idle
 intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity. What
-is swapped out in a gap comes back before the gap ends, once per gap. Every byte that is swapped out
-has a copy on the host, made after its last write. Contents that the next op overwrites whole are
+is swapped out in a gap comes back before the gap ends, once per gap, except for gaps after the last
+use, which end when the program frees the tensor. Every byte that is swapped out has a copy on the
+host, made after its last write. Contents that the next op overwrites whole are
 dead: they need neither a copy nor a way back, although umem, which cannot know that the op will
 succeed, keeps them. Nothing is assumed about a tensor outside its gaps (see `IdleIntervals`), about
 neighbouring steps, the order of transfers, or pages: parts of a
@@ -85,11 +86,13 @@ def min_budget(trace: StepTrace) -> int:
 
 
 def cut_bound(trace: StepTrace, capacity: int) -> Cut:
-    """Return the largest cut, max over ops t of S_t + W_t - capacity: a bound on bytes in.
+    """Return the largest cut, max over ops t of S_t + W_t - capacity - U_t: a bound on bytes in.
 
-    All that is swapped out at op t comes in after it, once for each gap. O(n + k).
+    All that is swapped out at op t comes in after it, once for each gap, but for the U_t bytes that
+    are only held. O(n + k).
     """
-    return _largest(excess_bytes(IdleIntervals(trace), capacity))
+    spans = IdleIntervals(trace)
+    return _largest(_returning(spans, excess_bytes(spans, capacity)))
 
 
 def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
@@ -118,6 +121,7 @@ def _by_space_and_time(spans: IdleIntervals, capacity: int) -> float:
     room = int((capacity - _checked(spans.trace, capacity)).sum())
     length = spans.gaps.end - spans.gaps.start - 1
     order = np.argsort(length, kind="stable")
+    order = order[spans.returns[order]]
     size, length = spans.bytes[order], length[order]
     taken = np.cumsum(size * length)
     whole = int(np.searchsorted(taken, room, side="right"))
@@ -153,7 +157,7 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     """Return a lower bound of the step time in µs of any swapping schedule. O(n + k log k).
 
     Take an op t with O_t = S_t + W_t - capacity > 0, P_t the spanning bytes that need no write-back
-    since the start of the step, and Q_t those that are next used after its end. Then
+    since the start of the step, and Q_t those that are next used after its end, or never. Then
     max(compute before t, (O_t - P_t) / BW_out) + max(compute after t, (O_t - Q_t) / BW_in)
     bounds any single step, whatever its neighbours do: what is swapped out at t and was made in the
     step left before t, and what the step uses again comes back after t. In steady state it also
@@ -217,9 +221,16 @@ def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
     return _sum_of_cuts(dirty, furthest_start(start, end, spans.trace.n_ops)).bytes
 
 
+def _returning(spans: IdleIntervals, excess: Ints) -> Ints:
+    """Return the minimum bytes that come in again of those that are swapped out at each op, [n]."""
+    back: Ints = np.maximum(excess - spans.unread, 0)
+    return back
+
+
 def _cuts_in(spans: IdleIntervals, excess: Ints) -> Cut:
-    reach = furthest_start(spans.gaps.start, spans.gaps.end, spans.trace.n_ops)
-    return _sum_of_cuts(excess, reach)
+    back = spans.returns
+    reach = furthest_start(spans.gaps.start[back], spans.gaps.end[back], spans.trace.n_ops)
+    return _sum_of_cuts(_returning(spans, excess), reach)
 
 
 def _largest(excess: Ints) -> Cut:

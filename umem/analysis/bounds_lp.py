@@ -38,7 +38,8 @@ def lp_time_floor(
     The step is cut at M instants, each inside the op of highest need of one of M time slices. At
     each instant enough is swapped out; in each window between two instants, what comes in and what
     is written back fit the link within the window's compute time and its stall. The variables, in
-    bytes of tensors whose gaps are alike: swapped out at each instant, brought in in each window,
+    bytes of tensors whose gaps are alike: swapped out at each instant, brought in in each window
+    (unless only held),
     and written back by each instant, from the write on and once for all gaps until the next write.
     The program minimises the sum of stalls. It is a relaxation, because an instant may be anywhere
     in its op, and moves within a window have no order. The result is the larger of this and
@@ -74,12 +75,13 @@ class _Group:
     """Tensors whose gaps span the same instants, so that their sum moves as one.
 
     `gaps`: the range of instants [from, to) that each gap spans, in order and not overlapping;
-    `written`: the first instant after the write, or None where no write-back is needed. Instants
-    from M on are of the next step.
+    `written`: the first instant after the write, or None where no write-back is needed; `unread`:
+    whether the last gap's contents never come in again. Instants from M on are of the next step.
     """
 
     gaps: tuple[tuple[int, int], ...]
     written: int | None
+    unread: bool
     mib: float = 0.0
 
     @property
@@ -101,7 +103,7 @@ def _groups(spans: IdleIntervals, instants: Ints) -> Iterator[_Group]:
     for g in np.flatnonzero(end > start).tolist():
         version = int(spans.version[g])
         held.setdefault(version if version >= 0 else -1 - g, []).append(g)
-    groups: dict[tuple[tuple[tuple[int, int], ...], int | None], float] = {}
+    groups: dict[tuple[tuple[tuple[int, int], ...], int | None, bool], float] = {}
     for version, members in held.items():
         ranges = tuple(sorted((int(start[g]), int(end[g])) for g in members))
         after = int(written[members[0]]) if version >= 0 else None
@@ -109,10 +111,11 @@ def _groups(spans: IdleIntervals, instants: Ints) -> Iterator[_Group]:
         key = (
             tuple((a - back, b - back) for a, b in ranges),
             None if after is None else after - back,
+            not spans.returns[members].all(),
         )
         groups[key] = groups.get(key, 0.0) + float(spans.bytes[members[0]]) / MIB
-    for (ranges, after), mib in groups.items():
-        yield _Group(ranges, after, mib)
+    for (ranges, after, unread), mib in groups.items():
+        yield _Group(ranges, after, unread, mib)
 
 
 class _Link:
@@ -145,6 +148,12 @@ class _Link:
             at = np.arange(start, end)
             away = program.variables(len(at), upper=group.mib)
             program.add(self._away[at % self._count], away, -1.0)
+            if copy is not None and group.written is not None:
+                row = program.rows(len(at))
+                program.add(row, away, 1.0)
+                program.add(row, copy[at - group.written], -1.0)
+            if group.unread and (start, end) == group.gaps[-1]:
+                continue
             program.add(lane[at[-1:] % self._count], away[-1:], 1.0)  # the rest, in the last window
             back = program.variables(len(at) - 1)
             row = program.rows(len(at) - 1)  # away now - away at the next instant <= what comes in
@@ -152,10 +161,6 @@ class _Link:
             program.add(row, away[1:], -1.0)
             program.add(row, back, -1.0)
             program.add(lane[at[:-1] % self._count], back, 1.0)
-            if copy is not None and group.written is not None:
-                row = program.rows(len(at))
-                program.add(row, away, 1.0)
-                program.add(row, copy[at - group.written], -1.0)
 
     def _write_back(self, group: _Group) -> Ints | None:
         """Add and return variables: bytes with a host copy at each instant after the write."""

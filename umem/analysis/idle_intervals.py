@@ -15,26 +15,61 @@ _BEGINS = 8  # the max number of ops at which bounds take a step to start
 
 @dataclass(frozen=True, eq=False)
 class IdleIntervals:
-    """The gaps of a step whose contents are needed again, k of them, and their sums over the n ops.
+    """The gaps of a step whose contents have to be kept, k of them, and their sums over the n ops.
 
     A gap of a tensor spans the ops strictly between two of its accesses: there its bytes are needed
-    later, and are either on the device or have to come in again. Nothing else counts as needed: not
-    a tensor before its first or after its last access, nor contents that the next access overwrites
-    whole, nor a MADE tensor after the end of the step, nor a CARRIED one before its first access.
-    So all sums are at most what any run holds.
+    later, and are either on the device or have to come in again. A gap after the last access lasts
+    until the tensor is freed, or the step ends. An engine has to keep what the program holds, as
+    nothing tells that it is not read again, but then none of it comes in again; nor does it if the
+    next access overwrites it whole. Nothing else counts: not a tensor before its first access, nor
+    a MADE tensor after the end of the step, nor a CARRIED one before its first access. So all sums
+    are at most what any run holds.
+
+    Attributes:
+        trace: the step.
+        kept: the tensors whose gap after the last access counts, [m]; None: all.
     """
 
     trace: StepTrace
+    kept: Bools | None = None
 
     @cached_property
     def gaps(self) -> Gaps:
-        """The gaps (`StepTrace.gaps`) that end in an op that reads, [k]."""
+        """The gaps between accesses (`StepTrace.gaps`), and those after the last ones, [k].
+
+        The `end` of the latter is the op after the one that they are freed in.
+        """
+        gaps, tails = self.trace.gaps, self._tails
+        return Gaps(
+            np.concatenate((gaps.tensor, tails.tensor)),
+            np.concatenate((gaps.start, tails.start)),
+            np.concatenate((gaps.end, tails.end)),
+            np.concatenate((gaps.idle_us, tails.idle_us)),
+        )
+
+    @cached_property
+    def _tails(self) -> Gaps:
+        trace = self.trace
+        used = np.diff(trace.use_start) > 0
+        last = np.full(trace.n_tensors, -1)
+        last[used] = trace.access_op[trace.use_order[trace.use_start[1:][used] - 1]]
+        written = np.zeros(trace.n_tensors, np.bool_)
+        written[trace.access_tensor[trace.access_write]] = True
+        held = used & (trace.kind != Kind.PERSISTENT) & (trace.last > last)
+        held &= written | (trace.kind == Kind.CARRIED)  # else there are no contents
+        tensor = np.flatnonzero(held if self.kept is None else held & self.kept)
+        start, end = last[tensor], trace.last[tensor] + 1
+        return Gaps(tensor, start, end, trace.begin_us[end] - trace.begin_us[start + 1])
+
+    @cached_property
+    def returns(self) -> Bools:
+        """Whether an access that reads ends the gap, so that its contents come in again, [k]."""
         trace, gaps = self.trace, self.trace.gaps
-        if trace.access_read is None:
-            return gaps
-        at = self._access_at(gaps.tensor, gaps.end % max(trace.n_ops, 1))
-        read = trace.access_read[trace.use_order[at]]
-        return Gaps(gaps.tensor[read], gaps.start[read], gaps.end[read], gaps.idle_us[read])
+        read = np.ones(len(gaps.tensor), np.bool_)
+        if trace.access_read is not None:
+            at = self._access_at(gaps.tensor, gaps.end % max(trace.n_ops, 1))
+            read = trace.access_read[trace.use_order[at]]
+        return np.concatenate((read, np.zeros(len(self._tails.tensor), np.bool_)))
 
     def _access_at(self, tensor: Ints, op: Ints) -> Ints:
         """Return the indices into `use_order` of accesses given by tensor and op."""
@@ -61,11 +96,17 @@ class IdleIntervals:
 
     @cached_property
     def need(self) -> Ints:
-        """The bytes that an op accesses or that are needed later, [n].
+        """The bytes that an op accesses or that are kept for later, [n].
 
         Where they exceed the capacity, the excess is swapped out.
         """
         return self.held + self.trace.working_set
+
+    @cached_property
+    def unread(self) -> Ints:
+        """The spanning bytes that never come in again, [n]."""
+        here, wrapped = self._sums(~self.returns)
+        return here + wrapped
 
     @cached_property
     def version(self) -> Ints:
@@ -102,28 +143,6 @@ class IdleIntervals:
         here, wrapped = self._sums(self.version < 0)
         return here + wrapped
 
-    def tails(self, which: Bools, written_from: int = 0) -> Ints:
-        """Return the bytes of tensors made in the step, after their last access until freed, [n].
-
-        An engine has to keep what the program holds, as nothing tells that it is not read again. No
-        other sum counts these bytes.
-
-        Args:
-            which: the tensors to count, [m].
-            written_from: only count those whose last write is at this op or later.
-        """
-        trace, n = self.trace, self.trace.n_ops
-        until, written = np.full((2, trace.n_tensors), -1)
-        np.maximum.at(until, trace.access_tensor, trace.access_op)
-        write = trace.access_write
-        np.maximum.at(written, trace.access_tensor[write], trace.access_op[write])
-        made = (trace.kind == Kind.TRANSIENT) & trace.large
-        tensor = np.flatnonzero(which & made & (trace.last > until) & (written >= written_from))
-        size = trace.bytes[tensor]
-        change = _count(until[tensor] + 1, size, n + 1)
-        change -= _count(trace.last[tensor] + 1, size, n + 1)
-        return np.cumsum(change)[:n]
-
     def out_since(self, begin: int) -> Ints:
         """Return the spanning bytes that need no write-back between op `begin` and each op, [n].
 
@@ -138,9 +157,11 @@ class IdleIntervals:
 
     def in_until(self, begin: int) -> Ints:
         """Return the spanning bytes not used before the next op `begin` after each op, [n]."""
-        here, wrapped = self._sums(self.gaps.end >= begin + self.trace.n_ops)
+        later, unread = self.gaps.end >= begin + self.trace.n_ops, ~self.returns
+        here, wrapped = self._sums(later | unread)
+        earlier = self._sums((self.gaps.end >= begin) | unread)[0] + wrapped
         at = np.arange(self.trace.n_ops)
-        return np.where(at >= begin, here, self._sums(self.gaps.end >= begin)[0] + wrapped)
+        return np.where(at >= begin, here + self._sums(unread)[1], earlier)
 
     @cached_property
     def begins(self) -> tuple[int, ...]:
@@ -150,7 +171,7 @@ class IdleIntervals:
         their bytes: at most `_BEGINS` ops in all.
         """
         n = self.trace.n_ops
-        across = (self.version >= 0) & ((self.write_op < 0) | (self.gaps.end >= n))
+        across = (self.version >= 0) & ((self.write_op < 0) | (self.gaps.end >= n)) & self.returns
         op, size = self.write_op[across] % max(n, 1), self.bytes[across]
         order = np.argsort(op, kind="stable")
         reached = np.cumsum(size[order])

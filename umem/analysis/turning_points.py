@@ -16,7 +16,7 @@ from ..base.device_profiles import DeviceProfile
 from ..trace.step_trace import Floats, Ints, StepTrace
 from .idle_intervals import IdleIntervals
 
-_POINTS = 64  # ops that are considered, one for each slice of the step's time
+_POINTS = 64  # slices of the step's time, in each of which at most two ops are considered
 
 
 class Turns(NamedTuple):
@@ -37,7 +37,7 @@ def instants_of(trace: StepTrace, need: Ints, windows: int, also: int) -> Ints:
 
 
 def turns(spans: IdleIntervals, device: DeviceProfile, excess: Ints) -> Turns:
-    """Return the bound, with the turning points for which it is highest. O(k + p^2), p = 64.
+    """Return the bound, with the turning points for which it is highest. O(k + p^2), p <= 130.
 
     Of the times between two turning points the ops themselves are left out, since the moment at
     which an op holds all of its tensors may be anywhere in it.
@@ -48,10 +48,15 @@ def turns(spans: IdleIntervals, device: DeviceProfile, excess: Ints) -> Turns:
         excess: the least bytes that are swapped out at each op, [n].
     """
     trace = spans.trace
-    highest = int(np.argmax(excess))
-    points = instants_of(trace, spans.need, _POINTS, highest)
+    # What is only held leaves, but does not come back: the two directions may have other peaks.
+    needs = (spans.need, spans.need - spans.unread)
+    highest = np.unique([int(np.argmax(excess)), int(np.argmax(excess - spans.unread))])
+    points = np.unique(
+        np.concatenate((highest, *(instants_of(trace, need, _POINTS, -1) for need in needs)))
+    )
     cost = _between(spans, device, excess[points], points)
-    return _longest_way(cost, points, int(np.searchsorted(points, highest)))
+    ways = (_longest_way(cost, points, int(at)) for at in np.searchsorted(points, highest))
+    return max(ways, key=lambda way: way.us)
 
 
 def _between(spans: IdleIntervals, device: DeviceProfile, over: Ints, points: Ints) -> Floats:
@@ -63,7 +68,7 @@ def _between(spans: IdleIntervals, device: DeviceProfile, over: Ints, points: In
     both, early = _sums(spans, points)
     begin = np.concatenate((trace.begin_us[points], trace.begin_us[points] + trace.compute_us))
     compute = begin[None, :] - trace.begin_us[points + 1][:, None]
-    back = (over[:, None] - both) / device.bytes_per_us_in
+    back = (over[:, None] - spans.unread[points][:, None] - both) / device.bytes_per_us_in
     out = (np.concatenate((over, over))[None, :] - early) / device.bytes_per_us_out
     least = np.maximum(np.maximum(compute, 0), np.maximum(back, out))
     at, to = np.arange(p)[:, None], np.arange(2 * p)[None, :]
@@ -73,8 +78,9 @@ def _between(spans: IdleIntervals, device: DeviceProfile, over: Ints, points: In
 def _sums(spans: IdleIntervals, points: Ints) -> tuple[Ints, Ints]:
     """Return the bytes of gaps by the points that they span, [p, 2p] each.
 
-    The first are those that span both the point of the row and that of the column; the second those
-    that span the column's, and whose copy on the host may be older than the row's.
+    The first are those that span both the point of the row and that of the column, and whose
+    contents come in again; the second those that span the column's, and whose copy on the host may
+    be older than the row's.
     """
     n, p = spans.trace.n_ops, len(points)
     places = np.concatenate((points, points + n))
@@ -88,7 +94,8 @@ def _sums(spans: IdleIntervals, points: Ints) -> tuple[Ints, Ints]:
         after = np.where(clean, 0, after)
         inside = end > first
         amount = spans.bytes[inside]
-        np.add.at(both, (first[inside], end[inside]), amount)
+        back = inside & spans.returns
+        np.add.at(both, (first[back], end[back]), spans.bytes[back])
         np.add.at(early, (after[inside], first[inside]), amount)
         np.add.at(early, (after[inside], end[inside]), -amount)
     # A gap spans row and column if it begins at or before the row and ends after the column.

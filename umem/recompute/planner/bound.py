@@ -45,11 +45,10 @@ class Relaxation:
     """The linear program of `lower_bound_us`, which can be solved more than once."""
 
     def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
-        spans = IdleIntervals(graph.step)
+        spans = IdleIntervals(graph.step, kept=~graph.droppable)
         over = excess_bytes(spans, budget)
         self.graph, self.program = graph, LinearProgram()
-        self.tails = spans.tails(~graph.droppable)
-        self.over = spans.need + self.tails - budget
+        self.over = spans.need - budget
         ops = np.flatnonzero(graph.forward)
         self.ops = dict(zip(ops.tolist(), self.program.variables(len(ops), upper=1.0), strict=True))
         self.again = self.program.variables(1, cost=1.0)  # ms
@@ -187,16 +186,13 @@ class Relaxation:
         program, step, at = self.program, self.graph.step, self.instants
         count = len(at)
         before, after = (us[at] for us in spans.beside(begin))
-        # Tensors that are held and were written before the start may have left before.
-        written = self.tails - spans.tails(~self.graph.droppable, begin)
-        left = np.where(np.arange(step.n_ops) < begin, 0, written)
         waits = program.variables(count), program.variables(count)
         both = program.rows(count)  # stall before and after <= stall
         program.add(both, np.repeat(self.stall, count), -1.0)
         whole = np.repeat(self.again, count)
         sides = (
-            (device.bytes_per_us_out, before, spans.out_since(begin) + left, again_by, spans.clean),
-            (device.bytes_per_us_in, after, spans.in_until(begin) + self.tails, whole, self.tails),
+            (device.bytes_per_us_out, before, spans.out_since(begin), again_by, spans.clean),
+            (device.bytes_per_us_in, after, spans.in_until(begin), whole, spans.unread),
         )
         for wait, (speed, beside, free, again, never) in zip(waits, sides, strict=True):
             mib_per_ms = speed * _US / MIB
