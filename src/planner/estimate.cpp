@@ -145,7 +145,9 @@ ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
     waiting.pop();
     const std::int64_t begin = std::min(point, due);
     taken.add(index(begin), index(due), bytes[row]);
-    if (lap == 1) ready[row] = begin - n;
+    // What is due in the step after it left competes with that step's other returns, which the
+    // second lap has, and the third has not.
+    if (lap == (end[row] < n ? 1 : 0)) ready[row] = begin - lap * n;
   }
   ReturnStarts result{std::move(ready), std::vector<std::int64_t>(occupancy.size())};
   for (std::size_t op = 0; op < occupancy.size(); ++op)

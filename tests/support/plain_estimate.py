@@ -67,7 +67,12 @@ def estimate(
     leaves, starts, needs = defaultdict(list), defaultdict(list), defaultdict(list)
     for gap, start in enumerate(away.start.tolist()):
         leaves[(start + 1) % n].append(gap)
-    for gap, start in zip(returns.tolist(), ready.tolist(), strict=True):
+    # By deadline, counted from the step that the return starts in.
+    rows = [
+        (int(away.end[gap]) - n * (start >= n), start, gap)
+        for gap, start in zip(returns.tolist(), ready.tolist(), strict=True)
+    ]
+    for _, start, gap in sorted(rows, key=lambda row: row[0]):
         starts[start % n].append(gap)
         needs[int(away.end[gap]) % n].append(gap)
     slack = (np.maximum(room - taken, 0) / device.bytes_per_us_out).tolist()

@@ -25,6 +25,7 @@ from umem.policies.default.occupancy import (
 from umem.policies.default.planner import Auto
 from umem.policies.default.streaming import streamed
 from umem.policies.default.writeback import NEVER, quiet_times
+from umem.simulation.replay import replay_step
 from umem.trace.step_trace import Kind, StepTrace
 
 
@@ -301,3 +302,24 @@ def test_returns_start_once_each_between_leaving_and_use(trace: StepTrace, share
     assert (ready <= gaps.end[returns]).all()
     assert (taken >= occupancy).all()
     assert (taken <= max(room, int(occupancy.max()))).all()
+
+
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.7])
+def test_the_estimate_of_a_step_with_an_optimizer_is_near_its_replay(share: float) -> None:
+    """Returns due in the next step's optimizer compete with that step's other returns."""
+    trace = training(24, weight=2, activation=12, us=50.0)
+    budget = int(trace.peak_bytes * share)
+    found = replay_step(trace, "auto", LINK, budget)
+    assert Auto().estimate_us(trace, LINK, found.budget) == pytest.approx(found.step_us, rel=0.02)
+
+
+def test_what_is_clean_leaves_first_where_that_takes_one_direction_of_the_link() -> None:
+    """Training with frozen weights: what they do not make room for, activations do."""
+    weights = [Tensor(8, tag="param") for _ in range(12)]
+    made = [Tensor(8, (i, 23 - i)) for i in range(12)]
+    forward = [Op("f", [i, *([11 + i] if i else [])], [12 + i], 100.0) for i in range(12)]
+    back = [Op("b", [i, 12 + i], [], 100.0) for i in reversed(range(12))]
+    trace = step(weights + made, forward + back)
+    found = replay_step(trace, "auto", LINK, int(trace.peak_bytes * 0.6))
+    assert found.bytes_out == 0
+    assert found.step_us < 1.2 * found.floor_us

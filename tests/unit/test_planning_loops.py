@@ -92,8 +92,8 @@ def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> N
             for op in range(begin, due):
                 taken[op] += rows[i][2]
             waiting.remove((due, i, lap))
-            if lap:
-                starts[i] = begin - n
+            if lap == (rows[i][1] < n):  # what is due in a third step would have no competitors
+                starts[i] = begin - lap * n
 
     columns: Any = [ints(*(row[k] for row in rows)) for k in range(3)]
     op, bytes_taken = core.return_starts(*columns, ints(*occupancy), room)

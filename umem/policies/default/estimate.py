@@ -42,6 +42,9 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
     away, returns, _ = choice
     amount = trace.bytes[away.tensor]
     ready, taken = earliest(choice, amount, room)
+    # By deadline, counted from the step that the return starts in.
+    order = np.argsort(away.end[returns] - trace.n_ops * (ready >= trace.n_ops), kind="stable")
+    returns, ready = returns[order], ready[order]
     quiet = quiet_times(trace, away)
     us, copied = core.step_estimate(
         trace.op_us,

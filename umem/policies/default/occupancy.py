@@ -35,7 +35,7 @@ def capacity(trace: StepTrace, budget: int) -> int:
     if not trace.small_bytes:
         return pages
     least = int(min_occupancy(trace).max(initial=0))
-    holes = min(trace.small_bytes // 4, pages // 64 // PAGE_BYTES * PAGE_BYTES)
+    holes = min(trace.small_bytes // 3, pages // 64 // PAGE_BYTES * PAGE_BYTES)
     return min(pages, max(pages - trace.small_bytes - holes, least))
 
 

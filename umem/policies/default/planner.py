@@ -90,7 +90,7 @@ def _best(
 ) -> tuple[GapChoice, StepEstimate | None]:
     live = large_live_bytes(trace)
     gaps = all_gaps(trace)
-    found = _choices(trace, gaps, live, room, device.hides_transfers)
+    found = _choices(trace, gaps, live, room)
     choices = (_choice(trace, gaps, index, live) for index in found)
     return _fastest(trace, device, choices if compare else islice(choices, FEW), room)
 
@@ -138,13 +138,11 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
     return ~unended
 
 
-def _choices(
-    trace: StepTrace, gaps: Gaps, live: Ints, room: int, hides_transfers: bool
-) -> Iterator[Ints]:
+def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
     """Yield a choice by idle time, then others if it moves anything and there is time to compare.
 
-    Where weights are streamed, the choice of the other tensors matters little, except that on a
-    device which hides no transfers what is clean leaves first: it moves in one direction only.
+    Where weights are streamed, the choice of the other tensors matters little, except that what is
+    clean may leave first: it moves in one direction only.
     """
     excess = live - room
     first = choose(trace, gaps, excess, gaps.idle_us)
@@ -152,7 +150,7 @@ def _choices(
     if not len(first) or len(gaps.tensor) > COMPARED:
         return
     clean = trace.clean[gaps.tensor]
-    if not hides_transfers and clean.any():
+    if clean.any():
         yield choose(trace, gaps, excess, np.where(clean, 2 * trace.compute_us, 0.0) + gaps.idle_us)
     streams = False
     for index in streamed(trace, gaps, live, room):
