@@ -15,8 +15,8 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def step_ratio(row: Row) -> float:
-    """Step time over the closed-form floor."""
-    return float(row["step_us"] / row["floor_us"])
+    """Step time over the best floor that is known: of the linear program, or in closed form."""
+    return float(row["step_us"] / row.get("lp_floor_us", row["floor_us"]))
 
 
 def bytes_ratio(row: Row) -> float | None:

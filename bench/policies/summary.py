@@ -11,14 +11,17 @@ from typing import Any
 from policies.study import Row
 
 KEY = ("workload", "device", "fraction")
-CASE = ("peak_bytes", "tensors", "ops", "budget", "compute_us", "floor_us", "bound_bytes_in")
-REPLAY = ("step_us", "bytes_in", "bytes_out", "plan_ms", "lp_floor_us")
+CASE = (
+    "peak_bytes", "tensors", "ops", "budget", "compute_us", "floor_us", "lp_floor_us",
+    "bound_bytes_in",
+)  # fmt: skip
+REPLAY = ("step_us", "bytes_in", "bytes_out", "plan_ms")
 
 
 def of(rows: Sequence[Row]) -> dict[str, Any]:
     """For JSON: a list of figures by case and policy, or the error that there is instead.
 
-    The last figure is there for some replays only.
+    The floor of the linear program is there for some cases only.
     """
     cases: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:

@@ -24,7 +24,9 @@ BENCH = HERE.parent
 UMEM = BENCH.parent / "umem"
 # What decides what is in a trace: with any other content the old files are not used.
 _SOURCES = (
-    *HERE.glob("*s.py"),
+    *HERE.glob("*nets.py"),
+    *HERE.glob("*workloads.py"),
+    HERE / "training.py",
     BENCH / "nets.py",
     UMEM / "demo" / "nets.py",
     *UMEM.glob("capture/*.py"),

@@ -6,60 +6,19 @@ under fake tensors it takes no memory. Trainings clear their gradients at the en
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from policies.other_workloads import OTHERS
+from policies.training import Workload, default_dtype, texts, training
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-    Made = tuple[nn.Module, Callable[[], None]]
+    from policies.training import Batch, Made, Precision
 
-Precision = Literal["float32", "amp", "bfloat16"]  # of weights and activations; amp: autocast
 CLASSES = 1000
 VOCABULARY = 50257
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A step to trace. `study_gib` is the peak of live bytes that the planning study found."""
-
-    name: str
-    title: str
-    make: Callable[[], Made]
-    study_gib: float | None = None
-    smoke: bool = False  # small: for tests, not for figures
-
-
-def _training(
-    make: Callable[[], nn.Module],
-    batch: Callable[[], tuple[Tensor, Tensor]],
-    precision: Precision,
-    adam: bool,
-) -> Made:
-    """Cross entropy over the outputs' last dimension, in float32; AdamW, or SGD with momentum."""
-    import torch
-
-    with _default_dtype(torch.bfloat16 if precision == "bfloat16" else torch.float32):
-        net = make()
-        inputs, labels = batch()
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.AdamW(net.parameters(), foreach=False)
-        if adam
-        else torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
-    )
-
-    def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
-            scores = net(inputs)
-        loss = torch.nn.functional.cross_entropy(scores.flatten(0, -2).float(), labels.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return net, step
 
 
 def _images(
@@ -67,28 +26,10 @@ def _images(
 ) -> Made:
     import torch
 
-    def data() -> tuple[Tensor, Tensor]:
-        return torch.randn(batch, 3, image, image), torch.randint(CLASSES, (batch,))
+    def data() -> list[Batch]:
+        return [(torch.randn(batch, 3, image, image), torch.randint(CLASSES, (batch,)))]
 
-    return _training(make, data, precision, adam=precision != "float32")
-
-
-def _text(
-    make: Callable[[], nn.Module],
-    shape: tuple[int, int],
-    vocabulary: int,
-    *,
-    precision: Precision,
-    last: bool = False,
-) -> Made:
-    """Build the training; the loss is over every token, or over the token after the last one."""
-    import torch
-
-    def data() -> tuple[Tensor, Tensor]:
-        labels = torch.randint(vocabulary, shape[:1] if last else shape)
-        return torch.randint(vocabulary, shape), labels
-
-    return _training(make, data, precision, adam=not last)
+    return training(make, data, precision, "sgd" if precision == "float32" else "adamw")
 
 
 def _resnet(batch: int, blocks: tuple[int, ...], image: int = 224) -> Made:
@@ -134,10 +75,10 @@ def _unet(batch: int, image: int) -> Made:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).permute(0, 2, 3, 1)
 
-    def data() -> tuple[Tensor, Tensor]:
-        return torch.randn(batch, 3, image, image), torch.randint(2, (batch, image, image))
+    def data() -> list[Batch]:
+        return [(torch.randn(batch, 3, image, image), torch.randint(2, (batch, image, image)))]
 
-    return _training(lambda: PerPixel(64, 4, 2), data, "float32", adam=False)
+    return training(lambda: PerPixel(64, 4, 2), data, "float32", "sgd")
 
 
 def _vit(batch: int, layers: int, dim: int, heads: int) -> Made:
@@ -155,7 +96,7 @@ def _bert(batch: int, context: int = 512) -> Made:
     def make() -> nn.Module:
         return nets.Bert(30522, context, 12, 768, 12)
 
-    return _text(make, (batch, context), 30522, precision="float32")
+    return training(make, lambda: texts(30522, [(batch, context)]), "float32", "adamw")
 
 
 def _gpt2(batch: int, layers: int, dim: int, heads: int, context: int = 1024) -> Made:
@@ -164,14 +105,16 @@ def _gpt2(batch: int, layers: int, dim: int, heads: int, context: int = 1024) ->
     def make() -> nn.Module:
         return nets.GPT(VOCABULARY, context, layers, dim, heads)
 
-    return _text(make, (batch, context), VOCABULARY, precision="amp")
+    return training(make, lambda: texts(VOCABULARY, [(batch, context)]), "amp", "adamw")
 
 
 def _lstm(batch: int, length: int) -> Made:
     from policies import nets
 
-    shape = (batch, length)
-    return _text(lambda: nets.LSTM(256, 1024, 4), shape, 256, precision="float32", last=True)
+    def data() -> list[Batch]:
+        return texts(256, [(batch, length)], last=True)
+
+    return training(lambda: nets.LSTM(256, 1024, 4), data, "float32", "sgd")
 
 
 def _llama(layers: int, dim: int, heads: int, hidden: int) -> nn.Module:
@@ -179,21 +122,8 @@ def _llama(layers: int, dim: int, heads: int, hidden: int) -> nn.Module:
 
     from policies import nets
 
-    with _default_dtype(torch.bfloat16):
+    with default_dtype(torch.bfloat16):
         return nets.Llama(32000, layers, dim, heads, hidden)
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set the dtype of tensors made inside: a fake module cannot be converted later."""
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _llama7b_decode(batch: int, length: int) -> Made:
@@ -248,6 +178,7 @@ _ALL = (
         16.6,
     ),
     Workload("llama13b_stream", "Llama 13B inference, 16 x 512", lambda: _llama13b_stream(16, 512)),
+    *OTHERS,
     Workload(
         "resnet_smoke", "ResNet-50, 4 x 64 x 64", lambda: _resnet(4, (1, 1, 1, 1), 64), smoke=True
     ),
