@@ -24,9 +24,8 @@ OpShapes::OpShapes(const Plan& plan) {
   for (std::size_t op = 0; op < n; ++op) {
     OpShape shape(plan.op[op]);
     bool large = false;
-    for (auto at = static_cast<std::size_t>(plan.access_start[op]);
-         at < static_cast<std::size_t>(plan.access_start[op + 1]); ++at) {
-      const auto t = static_cast<std::size_t>(plan.access_tensor[at]);
+    for (const std::int64_t tensor : plan.used_by(op)) {
+      const auto t = static_cast<std::size_t>(tensor);
       if (plan.segment[t] != 0) continue;
       large = true;
       if (plan.kind[t] == static_cast<std::int64_t>(Kind::kPersistent))

@@ -2,6 +2,7 @@
 // is one that uses at least one of them, a large block or a segment; the others do not count.
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -37,6 +38,12 @@ struct Plan {
   std::int64_t order = 0, window = 0, headroom = 0;
 
   std::int64_t n_tensors() const { return static_cast<std::int64_t>(bytes.size()); }
+  // The tensors that an op uses.
+  std::span<const std::int64_t> used_by(std::size_t op) const {
+    const auto begin = static_cast<std::size_t>(access_start[op]);
+    return std::span(access_tensor)
+        .subspan(begin, static_cast<std::size_t>(access_start[op + 1]) - begin);
+  }
 };
 
 // A number for the name of an op, the same in every process.

@@ -54,9 +54,8 @@ void PlanCursor::index_uses() {
   use_op_.resize(plan_.access_tensor.size());
   std::vector<std::size_t> fill(use_start_.begin(), use_start_.end() - 1);
   for (std::size_t op = 0; op < n_ops(); ++op)
-    for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
-         at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at) {
-      const auto tensor = static_cast<std::size_t>(plan_.access_tensor[at]);
+    for (const std::int64_t used : plan_.used_by(op)) {
+      const auto tensor = static_cast<std::size_t>(used);
       if (!is_segment(static_cast<Tensor>(tensor))) signature_[op] += mixed(tensor);
       use_op_[fill[tensor]++] = static_cast<std::uint32_t>(op);
     }
@@ -147,9 +146,8 @@ void PlanCursor::forgotten(RangeId id) {
 // over from a step that was not followed, or a persistent one that moved.
 bool PlanCursor::adopt(const CandidateView& view, RangeId id, std::size_t op) {
   if (op == n_ops()) return false;
-  for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
-       at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at) {
-    const auto tensor = static_cast<Tensor>(plan_.access_tensor[at]);
+  for (const std::int64_t used : plan_.used_by(op)) {
+    const auto tensor = static_cast<Tensor>(used);
     const auto kind = static_cast<Kind>(plan_.kind[index(tensor)]);
     if (unit_of(tensor) != kNoRange || is_segment(tensor) ||
         (kind != Kind::kPersistent && kind != Kind::kCarried) ||
@@ -272,9 +270,7 @@ Followed PlanCursor::find_again(const CandidateView& view, const RangeId* ids, s
 void PlanCursor::go_on_at(const CandidateView& view, std::size_t op, std::vector<RangeId>& others) {
   const auto [begin, end] = shapes_.allocations(op);
   std::vector<Tensor> free;
-  for (auto at = static_cast<std::size_t>(plan_.access_start[op]);
-       at < static_cast<std::size_t>(plan_.access_start[op + 1]); ++at)
-    free.push_back(static_cast<Tensor>(plan_.access_tensor[at]));
+  for (const std::int64_t used : plan_.used_by(op)) free.push_back(static_cast<Tensor>(used));
   std::erase_if(free, [&](Tensor t) { return is_segment(t) || is_persistent(t); });
   for (std::size_t i = begin; i < end; ++i) {
     const auto tensor = static_cast<Tensor>(plan_.allocations[i]);
@@ -301,9 +297,8 @@ void PlanCursor::go_on_at(const CandidateView& view, std::size_t op, std::vector
 
 // The plan's next op is over.
 void PlanCursor::pass_op() {
-  for (auto at = static_cast<std::size_t>(plan_.access_start[next_op_]);
-       at < static_cast<std::size_t>(plan_.access_start[next_op_ + 1]); ++at) {
-    const std::size_t t = index(static_cast<Tensor>(plan_.access_tensor[at]));
+  for (const std::int64_t used : plan_.used_by(next_op_)) {
+    const std::size_t t = index(static_cast<Tensor>(used));
     UMEM_ASSERT(next_use_[t] < use_start_[t + 1], "an op uses what the plan has uses left of");
     ++next_use_[t];
   }

@@ -88,9 +88,8 @@ void PlanSchedule::op_ended() {
   UMEM_ASSERT(done_ < cursor_.next_op() && cursor_.next_op() <= cursor_.n_ops(), "an op ended");
   for (; done_ < cursor_.next_op(); ++done_) {
     // What it used is neither cold any more, nor to leave by what was said before.
-    for (auto at = static_cast<std::size_t>(plan.access_start[done_]);
-         at < static_cast<std::size_t>(plan.access_start[done_ + 1]); ++at) {
-      const auto tensor = static_cast<Tensor>(plan.access_tensor[at]);
+    for (const std::int64_t used : plan.used_by(done_)) {
+      const auto tensor = static_cast<Tensor>(used);
       cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
     }
     add_due(done_ + 1);
