@@ -33,7 +33,7 @@ from umem.base.units import format_bytes, parse_bytes, parse_percent
 from umem.trace.step_builder import read_step
 
 VOCABULARY, CONTEXT, BATCH, HEAD = 2048, 128, 2, 64
-START_UP = 9  # steps: the prompt's, one that is recorded, those that try plans, and what these leave
+START_UP = 9  # steps: the prompt, one recorded, those that try plans, and what these leave
 
 
 class RMSNorm(nn.Module):
