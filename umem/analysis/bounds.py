@@ -3,14 +3,12 @@
 The model. The step repeats, in steady state. While an op runs, there is a moment when all tensors
 that it accesses, W_t bytes, are on the device together with S_t - x_t of the S_t bytes in idle
 intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity. What
-is swapped out in a gap comes back before the gap ends, once per gap, except for gaps after the last
-use, which end when the program frees the tensor. Every byte that is swapped out has a copy on the
-host, made after its last write. Contents that the next op overwrites whole are
-dead: they need neither a copy nor a way back, although umem, which cannot know that the op will
-succeed, keeps them. Nothing is assumed about a tensor outside its gaps (see `IdleIntervals`), about
-neighbouring steps, the order of transfers, or pages: parts of a
-tensor may move. So the bounds hold for any policy of an engine that protects the tensors of the
-running op, whatever its transfer queues, faults and pools cost.
+is swapped out in a gap comes back before the gap ends, once per gap, except where the program frees
+the tensor at its end, or overwrites it whole. Every byte that is swapped out has a copy on the
+host, made after its last write: an engine keeps what it cannot know to be dead. Nothing is assumed
+about a tensor outside its gaps (see `IdleIntervals`), about neighbouring steps, the order of
+transfers, or pages: parts of a tensor may move. So the bounds hold for any policy of an engine that
+protects the tensors of the running op, whatever its transfer queues, faults and pools cost.
 
 Each function raises PlanError where an op accesses more than `capacity` bytes: then no such
 schedule exists, and an engine has to page inside the op.

@@ -39,11 +39,10 @@ def lp_time_floor(
     each instant enough is swapped out; in each window between two instants, what comes in and what
     is written back fit the link within the window's compute time and its stall. The variables, in
     bytes of tensors whose gaps are alike: swapped out at each instant, brought in in each window
-    (unless only held),
-    and written back by each instant, from the write on and once for all gaps until the next write.
-    The program minimises the sum of stalls. It is a relaxation, because an instant may be anywhere
-    in its op, and moves within a window have no order. The result is the larger of this and
-    `closed_form_floor`.
+    (unless nothing reads them again), and written back by each instant, from the write on and once
+    for all gaps until the next write. The program minimises the sum of stalls. It is a relaxation,
+    because an instant may be anywhere in its op, and moves within a window have no order. The
+    result is the larger of this and `closed_form_floor`.
 
     With more than 30,000 variables fewer windows are used: the bound is looser, and still holds.
 

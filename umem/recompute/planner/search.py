@@ -138,7 +138,8 @@ class Search:
         best = self._fastest([self.swap_only, *self._seeds])
         best = self._fastest([best, self._improved(best, 0.5)])
         best = self._settled(self._fastest([best, *self._alone()]))
-        freed = self._fastest(_unique(_top(list(self._freed()), factor, 1) for factor in _FACTORS))
+        known = list(self._freed())
+        freed = self._fastest(_unique(_top(known, factor, 1) for factor in _FACTORS))
         near = self.estimate_us(freed) < _NEAR * self.estimate_us(best)
         return self._fastest([best, self._settled(freed)]) if near else best
 
