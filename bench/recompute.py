@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from fractions import Fraction
@@ -49,6 +49,8 @@ CAPUCHIN = "capuchin"
 MODES = ("swap", "recompute", "per_block", TORCH, HYBRID, CAPUCHIN, "auto")
 NETS = ("resnet50_b128", "densenet121_b96", "unet_b8_512", "bert_base_b64", "gpt2_medium_b8",
         "vit_l_b64", "unet3d_b2_128", "translation_b32", "diffusion_b64")  # fmt: skip
+# Not compared with torch's partitioner, whose graph decomposes an op, or refuses a constant.
+UNLIKE = ("unet3d_b2_128", "diffusion_b64")
 SMOKE = ("resnet_smoke",)
 DEVICES = ("a100-pcie4", "h200-pcie5")
 # Of the peak; the last is raised to 1.25 of the largest op.
@@ -87,15 +89,16 @@ def main(argv: list[str] | None = None) -> int:
 def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row], list[Row]]:
     """Plan one network on all devices, in any process, and compare with torch's partitioner."""
     from policies.traces import Traces
+    from policies.workloads import WORKLOADS
 
     traces = Traces(name, work)
-    choices = _choices_of_torch(name)
+    joint = None if name in UNLIKE else partitioner.joint_graph(WORKLOADS[name].make)
     rows: list[Row] = []
     beside: list[Row] = []
     for device in devices:
         profile, step = traces.on(device)
         graph, _ = graph_of(step, traces.recording)
-        found = choices(graph)
+        found = [] if joint is None else list(partitioner.choices(joint, graph))
         where = {"workload": name, "device": device}
         beside += [{**where, **row} for row in partitioner.compared(graph, profile, found)]
         for fraction, budget in _budgets(step):
@@ -104,26 +107,6 @@ def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row],
             print(f"bench: {name}, {device}, {fraction}", file=sys.stderr, flush=True)
         rows[-1]["activation_cut"] = activation_cut(graph)
     return rows, beside
-
-
-def _choices_of_torch(name: str) -> Callable[[RecomputeGraph], list[partitioner.Choice]]:
-    """Return what gives the partitioner's choices for a step; none where its graph is another."""
-    from policies.workloads import WORKLOADS
-
-    try:
-        joint = partitioner.joint_graph(WORKLOADS[name].make)
-    except AssertionError as error:  # such as of constants that a network makes
-        print(f"bench: {name}: torch makes no joint graph: {error}", file=sys.stderr)
-        return lambda _: []
-
-    def choices(graph: RecomputeGraph) -> list[partitioner.Choice]:
-        try:
-            return list(partitioner.choices(joint, graph))
-        except ValueError as error:  # torch's graph has other ops, such as decomposed ones
-            print(f"bench: {name}: {error}", file=sys.stderr)
-            return []
-
-    return choices
 
 
 def _budgets(step: StepTrace) -> Iterator[tuple[str, int]]:

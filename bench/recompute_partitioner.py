@@ -25,6 +25,7 @@ from torch._functorch.partitioners import default_partition, min_cut_remateriali
 from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import stateless
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import GIB, PAGE_BYTES
@@ -100,7 +101,7 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
 
     Args:
         make: as `umem plan` takes it; the step has one `backward()` of its loss, and the tensors of
-            its closure are the batch.
+            its closure, also in lists and tuples there, are the batch.
     """
     found: list[Joint] = []
 
@@ -112,12 +113,20 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
     with FakeTensorMode(allow_non_fake_inputs=True):
         net, step = make()
         state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-        cells = [c for c in step.__closure__ or () if isinstance(c.cell_contents, torch.Tensor)]
-        batch = [cell.cell_contents for cell in cells]
+        cells = list(step.__closure__ or ())
+        leaves, shape = tree_flatten([cell.cell_contents for cell in cells])
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        batch = [leaves[i] for i in places]
+
+        def fill(tensors: Sequence[Tensor]) -> None:
+            for i, tensor in zip(places, tensors, strict=True):
+                leaves[i] = tensor
+            for cell, contents in zip(cells, tree_unflatten(leaves, shape), strict=True):
+                cell.cell_contents = contents
 
         def loss(*tensors: Tensor) -> Tensor:
             given = dict(zip(state, tensors, strict=False))
-            _fill(cells, tensors[len(state) :])
+            fill(tensors[len(state) :])
             with (
                 replaced(torch.Tensor, "backward", _stop),
                 stateless._reparametrize_module(net, given),
@@ -130,7 +139,7 @@ def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> J
             raise ValueError("the step has no backward(); allowed: a training step")
 
         aot_function(loss, _as_it_is, _as_it_is, caught)(*state.values(), *batch)
-        _fill(cells, batch)
+        fill(batch)
     return found[0]
 
 
@@ -392,8 +401,3 @@ def _stop(loss: Tensor, *_args: Any, **_kwargs: Any) -> None:
 def _as_it_is(gm: fx.GraphModule, example_inputs: Any) -> fx.GraphModule:
     del example_inputs
     return gm
-
-
-def _fill(cells: Sequence[Any], tensors: Sequence[Tensor]) -> None:
-    for cell, tensor in zip(cells, tensors, strict=True):
-        cell.cell_contents = tensor

@@ -50,8 +50,11 @@ def training(
         for inputs, labels in data:
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
                 scores = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
-            rows = scores.flatten(0, -2).float()
-            torch.nn.functional.cross_entropy(rows, labels.flatten()).backward()
+            # Inside the call, as only the scores are held by a variable.
+            loss = torch.nn.functional.cross_entropy(
+                scores.flatten(0, -2).float(), labels.flatten()
+            )
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
