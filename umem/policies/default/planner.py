@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -149,17 +149,14 @@ def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[In
     yield first
     if not len(first) or len(gaps.tensor) > COMPARED:
         return
-    clean = trace.clean[gaps.tensor]
-    if clean.any():
-        yield choose(trace, gaps, excess, np.where(clean, 2 * trace.compute_us, 0.0) + gaps.idle_us)
     streams = False
     for index in streamed(trace, gaps, live, room):
         streams = True
         yield index
-    if streams:
-        return
     seen = {first.tobytes()}
-    for priority in _priorities(trace, gaps, room):
+    clean = trace.clean[gaps.tensor]
+    last = [gaps.idle_us + 2 * trace.compute_us * clean] if clean.any() else []
+    for priority in chain(() if streams else _priorities(trace, gaps, room), last):
         index = choose(trace, gaps, excess, priority)
         if index.tobytes() not in seen:
             yield index
