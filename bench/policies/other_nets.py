@@ -1,6 +1,7 @@
 """Networks of kinds that nets.py lacks: recommendation, GAN, volumes, diffusion, experts, states.
 
-Layouts are those of the papers named; sizes come from other_workloads.py.
+They have the operators and tensors of the papers named, not every detail; sizes come from
+other_workloads.py.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def _spread(rows: Sequence[Row], figure_of: Any) -> Any:
     axes.set_yticks(range(len(policies)), policies)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlabel("step / closed-form floor (log); red: geometric mean")
+    axes.set_xlabel("step / lower bound (log); red: geometric mean")
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_title("How far from the floor: all workloads and budgets", fontsize=10)
     return figure

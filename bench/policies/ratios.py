@@ -14,9 +14,14 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
+def floor_us(row: Row) -> float:
+    """Return the best floor that is known: of the linear program, or in closed form."""
+    return float(row["lp_floor_us"] if "lp_floor_us" in row else row["floor_us"])
+
+
 def step_ratio(row: Row) -> float:
-    """Step time over the best floor that is known: of the linear program, or in closed form."""
-    return float(row["step_us"] / row.get("lp_floor_us", row["floor_us"]))
+    """Step time over `floor_us`."""
+    return float(row["step_us"] / floor_us(row))
 
 
 def bytes_ratio(row: Row) -> float | None:

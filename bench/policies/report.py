@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from harness import Report, table
 
 from policies import summary
-from policies.ratios import bytes_ratio, geomean, step_ratio
+from policies.ratios import bytes_ratio, floor_us, geomean, step_ratio
 from policies.study import Row
 from policies.workloads import CONVOLUTIONAL, G10, WORKLOADS
 from umem.base.units import GIB
@@ -188,7 +188,7 @@ def _workloads(rows: Sequence[Row]) -> list[str]:
     for (workload, fraction), by_policy in groups.items():
         first = next(iter(by_policy.values()))
         about = (f"{first['budget'] / GIB:.2f}", f"{first['compute_us'] / 1e3:.0f}")
-        floor = f"{first['floor_us'] / 1e3:.0f}"
+        floor = f"{floor_us(first) / 1e3:.0f}"
         cells = [_cell(by_policy.get(policy)) for policy in policies]
         lines.append((workload, fraction, *about, floor, *cells))
     header = ("workload", "budget", "GiB", "compute ms", "floor ms", *policies)

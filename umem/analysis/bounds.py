@@ -49,8 +49,8 @@ class Floor(NamedTuple):
 
     `bound` is "compute", "bytes in", "bytes out" or "turning point": at `op`, more bytes are
     swapped out than can leave before it and come back after it while compute runs; or a number of
-    turning points, of which `op` is the highest. For the byte bounds `op` is the largest cut; for
-    compute it is -1.
+    turning points, of which `op` is the highest. For the byte bounds `op` is where the most is
+    swapped out; for compute it is -1.
     """
 
     us: float
@@ -94,7 +94,7 @@ def cut_bound(trace: StepTrace, capacity: int) -> Cut:
 
 
 def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
-    """Return cuts whose sum bounds bytes in, because no gap spans two of them.
+    """Return cuts whose sum bounds bytes in, because no gap that returns spans two of them.
 
     The largest cut is one of them; the others are the best choice around the rest of the step
     (weighted interval scheduling). So the sum is at least `cut_bound`. O(n log n + k).
@@ -107,10 +107,10 @@ def pfoo_l(trace: StepTrace, capacity: int) -> float:
     """Return a lower bound of bytes in, by space over time.
 
     PFOO-L of Berger, Beckmann, Harchol-Balter 2018. Keeping a gap on the device takes bytes x ops
-    spanned out of the sum over ops of capacity - W_t. The shortest gaps are kept first (the
-    last one in part) until that sum is used up; the bytes of the others come in. It is a lower
-    bound because it drops the condition that each op by itself has space for what is kept over it.
-    O(k log k).
+    spanned out of the sum over ops of capacity - W_t. Of the gaps that return the shortest are kept
+    first (the last one in part) until that sum is used up; the bytes of the others come in. It is a
+    lower bound because it drops the condition that each op by itself has space for what is kept
+    over it. O(k log k).
     """
     return _by_space_and_time(IdleIntervals(trace), capacity)
 

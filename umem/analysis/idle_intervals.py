@@ -27,7 +27,7 @@ class IdleIntervals:
 
     Attributes:
         trace: the step.
-        kept: the tensors whose gap after the last access counts, [m]; None: all.
+        kept: the tensors whose gaps count that no access which reads ends, [m]; None: all.
     """
 
     trace: StepTrace
@@ -39,13 +39,30 @@ class IdleIntervals:
 
         The `end` of the latter is the op after the one that they are freed in.
         """
-        gaps, tails = self.trace.gaps, self._tails
+        gaps, tails = self._between, self._tails
         return Gaps(
             np.concatenate((gaps.tensor, tails.tensor)),
             np.concatenate((gaps.start, tails.start)),
             np.concatenate((gaps.end, tails.end)),
             np.concatenate((gaps.idle_us, tails.idle_us)),
         )
+
+    @cached_property
+    def _between(self) -> Gaps:
+        gaps = self.trace.gaps
+        if self.kept is None:
+            return gaps
+        counts = self._reads(gaps) | self.kept[gaps.tensor]
+        return Gaps(gaps.tensor[counts], gaps.start[counts], gaps.end[counts], gaps.idle_us[counts])
+
+    def _reads(self, gaps: Gaps) -> Bools:
+        """Return whether an access that reads ends each of these gaps between accesses."""
+        trace = self.trace
+        if trace.access_read is None:
+            return np.ones(len(gaps.tensor), np.bool_)
+        at = self._access_at(gaps.tensor, gaps.end % max(trace.n_ops, 1))
+        reads: Bools = trace.access_read[trace.use_order[at]]
+        return reads
 
     @cached_property
     def _tails(self) -> Gaps:
@@ -64,12 +81,8 @@ class IdleIntervals:
     @cached_property
     def returns(self) -> Bools:
         """Whether an access that reads ends the gap, so that its contents come in again, [k]."""
-        trace, gaps = self.trace, self.trace.gaps
-        read = np.ones(len(gaps.tensor), np.bool_)
-        if trace.access_read is not None:
-            at = self._access_at(gaps.tensor, gaps.end % max(trace.n_ops, 1))
-            read = trace.access_read[trace.use_order[at]]
-        return np.concatenate((read, np.zeros(len(self._tails.tensor), np.bool_)))
+        never = np.zeros(len(self._tails.tensor), np.bool_)
+        return np.concatenate((self._reads(self._between), never))
 
     def _access_at(self, tensor: Ints, op: Ints) -> Ints:
         """Return the indices into `use_order` of accesses given by tensor and op."""

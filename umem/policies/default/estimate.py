@@ -69,7 +69,7 @@ def earliest(choice: GapChoice, amount: Ints, room: int) -> tuple[Ints, Ints]:
     """Return the op at which each return starts, and the occupancy with all of them.
 
     As in the engine: the tensor that is due first starts as soon as there is space for it until its
-    use, and no other before it. The result is for the second of two steps.
+    use, and no other before it. The result is for the second of two steps: what is due there.
     """
     from ...base.native import core
 

@@ -24,12 +24,12 @@ def min_occupancy(trace: StepTrace) -> Ints:
 
 
 def capacity(trace: StepTrace, budget: int) -> int:
-    """Return the bytes for large tensors under `budget`, in whole pages.
+    """Return the bytes for large tensors under `budget`.
 
     Small tensors stay on the device as long as the largest op still fits next to them; below that
     budget the engine pages them too, and the large ones get what that op needs. The pages that
-    small tensors share are never quite full and take up to twice their bytes; at most a 64th of the
-    budget is set aside for that.
+    small tensors share are never quite full and take up to twice their bytes; a third of these
+    bytes is set aside for that, and at most a 64th of the budget.
     """
     pages = budget // PAGE_BYTES * PAGE_BYTES
     if not trace.small_bytes:

@@ -45,7 +45,8 @@ class Relaxation:
     """The linear program of `lower_bound_us`, which can be solved more than once."""
 
     def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
-        spans = IdleIntervals(graph.step, kept=~graph.droppable)
+        # What may be dropped is held by no variable, and is counted by the rows of memory.
+        spans = IdleIntervals(graph.step, kept=~np.array(graph.may_drop, bool))
         over = excess_bytes(spans, budget)
         self.graph, self.program = graph, LinearProgram()
         self.over = spans.need - budget

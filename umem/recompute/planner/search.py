@@ -46,7 +46,6 @@ _EXCHANGES = 600  # the max number of exchanges
 _EXCHANGE = 0.6  # share of the trials that exchange dropped and kept tensors
 _FAST = 5  # candidates of each kind that are estimated at full link bandwidth
 _FINAL = 5  # seeds that are estimated again, at half of the link bandwidth
-_NEAR = 1.15  # times the best estimate: what may still become the best
 _HOPELESS = 0.15  # of the room: with a larger excess, few changes cannot lower the peak enough
 
 
@@ -126,10 +125,7 @@ class Search:
         return found
 
     def best(self) -> Choice:
-        """Return the best of a grid, local searches from it, recomputation and swapping alone.
-
-        Another local search starts from copies that are freed after each use, if these come near.
-        """
+        """Return the best of a grid, local searches from it, recomputation and swapping alone."""
         if self.swap_only.fits:
             return self.swap_only
         grid = list(self._grid())
@@ -137,11 +133,7 @@ class Search:
         self._seeds = [*seeds, *self._relaxed()]
         best = self._fastest([self.swap_only, *self._seeds])
         best = self._fastest([best, self._improved(best, 0.5)])
-        best = self._settled(self._fastest([best, *self._alone()]))
-        known = list(self._freed())
-        freed = self._fastest(_unique(_top(known, factor, 1) for factor in _FACTORS))
-        near = self.estimate_us(freed) < _NEAR * self.estimate_us(best)
-        return self._fastest([best, self._settled(freed)]) if near else best
+        return self._settled(self._fastest([best, *self._alone()]))
 
     def others(self) -> list[Choice]:
         """Return the fastest candidates at half and at full link bandwidth.
@@ -170,7 +162,10 @@ class Search:
         for choice in self._alone() if at_any_time else ():
             self._exchange(choice)
         if at_any_time and not self._alone():
-            list(self._freed())
+            for count in _FEW:
+                points = Checkpoints(self.small, count)
+                for share in (0.8, 0.9, 1.0):
+                    self.look(points.cheapest(share), "memory")
         return next(iter(self._alone()), None)
 
     def _shrink(self) -> None:
@@ -229,13 +224,6 @@ class Search:
                     if 0 <= near <= 1 and (line, near) not in found:
                         found[line, near] = self.look(lines[line].cheapest(near))
         yield from found.values()
-
-    def _freed(self) -> Iterator[Choice]:
-        """Yield choices whose copies are freed after each use, where peaks are lowest."""
-        for count in _FEW:
-            points = Checkpoints(self.small, count)
-            for share in (0.8, 0.9, 1.0):
-                yield self.look(points.cheapest(share), "memory")
 
     @staticmethod
     def _promising(found: dict[tuple[int, float], Choice]) -> list[tuple[int, float]]:
