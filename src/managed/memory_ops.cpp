@@ -114,4 +114,22 @@ Status collapse_copies(const driver::Table& table, MemSpan span, Where stays, in
   return error.take();
 }
 
+Status advise_zero_copy(const driver::Table& table, MemSpan span, int device) {
+  if (span.bytes == 0) return {};
+  // The location first: what is mapped for the device before it has one may be brought there.
+  UMEM_RETURN_IF_ERROR(advise(table, span, cu::CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
+                              location_of(Where::kHost, device)));
+  return advise(table, span, cu::CU_MEM_ADVISE_SET_ACCESSED_BY,
+                location_of(Where::kDevice, device));
+}
+
+Status end_zero_copy(const driver::Table& table, MemSpan span, int device) {
+  if (span.bytes == 0) return {};
+  FirstError error;
+  error.keep(advise(table, span, cu::CU_MEM_ADVISE_UNSET_ACCESSED_BY,
+                    location_of(Where::kDevice, device)));
+  error.keep(advise(table, span, cu::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, kAnywhere));
+  return error.take();
+}
+
 }  // namespace umem::managed

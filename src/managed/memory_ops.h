@@ -47,5 +47,9 @@ Status advise_read_mostly(const driver::Table& table, MemSpan span);
 // The end of that: of what is on both sides the copy on the side `stays` is kept, the other one
 // goes without a transfer. What is on one side only stays there.
 Status collapse_copies(const driver::Table& table, MemSpan span, Where stays, int device);
+// What is on the host is used there by the device, without a page fault. A prefetch moves it as
+// ever.
+Status advise_zero_copy(const driver::Table& table, MemSpan span, int device);
+Status end_zero_copy(const driver::Table& table, MemSpan span, int device);
 
 }  // namespace umem::managed

@@ -17,6 +17,7 @@ Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, dr
     : state_{table, ranges, place, managed, limits, std::move(policy), {}, {}, 0, {}},
       transfers_(state_),
       sharing_(state_, transfers_),
+      zero_copy_(state_),
       moves_(state_, transfers_, sharing_, std::move(release_cached)),
       write_back_(state_, transfers_, moves_),
       sleep_(state_, transfers_, moves_, sharing_, write_back_),
@@ -128,9 +129,10 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
 Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
-    if (state_.active()) ++state_.counters.left_to_faults;
-    one_.assign(1, id);  // faults will bring what fits, beside what is accounted for
-    state_.attach(id);
+    if (state_.active()) ++state_.counters.left_out;
+    one_.assign(1, id);
+    // Else faults will bring what fits, beside what is accounted for.
+    if (!state_.active() || !use_on_host(id)) state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
     return transfers_.await_discard(stream);
   }
@@ -226,6 +228,7 @@ Ticket Engine::forget(RangeId id) {
     if (!state_.ledger.has(piece)) return;
     departure = std::max(departure, state_.ledger.at(piece).departure);
     state_.ledger.remove(piece);
+    zero_copy_.forget(piece);
     state_.policy->forgotten(piece);
   });
   return departure;
@@ -257,9 +260,16 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
       state_.count_error(
           transfers_.await(newest, populated, stream));  // for another stream, or by a hint
     if (!wanted_.empty()) state_.count_error(moves_.fetch(wanted_, &stream));
+    for (RangeId id : wanted_)
+      if (state_.ledger.away(id) && !state_.fits(state_.ledger.at(id).bytes)) use_on_host(id);
   }
   // What died since the last op has made room: what comes in now comes beside this op.
   if (state_.policy->is_planned()) apply_pending(stream);
+}
+
+// Pages that blocks share are left to faults: the advice would be that of their neighbours too.
+bool Engine::use_on_host(RangeId id) {
+  return !sharing_.contains(state_.ranges[id].base) && zero_copy_.use(id);
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
@@ -279,7 +289,8 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     const Status marked = transfers_.streams().mark(stream, state_.ledger.now());
     (void)marked;  // an eviction records its own then
   }
-  for (RangeId id : wanted_) state_.attach(id);  // by faults
+  for (RangeId id : wanted_)
+    if (!zero_copy_.contains(id)) state_.attach(id);  // by faults
   if (wanted_.empty() || state_.skip_for_capture(stream)) return;
   const CallScope scope(state_.table, state_.place);
   // Used without having been brought: faults did it, at least in part. Now that the op is over the
@@ -323,6 +334,7 @@ void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
 void Engine::step_ended() {
   check_invariants();
   moves_.step_ended();
+  zero_copy_.step_ended();
   if (!state_.active() || !state_.policy->is_planned()) return;
   state_.policy->step_ended(state_.view());
   apply_pending(nullptr);
@@ -409,6 +421,7 @@ void Engine::set_policy(std::unique_ptr<Policy> policy) {
   if (was_active == state_.active()) return;
   const CallScope scope(state_.table, state_.place);
   if (!state_.active()) {
+    zero_copy_.clear();
     // From here on the driver moves pages as it likes, and the ledger cannot know where they are.
     while (state_.ledger.oldest_resident() != kNoRange)
       state_.ledger.set_state(state_.ledger.oldest_resident(), State::kVoid);

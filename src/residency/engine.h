@@ -27,6 +27,7 @@
 #include "residency/transfers.h"
 #include "residency/workspaces.h"
 #include "residency/write_back.h"
+#include "residency/zero_copy.h"
 
 namespace umem::residency {
 
@@ -45,10 +46,10 @@ class Engine {
   Status close();
 
   // The range got its first live block, on `stream`, in its first `bytes`. Makes room and populates
-  // them on the device, piece by piece; what does not fit is left to faults. kOutOfHostMemory when
-  // live bytes would exceed budget + host budget, or the block alone exceeds the budget and the
-  // host has no room for it; kOutOfDeviceMemory when memory that cannot move does not fit. Nothing
-  // changed then.
+  // them on the device, piece by piece; what does not fit is used on the host (zero_copy.h).
+  // kOutOfHostMemory when live bytes would exceed budget + host budget, or the block alone exceeds
+  // the budget and the host has no room for it; kOutOfDeviceMemory when memory that cannot move
+  // does not fit. Nothing changed then.
   Status admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                cu::CUstream stream);
   // A further block of an admitted range was handed out: brings the range in if it is away.
@@ -139,6 +140,7 @@ class Engine {
   Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                      cu::CUstream stream);
   Status settle(RangeId id, bool had_frames, cu::CUstream stream);
+  bool use_on_host(RangeId id);
   void retire_piece(RangeId id);
   bool retire_later(RangeId id);
   void finish_all_retired();
@@ -147,6 +149,7 @@ class Engine {
   EngineState state_;
   Transfers transfers_;
   Sharing sharing_;
+  ZeroCopy zero_copy_;
   Moves moves_;
   WriteBack write_back_;
   Sleep sleep_;

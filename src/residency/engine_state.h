@@ -29,7 +29,8 @@ struct Counters {
   std::uint64_t capture_skips = 0;
   std::uint64_t plan_hits = 0, plan_misses = 0;
   std::uint64_t advice_ignored = 0;
-  std::uint64_t left_to_faults = 0;  // units in use that did not fit beside what else is in use
+  std::uint64_t left_out = 0;         // units in use that did not fit beside what else is in use
+  std::uint64_t zero_copy_bytes = 0;  // of these, what ops used on the host
 };
 
 struct EngineState {

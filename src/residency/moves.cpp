@@ -183,7 +183,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   for (RangeId id : ids) {
     // An op that needs more than the budget: what does not fit comes by faults.
     if (!state_.fits(ledger.at(id).bytes)) {
-      ++state_.counters.left_to_faults;
+      ++state_.counters.left_out;
       continue;
     }
     const bool data = ledger.at(id).state == State::kHost;

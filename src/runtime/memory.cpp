@@ -169,7 +169,7 @@ Status settle(State& s, DeviceLock& lock) {
 Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                           Op* op) {
   Device& device = *lock.device();
-  const std::uint64_t left_before = device.engine.counters().left_to_faults;
+  const std::uint64_t left_before = device.engine.counters().left_out;
   Result<arena::Allocation> taken = serve(lock, bytes, stream, op);
   if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
     wait_for_pending(s, lock);
@@ -189,7 +189,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->scope_marker) {
     pin(*op, device, taken.value().range);
-    if (engine.counters().left_to_faults > left_before) note_above_budget(device, *op);
+    if (engine.counters().left_out > left_before) note_above_budget(device, *op);
   }
   if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
     warn_above_budget(device, "a block", taken.value().bytes);

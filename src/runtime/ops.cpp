@@ -73,13 +73,14 @@ void pin(Op& op, Device& device, RangeId id) {
 void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
   if (device.warned_above_budget) return;
   device.warned_above_budget = true;
+  const bool gpu = device.place.context != nullptr;
   std::fprintf(
       stderr,
       "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
-      "not fit moves by page faults, slowly. A budget of %s ends that; smaller batches, or the "
+      "not fit %s, slowly. A budget of %s ends that; smaller batches, or the "
       "same work in parts, need less (said once; umem.summary() counts such ops)\n",
       what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str(),
-      format_bytes(bytes).c_str());
+      gpu ? "is used in the host's memory" : "moves by page faults", format_bytes(bytes).c_str());
 }
 
 // Of the first open device: of those whose page faults are counted there is one.
@@ -91,7 +92,7 @@ static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
   std::fprintf(
       stderr,
       "umem: warning: %s went again and again through more memory than the budget of %s; of that, "
-      "%s stayed on the host. A larger budget ends it (said once; umem.stats().thrashed_bytes "
+      "%s stayed on the host. A larger budget ends it (said once; umem.stats().zero_copy_bytes "
       "counts)\n",
       what, format_bytes(device->engine.limits().budget_bytes).c_str(),
       format_bytes(bytes).c_str());
@@ -161,11 +162,11 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
       if (ledger.live(piece)) pin_slot(op, piece);
     });
   }
-  const std::uint64_t left_before = device.engine.counters().left_to_faults;
+  const std::uint64_t left_before = device.engine.counters().left_out;
   if (op.n_pinned > first)
     device.engine.begin_use(op.pinned + first, op.n_pinned - first,
                             stream_on(device, op, op.pinned[first]));
-  if (device.engine.counters().left_to_faults > left_before) note_above_budget(device, op);
+  if (device.engine.counters().left_out > left_before) note_above_budget(device, op);
   if (asked) device.engine.set_preferred_victims({});
   if (recorded) note_addresses(s, device, inputs.pointers, inputs.count);
   return others;

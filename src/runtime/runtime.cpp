@@ -128,6 +128,7 @@ void add_device(const State& s, Device& device, Stats& result) {
       std::max<std::uint64_t>(result.largest_op_bytes, device.largest_op_bytes);
   result.plan_hits += moved.plan_hits;
   result.plan_misses += moved.plan_misses;
+  result.zero_copy_bytes += moved.zero_copy_bytes;
   result.hook_errors += device.engine.hook_errors() + device.freer.failures();
   if (s.driver.telemetry) return;
   result.resident_bytes += ledger.resident_bytes();
@@ -149,7 +150,7 @@ void add_telemetry(const State& s, Stats& result) {
   result.bytes_out = now.bytes_out + now.pressure_bytes_out;
   result.faults = now.faults;
   result.stall_us = now.stall_us;
-  result.thrashed_bytes = s.thrashed_bytes;
+  result.zero_copy_bytes += s.thrashed_bytes;
 }
 
 // Of devices that were closed too.

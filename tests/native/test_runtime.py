@@ -265,7 +265,7 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
             _core.driver.store(part + 8 + n, b"%d" % n)
         _core.op_end(token, "activation")
         assert 5 < _core.stats()["faults"] - before <= 3 * 5
-        assert _core.stats()["thrashed_bytes"] == PAGE * n
+        assert _core.stats()["zero_copy_bytes"] == PAGE * n
         assert _core.stats()["peak_resident_bytes"] <= 8 * MIB
     assert all(_core.driver.load(part + 8, 4) == b"p12t" for part in parts)
     said = capfd.readouterr().err
@@ -307,7 +307,7 @@ def test_pages_that_fault_once_an_op_never_thrash(blocks: Blocks) -> None:
         token = _core.op_begin([ptr], "", "forward")
         _core.driver.touch(ptr, 2 * MIB)
         _core.op_end(token, "")
-    assert _core.stats()["thrashed_bytes"] == 0
+    assert _core.stats()["zero_copy_bytes"] == 0
     assert _core.stats()["faults"] >= 6 * 20
 
 

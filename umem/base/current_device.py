@@ -31,6 +31,18 @@ def profile() -> DeviceProfile:
     return profile_of(gpu_name())
 
 
+def hides_transfers() -> bool:
+    """Return whether the device that umem manages moves bytes beside compute.
+
+    On the software device the processor does both. On an integrated GPU, whose memory is the
+    host's, both share its bandwidth.
+    """
+    if core.current_options().device == "soft":
+        return False
+    devices = core.probe_cuda()["devices"]
+    return not any(device["integrated"] for device in devices)
+
+
 def _nearest_profile(gpu: str) -> str:
     """Return the profile of the same GPU model, or the default where no name matches."""
     words = gpu.lower().replace("-", " ").split()

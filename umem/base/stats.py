@@ -43,7 +43,7 @@ class Stats:
     steps: int
     capture_skips: int
     hook_errors: int
-    thrashed_bytes: int
+    zero_copy_bytes: int
     ops_above_budget: int
     largest_op_bytes: int
     advice_ignored: int

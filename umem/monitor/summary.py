@@ -154,8 +154,8 @@ def _plan(stats: Stats) -> str:
         largest = _of(stats.largest_op_bytes)
         text = f"ops that needed more than the budget at once: {stats.ops_above_budget}"
         notes.append(f"{text} (up to {largest})")
-    if stats.thrashed_bytes:
-        notes.append(f"{_of(stats.thrashed_bytes)} used on the host, as they faulted repeatedly")
+    if stats.zero_copy_bytes:
+        notes.append(f"{_of(stats.zero_copy_bytes)} used on the host, as they did not fit")
     if stats.capture_skips:
         notes.append(f"{stats.capture_skips} moves skipped during graph capture")
     if stats.hook_errors:

@@ -112,9 +112,9 @@ def _follower(settings: Settings) -> AutoBudget | None:
 
 
 def _device() -> DeviceProfile:
-    """Return the device to plan for; the software device moves bytes on the processor."""
-    soft = core.current_options().device == "soft"
-    return replace(current_device.profile(), hides_transfers=not soft)
+    """Return the device to plan for."""
+    hides = current_device.hides_transfers()
+    return replace(current_device.profile(), hides_transfers=hides)
 
 
 def _budget() -> int:

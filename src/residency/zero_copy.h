@@ -1,0 +1,40 @@
+// Zero copy: what does not fit beside an op is used on the host, over the link. Else the driver
+// would bring each page by a fault and drive out another that the same op needs; where an op goes
+// around its memory, that is once per access and has no end.
+//
+// On a GPU only: the software device sees its page faults, and does so where a page comes again and
+// again in one op.
+#pragma once
+#include <unordered_map>
+
+#include "managed/memory_ops.h"
+#include "residency/engine_state.h"
+
+namespace umem::residency {
+
+class ZeroCopy {
+ public:
+  explicit ZeroCopy(EngineState& state) : state_(state) {}
+
+  // An op uses the unit, which does not fit. False where its pages come by faults.
+  bool use(RangeId id);
+  // Of what no op has used so since the last call, takes the advice back.
+  void step_ended();
+  // Of all.
+  void clear();
+  void forget(RangeId id) { advised_.erase(id); }
+  bool contains(RangeId id) const { return !advised_.empty() && advised_.contains(id); }
+
+ private:
+  struct Advised {
+    managed::MemSpan span;
+    bool used;  // in this step
+  };
+  void end(managed::MemSpan span);
+
+  EngineState& state_;
+  bool refused_ = false;  // by the driver: not asked again
+  std::unordered_map<RangeId, Advised> advised_;
+};
+
+}  // namespace umem::residency
