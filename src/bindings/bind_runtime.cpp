@@ -60,6 +60,7 @@ void bind_runtime(py::module_& module) {
   module.def("profiles", &profiles);
   module.def("stats", &stats_dict);
   module.def("stats_docs", &stats_docs);
+  module.def("faults_by_operator", [] { return unlocked(&runtime::faults_by_operator); });
   module.def("reset_peak_stats", [] {
     py::gil_scoped_release unlocked;
     runtime::reset_peak_stats();

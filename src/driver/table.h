@@ -51,6 +51,12 @@ struct Telemetry {
   std::uint64_t stall_us = 0;  // virtual time that compute waited for data
 };
 
+// What page faults did in one operation of the program.
+struct Operation {
+  std::uint64_t faults = 0;
+  std::size_t thrashed_bytes = 0;  // of pages that came again and again, and stayed on the host
+};
+
 enum class Kind { kSoft, kCuda };
 
 // An open driver. `telemetry` is null for a real one.
@@ -60,9 +66,8 @@ struct Driver {
   Telemetry (*telemetry)() = nullptr;
   void (*reset_peak)() = nullptr;
   Status (*resize)(std::size_t device_bytes) = nullptr;  // null where the size is fixed
-  // An operation of the program ends, and the next begins; the bytes of the pages that came by
-  // faults again and again in it, and stayed on the host in the end. Null: nobody counts.
-  std::size_t (*end_operation)() = nullptr;
+  // An operation of the program ends, and the next begins. Null: nobody counts.
+  Operation (*end_operation)() = nullptr;
 };
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.

@@ -195,7 +195,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
     warn_above_budget(device, "a block", taken.value().bytes);
   ++lock.slot().allocs;
   const std::size_t live = device.arena.footprint().live_bytes;
-  device.peak_live_bytes = std::max(device.peak_live_bytes, live);
+  if (live > device.peak_live_bytes) device.set_peak();
   device.max_live_bytes = std::max(device.max_live_bytes, live);
   return taken.value().ptr;
 }

@@ -100,10 +100,14 @@ static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
 
 static void end_operation(State& s, const char* what) {
   auto* const end = s.end_operation.load();
-  const std::size_t thrashed = end ? end() : 0;
-  if (thrashed == 0) return;
-  s.thrashed_bytes += thrashed;
-  warn_thrashing(s, what, thrashed);
+  const driver::Operation ended = end ? end() : driver::Operation();
+  if (ended.faults > 0) {
+    const std::lock_guard lock(s.faults_mutex);
+    s.faults_of[what] += ended.faults;
+  }
+  if (ended.thrashed_bytes == 0) return;
+  s.thrashed_bytes += ended.thrashed_bytes;
+  warn_thrashing(s, what, ended.thrashed_bytes);
 }
 
 // Ops of several threads at the same time are one operation. What is between ops, code that touches

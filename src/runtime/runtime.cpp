@@ -48,6 +48,7 @@ void each_mutex(State& s, Act act) {
   act(s.registry);
   for (Slot& slot : s.slots) act(slot.mutex);
   act(s.recorder);
+  act(s.faults_mutex);
 }
 
 void lock_for_fork() {
@@ -91,6 +92,10 @@ Status open_locked(State& s, const Options& options) {
   register_fork_handlers();
   s.last = {};
   s.steps = s.plans_rolled_back = s.thrashed_bytes = 0;
+  {
+    const std::lock_guard lock(s.faults_mutex);
+    s.faults_of.clear();
+  }
   for (Slot& slot : s.slots) {
     const DeviceLock lock(slot);
     slot.allocs = slot.frees = slot.ooms = 0;
@@ -112,6 +117,7 @@ void add_device(const State& s, Device& device, Stats& result) {
   result.budget_bytes += device.engine.limits().budget_bytes;
   result.live_bytes += footprint.live_bytes;
   result.peak_live_bytes += device.peak_live_bytes;
+  result.peak_small_bytes += device.peak_small_bytes;
   result.cached_bytes += footprint.cached_bytes;
   result.attached_bytes += device.engine.attached_bytes();
   result.dropped_bytes += ledger.dropped_bytes();
@@ -206,7 +212,7 @@ Status apply_limits(State& s, const Options& options) {
 
 void reset_peaks(State& s) {
   s.each([](Device& device) {
-    device.peak_live_bytes = device.arena.footprint().live_bytes;
+    device.set_peak();
     device.engine.ledger().reset_peaks();
   });
   if (s.driver.reset_peak) s.driver.reset_peak();
@@ -369,6 +375,19 @@ Stats stats() {
   add_slots(s, result);
   result.steps = s.steps;
   result.plans_rolled_back = s.plans_rolled_back;
+  return result;
+}
+
+std::vector<std::pair<std::string, std::uint64_t>> faults_by_operator() {
+  State& s = state();
+  std::vector<std::pair<std::string, std::uint64_t>> result;
+  {
+    const std::lock_guard lock(s.faults_mutex);
+    result.assign(s.faults_of.begin(), s.faults_of.end());
+  }
+  std::sort(result.begin(), result.end(), [](const auto& a, const auto& b) {
+    return a.second != b.second ? a.second > b.second : a.first < b.first;
+  });
   return result;
 }
 

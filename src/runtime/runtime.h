@@ -36,6 +36,9 @@ UMEM_API Status set_policy(const std::string& name);
 
 UMEM_API Stats stats();
 UMEM_API void reset_peak_stats();
+// The operators that took page faults, by name, most first. The software device knows; a GPU's
+// driver does not tell.
+UMEM_API std::vector<std::pair<std::string, std::uint64_t>> faults_by_operator();
 // Returns cached memory to the driver.
 UMEM_API Status trim();
 

@@ -47,11 +47,18 @@ struct Device {
   Pins pins;
   std::unordered_map<const void*, std::uint32_t> scopes;  // of blocks, by number
   std::size_t peak_live_bytes = 0;                        // since the last reset
+  std::size_t peak_small_bytes = 0;                       // of these, in blocks that share pages
   std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
   std::uint64_t ops_above_budget = 0;
   std::size_t largest_op_bytes = 0;  // of those
   bool warned_above_budget = false, warned_thrashing = false;
 
+  // The present state is the peak.
+  void set_peak() {
+    peak_live_bytes = arena.footprint().live_bytes;
+    const std::int64_t small = arena.stats().allocated_bytes[arena::kSmall].current;
+    peak_small_bytes = static_cast<std::size_t>(small);
+  }
   bool frees_on_thread() const { return place.context != nullptr; }
 };
 
@@ -89,10 +96,12 @@ struct State {
   std::mutex recorder;  // trace::recorder()'s
   ScopeNames scope_names;
   std::atomic<double> memory_fraction{1};  // of each device's memory, for a budget that is found
-  std::atomic<bool> faults_in_process{false};             // page faults of the software device
-  std::atomic<std::size_t (*)()> end_operation{nullptr};  // the driver's
-  std::atomic<int> operating{0};                          // ops that use memory, on all threads
+  std::atomic<bool> faults_in_process{false};  // page faults of the software device
+  std::atomic<driver::Operation (*)()> end_operation{nullptr};  // the driver's
+  std::atomic<int> operating{0};  // ops that use memory, on all threads
   std::atomic<std::uint64_t> thrashed_bytes{0};
+  std::mutex faults_mutex;                                   // no other lock is taken under it
+  std::unordered_map<std::string, std::uint64_t> faults_of;  // by the op's name
   std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
   std::atomic<std::uint64_t> last_pin_number{0};  // given to pins and exemptions
   std::atomic<Listener> listener{nullptr};

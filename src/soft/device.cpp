@@ -17,8 +17,9 @@
 namespace umem::soft {
 namespace {
 
-Device* g_device = nullptr;          // freed by close() only: faults may come during exit
-std::atomic<bool> g_faulted{false};  // in this operation
+Device* g_device = nullptr;              // freed by close() only: faults may come during exit
+std::atomic<std::uint64_t> g_faults{0};  // in this operation
+std::atomic<bool> g_operations{false};   // of the pager: begun
 
 // The threads that were inside of system calls are the parent's.
 void end_system_calls() {
@@ -70,10 +71,12 @@ Status resize(std::size_t device_bytes) {
   return {};
 }
 
-std::size_t end_operation() {
-  if (!g_faulted.exchange(false, std::memory_order_relaxed)) return 0;
+driver::Operation end_operation() {
+  const std::uint64_t faults = g_faults.exchange(0, std::memory_order_relaxed);
+  const bool first = !g_operations.exchange(true, std::memory_order_relaxed);
+  if (faults == 0 && !first) return {};
   DeviceLock lock;
-  return g_device ? g_device->pager.end_operation() << kPageShift : 0;
+  return {faults, g_device ? g_device->pager.end_operation() << kPageShift : 0};
 }
 
 // The part of [ptr, ptr + bytes) that is managed, as an extent of allocated pages.
@@ -102,7 +105,7 @@ Device* device() {
 }
 
 void Device::book_fault(const Moved& moved) {
-  g_faulted.store(true, std::memory_order_relaxed);
+  g_faults.fetch_add(1, std::memory_order_relaxed);
   ++counters.faults;
   counters.fault_bytes_in += moved.bytes_in;
   counters.pressure_bytes_out += moved.bytes_out;
@@ -138,7 +141,8 @@ Status open(const Options& options, driver::Driver& driver) {
     install_interposers();  // before the handler, so that it is not replaced unseen
     install_fault_handler();
   }
-  g_faulted = true;  // so that the first operation is counted too
+  g_faults = 0;
+  g_operations = false;
   driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize, end_operation};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);

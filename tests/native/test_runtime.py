@@ -268,6 +268,10 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
         assert _core.stats()["zero_copy_bytes"] == PAGE * n
         assert _core.stats()["peak_resident_bytes"] <= 8 * MIB
     assert all(_core.driver.load(part + 8, 4) == b"p12t" for part in parts)
+    by_operator = _core.faults_by_operator()
+    assert by_operator[0][0] == "strided"
+    assert sum(count for _, count in by_operator) <= _core.stats()["faults"]
+    assert by_operator[0][1] >= 2 * 5
     said = capfd.readouterr().err
     assert said.count("warning") == 1
     assert "strided needs 10.0 MiB at once" in said
@@ -297,6 +301,21 @@ def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
     said = capfd.readouterr().err
     assert said.count("code between two operators went again and again through more memory") == 1
     assert all(_core.driver.load(part + 8, 4) == b"part" for part in parts)
+
+
+def test_the_share_of_small_blocks_is_that_at_the_peak(blocks: Blocks) -> None:
+    _core.start(options(16 * MIB))
+    small = [blocks.take(MIB) for _ in range(3)]
+    large = blocks.take(4 * MIB)
+    assert (_core.stats()["peak_live_bytes"], _core.stats()["peak_small_bytes"]) == (
+        7 * MIB,
+        3 * MIB,
+    )
+    blocks.drop(large)
+    small.append(blocks.take(MIB))  # no new peak
+    assert _core.stats()["peak_small_bytes"] == 3 * MIB
+    _core.reset_peak_stats()
+    assert _core.stats()["peak_small_bytes"] == _core.stats()["peak_live_bytes"] == 4 * MIB
 
 
 def test_pages_that_fault_once_an_op_never_thrash(blocks: Blocks) -> None:

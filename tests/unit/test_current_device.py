@@ -11,7 +11,12 @@ from umem.base import current_device
 
 @pytest.mark.parametrize(
     ("device", "integrated", "hides"),
-    [("soft", [False], False), ("cuda", [False], True), ("cuda", [True], False), ("cuda", [], True)],
+    [
+        ("soft", [False], False),
+        ("cuda", [False], True),
+        ("cuda", [True], False),
+        ("cuda", [], True),
+    ],
 )
 def test_an_integrated_gpu_moves_bytes_through_the_memory_that_compute_uses(
     device: str, integrated: list[bool], hides: bool, monkeypatch: pytest.MonkeyPatch

@@ -74,6 +74,13 @@ def test_advice_says_what_to_change() -> None:
         "3 recorded steps have no plan: they differ",
         "nothing has to move from a budget of about 64 MiB on",
     ]
+    small = dataclasses.replace(short, peak_small_bytes=40 << 20, largest_op_bytes=0, faults=90)
+    assert text.advice(small, "", [("aten::mean", 60), ("aten::add", 30)]) == [
+        "of 90 page faults aten::mean took 60, more than any other",
+        "40 MiB of 64 MiB were in tensors below 2 MiB: they move with those in the same page",
+        "nothing has to move from a budget of about 64 MiB on",
+    ]
+    assert len(text.advice(small, "", [("aten::mean", 9)])) == 2
     roomy = dataclasses.replace(short, peak_live_bytes=1, largest_op_bytes=0)
     assert text.advice(roomy, "they differ") == []
     closing = text.closing(short)

@@ -19,6 +19,7 @@ class Stats:
     peak_resident_bytes: int
     live_bytes: int
     peak_live_bytes: int
+    peak_small_bytes: int
     cached_bytes: int
     attached_bytes: int
     dropped_bytes: int

@@ -8,6 +8,7 @@ from html import escape
 from ..base.stats import Stats
 from ..base.units import format_bytes
 
+_MANY_FAULTS = 10  # of one operator: few are not worth a line
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
 
@@ -71,7 +72,7 @@ def _rows(
         ("budget", _of(stats.budget_bytes), f"device {device}, policy {policy}"),
         *([("allocator", "", allocator)] if allocator else []),
         ("resident", _of(stats.resident_bytes), f"peak {_of(stats.peak_resident_bytes)}"),
-        ("live", _of(stats.live_bytes), f"peak {_of(stats.peak_live_bytes)}"),
+        ("live", _of(stats.live_bytes), _live(stats)),
         *((f"  {name}", _of(count), f"{n} blocks") for name, (n, count) in (holders or {}).items()),
         ("cached", _of(stats.cached_bytes), "freed, kept for reuse"),
         *_attached(stats),
@@ -88,13 +89,18 @@ def _rows(
     ]
 
 
+def _live(stats: Stats) -> str:
+    small = f", {_of(stats.peak_small_bytes)} of it in tensors below 2 MiB"
+    return f"peak {_of(stats.peak_live_bytes)}{small if stats.peak_small_bytes else ''}"
+
+
 def _attached(stats: Stats) -> list[Row]:
     if stats.attached_bytes <= stats.resident_bytes + stats.dropped_bytes:
         return []
     return [("attached", _of(stats.attached_bytes), "kept by the driver, until others need it")]
 
 
-def closing(stats: Stats, why_unplanned: str = "") -> str:
+def closing(stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()) -> str:
     """Summarize the run in one line, for the end of a program, with advice in further lines."""
     total = stats.plan_hits + stats.plan_misses
     share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
@@ -106,14 +112,17 @@ def closing(stats: Stats, why_unplanned: str = "") -> str:
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
     )
-    return "\n".join([line, *(f"umem: {text}" for text in advice(stats, why_unplanned))])
+    return "\n".join([line, *(f"umem: {text}" for text in advice(stats, why_unplanned, faults))])
 
 
-def advice(stats: Stats, why_unplanned: str = "") -> list[str]:
+def advice(
+    stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()
+) -> list[str]:
     """Say what would move fewer bytes or take fewer page faults; nothing where none move.
 
     Args:
         why_unplanned: why recorded steps had no plan; empty if all had one.
+        faults: the operators that took page faults, with their numbers, in descending order.
     """
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return []
@@ -124,6 +133,12 @@ def advice(stats: Stats, why_unplanned: str = "") -> list[str]:
             f"{stats.ops_above_budget} {operators} needed more than the budget at once, up to "
             f"{_of(stats.largest_op_bytes)}, and worked by page faults: a budget of that ends them"
         )
+    if faults and faults[0][1] >= _MANY_FAULTS:
+        name, count = faults[0]
+        lines.append(f"of {stats.faults} page faults {name} took {count}, more than any other")
+    if stats.peak_small_bytes > stats.peak_live_bytes / 2:
+        small = f"{_of(stats.peak_small_bytes)} of {_of(stats.peak_live_bytes)}"
+        lines.append(f"{small} were in tensors below 2 MiB: they move with those in the same page")
     if stats.peak_live_bytes > stats.budget_bytes:
         lines += [why_unplanned] if why_unplanned else []
         lines.append(f"nothing has to move from a budget of about {_of(stats.peak_live_bytes)} on")

@@ -208,11 +208,12 @@ def reset_peak_stats() -> None:
 
 def summary() -> Summary:
     """Return the statistics as a summary: text, and a table in notebooks."""
+    from ..base.native import core
     from ..integrations import blocks
     from ..monitor import summary as text
 
     now = stats()
-    advice = text.advice(now, _why_unplanned())
+    advice = text.advice(now, _why_unplanned(), core.faults_by_operator())
     return text.Summary(now, **description(), holders=blocks.holders(), advice=advice)
 
 
@@ -385,9 +386,10 @@ def _at_exit(process: int, summary: bool) -> None:
         why = _why_unplanned()
         _stop_steps()
     if summary:
+        from ..base.native import core
         from ..monitor import summary as text
 
-        sys.stderr.write(text.closing(stats(), why) + "\n")
+        sys.stderr.write(text.closing(stats(), why, core.faults_by_operator()) + "\n")
 
 
 def follow_free_memory() -> None:
