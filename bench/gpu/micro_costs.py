@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,17 @@ from pathlib import Path
 from gpu import raw
 from gpu.config import Config
 from gpu.deadline import Deadline
-from gpu.device import ATTACH_GLOBAL, DEVICE, HOST, SET_ACCESSED_BY, SET_PREFERRED, Block, Gpu
+from gpu.device import (
+    ATTACH_GLOBAL,
+    DEVICE,
+    HOST,
+    SET_ACCESSED_BY,
+    SET_PREFERRED,
+    UNSET_ACCESSED_BY,
+    UNSET_PREFERRED,
+    Block,
+    Gpu,
+)
 from gpu.micro import Micro
 from gpu.record import Item, Record, take
 from umem.base.units import MIB, format_bytes
@@ -26,6 +37,7 @@ def run(gpu: Gpu, record: Record, config: Config, deadline: Deadline) -> None:
         Item("10", "what does an allocation cost?", bench.allocations),
         Item("11", "does the host give its memory back?", bench.host_memory),
         Item("12", "how fast is reading the host's memory in place?", bench.zero_copy),
+        Item("12 op", "which operators suffer from it more than from faults?", bench.in_place),
         Item("14", "what does a page fault cost?", bench.faults),
         Item("21", "what does a hint cost between two kernels?", bench.hints),
     ]
@@ -129,6 +141,54 @@ class _Costs(Micro):
             f"{size / slow / 1e9:.1f} GB/s; an evicted block with only accessed-by "
             + ("stays on the host when it is read" if stays else "comes back when it is read"),
         )
+
+    def in_place(self) -> None:
+        """Time operators on a matrix that is on the device, brought by faults, used on the host.
+
+        umem does the last with what does not fit beside an operator (docs/decisions/0018). Nothing
+        is oversubscribed: the faults here come once, where memory is short they come again.
+        """
+        gpu, size, words = self._gpu, self._config.block, []
+        side = math.isqrt(size // 4) // 512 * 512
+        with gpu.managed(size) as block:
+            matrix = block.tensor[: side * side].view(side, side)
+            other = gpu.torch.ones(side, side, device="cuda")
+            out = gpu.torch.empty_like(other)
+            uses: dict[str, Callable[[], object]] = {
+                "each float once": lambda: gpu.torch.add(matrix, other, out=out),
+                "sums of columns": lambda: matrix.sum(0),
+                "a transposed copy": lambda: out.copy_(matrix.t()),
+                "a product": lambda: gpu.torch.mm(matrix, other, out=out),
+            }
+            for name, use in uses.items():
+                medians = []
+                for way in ("on the device", "by faults", "in place"):
+                    values = self._seconds_of(use, block, way)
+                    spread = self._record.add(f"{name}, {way}", [1e3 * v for v in values], "ms")
+                    medians.append(spread.median)
+                here, faults, there = medians
+                words.append(f"{name} {faults / here:.1f}x and {there / here:.1f}x")
+        self._decide(
+            "12 op",
+            "which operators suffer from it more than from faults?",
+            "of the time on the device, by faults and in place: " + ", ".join(words),
+        )
+
+    def _seconds_of(self, use: Callable[[], object], block: Block, way: str) -> list[float]:
+        gpu = self._gpu
+        block.tensor.fill_(1.0)
+        if way == "in place":
+            gpu.advise(block, SET_PREFERRED, HOST)
+            gpu.advise(block, SET_ACCESSED_BY, DEVICE)
+        place = DEVICE if way == "on the device" else HOST
+        try:
+            return gpu.repeat(
+                self._deadline, self._config.rounds, use, lambda: gpu.settle(block, place)
+            )
+        finally:
+            if way == "in place":
+                gpu.advise(block, UNSET_ACCESSED_BY, DEVICE)
+                gpu.advise(block, UNSET_PREFERRED, HOST)
 
     def faults(self) -> None:
         gpu, size = self._gpu, self._config.block

@@ -63,7 +63,7 @@ PARTS = (
     _micro("a", "gates", 10, "What the driver can do"),
     _micro("b", "bandwidth", 50, "How fast bytes travel"),
     _micro("b", "overlap", 30, "What moving disturbs"),
-    _micro("b", "costs", 40, "What single operations cost"),
+    _micro("b", "costs", 48, "What single operations cost"),
     Part("neighbours", "b", "neighbours", "umem with torch and other libraries", 100, processes=0),
     Part("sizing", "c", "sizing", "How large the workloads are", 30),
     Part("fits", "c", "fits", "Everything fits", 90, processes=2, needs=("sizing",)),
