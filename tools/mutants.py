@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "more comes in than the budget holds", _MOVES,
-        "++state_.counters.left_to_faults;\n      continue;", "++state_.counters.left_to_faults;",
+        "++state_.counters.left_out;\n      continue;", "++state_.counters.left_out;",
     ),
     Mutant(
         "the host budget is not looked at", _MOVES,

@@ -19,7 +19,7 @@ Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, dr
       sharing_(state_, transfers_),
       zero_copy_(state_),
       moves_(state_, transfers_, sharing_, std::move(release_cached)),
-      write_back_(state_, transfers_, moves_),
+      write_back_(state_, transfers_, moves_, zero_copy_),
       sleep_(state_, transfers_, moves_, sharing_, write_back_),
       hints_(state_, transfers_, moves_, write_back_) {}
 
@@ -132,7 +132,7 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
     if (state_.active()) ++state_.counters.left_out;
     one_.assign(1, id);
     // Else faults will bring what fits, beside what is accounted for.
-    if (!state_.active() || !use_on_host(id)) state_.attach(id);
+    if (!use_on_host(id)) state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
     return transfers_.await_discard(stream);
   }
@@ -267,9 +267,13 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
   if (state_.policy->is_planned()) apply_pending(stream);
 }
 
-// Pages that blocks share are left to faults: the advice would be that of their neighbours too.
+// False where the unit's pages come by faults: in a static layout, where blocks have pages in turn
+// and the advice would be that of the next one too, and where the host has no room.
 bool Engine::use_on_host(RangeId id) {
-  return !sharing_.contains(state_.ranges[id].base) && zero_copy_.use(id);
+  if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
+  if (!moves_.fits_on_host(id) || !zero_copy_.use(id)) return false;
+  if (state_.ledger.at(id).state == State::kVoid) state_.ledger.set_state(id, State::kHost);
+  return true;
 }
 
 void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
@@ -279,8 +283,8 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     state_.ledger.unpin(ids[i]);
     state_.ledger.touch(ids[i]);
     state_.ledger.use_on(ids[i], bit);
-    if (state_.ledger.away(ids[i]) && state_.ledger.at(ids[i]).op_pins == 0)
-      wanted_.push_back(ids[i]);
+    const bool away = state_.ledger.away(ids[i]) && !zero_copy_.contains(ids[i]);
+    if (away && state_.ledger.at(ids[i]).op_pins == 0) wanted_.push_back(ids[i]);
   }
   if (!state_.active()) return;
   if (state_.asynchronous() &&
@@ -289,8 +293,7 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     const Status marked = transfers_.streams().mark(stream, state_.ledger.now());
     (void)marked;  // an eviction records its own then
   }
-  for (RangeId id : wanted_)
-    if (!zero_copy_.contains(id)) state_.attach(id);  // by faults
+  for (RangeId id : wanted_) state_.attach(id);  // by faults
   if (wanted_.empty() || state_.skip_for_capture(stream)) return;
   const CallScope scope(state_.table, state_.place);
   // Used without having been brought: faults did it, at least in part. Now that the op is over the

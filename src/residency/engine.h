@@ -93,6 +93,8 @@ class Engine {
   void set_preferred_victims(std::vector<RangeId> ids) {
     moves_.set_preferred_victims(std::move(ids));
   }
+  // The driver moves pages as it likes from here on: for the end of a session.
+  void end_zero_copy() { zero_copy_.clear(); }
   // Applies the policy's pending requests; `stream` is where compute may have to wait.
   void apply_pending(cu::CUstream stream);
 

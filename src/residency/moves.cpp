@@ -177,7 +177,8 @@ void Moves::step_ended() {
 Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
   Ledger& ledger = state_.ledger;
   std::size_t need = 0;
-  for (RangeId id : ids) need += ledger.at(id).bytes;
+  for (RangeId id : ids)  // nothing leaves for what can never fit
+    if (ledger.at(id).bytes <= state_.share()) need += ledger.at(id).bytes;
   make_room(need);
   moved_.clear();
   for (RangeId id : ids) {

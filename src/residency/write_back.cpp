@@ -19,6 +19,7 @@ Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
   const State state = ledger.at(id).state;
   const bool there = state == State::kDevice || state == State::kDead;
   const managed::MemSpan span = state_.span(id);
+  if (on) zero_copy_.end(id);
   UMEM_RETURN_IF_ERROR(on ? managed::advise_read_mostly(state_.table, span)
                           : managed::collapse_copies(state_.table, span,
                                                      there ? Where::kDevice : Where::kHost,
@@ -71,6 +72,7 @@ Status WriteBack::begin(RangeId id) {
       (!here && unit.state != State::kHost))
     return {};
   if (here && !moves_.fits_on_host(id)) return {};
+  zero_copy_.end(id);
   one_.assign(1, id);
   UMEM_RETURN_IF_ERROR(transfers_.submit_out(Verb::kWriteBack, one_));
   ledger.set_read_mostly(id, true, true);

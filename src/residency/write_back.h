@@ -8,13 +8,14 @@
 #include "residency/engine_state.h"
 #include "residency/moves.h"
 #include "residency/transfers.h"
+#include "residency/zero_copy.h"
 
 namespace umem::residency {
 
 class WriteBack {
  public:
-  WriteBack(EngineState& state, Transfers& transfers, Moves& moves)
-      : state_(state), transfers_(transfers), moves_(moves) {}
+  WriteBack(EngineState& state, Transfers& transfers, Moves& moves, ZeroCopy& zero_copy)
+      : state_(state), transfers_(transfers), moves_(moves), zero_copy_(zero_copy) {}
 
   // Advises the driver that the unit is read-mostly, or takes the advice back.
   Status advise(RangeId id, bool on) { return advise(id, on, false); }
@@ -33,6 +34,7 @@ class WriteBack {
   EngineState& state_;
   Transfers& transfers_;
   Moves& moves_;
+  ZeroCopy& zero_copy_;                     // whose advice does not go with this one
   std::vector<RangeId> read_mostly_;        // by the policy; some may have died
   std::vector<RangeId> one_, begin_, end_;  // scratch
 };

@@ -1,6 +1,7 @@
 #include "residency/zero_copy.h"
 
 #include <utility>
+#include <vector>
 
 namespace umem::residency {
 
@@ -11,14 +12,18 @@ bool ZeroCopy::use(RangeId id) {
   // driver would not heed this advice.
   if (!state_.asynchronous() || refused_ || state_.ledger.at(id).read_mostly) return false;
   const managed::MemSpan span = state_.span(id);
-  const auto found = advised_.find(id);
-  if (found == advised_.end() || found->second.span.bytes < span.bytes) {
-    const Status advised = managed::advise_zero_copy(state_.table, span, state_.place.device);
-    state_.count_error(advised);
-    refused_ = !advised.ok();
-    if (refused_) return false;
+  Advised& advised = advised_[id];
+  if (advised.span.bytes < span.bytes) {  // else a smaller block of the same range
+    const Status status = managed::advise_zero_copy(state_.table, span, state_.place.device);
+    advised.span = span;
+    if (!status.ok()) {
+      state_.count_error(status);
+      refused_ = status.code() == Code::kNotSupported;
+      end(id);  // of the two that the advice is made of, one may have been given
+      return false;
+    }
   }
-  advised_.insert_or_assign(id, Advised{span, true});
+  advised.used = true;
   state_.counters.zero_copy_bytes += span.bytes;
   return true;
 }
@@ -26,24 +31,26 @@ bool ZeroCopy::use(RangeId id) {
 void ZeroCopy::step_ended() {
   if (advised_.empty()) return;
   const CallScope scope(state_.table, state_.place);
-  for (auto at = advised_.begin(); at != advised_.end();) {
-    if (std::exchange(at->second.used, false)) {
-      ++at;
-      continue;
-    }
-    end(at->second.span);
-    at = advised_.erase(at);
-  }
+  std::vector<RangeId> ended;
+  for (auto& [id, advised] : advised_)
+    if (!std::exchange(advised.used, false)) ended.push_back(id);
+  for (RangeId id : ended) end(id);
 }
 
 void ZeroCopy::clear() {
-  const CallScope scope(state_.table, state_.place);
-  for (const auto& [id, advised] : advised_) end(advised.span);
-  advised_.clear();
+  for (auto& [id, advised] : advised_) advised.used = false;
+  step_ended();
 }
 
-void ZeroCopy::end(managed::MemSpan span) {
-  state_.count_error(managed::end_zero_copy(state_.table, span, state_.place.device));
+// What the driver refuses now it is asked again at the end of the next step.
+void ZeroCopy::end(RangeId id) {
+  const auto found = advised_.find(id);
+  if (found == advised_.end()) return;
+  const CallScope scope(state_.table, state_.place);
+  const Status status =
+      managed::end_zero_copy(state_.table, found->second.span, state_.place.device);
+  state_.count_error(status);
+  if (status.ok()) advised_.erase(found);
 }
 
 }  // namespace umem::residency

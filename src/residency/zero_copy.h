@@ -18,19 +18,18 @@ class ZeroCopy {
 
   // An op uses the unit, which does not fit. False where its pages come by faults.
   bool use(RangeId id);
-  // Of what no op has used so since the last call, takes the advice back.
+  // Takes the advice back: of what no op has used so since the last call; of all; of the unit.
   void step_ended();
-  // Of all.
   void clear();
+  void end(RangeId id);
   void forget(RangeId id) { advised_.erase(id); }
   bool contains(RangeId id) const { return !advised_.empty() && advised_.contains(id); }
 
  private:
   struct Advised {
     managed::MemSpan span;
-    bool used;  // in this step
+    bool used = false;  // in this step
   };
-  void end(managed::MemSpan span);
 
   EngineState& state_;
   bool refused_ = false;  // by the driver: not asked again

@@ -73,14 +73,15 @@ void pin(Op& op, Device& device, RangeId id) {
 void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
   if (device.warned_above_budget) return;
   device.warned_above_budget = true;
-  const bool gpu = device.place.context != nullptr;
+  const bool zero_copy = device.engine.counters().zero_copy_bytes > 0;
   std::fprintf(
       stderr,
       "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
       "not fit %s, slowly. A budget of %s ends that; smaller batches, or the "
       "same work in parts, need less (said once; umem.summary() counts such ops)\n",
       what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str(),
-      gpu ? "is used in the host's memory" : "moves by page faults", format_bytes(bytes).c_str());
+      zero_copy ? "is used in the host's memory" : "moves by page faults",
+      format_bytes(bytes).c_str());
 }
 
 // Of the first open device: of those whose page faults are counted there is one.

@@ -306,7 +306,10 @@ Status stop() {
   {
     const std::lock_guard registry(s.registry);
     s.accepting = false;
-    s.each([&](Device& device) { end_pins(s, device); });
+    s.each([&](Device& device) {
+      end_pins(s, device);
+      device.engine.end_zero_copy();
+    });
     s.exemptions.clear();
     for (const trace::Sink sink : {trace::kPlan, trace::kFile}) RecorderLock(s)->stop(sink);
   }

@@ -69,8 +69,8 @@ def test_advice_says_what_to_change() -> None:
         ops_above_budget=2, largest_op_bytes=12 << 20,
     )  # fmt: skip
     assert text.advice(short, "3 recorded steps have no plan: they differ") == [
-        "2 operators needed more than the budget at once, up to 12 MiB, and worked by page faults: "
-        "a budget of that ends them",
+        "2 operators needed more than the budget at once, up to 12 MiB, and were slow: a budget of "
+        "that ends it",
         "3 recorded steps have no plan: they differ",
         "nothing has to move from a budget of about 64 MiB on",
     ]
@@ -90,7 +90,7 @@ def test_advice_says_what_to_change() -> None:
     assert shown.count("\n") == closing.count("\n") + text.summary(
         short, device="soft", policy="lru"
     ).count("\n")
-    assert "a budget of that ends them" in shown._repr_html_()
+    assert "a budget of that ends it" in shown._repr_html_()
 
 
 def test_a_notebook_shows_the_record_as_a_table() -> None:

@@ -40,7 +40,7 @@ def hides_transfers() -> bool:
     if core.current_options().device == "soft":
         return False
     devices = core.probe_cuda()["devices"]
-    return not any(device["integrated"] for device in devices)
+    return not (devices and devices[_gpu()]["integrated"])
 
 
 def _nearest_profile(gpu: str) -> str:
@@ -50,6 +50,12 @@ def _nearest_profile(gpu: str) -> str:
         if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
             return name
     return _GPU_DEFAULT
+
+
+def _gpu() -> int:
+    torch = sys.modules.get("torch")
+    used = torch is not None and torch.cuda.is_initialized()
+    return torch.cuda.current_device() if used and torch is not None else 0
 
 
 def gpu_name() -> str:

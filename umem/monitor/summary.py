@@ -131,7 +131,7 @@ def advice(
         operators = "operator" if stats.ops_above_budget == 1 else "operators"
         lines.append(
             f"{stats.ops_above_budget} {operators} needed more than the budget at once, up to "
-            f"{_of(stats.largest_op_bytes)}, and worked by page faults: a budget of that ends them"
+            f"{_of(stats.largest_op_bytes)}, and were slow: a budget of that ends it"
         )
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]
