@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 #include "runtime/alloc.h"
 #include "torch_ext/bench.h"
@@ -16,6 +17,9 @@ namespace {
 
 // torch's allocator from before ours: of the blocks that are not umem's.
 std::atomic<c10::Allocator*> g_previous{nullptr};
+
+// This thread's tensors are not the device's: they are host memory beside it.
+constinit thread_local bool t_outside = false;
 
 // One deleter for both kinds of memory: torch asks for it once, and keeps using it for blocks that
 // another allocator made.
@@ -39,6 +43,7 @@ class CpuAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_any, c10::Device(c10::kCPU)};
+    if (C10_UNLIKELY(t_outside)) return g_previous.load(std::memory_order_acquire)->allocate(bytes);
     runtime::Failure failure;
     void* ptr = runtime::allocate(bytes, 0, 0, &failure);
     if (C10_UNLIKELY(!ptr)) {
@@ -84,6 +89,10 @@ void install_allocator() {
 void remove_allocator() {
   std::lock_guard guard(g_mutex);
   if (allocator_installed()) c10::SetCPUAllocator(g_previous.load());
+}
+
+bool allocate_outside(bool outside) {
+  return std::exchange(t_outside, outside);
 }
 
 double bench_cpu_alloc(std::size_t nbytes, std::size_t iterations) {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 from ..bindings import Attached, Bindings
 from . import observer as torch_observer
@@ -57,10 +60,30 @@ def is_attached() -> bool:
     return bool(_parts)
 
 
+@contextlib.contextmanager
+def host_memory() -> Iterator[None]:
+    """Allocate CPU tensors in host memory on this thread, where they else stand for the device's.
+
+    Without effect while umem is not torch's CPU allocator.
+    """
+    ext = _Allocator.ext
+    if ext is None:
+        yield
+        return
+    before = ext.allocate_outside(True)
+    try:
+        yield
+    finally:
+        ext.allocate_outside(before)
+
+
 class _Allocator:
+    ext: ClassVar[ModuleType | None] = None  # while it is installed
+
     def __init__(self, ext: ModuleType) -> None:
-        self._ext = ext
+        _Allocator.ext = self._ext = ext
         ext.install_allocator()
 
     def remove(self) -> None:
         self._ext.remove_allocator()
+        _Allocator.ext = None

@@ -1,25 +1,34 @@
-"""`umem.page_optimizer`: optimizer state is on the device only during `step()`."""
+"""`umem.page_optimizer`: optimizer state is on the device only during `step()`, or never."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ...errors import ConfigError
+from ...base.units import format_bytes
+from ...errors import ConfigError, StateError
 from ...session import session
+from .host_update import HostUpdate
 from .parts import is_per_parameter, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
 
 _CHUNKS = 8  # chunks that fit the budget: one in use, one arriving, one leaving
 
+_WAYS = ("device", "host")
+
 _paged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_on_host: MutableMapping[Tensor, weakref.ref[Optimizer]] = (
+    WeakIdKeyDictionary()
+)  # parameter -> the optimizer that updates it there, by weakref
 
 
 class _Handle(Protocol):
@@ -29,21 +38,32 @@ class _Handle(Protocol):
 class PagedOptimizer:
     """The effect of `page_optimizer`, until `remove`; also a context manager."""
 
-    def __init__(self, optimizer: Optimizer, release_gradients: bool) -> None:
+    def __init__(self, optimizer: Optimizer, release_gradients: bool, host_share: float) -> None:
         self._optimizer = optimizer
         self._states = States(optimizer)
+        self._share = host_share
+        self._host = HostUpdate(optimizer) if host_share else None
+        self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
+        self._known: list[int] = []  # ids of the parameters that were there at the last choice
+        if self._host is not None:
+            self._choose()
         self._handles: list[_Handle] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
-        self._release = Release(optimizer, self._states) if release_gradients else None
+        self._release = (
+            Release(optimizer, self._states, self._host, self._chosen)
+            if release_gradients
+            else None
+        )
         _paged.add(optimizer)
         self._loaded(optimizer)
 
     def __repr__(self) -> str:
         what = type(self._optimizer).__name__
-        how = ", gradients released" if self._release else ""
+        how = f", {self._share:.0%} updated on the host" if self._host else ""
+        how += ", gradients released" if self._release else ""
         return f"<umem.page_optimizer: {what}{how}{'' if self._handles else ', removed'}>"
 
     def __enter__(self) -> PagedOptimizer:
@@ -56,9 +76,15 @@ class PagedOptimizer:
         """Restore the optimizer. State on the host comes back when an op needs it."""
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
         if self._release is not None:
             self._release.remove()
+        if self._host is not None and self._handles:
+            self._host.finish()
+            self._host.give_back(self._updated_on_host())
+            self._host.close()
+            for parameter in self._updated_on_host():
+                _on_host.pop(parameter, None)
+        self._handles.clear()
         _paged.discard(self._optimizer)
 
     @contextlib.contextmanager
@@ -80,6 +106,8 @@ class PagedOptimizer:
         if self._release is not None:
             self._release.step_begins()
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
+        if self._host is not None:
+            return self._update_on_host(self._host, closure, args), kwargs
         if closure or not acting():
             return None  # the backward passes of a closure come first, and need the memory
         due = [p for p in parameters_of(optimizer) if p.grad is not None]
@@ -96,6 +124,79 @@ class PagedOptimizer:
             self._send(now)
         return (part_of(optimizer, chunks[-1]), *args[1:]), kwargs
 
+    def _update_on_host(
+        self, host: HostUpdate, closure: bool, args: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Update the chosen parameters; return the arguments for the step of the others."""
+        if closure:
+            raise StateError(
+                "step(closure) was called, but umem.page_optimizer(..., update='host') needs the "
+                "gradients before the step; run the closure first, or update on the device"
+            )
+        used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        if used and torch.cuda.is_current_stream_capturing():
+            raise StateError(
+                "a CUDA graph is captured, which cannot hold an update on the host; leave the "
+                "optimizer's step out of the graph, or update on the device"
+            )
+        self._choose()
+        rest: list[Tensor] = []
+        try:
+            for parameter in parameters_of(self._optimizer):
+                if parameter.grad is None:
+                    continue
+                if id(parameter) in self._chosen and parameter.grad.layout == torch.strided:
+                    host.add(parameter)
+                else:
+                    rest.append(parameter)
+        finally:  # what was added is updated, whatever interrupts the step
+            host.finish()
+        if acting():
+            self._states.bring(rest)
+        return (part_of(self._optimizer, rest), *args[1:])
+
+    def _choose(self) -> None:
+        """Choose parameters up to the share of bytes, the last ones first.
+
+        Their gradients are there first, so that their updates have the most of the backward pass
+        beside them.
+        """
+        assert self._host is not None
+        parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
+        if self._known == (known := [id(p) for p in parameters]):
+            return
+        devices = {p.device for p in parameters}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"umem.page_optimizer(..., update='host'): parameters on {len(devices)} devices "
+                f"({', '.join(sorted(map(str, devices)))}); allowed: one; use an optimizer for each"
+            )
+        left = self._share * sum(p.nbytes for p in parameters)
+        left -= sum(p.nbytes for p in parameters if id(p) in self._chosen)
+        for parameter in reversed(parameters):
+            if left <= 0:
+                break
+            if id(parameter) not in self._chosen:
+                self._claim(parameter)
+                left -= parameter.nbytes
+        self._known = known
+
+    def _claim(self, parameter: Tensor) -> None:
+        assert self._host is not None
+        owner = _on_host.get(parameter)
+        if owner is not None and owner() not in (None, self._optimizer):
+            raise ConfigError(
+                f"umem.page_optimizer(..., update='host'): a parameter of shape "
+                f"{tuple(parameter.shape)} is updated on the host by another optimizer; call "
+                "remove() on what that call returned"
+            )
+        _on_host[parameter] = weakref.ref(self._optimizer)
+        self._chosen.add(id(parameter))
+        self._host.adopt(parameter)
+
+    def _updated_on_host(self) -> list[Tensor]:
+        return [p for p in parameters_of(self._optimizer) if id(p) in self._chosen]
+
     def _after_step(self, _optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._release is not None:
             self._release.step_ended()
@@ -103,6 +204,9 @@ class PagedOptimizer:
             self._states.send(self._states.all())
 
     def _loaded(self, _optimizer: Optimizer) -> None:
+        if self._host is not None:
+            for parameter in self._updated_on_host():
+                self._host.adopt(parameter)
         if acting():
             self._states.send(self._states.all())
 
@@ -124,10 +228,18 @@ class PagedOptimizer:
         return chunks
 
 
-def page_optimizer(optimizer: Optimizer, *, release_gradients: bool = False) -> PagedOptimizer:
+def page_optimizer(
+    optimizer: Optimizer,
+    *,
+    release_gradients: bool = False,
+    update: str = "device",
+    share: float = 1.0,
+) -> PagedOptimizer:
     """Keep an optimizer's state on the host, and bring it to the device around its `step()`.
 
-    The results are bit-identical to the plain step. See docs/optimizer_state.md.
+    With `update="host"` it is never brought: gradients and parameters are copied to the host,
+    updated there by torch's own kernels, and the parameters are copied back. The results of
+    `update="device"` are bit-identical to the plain step. See docs/optimizer_state.md.
 
     Args:
         optimizer: of any class; if it wraps another in its attribute `optimizer` or `optim`, that
@@ -135,10 +247,15 @@ def page_optimizer(optimizer: Optimizer, *, release_gradients: bool = False) -> 
         release_gradients: update each parameter in the backward pass, as soon as its gradient is
             there, and free the gradient. For the optimizers of torch.optim except LBFGS. `step()`
             then has nothing left to do; it still has to be called after each backward pass.
+        update: "device" or "host". The latter is for the same optimizers, with parameters on one
+            device.
+        share: of the bytes of the parameters, how much is updated on the host, from 0 to 1; the
+            last parameters come first. The others are updated on the device.
 
     Raises:
-        ConfigError: not an optimizer, or one that is paged already; with `release_gradients` also
-            one whose update is not known to be per parameter, or gradients that processes share.
+        ConfigError: not an optimizer, or one that is paged already; with `release_gradients` or
+            `update="host"` also one whose update is not known to be per parameter; with the former
+            gradients that processes share, with the latter a host budget that the states exceed.
         StateError: umem is off.
     """
     session.require_session("page_optimizer")
@@ -148,9 +265,18 @@ def page_optimizer(optimizer: Optimizer, *, release_gradients: bool = False) -> 
             f"umem.page_optimizer({type(found).__name__}): it is paged already; call remove() on "
             "what that call returned"
         )
+    if update not in _WAYS:
+        raise ConfigError(
+            f"umem.page_optimizer(..., update={update!r}); allowed: {' and '.join(_WAYS)}"
+        )
+    if not 0 <= share <= 1:
+        raise ConfigError(f"umem.page_optimizer(..., share={share}); allowed: from 0 to 1")
     if release_gradients:
         _check_release(found)
-    return PagedOptimizer(found, release_gradients)
+    host_share = share if update == "host" else 0.0
+    if host_share:
+        _check_host(found, host_share)
+    return PagedOptimizer(found, release_gradients, host_share)
 
 
 def _unwrapped(optimizer: object) -> Optimizer:
@@ -188,4 +314,26 @@ def _check_release(optimizer: Optimizer) -> None:
         raise ConfigError(
             f"{what}: gradients are averaged over {dist.get_world_size()} processes after they "
             "are there; leave release_gradients out"
+        )
+
+
+def _check_host(optimizer: Optimizer, share: float) -> None:
+    what = f"umem.page_optimizer({type(optimizer).__name__}, update='host')"
+    if not is_per_parameter(optimizer) or any(
+        g.get("differentiable") for g in optimizer.param_groups
+    ):
+        raise ConfigError(
+            f"{what}: only an update of one parameter by its own gradient can run on the host, "
+            "which is known of torch.optim's classes other than LBFGS, with differentiable=False; "
+            "leave update out"
+        )
+    states = States(optimizer)
+    needed = int(share * sum(states.bytes_of(p) for p in parameters_of(optimizer)))
+    now = session.stats()
+    room = now.host_budget_bytes - now.host_bytes
+    if now.host_budget_bytes and needed > room:
+        raise ConfigError(
+            f"{what}: the states take about {format_bytes(needed)} on the host, and the host "
+            f"budget of {format_bytes(now.host_budget_bytes)} has {format_bytes(max(room, 0))} "
+            "left; allowed: a larger host_budget, or a smaller share"
         )

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import StateError
+from .host_update import HostUpdate
 from .parts import update
 from .states import States, acting, parameters_of
 
@@ -27,8 +28,15 @@ class Release:
     Remaining gradients (new parameters, accumulated gradients) are left to `step()`.
     """
 
-    def __init__(self, optimizer: Optimizer, states: States) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        states: States,
+        host: HostUpdate | None,
+        on_host: Container[int],
+    ) -> None:
         self._optimizer, self._states = optimizer, states
+        self._host, self._on_host = host, on_host  # ids of the parameters that are updated there
         self._lock = threading.Lock()  # each device has its own backward thread
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
@@ -84,6 +92,11 @@ class Release:
             return
         with self._lock:
             self._check(parameter)
+            if self._host is not None and id(parameter) in self._on_host:
+                self._host.add(parameter)
+                parameter.grad = None
+                self._done[id(parameter)] = parameter
+                return
             paging = acting()
             if paging:
                 self._states.bring([parameter, *self._next(parameter)])

@@ -1,0 +1,380 @@
+"""Optimizers that update on the host, on the software device: the bits of the fused kernel."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._pytree import tree_map_only  # noqa: E402
+
+import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
+from umem.errors import ConfigError, StateError  # noqa: E402
+from umem.offload.optimizer import host_update  # noqa: E402
+
+MIB = 1 << 20
+SIDE = 512
+Make = Callable[[Any], torch.optim.Optimizer]
+
+FUSED: dict[str, Make] = {
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3, fused=True, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2, fused=True),
+}
+OTHERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, foreach=False),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3, foreach=False),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-3, foreach=False),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.5, foreach=False),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2, foreach=False),
+}
+MAKERS = {**FUSED, **OTHERS}
+
+
+def plainly_fused(name: str) -> Make:
+    """The same, by the kernel that updates on the host use."""
+    made = MAKERS[name]
+    return (lambda p: torch.optim.SGD(p, lr=1e-2, fused=True)) if name == "sgd" else made
+
+
+class Net(torch.nn.Module):
+    """Layers, an odd number of small parameters, one that is used twice, and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(SIDE, SIDE) for _ in range(4))
+        self.norm = torch.nn.LayerNorm(SIDE)
+        self.scale = torch.nn.Parameter(torch.ones(3))
+        self.frozen = torch.nn.Parameter(torch.ones(SIDE), requires_grad=False)
+        self.empty = torch.nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in [*self.layers, self.layers[0]]:
+            x = torch.relu(layer(x)) + self.frozen
+        return self.norm(x).mul(self.scale.sum()).square().mean()
+
+
+def train(
+    make: Make, steps: int = 3, in_step: Callable[..., None] | None = None, **page: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The weights and the states."""
+    net = Net()
+    optimizer = make(net.parameters())
+    paged = umem.page_optimizer(optimizer, **page) if page else None
+    torch.manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.randn(32, SIDE)).backward()
+        if in_step:
+            in_step(net, optimizer)
+        optimizer.step()
+    if paged:
+        paged.remove()
+    known = [optimizer.state[p] for p in net.parameters() if p in optimizer.state]
+    states = [s[name] for s in known for name in sorted(s) if torch.is_tensor(s[name])]
+    return [copies(p) for p in net.parameters()], [copies(t) for t in states]
+
+
+def copies(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def held(optimizer: torch.optim.Optimizer) -> list[bool]:
+    """Of each tensor of the state, whether it is in umem's memory."""
+    found = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
+    return [core.owns(t.data_ptr()) for t in found if t.numel()]
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("policy", ["lru", "auto"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_bits_are_those_of_the_fused_kernel(name: str, policy: str, release: bool) -> None:
+    plain = train(plainly_fused(name), steps=4)
+    with umem.enable(budget="12MiB", device="soft", policy=policy):
+        weights, states = train(MAKERS[name], 4, update="host", release_gradients=release)
+        assert same(plain[0], weights)
+        assert same(plain[1], states)
+        del weights, states
+
+
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_share_is_updated_there(share: float, release: bool) -> None:
+    plain, _ = train(MAKERS["adam"])
+    seen: list[float] = []
+
+    def look(_: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        large = {p: s for p, s in optimizer.state.items() if p.dim() == 2}
+        there = [not core.owns(s["exp_avg"].data_ptr()) for s in large.values()]
+        if there:
+            seen.append(sum(there) / len(there))
+
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        options = {"update": "host", "share": share, "release_gradients": release}
+        weights, _ = train(MAKERS["adam"], in_step=look, **options)
+        assert same(plain, weights)
+        del weights
+    assert seen[-1] == {0.0: 0.0, 0.4: 0.5, 1.0: 1.0}[share]
+
+
+def test_states_take_no_memory_of_umem_and_steps_move_no_states() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Net()
+        optimizer = torch.optim.Adam(net.parameters())
+        with umem.page_optimizer(optimizer, update="host") as paged:
+            for _ in range(2):
+                net(torch.randn(32, SIDE)).backward()
+                optimizer.step()
+            assert not any(held(optimizer))
+            assert "100% updated on the host" in repr(paged)
+        assert all(held(optimizer))  # as the optimizer itself would have them
+        del net, optimizer, paged
+        gc.collect()
+
+
+def test_states_that_are_there_already_or_are_loaded_go_to_the_host_too() -> None:
+    plain, _ = train(MAKERS["adamw"], steps=4)
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Net()
+        optimizer = MAKERS["adamw"](net.parameters())
+        torch.manual_seed(1)
+        for i in range(4):
+            if i == 1:
+                paged = umem.page_optimizer(optimizer, update="host")
+                assert not any(held(optimizer))
+            if i == 3:
+                saved = io.BytesIO()
+                torch.save(optimizer.state_dict(), saved)
+                saved.seek(0)
+                for state in optimizer.state.values():
+                    state["exp_avg"].zero_()
+                optimizer.load_state_dict(torch.load(saved))
+                assert not any(held(optimizer))
+            optimizer.zero_grad()
+            net(torch.randn(32, SIDE)).backward()
+            optimizer.step()
+        state_dict = copy.deepcopy(optimizer.state_dict())
+        paged.remove()
+        assert same(plain, [copies(p) for p in net.parameters()])
+        other = torch.optim.AdamW(Net().parameters(), lr=1e-3)  # a plain one takes it
+        other.load_state_dict(tree_map_only(torch.Tensor, torch.clone, state_dict))
+        del net, optimizer, other, state_dict, paged, state
+        gc.collect()
+
+
+def test_clipping_accumulation_groups_and_schedules() -> None:
+    def run(**page: Any) -> list[torch.Tensor]:
+        net = Net()
+        layers = list(net.layers.parameters())
+        optimizer = torch.optim.AdamW(layers, lr=1e-3, fused=True)
+        paged = umem.page_optimizer(optimizer, **page) if page else None
+        optimizer.add_param_group({"params": [net.scale], "lr": 1e-2})
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        torch.manual_seed(1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                net(torch.randn(32, SIDE)).backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+            scheduler.step()
+        if paged:
+            paged.remove()
+        return [copies(p) for p in net.parameters()]
+
+    plain = run()
+    with umem.enable(budget="24MiB", device="soft", policy="auto"):
+        weights = run(update="host")
+        assert same(plain, weights)
+        del weights
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_what_a_grad_scaler_leaves_for_fused_kernels_counts(overflow: bool) -> None:
+    def scaled(_: torch.nn.Module, optimizer: Any) -> None:
+        optimizer.grad_scale = torch.tensor(4.0)
+        optimizer.found_inf = torch.tensor(float(overflow))
+
+    plain, _ = train(MAKERS["adamw"], in_step=scaled)
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weights, _ = train(MAKERS["adamw"], in_step=scaled, update="host")
+        assert same(plain, weights)
+        del weights
+
+
+def test_what_the_program_does_to_a_parameter_between_steps_counts() -> None:
+    def change(net: Any, _: torch.optim.Optimizer) -> None:
+        net.layers[1].weight.data.mul_(0.5)  # unseen by the version counter
+
+    plain, _ = train(MAKERS["adamw"], in_step=change)
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weights, _ = train(MAKERS["adamw"], in_step=change, update="host")
+        assert same(plain, weights)
+        del weights
+
+
+def test_sparse_gradients_stay_on_the_device() -> None:
+    def run(**page: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(1024, 64, sparse=True)
+        layer = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.SGD([*table.parameters(), *layer.parameters()], lr=0.1)
+        paged = umem.page_optimizer(optimizer, **page) if page else None
+        for i in range(3):
+            optimizer.zero_grad()
+            layer(table(torch.arange(i, 40 + i))).square().mean().backward()
+            optimizer.step()
+        if paged:
+            paged.remove()
+        return [copies(p) for p in (*table.parameters(), *layer.parameters())]
+
+    plain = run()
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        weights = run(update="host")
+        assert torch.equal(plain[0], weights[0])
+        assert all(torch.allclose(a, b) for a, b in zip(plain, weights, strict=True))
+        del weights
+
+
+def test_plans_are_followed() -> None:
+    """Which thread ends when must not show in what a step runs."""
+    with umem.enable(budget="12MiB", device="soft", policy="auto"):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host", release_gradients=True)
+        x = torch.randn(512, SIDE)
+        for i in range(16):
+            if i == 8:
+                before = umem.stats()
+            optimizer.zero_grad()
+            net(x).backward()
+            optimizer.step()
+        now = umem.stats()
+        hits, misses = now.plan_hits - before.plan_hits, now.plan_misses - before.plan_misses
+        assert hits > 100
+        assert misses <= 0.01 * hits
+        paged.remove()
+        del net, optimizer, x, paged
+        gc.collect()
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_an_update_that_fails_is_told_and_the_others_are_made(
+    monkeypatch: pytest.MonkeyPatch, release: bool
+) -> None:
+    monkeypatch.setattr(host_update, "CHUNK_BYTES", 2 * SIDE * SIDE * 4)  # a layer each
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host", release_gradients=release)
+        before = [copies(p) for p in net.parameters()]
+        real, calls = host_update.update, []
+
+        def fails_once(*args: Any) -> None:
+            calls.append(args)
+            if len(calls) == 2:
+                raise RuntimeError("no luck")
+            real(*args)
+
+        monkeypatch.setattr(host_update, "update", fails_once)
+        net(torch.randn(32, SIDE)).backward()
+        with pytest.raises(StateError, match=r"of \d+ of \d+ parameters failed: no luck"):
+            optimizer.step()
+        changed = [not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)]
+        assert 0 < sum(changed) < sum(p.requires_grad and p.numel() > 0 for p in net.parameters())
+        optimizer.zero_grad()
+        net(torch.randn(32, SIDE)).backward()
+        optimizer.step()  # the next one goes on
+        paged.remove()
+        del net, optimizer, before, paged
+        gc.collect()
+
+
+def test_an_interrupt_in_a_step_leaves_no_update_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter and its state are both updated, or neither is."""
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        paged = umem.page_optimizer(optimizer, update="host")
+        net(torch.randn(32, SIDE)).backward()
+        before = [copies(p) for p in net.parameters()]
+        add, count = host_update.HostUpdate.add, 0
+
+        def interrupted(self: Any, parameter: torch.Tensor) -> None:
+            nonlocal count
+            count += 1
+            if count == 4:
+                raise KeyboardInterrupt
+            add(self, parameter)
+
+        monkeypatch.setattr(host_update.HostUpdate, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        for parameter, old in zip(net.parameters(), before, strict=True):
+            steps = optimizer.state[parameter].get("step", torch.zeros(()))
+            assert (float(steps) == 1) == (not torch.equal(parameter, old))
+        paged.remove()
+        del net, optimizer, before, paged, parameter, old
+        gc.collect()
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(StateError, match="needs umem to be on"):
+        umem.page_optimizer(torch.optim.Adam(Net().parameters()), update="host")
+    with umem.enable(budget="64MiB", device="soft", policy="lru", host_budget="4MiB"):
+        net = Net()
+        adam = torch.optim.Adam(net.parameters())
+        for options, match in (
+            ({"update": "cpu"}, "allowed: device and host"),
+            ({"update": "host", "share": 1.5}, "allowed: from 0 to 1"),
+            ({"update": "host"}, r"states take about 8.* and the host budget of 4 MiB has 4 MiB"),
+        ):
+            with pytest.raises(ConfigError, match=match):
+                umem.page_optimizer(adam, **options)
+        with pytest.raises(ConfigError, match="LBFGS"):
+            umem.page_optimizer(torch.optim.LBFGS(net.parameters()), update="host")
+        paged = umem.page_optimizer(adam, update="host", share=0.4)
+        other = torch.optim.Adam(net.parameters())
+        with pytest.raises(ConfigError, match="by another optimizer"):
+            umem.page_optimizer(other, update="host", share=0.4)
+        with pytest.raises(StateError, match="closure"):
+            adam.step(lambda: 0.0)
+        paged.remove()
+        umem.page_optimizer(other, update="host", share=0.4).remove()
+        del net, adam, other, paged
+        gc.collect()
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    from support import program
+
+    code, out, err = program.run(
+        """
+        net = torch.nn.Linear(512, 512)
+        optimizer = torch.optim.AdamW(net.parameters())
+        paged = umem.page_optimizer(optimizer, update="host")
+        def step():
+            net(torch.ones(4, 512)).sum().backward()
+            optimizer.step()
+            return True
+        step()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if step() else 1)
+        print(os.waitpid(pid, 0)[1], step())
+        """
+    )
+    assert (code, out, err) == (0, "0 True\n", "")

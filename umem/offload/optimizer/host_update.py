@@ -1,0 +1,233 @@
+"""Updates on the host: gradients go out, parameters come back, optimizer state never moves.
+
+Source: Ren et al., "ZeRO-Offload: Democratizing billion-scale model training", USENIX ATC 2021. In
+contrast to it, parameters go out too, so that nothing that the program did to them is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...errors import StateError
+from ...integrations.torch.cpu import host_memory
+from .host_memory import Staging, copy_of, padded_bytes
+from .parts import part_of, update
+
+CHUNK_BYTES = 32 << 20  # of gradients and parameters: what one update takes
+_IN_FLIGHT = 2  # chunks: one is updated while another one travels
+_OF_KERNELS = ("grad_scale", "found_inf")  # what GradScaler leaves for fused kernels
+
+
+@dataclass(eq=False)
+class _Chunk:
+    """Parameters that are updated together."""
+
+    staging: Staging
+    values: dict[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its copy
+    events: list[torch.cuda.Event] = field(default_factory=list)
+    done: Future[None] | None = None
+
+
+class HostUpdate:
+    """The updates of some parameters of one optimizer, by torch's kernels for the host.
+
+    Each parameter that is added is copied out together with its gradient, updated by a thread, and
+    copied back, in the order of the calls. Only the calling thread touches memory of the device, at
+    points that do not depend on how fast the other one is: a step runs the same operators each
+    time. At most three chunks are under way.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._open: _Chunk | None = None
+        self._flying: deque[_Chunk] = deque()
+        self._spare: list[Staging] = []
+        self._lanes: tuple[Any, Any] | None = None  # streams out and in, of a GPU
+        self._thread: ThreadPoolExecutor | None = None
+        self._process = 0  # whose thread it is
+        self._added = self._failed = 0  # parameters, in this step
+        self._error: BaseException | None = None
+
+    def adopt(self, parameter: Tensor) -> None:
+        """Take the parameter's state to the host, where it stays."""
+        state = self._optimizer.state
+        if parameter in state:
+            _to_host(state[parameter])
+
+    def give_back(self, parameters: Iterable[Tensor]) -> None:
+        """Put the states where the optimizer itself would have them."""
+        for parameter, group in _with_groups(self._optimizer, parameters):
+            known = self._optimizer.state.get(parameter, {})
+            on_device = group.get("capturable") or group.get("fused")
+            for name, value in known.items():
+                if isinstance(value, Tensor):
+                    stays = value.dim() == 0 and not on_device
+                    known[name] = value.to("cpu" if stays else parameter.device, copy=True)
+
+    def add(self, parameter: Tensor) -> None:
+        """Copy a parameter and its gradient out; they are updated soon, and at `finish` at last.
+
+        The gradient may be freed after the call.
+        """
+        gradient = parameter.grad
+        assert gradient is not None
+        both = (parameter, gradient)
+        if self._open is not None and not self._open.staging.fits(both):
+            self._submit()
+        if self._open is None:
+            self._open = _Chunk(self._staging(parameter, padded_bytes(both)))
+        chunk = self._open
+        with torch.no_grad(), self._lane(parameter, out=True) as lane:
+            value = chunk.staging.take(parameter)
+            value.copy_(parameter.detach(), non_blocking=True)
+            value.grad = chunk.staging.take(gradient)
+            value.grad.copy_(gradient, non_blocking=True)
+            if lane is not None:
+                gradient.record_stream(lane)
+                chunk.events.append(lane.record_event())
+        chunk.values[parameter] = value
+        self._added += 1
+
+    def finish(self) -> None:
+        """Write back all that was added; work that follows on the stream sees the new values.
+
+        Raises:
+            StateError: an update failed.
+        """
+        self._submit()
+        while self._flying:
+            self._write_back()
+        if self._lanes is not None:
+            torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
+        added, failed, error = self._added, self._failed, self._error
+        self._added, self._failed, self._error = 0, 0, None
+        if error is not None:
+            raise StateError(
+                f"the update on the host of {failed} of {added} parameters failed: {error}; the "
+                "others have been updated, and the states of these may have been: load a "
+                "checkpoint before the next step"
+            ) from error
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.shutdown()
+        self._thread = None
+        self._spare.clear()
+
+    def _submit(self) -> None:
+        chunk, self._open = self._open, None
+        if chunk is None:
+            return
+        states = {p: self._optimizer.state[p] for p in chunk.values}
+        part = part_of(self._optimizer, chunk.values)
+        for group in part.param_groups:
+            group["params"] = [chunk.values[p] for p in group["params"]]
+            group.update(_for_host(group))
+        part.state = defaultdict(dict, {chunk.values[p]: s for p, s in states.items()})
+        for name in _OF_KERNELS:
+            if isinstance(scale := getattr(part, name, None), Tensor):
+                setattr(part, name, copy_of(scale))
+        chunk.done = self._executor().submit(_update, part, chunk)
+        self._flying.append(chunk)
+        if len(self._flying) > _IN_FLIGHT:
+            self._write_back()
+
+    def _write_back(self) -> None:
+        chunk = self._flying.popleft()
+        assert chunk.done is not None
+        error = chunk.done.exception()
+        if error is not None:
+            self._error = self._error or error
+            self._failed += len(chunk.values)
+            return
+        with torch.no_grad():
+            for parameter, value in chunk.values.items():
+                with self._lane(parameter, out=False) as lane:
+                    parameter.copy_(value, non_blocking=True)
+                    if lane is not None:
+                        chunk.events.append(lane.record_event())
+        self._spare.append(chunk.staging)
+        chunk.staging.busy_until(chunk.events)
+
+    def _staging(self, parameter: Tensor, at_least: int) -> Staging:
+        wanted = max(CHUNK_BYTES, at_least)
+        if not self._spare:
+            return Staging(wanted, pinned=parameter.is_cuda)
+        found = self._spare.pop(0)
+        found.clear(at_least)
+        return found
+
+    @contextlib.contextmanager
+    def _lane(self, parameter: Tensor, *, out: bool) -> Iterator[Any]:
+        """Copy beside compute, and behind all that it was given so far; None on a CPU."""
+        if not parameter.is_cuda:
+            yield None
+            return
+        if self._lanes is None:
+            device = parameter.device
+            self._lanes = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        lane = self._lanes[0 if out else 1]
+        lane.wait_stream(torch.cuda.current_stream(parameter.device))
+        with torch.cuda.stream(lane):
+            yield lane
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._thread is None or self._process != os.getpid():  # a fork leaves the thread behind
+            self._thread = ThreadPoolExecutor(1, "umem-host-update")
+            self._process = os.getpid()
+        return self._thread
+
+
+def _update(part: Optimizer, chunk: _Chunk) -> None:
+    """Update the copies; runs on the thread."""
+    for event in chunk.events:
+        event.synchronize()
+    chunk.events.clear()
+    with host_memory():
+        update(part, chunk.values.values())
+    for state in part.state.values():
+        _to_host(state)
+
+
+def _to_host(state: dict[str, Any]) -> None:
+    """Move what the optimizer made of a state to host memory that umem does not manage."""
+    from ...base.native import core
+
+    for name, value in state.items():
+        if isinstance(value, Tensor) and (value.is_cuda or core.owns(value.data_ptr())):
+            state[name] = copy_of(value)
+
+
+def _for_host(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with which a group's update runs by torch's fused kernel for the host."""
+    changed: dict[str, Any] = {
+        name: value.item()
+        for name, value in group.items()
+        if isinstance(value, Tensor) and value.dim() == 0
+    }
+    floating = all(p.is_floating_point() for p in group["params"])
+    changed.update({name: False for name in ("foreach", "capturable") if name in group})
+    if "fused" in group:
+        changed["fused"] = floating
+    return changed
+
+
+def _with_groups(
+    optimizer: Optimizer, parameters: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    chosen = {id(parameter) for parameter in parameters}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in chosen:
+                yield parameter, group
