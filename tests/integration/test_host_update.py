@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only  # noqa: E402
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
-from umem.offload.optimizer import host_update  # noqa: E402
+from umem.offload.optimizer import host_update, parts  # noqa: E402
 
 MIB = 1 << 20
 SIDE = 512
@@ -123,8 +123,9 @@ def test_a_share_is_updated_there(share: float, release: bool) -> None:
             seen.append(sum(there) / len(there))
 
     with umem.enable(budget="24MiB", device="soft", policy="lru"):
-        options = {"update": "host", "share": share, "release_gradients": release}
-        weights, _ = train(MAKERS["adam"], in_step=look, **options)
+        weights, _ = train(
+            MAKERS["adam"], in_step=look, update="host", share=share, release_gradients=release
+        )
         assert same(plain, weights)
         del weights
     assert seen[-1] == {0.0: 0.0, 0.4: 0.5, 1.0: 1.0}[share]
@@ -281,7 +282,7 @@ def test_an_update_that_fails_is_told_and_the_others_are_made(
         optimizer = torch.optim.AdamW(net.parameters())
         paged = umem.page_optimizer(optimizer, update="host", release_gradients=release)
         before = [copies(p) for p in net.parameters()]
-        real, calls = host_update.update, []
+        real, calls = parts.update, []
 
         def fails_once(*args: Any) -> None:
             calls.append(args)

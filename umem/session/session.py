@@ -293,6 +293,16 @@ def replan() -> None:
             _driver.restart()
 
 
+def host_memory() -> contextlib.AbstractContextManager[None]:
+    """Allocate torch's CPU tensors in host memory, where they else stand for the device's.
+
+    For this thread, inside the context.
+    """
+    from ..integrations.torch import cpu
+
+    return cpu.host_memory()
+
+
 def require_session(what: str) -> Session:
     """Return the session, for the function `umem.what()`.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ...integrations.torch.cpu import host_memory
+from ...session.session import host_memory
 
 ALIGNMENT = 64  # bytes: a cache line, and more than any vector register
 

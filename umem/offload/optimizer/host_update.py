@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import StateError
-from ...integrations.torch.cpu import host_memory
+from ...session.session import host_memory
 from .host_memory import Staging, copy_of, padded_bytes
 from .parts import part_of, update
 
