@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
@@ -345,6 +350,10 @@ def test_bad_input_is_refused() -> None:
         ):
             with pytest.raises(ConfigError, match=match):
                 umem.page_optimizer(adam, **options)
+        wrapped = torch.nn.Parameter(TwoTensor(torch.zeros(4), torch.zeros(4)))
+        with pytest.raises(ConfigError, match="wraps others"):
+            umem.page_optimizer(torch.optim.SGD([wrapped]), update="host")
+        del wrapped
         with pytest.raises(ConfigError, match="LBFGS"):
             umem.page_optimizer(torch.optim.LBFGS(net.parameters()), update="host")
         paged = umem.page_optimizer(adam, update="host", share=0.4)
@@ -379,3 +388,206 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
         """
     )
     assert (code, out, err) == (0, "0 True\n", "")
+
+
+def on_both(make: Make, steps: int, of: Callable[[], Any], **page: Any) -> list[list[Any]]:
+    """The parameters after training without umem, and with updates on the host.
+
+    `of` makes parameters and a function that gives them the gradients of a step.
+    """
+    found = []
+    for host in (False, True):
+        with contextlib.ExitStack() as stack:
+            if host:
+                stack.enter_context(umem.enable(budget="24MiB", device="soft", policy="lru"))
+            torch.manual_seed(0)
+            parameters, gradients = of()
+            optimizer = make(parameters)
+            paged = umem.page_optimizer(optimizer, update="host", **page) if host else None
+            for step in range(steps):
+                gradients(step)
+                optimizer.step()
+            if paged:
+                paged.remove()
+            found.append([torch.tensor(p.detach().double().tolist()) for p in parameters])
+            del parameters, gradients, optimizer, paged
+            gc.collect()
+    return found
+
+
+def random_gradients(parameters: list[torch.Tensor]) -> Callable[[int], None]:
+    def give(_: int) -> None:
+        for p in parameters:
+            p.grad = torch.randn_like(p)
+
+    return give
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_half_precision_is_updated_whole(make: Any) -> None:
+    """The fused kernel of SGD leaves out whole blocks of it (pytorch/pytorch#191763)."""
+
+    def of() -> Any:
+        parameters = [torch.nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))]
+        return parameters, random_gradients(parameters)
+
+    plain, host = on_both(lambda p: make(p, lr=0.1, foreach=False), 2, of)
+    assert float((host[0] != 1).float().mean()) > 0.9
+    assert torch.allclose(plain[0], host[0], atol=0.02)
+
+
+@pytest.mark.parametrize("kind", ["gradient", "parameter", "states"])
+@pytest.mark.parametrize("name", ["adamw", "momentum", "adagrad"])
+def test_memory_in_another_order_is_updated_as_it_should(name: str, kind: str) -> None:
+    """Fused kernels go through parameter, gradient and states by address."""
+
+    def of() -> Any:
+        base = torch.randn(48, 96)
+        data = base.t()[:, ::2] if kind == "parameter" else base
+        parameters = [torch.nn.Parameter(data)]
+
+        def give(step: int) -> None:
+            p = parameters[0]
+            gradient = (
+                torch.randn(p.shape[::-1]).t() if kind == "gradient" else torch.randn(p.shape)
+            )
+            p.grad = gradient
+            if kind == "states" and step == 1:
+                p.data = p.data.t().contiguous().t()  # as .to(memory_format=...) does
+
+        return parameters, give
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return type(MAKERS[name](parameters))(parameters, lr=1e-2, **options)
+
+    options = {"momentum": 0.9} if name == "momentum" else {}
+    plain, host = on_both(make, 4, of)
+    assert torch.allclose(plain[0], host[0], atol=1e-5)
+
+
+def test_a_parameter_that_gets_gradients_later_has_its_momentum() -> None:
+    def of() -> Any:
+        parameters = [torch.nn.Parameter(torch.ones(32)) for _ in range(4)]
+
+        def give(step: int) -> None:
+            for i, p in enumerate(parameters):
+                p.grad = torch.randn(32) if i < 2 or step >= 2 else None
+
+        return parameters, give
+
+    plain, host = on_both(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 5, of)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(plain, host, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, of Adagrad's step
+@pytest.mark.parametrize("release", [False, True])
+def test_adagrad_with_sparse_gradients(release: bool) -> None:
+    """Its states are there from the start, and go back to the device with the first of these."""
+
+    def of() -> Any:
+        table = torch.nn.Embedding(64, 8, sparse=True)
+
+        def give(step: int) -> None:
+            table.zero_grad()
+            table(torch.arange(step, 9 + step)).square().sum().backward()
+
+        return list(table.parameters()), give
+
+    plain, host = on_both(
+        lambda p: torch.optim.Adagrad(p, lr=0.1), 3, of, release_gradients=release
+    )
+    assert torch.equal(plain[0], host[0])
+
+
+def test_an_interrupt_while_a_step_waits_leaves_no_update_half_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_update, "CHUNK_BYTES", 1)  # a parameter each
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        made = [torch.nn.Parameter(torch.zeros(512)) for _ in range(4)]
+        optimizer = torch.optim.AdamW(made, lr=0.1, weight_decay=0.0)
+        paged = umem.page_optimizer(optimizer, update="host")
+        real, waits = parts.update, threading.Event()
+
+        def slow(*args: Any) -> None:
+            waits.set()
+            time.sleep(0.1)
+            real(*args)
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(host_update, "update", slow)
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            for p in made:
+                p.grad = torch.ones(512)
+            signal.setitimer(signal.ITIMER_REAL, 0.15)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert waits.is_set()
+        for turn in (1, 2):
+            done = [float(optimizer.state[p]["step"]) if optimizer.state[p] else 0.0 for p in made]
+            moved = [float(p.detach()[0]) for p in made]
+            assert moved == pytest.approx([-0.1 * n for n in done], abs=1e-4), turn
+            optimizer.step()
+        paged.remove()
+        del made, optimizer, paged, p
+        gc.collect()
+
+
+def test_a_refused_closure_loses_no_update_of_the_backward_pass() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        p = torch.nn.Parameter(torch.zeros(4))
+        optimizer = torch.optim.SGD([p], lr=1.0)
+        paged = umem.page_optimizer(optimizer, update="host", release_gradients=True)
+        p.sum().backward()
+        with pytest.raises(StateError, match="closure"):
+            optimizer.step(lambda: 0.0)
+        with pytest.raises(StateError, match="second gradient"):
+            p.sum().backward()
+        p.grad = None
+        optimizer.step()
+        assert p.tolist() == [-1.0] * 4
+        assert optimizer.state_dict()["state"] == {}  # as without umem
+        paged.remove()
+        del p, optimizer, paged
+        gc.collect()
+    torch.ones(1, requires_grad=True).sum().backward()  # lets go of the pass that raised
+
+
+def test_a_refused_call_leaves_nothing_behind() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru"):
+        a, b = (torch.nn.Parameter(torch.zeros(512, 512)) for _ in range(2))
+        first = umem.page_optimizer(torch.optim.Adam([a]), update="host")
+        adam = torch.optim.Adam([a, b])
+        b.grad = torch.ones_like(b)
+        adam.step()
+        with pytest.raises(ConfigError, match="by another optimizer"):
+            umem.page_optimizer(adam, update="host")
+        assert core.owns(adam.state[b]["exp_avg"].data_ptr())
+        umem.page_optimizer(torch.optim.Adam([b]), update="host").remove()
+        del first  # without a remove(), as when a notebook's cell runs again
+        umem.page_optimizer(adam, update="host").remove()
+        assert all(held(adam))
+        del a, b, adam
+        gc.collect()
+
+
+def test_what_is_left_to_the_device_comes_in_parts() -> None:
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        made = [torch.nn.Parameter(torch.zeros(MIB)) for _ in range(6)]
+        adam = torch.optim.Adam(made, foreach=True)
+        paged = umem.page_optimizer(adam, update="host", share=0.1)
+        for _ in range(2):
+            for p in made:
+                p.grad = torch.ones(MIB)
+            adam.step()
+        assert umem.stats().ops_above_budget == 0
+        assert [float(p.detach()[0]) for p in made] == pytest.approx([-2e-3] * 6, rel=1e-3)
+        paged.remove()
+        del made, adam, paged, p
+        gc.collect()

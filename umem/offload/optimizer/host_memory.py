@@ -12,20 +12,21 @@ from ...session.session import host_memory
 ALIGNMENT = 64  # bytes: a cache line, and more than any vector register
 
 
-def empty_like(tensor: Tensor) -> Tensor:
-    """Return a tensor on the host as `torch.empty_like` would, outside of umem's memory."""
-    return _like(tensor, _bytes(max(_bytes_of(tensor), 1), pinned=False))
+def layout_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides that `torch.empty_like` gives: dense, in the tensor's order."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
-def copy_of(tensor: Tensor) -> Tensor:
-    """Return a copy of the tensor in such memory."""
-    return empty_like(tensor).copy_(tensor.detach())
+def copy_of(tensor: Tensor, strides: tuple[int, ...] | None = None) -> Tensor:
+    """Return a copy on the host, outside of umem's memory; with its own layout by default."""
+    memory = _bytes(max(_bytes_of(tensor), 1), pinned=False)
+    return _like(tensor, memory, strides or layout_of(tensor)).copy_(tensor.detach())
 
 
 def _bytes(count: int, *, pinned: bool) -> Tensor:
     """Return `count` bytes; pinned ones are what a GPU copies to and from beside other work."""
     if pinned:
-        return torch.empty(count, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
     with host_memory():
         return torch.empty(count, dtype=torch.uint8, device="cpu")
 
@@ -41,13 +42,13 @@ class Staging:
 
     def fits(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether there is room for tensors like these."""
-        return self._used + sum(map(_padded, tensors)) <= self._memory.numel()
+        return self._used + padded_bytes(tensors) <= self._memory.numel()
 
-    def take(self, tensor: Tensor) -> Tensor:
-        """Return room for a tensor like this one."""
+    def take(self, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+        """Return room for a tensor of this shape and type, with these dense strides."""
         room = self._memory[self._used :]
-        self._used += _padded(tensor)
-        return _like(tensor, room)
+        self._used += padded_bytes([tensor])
+        return _like(tensor, room, strides)
 
     def busy_until(self, events: Iterable[torch.cuda.Event]) -> None:
         """Note the copies after which the room may be taken back."""
@@ -65,18 +66,13 @@ class Staging:
 
 def padded_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes that tensors like these take in a `Staging`."""
-    return sum(map(_padded, tensors))
+    return sum(-(-_bytes_of(tensor) // ALIGNMENT) * ALIGNMENT for tensor in tensors)
 
 
-def _like(tensor: Tensor, memory: Tensor) -> Tensor:
-    """Return the first of these bytes as a tensor like this one, with equal strides if dense."""
-    values = memory[: _bytes_of(tensor)].view(tensor.dtype)
-    return values.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+def _like(tensor: Tensor, memory: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return the first of these bytes as a tensor of this shape and type."""
+    return memory[: _bytes_of(tensor)].view(tensor.dtype).as_strided(tensor.shape, strides)
 
 
 def _bytes_of(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _padded(tensor: Tensor) -> int:
-    return -(-_bytes_of(tensor) // ALIGNMENT) * ALIGNMENT

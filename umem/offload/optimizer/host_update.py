@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ...errors import StateError
 from ...session.session import host_memory
-from .host_memory import Staging, copy_of, padded_bytes
+from .host_memory import Staging, copy_of, layout_of, padded_bytes
 from .parts import part_of, update
 
 CHUNK_BYTES = 32 << 20  # of gradients and parameters: what one update takes
@@ -35,6 +35,7 @@ class _Chunk:
     staging: Staging
     values: dict[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its copy
     events: list[torch.cuda.Event] = field(default_factory=list)
+    states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # of the copies
     done: Future[None] | None = None
 
 
@@ -62,23 +63,27 @@ class HostUpdate:
         """Take the parameter's state to the host, where it stays."""
         state = self._optimizer.state
         if parameter in state:
-            _to_host(state[parameter])
+            _to_host(state[parameter], parameter)
 
     def give_back(self, parameters: Iterable[Tensor]) -> None:
-        """Put the states where the optimizer itself would have them."""
+        """Put the states where `load_state_dict` would."""
         for parameter, group in _with_groups(self._optimizer, parameters):
             known = self._optimizer.state.get(parameter, {})
             on_device = group.get("capturable") or group.get("fused")
             for name, value in known.items():
                 if isinstance(value, Tensor):
-                    stays = value.dim() == 0 and not on_device
+                    stays = name == "step" and not on_device
                     known[name] = value.to("cpu" if stays else parameter.device, copy=True)
 
     def add(self, parameter: Tensor) -> None:
         """Copy a parameter and its gradient out; they are updated soon, and at `finish` at last.
 
         The gradient may be freed after the call.
+
+        Raises:
+            StateError: a CUDA graph is being captured.
         """
+        refuse_capture()
         gradient = parameter.grad
         assert gradient is not None
         both = (parameter, gradient)
@@ -87,11 +92,16 @@ class HostUpdate:
         if self._open is None:
             self._open = _Chunk(self._staging(parameter, padded_bytes(both)))
         chunk = self._open
+        # Fused kernels go through memory in its order: that of all tensors has to be the same.
+        strides = layout_of(parameter)
         with torch.no_grad(), self._lane(parameter, out=True) as lane:
-            value = chunk.staging.take(parameter)
+            value = chunk.staging.take(parameter, strides)
             value.copy_(parameter.detach(), non_blocking=True)
-            value.grad = chunk.staging.take(gradient)
-            value.grad.copy_(gradient, non_blocking=True)
+            copied = chunk.staging.take(gradient, strides)
+            copied.copy_(gradient, non_blocking=True)
+            if copied.dtype != value.dtype:
+                value.grad_dtype = copied.dtype
+            value.grad = copied
             if lane is not None:
                 gradient.record_stream(lane)
                 chunk.events.append(lane.record_event())
@@ -101,14 +111,17 @@ class HostUpdate:
     def finish(self) -> None:
         """Write back all that was added; work that follows on the stream sees the new values.
 
+        What interrupts it is raised at the end, so that parameters and states fit together; a
+        second interrupt is raised at once, and the next call goes on.
+
         Raises:
             StateError: an update failed.
         """
-        self._submit()
-        while self._flying:
-            self._write_back()
-        if self._lanes is not None:
-            torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
+        try:
+            self._drain()
+        except BaseException:
+            self._drain()
+            raise
         added, failed, error = self._added, self._failed, self._error
         self._added, self._failed, self._error = 0, 0, None
         if error is not None:
@@ -125,31 +138,43 @@ class HostUpdate:
         self._thread = None
         self._spare.clear()
 
+    def _drain(self) -> None:
+        self._submit()
+        while self._flying:
+            self._write_back()
+        if self._lanes is not None:
+            torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
+
     def _submit(self) -> None:
         chunk, self._open = self._open, None
         if chunk is None:
             return
-        states = {p: self._optimizer.state[p] for p in chunk.values}
+        for parameter in chunk.values:
+            self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
         part = part_of(self._optimizer, chunk.values)
-        for group in part.param_groups:
-            group["params"] = [chunk.values[p] for p in group["params"]]
-            group.update(_for_host(group))
-        part.state = defaultdict(dict, {chunk.values[p]: s for p, s in states.items()})
+        states = {chunk.values[p]: self._optimizer.state.get(p) for p in chunk.values}
+        part.state = defaultdict(dict, {value: s for value, s in states.items() if s is not None})
+        part.param_groups = [
+            made for group in part.param_groups for made in _for_host(part, group, chunk.values)
+        ]
         for name in _OF_KERNELS:
             if isinstance(scale := getattr(part, name, None), Tensor):
                 setattr(part, name, copy_of(scale))
+        chunk.states = part.state
         chunk.done = self._executor().submit(_update, part, chunk)
         self._flying.append(chunk)
         if len(self._flying) > _IN_FLIGHT:
             self._write_back()
 
     def _write_back(self) -> None:
-        chunk = self._flying.popleft()
+        """Copy the oldest chunk back; what is interrupted is done again by the next call."""
+        chunk = self._flying[0]
         assert chunk.done is not None
         error = chunk.done.exception()
         if error is not None:
             self._error = self._error or error
             self._failed += len(chunk.values)
+            self._flying.popleft()
             return
         with torch.no_grad():
             for parameter, value in chunk.values.items():
@@ -157,8 +182,11 @@ class HostUpdate:
                     parameter.copy_(value, non_blocking=True)
                     if lane is not None:
                         chunk.events.append(lane.record_event())
-        self._spare.append(chunk.staging)
+                if state := chunk.states.get(value):
+                    self._optimizer.state[parameter] = state
+        self._flying.popleft()
         chunk.staging.busy_until(chunk.events)
+        self._spare.append(chunk.staging)
 
     def _staging(self, parameter: Tensor, at_least: int) -> Staging:
         wanted = max(CHUNK_BYTES, at_least)
@@ -189,6 +217,17 @@ class HostUpdate:
         return self._thread
 
 
+def refuse_capture() -> None:
+    """Raise StateError while a CUDA graph is captured."""
+    used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    if used and torch.cuda.is_current_stream_capturing():
+        raise StateError(
+            "a CUDA graph is captured, which cannot hold an update on the host; leave the "
+            "optimizer's step, and with released gradients the backward pass, out of the graph, or "
+            "update on the device"
+        )
+
+
 def _update(part: Optimizer, chunk: _Chunk) -> None:
     """Update the copies; runs on the thread."""
     for event in chunk.events:
@@ -196,31 +235,60 @@ def _update(part: Optimizer, chunk: _Chunk) -> None:
     chunk.events.clear()
     with host_memory():
         update(part, chunk.values.values())
-    for state in part.state.values():
-        _to_host(state)
+    for value, state in part.state.items():
+        _to_host(state, value)
 
 
-def _to_host(state: dict[str, Any]) -> None:
-    """Move what the optimizer made of a state to host memory that umem does not manage."""
+def _to_host(state: dict[str, Any], parameter: Tensor) -> None:
+    """Move what the optimizer made of a state to host memory that umem does not manage.
+
+    With the strides of the parameter's copy, where it has its shape.
+    """
     from ...base.native import core
 
+    strides = layout_of(parameter)
     for name, value in state.items():
-        if isinstance(value, Tensor) and (value.is_cuda or core.owns(value.data_ptr())):
-            state[name] = copy_of(value)
+        if not isinstance(value, Tensor):
+            continue
+        wanted = strides if value.shape == parameter.shape else layout_of(value)
+        managed = value.is_cuda or core.owns(value.data_ptr())
+        if managed or tuple(value.stride()) != wanted:
+            state[name] = copy_of(value, wanted)
 
 
-def _for_host(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with which a group's update runs by torch's fused kernel for the host."""
+def _for_host(
+    part: Optimizer, group: dict[str, Any], values: dict[Tensor, Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Yield the group of copies, with options by which torch's kernels for the host update them.
+
+    Fused kernels take a part of it: some types only, and with momentum either no or all buffers.
+    """
     changed: dict[str, Any] = {
         name: value.item()
         for name, value in group.items()
         if isinstance(value, Tensor) and value.dim() == 0
     }
-    floating = all(p.is_floating_point() for p in group["params"])
     changed.update({name: False for name in ("foreach", "capturable") if name in group})
-    if "fused" in group:
-        changed["fused"] = floating
-    return changed
+    kinds: dict[tuple[bool, bool], list[Tensor]] = {}
+    for parameter in group["params"]:
+        value = values[parameter]
+        begun = part.state.get(value, {}).get("momentum_buffer") is not None
+        fused = "fused" in group and _fuses(part, value)
+        kinds.setdefault((fused, begun), []).append(value)
+    for (fused, _), alike in kinds.items():
+        how = {"fused": fused} if "fused" in group else {}
+        yield {**group, **changed, **how, "params": alike}
+
+
+def _fuses(part: Optimizer, value: Tensor) -> bool:
+    """Return whether the fused kernel is right for it: SGD's leaves out half-precision values.
+
+    Source: pytorch/pytorch#191763.
+    """
+    assert value.grad is not None
+    half = value.dtype in (torch.float16, torch.bfloat16)
+    alike = value.grad.dtype == value.dtype
+    return value.is_floating_point() and alike and not (half and isinstance(part, SGD))
 
 
 def _with_groups(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import weakref
 from collections.abc import Iterator, MutableMapping
@@ -11,12 +12,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
 from ...session import session
-from .host_update import HostUpdate
+from .host_update import HostUpdate, refuse_capture
 from .parts import is_per_parameter, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
@@ -44,7 +46,9 @@ class PagedOptimizer:
         self._share = host_share
         self._host = HostUpdate(optimizer) if host_share else None
         self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
+        self._left: set[int] = set()  # of those that had a sparse gradient
         self._known: list[int] = []  # ids of the parameters that were there at the last choice
+        self._failure: StateError | None = None  # of this step
         if self._host is not None:
             self._choose()
         self._handles: list[_Handle] = [
@@ -53,9 +57,7 @@ class PagedOptimizer:
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
         self._release = (
-            Release(optimizer, self._states, self._host, self._chosen)
-            if release_gradients
-            else None
+            Release(optimizer, self._states, self._host, self._takes) if release_gradients else None
         )
         _paged.add(optimizer)
         self._loaded(optimizer)
@@ -78,14 +80,18 @@ class PagedOptimizer:
             handle.remove()
         if self._release is not None:
             self._release.remove()
-        if self._host is not None and self._handles:
+        _paged.discard(self._optimizer)
+        removed = not self._handles
+        self._handles.clear()
+        if self._host is None or removed:
+            return
+        try:
             self._host.finish()
+        finally:
             self._host.give_back(self._updated_on_host())
             self._host.close()
             for parameter in self._updated_on_host():
                 _on_host.pop(parameter, None)
-        self._handles.clear()
-        _paged.discard(self._optimizer)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -103,57 +109,72 @@ class PagedOptimizer:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run all of the step but its last part, which is left to the step itself."""
-        if self._release is not None:
-            self._release.step_begins()
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
         if self._host is not None:
-            return self._update_on_host(self._host, closure, args), kwargs
-        if closure or not acting():
+            self._check_host_step(closure)
+            self._choose()
+        if self._release is not None:
+            self._release.step_begins()
+        if self._host is None and (closure or not acting()):
             return None  # the backward passes of a closure come first, and need the memory
         due = [p for p in parameters_of(optimizer) if p.grad is not None]
-        if planning() or not is_per_parameter(optimizer):
+        rest = due if self._host is None else self._update_on_host(self._host, due)
+        last = self._all_but_last(rest) if acting() else rest
+        return None if last is due else ((part_of(optimizer, last), *args[1:]), kwargs)
+
+    def _all_but_last(self, due: list[Tensor]) -> list[Tensor]:
+        """Update these parameters but for the last chunk, which is returned, and is brought."""
+        if planning() or not is_per_parameter(self._optimizer):
             self._states.bring(due)
-            return None
+            return due
         chunks = self._chunks(due)
         if not chunks:
-            return None
+            return due
         self._states.bring(chunks[0])
         for now, then in itertools.pairwise(chunks):
             self._states.bring([*now, *then])
-            update(optimizer, now)
+            update(self._optimizer, now)
             self._send(now)
-        return (part_of(optimizer, chunks[-1]), *args[1:]), kwargs
+        return chunks[-1]
 
-    def _update_on_host(
-        self, host: HostUpdate, closure: bool, args: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """Update the chosen parameters; return the arguments for the step of the others."""
+    @staticmethod
+    def _check_host_step(closure: bool) -> None:
         if closure:
             raise StateError(
                 "step(closure) was called, but umem.page_optimizer(..., update='host') needs the "
                 "gradients before the step; run the closure first, or update on the device"
             )
-        used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-        if used and torch.cuda.is_current_stream_capturing():
-            raise StateError(
-                "a CUDA graph is captured, which cannot hold an update on the host; leave the "
-                "optimizer's step out of the graph, or update on the device"
-            )
-        self._choose()
+        refuse_capture()
+
+    def _update_on_host(self, host: HostUpdate, due: list[Tensor]) -> list[Tensor]:
+        """Update the chosen parameters; return the others. What fails is raised after the step."""
         rest: list[Tensor] = []
         try:
-            for parameter in parameters_of(self._optimizer):
-                if parameter.grad is None:
-                    continue
-                if id(parameter) in self._chosen and parameter.grad.layout == torch.strided:
+            for parameter in due:
+                if self._takes(parameter):
                     host.add(parameter)
                 else:
                     rest.append(parameter)
         finally:  # what was added is updated, whatever interrupts the step
-            host.finish()
-        if acting():
-            self._states.bring(rest)
-        return (part_of(self._optimizer, rest), *args[1:])
+            try:
+                host.finish()
+            except StateError as error:
+                self._failure = error
+        return rest
+
+    def _takes(self, parameter: Tensor) -> bool:
+        """Return whether the host updates it: not from the first sparse gradient on."""
+        if id(parameter) not in self._chosen:
+            return False
+        assert parameter.grad is not None
+        if parameter.grad.layout == torch.strided:
+            return True
+        assert self._host is not None
+        self._host.give_back([parameter])
+        self._chosen.discard(id(parameter))
+        self._left.add(id(parameter))
+        _on_host.pop(parameter, None)
+        return False
 
     def _choose(self) -> None:
         """Choose parameters up to the share of bytes, the last ones first.
@@ -165,6 +186,11 @@ class PagedOptimizer:
         parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
         if self._known == (known := [id(p) for p in parameters]):
             return
+        if any(is_traceable_wrapper_subclass(p) for p in parameters):
+            raise ConfigError(
+                "umem.page_optimizer(..., update='host'): a parameter wraps others, as shards of "
+                "FSDP2 do (DTensor); allowed: plain tensors; leave update out"
+            )
         devices = {p.device for p in parameters}
         if len(devices) > 1:
             raise ConfigError(
@@ -173,26 +199,35 @@ class PagedOptimizer:
             )
         left = self._share * sum(p.nbytes for p in parameters)
         left -= sum(p.nbytes for p in parameters if id(p) in self._chosen)
-        for parameter in reversed(parameters):
+        taken = self._chosen | self._left
+        chosen = []
+        for parameter in (p for p in reversed(parameters) if id(p) not in taken):
             if left <= 0:
                 break
-            if id(parameter) not in self._chosen:
-                self._claim(parameter)
-                left -= parameter.nbytes
+            chosen.append(parameter)
+            left -= parameter.nbytes
+        self._claim(chosen)
         self._known = known
 
-    def _claim(self, parameter: Tensor) -> None:
+    def _claim(self, parameters: list[Tensor]) -> None:
         assert self._host is not None
+        if any(map(self._has_other_owner, parameters)):
+            gc.collect()  # an optimizer and its hooks are a cycle: the program may have dropped it
+        for parameter in parameters:
+            if self._has_other_owner(parameter):
+                raise ConfigError(
+                    f"umem.page_optimizer(..., update='host'): a parameter of shape "
+                    f"{tuple(parameter.shape)} is updated on the host by another optimizer; call "
+                    "remove() on what that call returned"
+                )
+        for parameter in parameters:
+            _on_host[parameter] = weakref.ref(self._optimizer)
+            self._chosen.add(id(parameter))
+            self._host.adopt(parameter)
+
+    def _has_other_owner(self, parameter: Tensor) -> bool:
         owner = _on_host.get(parameter)
-        if owner is not None and owner() not in (None, self._optimizer):
-            raise ConfigError(
-                f"umem.page_optimizer(..., update='host'): a parameter of shape "
-                f"{tuple(parameter.shape)} is updated on the host by another optimizer; call "
-                "remove() on what that call returned"
-            )
-        _on_host[parameter] = weakref.ref(self._optimizer)
-        self._chosen.add(id(parameter))
-        self._host.adopt(parameter)
+        return owner is not None and owner() not in (None, self._optimizer)
 
     def _updated_on_host(self) -> list[Tensor]:
         return [p for p in parameters_of(self._optimizer) if id(p) in self._chosen]
@@ -202,6 +237,9 @@ class PagedOptimizer:
             self._release.step_ended()
         if acting():
             self._states.send(self._states.all())
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _loaded(self, _optimizer: Optimizer) -> None:
         if self._host is not None:

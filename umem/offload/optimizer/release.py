@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -33,10 +33,10 @@ class Release:
         optimizer: Optimizer,
         states: States,
         host: HostUpdate | None,
-        on_host: Container[int],
+        takes: Callable[[Tensor], bool],
     ) -> None:
         self._optimizer, self._states = optimizer, states
-        self._host, self._on_host = host, on_host  # ids of the parameters that are updated there
+        self._host, self._takes = host, takes  # the latter says which parameters the host updates
         self._lock = threading.Lock()  # each device has its own backward thread
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
@@ -92,7 +92,7 @@ class Release:
             return
         with self._lock:
             self._check(parameter)
-            if self._host is not None and id(parameter) in self._on_host:
+            if self._host is not None and self._takes(parameter):
                 self._host.add(parameter)
                 parameter.grad = None
                 self._done[id(parameter)] = parameter
