@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -26,4 +27,22 @@ def test_an_integrated_gpu_moves_bytes_through_the_memory_that_compute_uses(
         probe_cuda=lambda: {"devices": [{"integrated": each} for each in integrated]},
     )
     monkeypatch.setattr(current_device, "core", core)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert current_device.hides_transfers() is hides
+
+
+@pytest.mark.parametrize("integrated", [False, True])
+def test_torch_is_asked_where_it_uses_the_gpu(
+    integrated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the driver, which would be initialized once more."""
+    options = SimpleNamespace(device="cuda")
+    core = SimpleNamespace(current_options=lambda: options)
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 0,
+        get_device_properties=lambda _: SimpleNamespace(is_integrated=int(integrated)),
+    )
+    monkeypatch.setattr(current_device, "core", core)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert current_device.hides_transfers() is not integrated

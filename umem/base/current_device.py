@@ -39,23 +39,12 @@ def hides_transfers() -> bool:
     """
     if core.current_options().device == "soft":
         return False
-    devices = core.probe_cuda()["devices"]
-    return not (devices and devices[_gpu()]["integrated"])
-
-
-def _nearest_profile(gpu: str) -> str:
-    """Return the profile of the same GPU model, or the default where no name matches."""
-    words = gpu.lower().replace("-", " ").split()
-    for name in device_profiles.names():
-        if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
-            return name
-    return _GPU_DEFAULT
-
-
-def _gpu() -> int:
     torch = sys.modules.get("torch")
-    used = torch is not None and torch.cuda.is_initialized()
-    return torch.cuda.current_device() if used and torch is not None else 0
+    if torch is not None and torch.cuda.is_initialized():
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return not getattr(device, "is_integrated", False)
+    devices = core.probe_cuda()["devices"]
+    return not (devices and devices[0]["integrated"])
 
 
 def gpu_name() -> str:
