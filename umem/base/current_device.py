@@ -47,6 +47,15 @@ def hides_transfers() -> bool:
     return not (devices and devices[0]["integrated"])
 
 
+def _nearest_profile(gpu: str) -> str:
+    """Return the profile of the same GPU model, or the default where no name matches."""
+    words = gpu.lower().replace("-", " ").split()
+    for name in device_profiles.names():
+        if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
+            return name
+    return _GPU_DEFAULT
+
+
 def gpu_name() -> str:
     torch = sys.modules.get("torch")
     if torch is None:  # a program of CuPy or cuda.core
