@@ -220,6 +220,9 @@ def step_estimate(
     written: Ints,
     due: Ints,
     copy_us: Floats,
+    parameter: Ints,
+    gradient: Ints,
+    work_us: Floats,
     never: int,
 ) -> tuple[float, Ints]: ...
 def family_of(name: str) -> str: ...

@@ -6,6 +6,8 @@ optimizers, or weights that are never written. Sizes are those that a GPU is bou
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from policies.training import Workload, default_dtype, texts, training, updates
@@ -149,6 +151,21 @@ def _several(shapes: list[tuple[int, int]]) -> Made:
     return training(make, lambda: texts(VOCABULARY, shapes), "amp", "adamw")
 
 
+def _llama() -> Made:
+    """examples/llama.py at its large size: bfloat16 weights, float32 masters and states."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from examples import llama
+
+    net, optimizer, tokens, loss_of = llama.make_step()
+
+    def step() -> None:
+        loss_of(net, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return net, step
+
+
 OTHERS = (
     Workload("dlrm_b4096", "Recommendation, 16 tables, batch 4096", lambda: _dlrm(4096, 20)),
     Workload("gpt2_medium_4x4", "GPT-2 medium, 4 batches of 4", lambda: _several([(4, 1024)] * 4)),
@@ -163,5 +180,6 @@ OTHERS = (
     Workload("translation_b32", "Encoder-decoder, 32 x 512", lambda: _translation(32, 512)),
     Workload("experts_b8", "8 blocks of 8 experts, 8 x 1024", lambda: _experts(8, 1024)),
     Workload("state_space_b8", "State space, 24 blocks, 8 x 2048", lambda: _state_space(8, 2048)),
+    Workload("llama_1b_b8", "Llama 1.2B, float32 masters, 8 x 2048", _llama),
     Workload("lora7b_b4", "Llama 7B with LoRA, 4 x 1024", lambda: _lora(4, 1024)),
 )

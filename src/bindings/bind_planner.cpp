@@ -82,7 +82,7 @@ py::tuple return_starts(const Ints& start, const Ints& end, const Ints& sizes,
                         const Ints& occupancy, std::int64_t available) {
   const std::size_t returns = length(start);
   const auto n = static_cast<std::int64_t>(length(occupancy));
-  const auto from = between("start", start, returns, -1, n - 1);
+  const auto from = between("start", start, returns, -1, 2 * n);
   const auto to = between("end", end, returns, 0, 2 * n);
   const auto bytes = between("sizes", sizes, returns, 0, kMaxBytes);
   const auto taken = between("occupancy", occupancy, length(occupancy), -kMaxBytes, kMaxBytes);
@@ -97,6 +97,7 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
                    const Floats& out_us, const Floats& in_us, const Ints& quiet,
                    const Ints& returns, const Ints& return_start, const Ints& return_end,
                    const Ints& written, const Ints& due, const Floats& copy_us,
+                   const Ints& parameter, const Ints& gradient, const Floats& work_us,
                    std::int64_t never) {
   const std::size_t n = length(op_us), gaps = length(start), backs = length(returns),
                     times = length(written);
@@ -112,12 +113,18 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
   const auto last_write = between("written", written, times, -kFarthest, kFarthest);
   const auto first_way_out = between("due", due, times, -kFarthest, kFarthest);
   const auto copy = rows("copy_us", copy_us, times);
+  const std::size_t updated = length(work_us);
+  const auto last_gap = static_cast<std::int64_t>(gaps) - 1;
+  const auto of_parameter = between("parameter", parameter, updated, 0, last_gap);
+  const auto of_gradient = between("gradient", gradient, updated, 0, last_gap);
+  const auto work = rows("work_us", work_us, updated);
+  const planner::HostUpdates updates{of_parameter, of_gradient, work};
   const planner::Ops ops{us, slack};
   const planner::AwayGaps away{from, out, in, of_gap};
   const planner::Returns back{gap, back_from, back_by};
   const planner::QuietTimes quiet_times{last_write, first_way_out, copy};
   const auto found =
-      unlocked([&] { return planner::estimate(ops, away, back, quiet_times, never); });
+      unlocked([&] { return planner::estimate(ops, away, back, quiet_times, updates, never); });
   return py::make_tuple(found.us, array(found.copied));
 }
 
@@ -131,7 +138,8 @@ void bind_planner(py::module_& module) {
   module.def("step_estimate", &estimate, py::arg("op_us"), py::arg("slack_us"), py::kw_only(),
              py::arg("start"), py::arg("out_us"), py::arg("in_us"), py::arg("quiet"),
              py::arg("returns"), py::arg("return_start"), py::arg("return_end"), py::arg("written"),
-             py::arg("due"), py::arg("copy_us"), py::arg("never"));
+             py::arg("due"), py::arg("copy_us"), py::arg("parameter"), py::arg("gradient"),
+             py::arg("work_us"), py::arg("never"));
 }
 
 }  // namespace umem::bindings

@@ -73,7 +73,15 @@ replay::StepColumns columns_of(const py::dict& step) {
                               labels<Family>(step, "family", residency::find_family),
                               column<Int>(step, "access_start"),
                               column<Int>(step, "access_tensor"),
-                              column<bool, unsigned char>(step, "access_write")};
+                              column<bool, unsigned char>(step, "access_write"),
+                              {},
+                              {},
+                              {}};
+  if (step.contains("update_us")) {
+    columns.update_parameter = column<Int>(step, "update_parameter");
+    columns.update_gradient = column<Int>(step, "update_gradient");
+    columns.update_us = column<double>(step, "update_us");
+  }
   if (!step.contains("large")) return columns;
   // A small tensor's size may be rounded up to that of a large one.
   const std::vector<unsigned char> large = column<bool, unsigned char>(step, "large");
@@ -91,6 +99,7 @@ py::dict figures(const Replay& replay) {
   result["step_us"] = last.step_us;
   result["compute_us"] = last.compute_us;
   result["stall_us"] = last.stall_us;
+  result["host_us"] = last.host_us;
   result["bytes_in"] = last.bytes_in;
   result["bytes_out"] = last.bytes_out;
   result["bytes_discarded"] = last.bytes_discarded;

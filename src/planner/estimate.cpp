@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/host_lane.h"
 #include "base/range_maximum.h"
 
 namespace umem::planner {
@@ -109,6 +110,60 @@ class WriteBacks {
   Earliest<std::tuple<std::int64_t, std::size_t, std::int64_t>> waiting_;  // due, which, step
 };
 
+// The host's work on what has left, in the step that goes on.
+class Work {
+ public:
+  Work(const HostUpdates& updates, std::size_t gaps, const std::vector<double>& departure,
+       const Returns& returns)
+      : updates_(updates),
+        departure_(departure),
+        left_(updates.us.size()),
+        of_gap_(gaps, kNone),
+        number_(updates.us.size(), kNone),
+        due_(updates.us.size()),
+        of_gradient_(gaps) {
+    for (std::size_t k = 0; k < updates.us.size(); ++k) {
+      of_gap_[index(updates.parameter[k])] = k;
+      of_gradient_[index(updates.gradient[k])].push_back(k);
+    }
+    for (std::size_t row = 0; row < returns.gap.size(); ++row)
+      if (const std::size_t k = of_gap_[index(returns.gap[row])]; k != kNone)
+        due_[k] = static_cast<double>(returns.end[row]);
+  }
+
+  // In the step that begins at op `begin`.
+  void left(std::size_t gap, std::int64_t begin) {
+    if (of_gap_[gap] != kNone) left(of_gap_[gap], 1, begin);
+    for (const std::size_t k : of_gradient_[gap]) left(k, 2, begin);
+  }
+  // When a tensor can return that left in this gap.
+  double ready(std::size_t gap) {
+    const std::size_t k = of_gap_[gap];
+    if (k == kNone || number_[k] == kNone) return departure_[gap];
+    return std::max(departure_[gap], lane_.end_of(number_[k]));
+  }
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  void left(std::size_t k, unsigned which, std::int64_t begin) {
+    left_[k] |= which;
+    if (left_[k] != 3) return;
+    left_[k] = 0;
+    const double ready =
+        std::max(departure_[index(updates_.parameter[k])], departure_[index(updates_.gradient[k])]);
+    number_[k] = lane_.add(ready, updates_.us[k], due_[k] + static_cast<double>(begin));
+  }
+
+  const HostUpdates& updates_;
+  const std::vector<double>& departure_;
+  std::vector<unsigned> left_;  // 1: the parameter, 2: the gradient
+  std::vector<std::size_t> of_gap_, number_;
+  std::vector<double> due_;
+  std::vector<std::vector<std::size_t>> of_gradient_;
+  HostLane lane_;
+};
+
 }  // namespace
 
 ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
@@ -156,13 +211,14 @@ ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
 }
 
 Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
-                  const QuietTimes& quiet, std::int64_t never) {
+                  const QuietTimes& quiet, const HostUpdates& updates, std::int64_t never) {
   const auto n = static_cast<std::int64_t>(ops.us.size());
   const ByOp leaves(n, away.start.size(), [&](std::size_t gap) { return away.start[gap] + 1; });
   const ByOp starts(n, returns.gap.size(), [&](std::size_t row) { return returns.start[row]; });
   const ByOp needs(n, returns.gap.size(), [&](std::size_t row) { return returns.end[row]; });
   WriteBacks write_backs(quiet, n, never);
   std::vector<double> departure(away.start.size()), arrival(away.start.size());
+  Work work(updates, away.start.size(), departure, returns);
   double now = 0, out_free = 0, in_free = 0, begin = 0, left = 0;
   for (std::int64_t point = 0; point < 2 * n; ++point) {
     const std::int64_t op = point % n;
@@ -171,15 +227,16 @@ Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
     for (const std::size_t gap : leaves[op]) {
       if (const auto copied = write_backs.ready(away.quiet[gap], point - 1)) {
         departure[gap] = std::max(now, *copied);
-        continue;
+      } else {
+        left = out_free = departure[gap] = std::max(out_free, now) + away.out_us[gap];
+        write_backs.moved(away.quiet[gap], point - 1, left);
       }
-      left = out_free = departure[gap] = std::max(out_free, now) + away.out_us[gap];
-      write_backs.moved(away.quiet[gap], point - 1, left);
+      work.left(gap, point - op);
     }
     const double empty = std::max(now, left - slack);  // enough of what is leaving has left
     for (const std::size_t row : starts[op]) {
       const std::size_t gap = index(returns.gap[row]);
-      in_free = arrival[gap] = std::max({in_free, departure[gap], empty}) + away.in_us[gap];
+      in_free = arrival[gap] = std::max({in_free, work.ready(gap), empty}) + away.in_us[gap];
     }
     for (const std::size_t row : needs[op]) now = std::max(now, arrival[index(returns.gap[row])]);
     now = std::max(now, left - slack);

@@ -15,8 +15,9 @@ struct ReturnStarts {
   std::vector<std::int64_t> taken;  // at each op, bytes with all of them
 };
 
-// A row a return, by deadline: a tensor of so many bytes leaves after op `start` and is used in op
-// `end`. `occupancy`: bytes at each op with all of them away; `room`: bytes that there may be.
+// A row a return, by deadline: a tensor of so many bytes leaves after op `start`, or may return
+// from then on, and is used in op `end`. `occupancy`: bytes at each op with all of them away;
+// `room`: bytes that there may be.
 UMEM_API ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
                                     std::int64_t available);
 
@@ -44,6 +45,13 @@ struct QuietTimes {
   Floats out_us;
 };
 
+// A row a parameter that the host updates: it leaves in one gap, and its gradient in another one.
+// The work begins when both have left, and the parameter returns when it is over.
+struct HostUpdates {
+  Ints parameter, gradient;  // gaps
+  Floats us;
+};
+
 struct Estimate {
   double us = 0;
   // Of each quiet time the op at whose begin the copy on the host is begun, by the step in which
@@ -52,6 +60,6 @@ struct Estimate {
 };
 
 UMEM_API Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
-                           const QuietTimes& quiet, std::int64_t never);
+                           const QuietTimes& quiet, const HostUpdates& updates, std::int64_t never);
 
 }  // namespace umem::planner

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/units.h"
+#include "runtime/hints.h"
 
 namespace umem::replay {
 
@@ -59,15 +60,32 @@ Status Machine::end(double us) {
   return accessed;
 }
 
+Result<double> Machine::send_to_host(std::uintptr_t ptr, std::size_t bytes) {
+  UMEM_RETURN_IF_ERROR(runtime::evict({{ptr, bytes}}));
+  return soft::arrived_us();
+}
+
+Status Machine::host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
+                          double due) {
+  Result<double> sent = send_to_host(ptr, bytes);
+  if (!sent.ok()) return sent.take_status();
+  worked_us_ += us;
+  return soft::host_work(ptr, bytes, std::max(ready_us, soft::now_us()), us, due);
+}
+
 void Machine::start_step(const runtime::Stats& now) {
   before_ = now;
   step_start_us_ = soft::now_us();
-  compute_us_ = 0;
+  compute_us_ = worked_us_ = 0;
   runtime::reset_peak_stats();
 }
 
+double Machine::now_us() const {
+  return soft::now_us();
+}
+
 double Machine::step_time_us() const {
-  return soft::now_us() - step_start_us_;
+  return now_us() - step_start_us_;
 }
 
 void Machine::end_step() {
@@ -77,6 +95,7 @@ void Machine::end_step() {
   figures_ = {step_us,
               compute_us_,
               stall_us,
+              worked_us_,
               now.bytes_in - before_.bytes_in,
               now.bytes_out - before_.bytes_out,
               now.bytes_discarded - before_.bytes_discarded,

@@ -17,6 +17,7 @@ struct Figures {
   double step_us = 0;
   double compute_us = 0;  // of the ops themselves
   double stall_us = 0;    // the rest of the step
+  double host_us = 0;     // of the host's work
   std::uint64_t bytes_in = 0, bytes_out = 0, bytes_discarded = 0;
   std::uint64_t faults = 0, evictions = 0, prefetches = 0, prefetched_unused_bytes = 0;
   std::uint64_t peak_resident_bytes = 0, plan_hits = 0, plan_misses = 0;
@@ -42,6 +43,12 @@ class Machine {
   // In place of `end`, after an error.
   void abandon() { runtime::op_end(&op_, residency::Tag::kCount); }
 
+  // Between two ops. Sends bytes of a block to the host; when they have arrived.
+  Result<double> send_to_host(std::uintptr_t ptr, std::size_t bytes);
+  // As soft::host_work, on bytes that it sends to the host first.
+  Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us, double due);
+
+  double now_us() const;  // virtual time
   // Virtual time since the step began.
   double step_time_us() const;
   void end_step();
@@ -57,7 +64,7 @@ class Machine {
   std::vector<soft::Access> accesses_;
   runtime::Stats before_;
   Figures figures_;
-  double step_start_us_ = 0, compute_us_ = 0;
+  double step_start_us_ = 0, compute_us_ = 0, worked_us_ = 0;
   std::uint64_t steps_ = 0;
   bool in_op_ = false;
 };

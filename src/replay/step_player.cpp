@@ -1,8 +1,12 @@
 #include "replay/step_player.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
+
+#include "base/units.h"
 
 namespace umem::replay {
 namespace {
@@ -52,6 +56,24 @@ Status check_access(const StepColumns& c, std::int64_t op, std::int64_t tensor) 
   return {};
 }
 
+Status check_update(const StepColumns& c, std::size_t k) {
+  const auto known = [&](std::int64_t t) {
+    return t >= 0 && t < static_cast<std::int64_t>(c.tensors()) &&
+           c.bytes[static_cast<std::size_t>(t)] > 0;
+  };
+  const std::string text = "update " + std::to_string(k) + " ";
+  if (!known(c.update_parameter[k]) || !known(c.update_gradient[k]))
+    return bad(text + "names a tensor that the step has not");
+  if (static_cast<Kind>(c.kind[static_cast<std::size_t>(c.update_parameter[k])]) !=
+      Kind::kPersistent)
+    return bad(text + "is of a parameter that does not persist");
+  if (static_cast<Kind>(c.kind[static_cast<std::size_t>(c.update_gradient[k])]) != Kind::kTransient)
+    return bad(text + "has a gradient that is not made and freed in the step");
+  if (!(c.update_us[k] >= 0) || std::isinf(c.update_us[k]))
+    return bad(text + "has a duration that is negative or not finite");
+  return {};
+}
+
 }  // namespace
 
 Status StepColumns::check() const {
@@ -66,7 +88,10 @@ Status StepColumns::check() const {
     return bad("access_start does not fit op_us, access_tensor and access_write");
   for (double us : op_us)
     if (!(us >= 0) || std::isinf(us)) return bad("a duration is negative or not finite");
+  if (update_parameter.size() != updates() || update_gradient.size() != updates())
+    return bad("the columns of updates differ in length");
   for (std::size_t t = 0; t < m; ++t) UMEM_RETURN_IF_ERROR(check_tensor(*this, t));
+  for (std::size_t k = 0; k < updates(); ++k) UMEM_RETURN_IF_ERROR(check_update(*this, k));
   for (std::size_t i = 0; i < ops(); ++i) {
     if (access_start[i] > access_start[i + 1] || access_start[i + 1] > access_start.back())
       return bad("access_start decreases");
@@ -110,6 +135,22 @@ StepPlayer::StepPlayer(Machine& machine, StepColumns columns)
   for (std::size_t t = 0; t < m; ++t)
     if (kind(t) == Kind::kMade && !has_carrier[t])
       closing_.push_back(static_cast<std::uint32_t>(t));
+  std::vector<std::int64_t> last_use(m, -1);
+  std::vector<std::int64_t> first_use(m, static_cast<std::int64_t>(n));
+  for (std::size_t i = n; i-- > 0;)
+    for (std::int64_t a = columns_.access_start[i]; a < columns_.access_start[i + 1]; ++a) {
+      const auto t = static_cast<std::size_t>(columns_.access_tensor[static_cast<std::size_t>(a)]);
+      first_use[t] = static_cast<std::int64_t>(i);
+      last_use[t] = std::max(last_use[t], static_cast<std::int64_t>(i));
+    }
+  arrived_.resize(m);
+  for (const std::int64_t t : columns_.update_gradient) arrived_[static_cast<std::size_t>(t)] = {0};
+  for (const std::int64_t t : columns_.update_parameter)
+    due_.push_back(first_use[static_cast<std::size_t>(t)]);
+  updates_.fill(n + 1, columns_.updates(), [&](std::size_t k) {
+    return 1 + std::max(last_use[static_cast<std::size_t>(columns_.update_parameter[k])],
+                        columns_.last[static_cast<std::size_t>(columns_.update_gradient[k])]);
+  });
   events_ = n + begins_.ids.size() + ends_.ids.size() + opening_.size() + closing_.size() + 1;
 }
 
@@ -155,8 +196,59 @@ Status StepPlayer::allocate_all() {
   return {};
 }
 
+Status StepPlayer::send_gradient(std::size_t tensor) {
+  arrived_[tensor].clear();
+  const auto base = reinterpret_cast<std::uintptr_t>(blocks_[tensor]);
+  const auto bytes = static_cast<std::size_t>(columns_.bytes[tensor]);
+  for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
+    Result<double> sent = machine_.send_to_host(base + at, std::min(kPieceBytes, bytes - at));
+    if (!sent.ok()) return sent.take_status();
+    arrived_[tensor].push_back(sent.value());
+  }
+  leaving_.push_back({std::exchange(blocks_[tensor], nullptr), arrived_[tensor].back()});
+  return {};
+}
+
+void StepPlayer::release_arrived(double by_us) {
+  for (; !leaving_.empty() && leaving_.front().arrived_us <= by_us; leaving_.pop_front())
+    machine_.release(leaving_.front().block);
+}
+
+// Piece by piece, each with the same share of the gradient.
+Status StepPlayer::update(std::size_t which) {
+  const auto tensor = static_cast<std::size_t>(columns_.update_parameter[which]);
+  const auto bytes = static_cast<std::size_t>(columns_.bytes[tensor]);
+  const auto base = reinterpret_cast<std::uintptr_t>(blocks_[tensor]);
+  const auto& arrived = arrived_[static_cast<std::size_t>(columns_.update_gradient[which])];
+  const std::size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  const double due = static_cast<double>(due_[which]) + static_cast<double>(runs_ * columns_.ops());
+  for (std::size_t i = 0; i < pieces; ++i) {
+    const std::size_t at = i * kPieceBytes, part = std::min(kPieceBytes, bytes - at);
+    const double share = static_cast<double>(part) / static_cast<double>(bytes);
+    const double ready = arrived[((i + 1) * arrived.size() + pieces - 1) / pieces - 1];
+    UMEM_RETURN_IF_ERROR(
+        machine_.host_work(base + at, part, ready, columns_.update_us[which] * share, due));
+  }
+  return {};
+}
+
+Status StepPlayer::end_before(std::size_t i) {
+  for (std::uint32_t k = ends_.start[i]; k < ends_.start[i + 1]; ++k) {
+    const std::uint32_t tensor = ends_.ids[k];
+    if (arrived_[tensor].empty()) {
+      release(tensor);
+    } else {
+      UMEM_RETURN_IF_ERROR(send_gradient(tensor));
+    }
+  }
+  release_arrived(machine_.now_us());
+  for (std::uint32_t k = updates_.start[i]; k < updates_.start[i + 1]; ++k)
+    UMEM_RETURN_IF_ERROR(update(updates_.ids[k]));
+  return {};
+}
+
 Status StepPlayer::op(std::size_t i) {
-  for (std::uint32_t k = ends_.start[i]; k < ends_.start[i + 1]; ++k) release(ends_.ids[k]);
+  UMEM_RETURN_IF_ERROR(end_before(i));
   const auto first = static_cast<std::size_t>(columns_.access_start[i]);
   const auto last = static_cast<std::size_t>(columns_.access_start[i + 1]);
   const auto tensor = [&](std::size_t a) {
@@ -188,15 +280,17 @@ Status StepPlayer::run() {
   const std::size_t n = columns_.ops();
   op_end_us_.resize(n);
   for (std::size_t i = 0; i < n; ++i) UMEM_RETURN_IF_ERROR(op(i));
-  for (std::uint32_t k = ends_.start[n]; k < ends_.start[n + 1]; ++k) release(ends_.ids[k]);
+  UMEM_RETURN_IF_ERROR(end_before(n));
   for (std::uint32_t t : closing_) release(t);
   for (std::uint32_t t : carried_)
     blocks_[t] = std::exchange(blocks_[static_cast<std::size_t>(columns_.next_alias[t])], nullptr);
+  ++runs_;
   machine_.end_step();
   return {};
 }
 
 void StepPlayer::release_all() {
+  release_arrived(std::numeric_limits<double>::infinity());
   for (std::size_t t = 0; t < blocks_.size(); ++t) release(t);
 }
 

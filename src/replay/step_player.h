@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "base/status.h"
@@ -21,9 +22,13 @@ struct StepColumns {
   std::vector<std::int64_t> access_start;                                  // [n + 1]
   std::vector<std::int64_t> access_tensor;                                 // [accesses]
   std::vector<unsigned char> access_write;                                 // [accesses]
+  // What the host updates: a parameter, by a gradient that is freed once it has left.
+  std::vector<std::int64_t> update_parameter, update_gradient;  // [updates] tensors
+  std::vector<double> update_us;                                // [updates]
 
   std::size_t ops() const { return op_us.size(); }
   std::size_t tensors() const { return bytes.size(); }
+  std::size_t updates() const { return update_us.size(); }
   // kInvalidArgument, with what is wrong, when they are no step.
   Status check() const;
 };
@@ -54,6 +59,11 @@ class StepPlayer {
   Kind kind(std::size_t tensor) const { return static_cast<Kind>(columns_.kind[tensor]); }
   Status allocate(std::size_t tensor);
   void release(std::size_t tensor);
+  // Releases what is not used from op `i` on, and has the host update what is complete by then.
+  Status end_before(std::size_t i);
+  Status send_gradient(std::size_t tensor);
+  void release_arrived(double by_us);
+  Status update(std::size_t which);
   Status op(std::size_t i);
 
   Machine& machine_;
@@ -65,6 +75,15 @@ class StepPlayer {
   std::vector<std::uint32_t> carried_;  // CARRIED that take their next-step alias's block over
   std::vector<void*> blocks_;
   std::vector<double> op_end_us_;
+  Schedule updates_;                          // by the op before which they may begin
+  std::vector<std::vector<double>> arrived_;  // [m] of a gradient, when each piece has
+  std::vector<std::int64_t> due_;             // [updates] the first op that uses the parameter
+  struct Leaving {
+    void* block;
+    double arrived_us;
+  };
+  std::deque<Leaving> leaving_;  // gradients, whose memory is used again once they have arrived
+  std::uint64_t runs_ = 0;
   std::uint64_t events_ = 0;
 };
 

@@ -94,6 +94,17 @@ bool Clock::wait(cu::CUstream stream, cu::CUevent event) {
   return true;
 }
 
+double Clock::arrived_us() const {
+  return std::max(host_us_, out_free_);
+}
+
+void Clock::wait_for_host(cu::CUstream stream, std::size_t work) {
+  double& end = tail(stream);
+  const double ready = std::max(end, host_us_), done = host_.end_of(work);
+  if (done > ready && &end == &default_tail_) stall_us_ += done - ready;
+  end = std::max(ready, done);
+}
+
 void Clock::synchronize(cu::CUstream stream) {
   host_us_ = std::max(host_us_, tail(stream));
 }

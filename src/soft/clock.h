@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "base/host_lane.h"
 #include "driver/types.h"
 #include "soft/device.h"
 
@@ -31,6 +32,12 @@ class Clock {
 
   bool record(cu::CUevent event, cu::CUstream stream);
   bool wait(cu::CUstream stream, cu::CUevent event);
+  HostLane& host() { return host_; }
+  // What `stream` does next begins when that work of the host is over.
+  void wait_for_host(cu::CUstream stream, std::size_t work);
+  // When all that has been sent to the host has arrived.
+  double arrived_us() const;
+
   void synchronize(cu::CUstream stream);
   void synchronize_all();
   bool synchronize(cu::CUevent event);
@@ -63,6 +70,7 @@ class Clock {
   double asked_us_ = -1;  // when a caller was last told to wait, and how often then
   int asked_ = 0;
   double in_free_ = 0, out_free_ = 0;
+  HostLane host_;
 };
 
 }  // namespace umem::soft

@@ -118,6 +118,12 @@ void Device::book_transfer(const Moved& moved, cu::CUstream stream) {
   clock.transfer(stream, moved.bytes_in, moved.bytes_out);
 }
 
+void Device::wait_for_host(const Pager::Extent& extent, cu::CUstream stream) {
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
+    if (const std::uint32_t work = std::exchange(pager.page(i).work, 0))
+      clock.wait_for_host(stream, work - 1);
+}
+
 Status open(const Options& options, driver::Driver& driver) {
   if (!options.profile) return {Code::kInvalidArgument, "a device profile is needed"};
   const std::size_t frames = options.device_bytes >> kPageShift;
@@ -181,6 +187,7 @@ Status fault_in(const Access& access) {
       if (!pager.page(i).allocated)
         return {Code::kInvalidArgument, "an access to memory that is not allocated"};
       Moved moved;
+      g_device->wait_for_host({i, 1}, nullptr);
       if (pager.fault(i, moved) == Pager::Fault::kRefused)
         return {Code::kOutOfDeviceMemory, "no frame can be had for a page that faulted"};
       g_device->book_fault(moved);
@@ -217,6 +224,26 @@ Status access(const Access* list, std::size_t count) {
         return {Code::kInvalidArgument, "an access to memory that is not allocated"};
   }
   for (std::size_t i = 0; i < count; ++i) touch(list[i]);
+  return {};
+}
+
+double arrived_us() {
+  DeviceLock lock;
+  return g_device ? g_device->clock.arrived_us() : 0;
+}
+
+Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us, double due) {
+  DeviceLock lock;
+  if (!g_device) return {Code::kBadState, "no software device is open"};
+  const Pager::Extent pages = managed_part(reinterpret_cast<const void*>(ptr), bytes);
+  for (std::size_t i = pages.first; i < pages.first + pages.count; ++i)
+    if (const PageState state = g_device->pager.page(i).state; state != PageState::kHost)
+      return {Code::kInvalidArgument, "work of the host on memory that is not there"};
+  if (pages.count == 0)
+    return {Code::kInvalidArgument, "work of the host on memory that is not managed"};
+  const auto work = static_cast<std::uint32_t>(g_device->clock.host().add(ready_us, us, due));
+  for (std::size_t i = pages.first; i < pages.first + pages.count; ++i)
+    g_device->pager.page(i).work = work + 1;
   return {};
 }
 
@@ -282,6 +309,7 @@ bool handle_fault_locked(std::uintptr_t address) {
   if (!g_device) return false;
   const std::size_t page = g_device->pager.space().page_of(address);
   if (!g_device->pager.page(page).allocated) return false;
+  g_device->wait_for_host({page, 1}, nullptr);
   Moved moved;
   switch (g_device->pager.fault(page, moved)) {
     case Pager::Fault::kBrought:

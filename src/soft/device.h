@@ -57,6 +57,15 @@ struct Access {
 };
 UMEM_API Status access(const Access* list, std::size_t count);
 
+// When all that has been sent to the host so far has arrived there, in virtual time.
+UMEM_API double arrived_us();
+// The host works on managed memory that is away, such as an optimizer that updates a parameter
+// there: from `ready_us` of virtual time on, for `us` of its one lane. Of several that are ready
+// the least `due` goes first. Until it is over none of these bytes come in. kInvalidArgument where
+// they are no managed memory that is on the host.
+UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
+                          double due);
+
 // The calling program waits for the default stream: host time becomes the stream's.
 UMEM_API void wait();
 // Virtual time in microseconds since `open`.

@@ -103,6 +103,7 @@ Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
 CUresult move(const Pager::Extent& extent, const CUmemLocation& location, CUstream stream) {
   Moved moved;
   const bool to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (to_device) device()->wait_for_host(extent, stream);
   const bool done = to_device ? device()->pager.to_device(extent, moved)
                               : device()->pager.prefetch_to_host(extent, moved);
   device()->book_transfer(moved, stream);

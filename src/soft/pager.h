@@ -36,6 +36,7 @@ struct Page {
   std::uint32_t arrivals = 0;   // how often it became accessible
   std::uint32_t operation = 0;  // in which it was last brought by a fault,
   std::uint32_t fetches = 0;    // and how often
+  std::uint32_t work = 0;       // of the host on the page: its number + 1; 0: none
   std::uint32_t prev = 0, next = 0;
 };
 

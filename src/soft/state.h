@@ -20,6 +20,8 @@ struct Device {
   // Books what the pager moved because a page had to come, or because `stream` was told to.
   void book_fault(const Moved& moved);
   void book_transfer(const Moved& moved, cu::CUstream stream);
+  // What `stream` does next begins when the host's work on these pages is over.
+  void wait_for_host(const Pager::Extent& extent, cu::CUstream stream);
 };
 
 Device* device();  // null while none is open

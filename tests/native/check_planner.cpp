@@ -95,8 +95,13 @@ void estimate(Random& random) {
     back_start.push_back(found.op[static_cast<std::size_t>(gap)]);
     back_end.push_back(end[static_cast<std::size_t>(gap)]);
   }
-  const auto step =
-      planner::estimate(ops, away, {all, back_start, back_end}, {written, due, copy}, 1 << 30);
+  const std::size_t updated = gaps > 0 ? static_cast<std::size_t>(random.from(0, 4)) : 0;
+  const auto last = static_cast<std::int64_t>(gaps) - 1;
+  const Ints parameter = random.column(updated, 0, last),
+             gradient = random.column(updated, 0, last);
+  const Floats work = random.times(updated);
+  const auto step = planner::estimate(ops, away, {all, back_start, back_end}, {written, due, copy},
+                                      {parameter, gradient, work}, 1 << 30);
   double min = 0;
   for (const double op : us) min += op;
   EXPECT(step.us >= min);

@@ -55,11 +55,49 @@ class Copies:
         return (op - int(self.quiet.written[which])) // self.n
 
 
+class Host:
+    """The host's work on parameters that have left with their gradients."""
+
+    def __init__(self, choice: GapChoice) -> None:
+        self.rows = list(zip(*(column.tolist() for column in choice.updates), strict=True))
+        self.due = choice.away.end.tolist()
+        self.left = [set[int]() for _ in self.rows]
+        self.number = [-1] * len(self.rows)
+        self.work: list[tuple[float, float, float]] = []  # (ready, due, µs)
+        self.end: dict[int, float] = {}
+        self.free = 0.0
+
+    def leaves(self, gap: int, begin: int, departure: list[float]) -> None:
+        for k, (parameter, gradient, us) in enumerate(self.rows):
+            if gap not in (parameter, gradient):
+                continue
+            self.left[k].add(gap)
+            if self.left[k] == {parameter, gradient}:
+                self.left[k].clear()
+                self.number[k] = len(self.work)
+                ready = max(departure[parameter], departure[gradient])
+                self.work.append((ready, float(self.due[parameter] + begin), us))
+
+    def ready(self, gap: int, departed: float) -> float:
+        mine = [self.number[k] for k, row in enumerate(self.rows) if row[0] == gap]
+        for number in [n for n in mine if n >= 0]:
+            while number not in self.end:
+                open_ = [i for i in range(len(self.work)) if i not in self.end]
+                there = [i for i in open_ if self.work[i][0] <= self.free]
+                if there:
+                    i = min(there, key=lambda i: self.work[i][1])
+                else:
+                    i = min(open_, key=lambda i: self.work[i][:2])
+                self.free = self.end[i] = max(self.free, self.work[i][0]) + self.work[i][2]
+            departed = max(departed, self.end[number])
+        return departed
+
+
 def estimate(
     trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: int
 ) -> tuple[float, list[int]]:
     """The time of the second of two equal steps in µs, and where each copy is begun."""
-    away, returns, _ = choice
+    away, returns = choice.away, choice.returns
     n, amount = trace.n_ops, trace.bytes[away.tensor]
     ready, taken = earliest(choice, amount, room)
     out_us = np.where(trace.clean[away.tensor], 0.0, amount / device.bytes_per_us_out).tolist()
@@ -78,6 +116,7 @@ def estimate(
     slack = (np.maximum(room - taken, 0) / device.bytes_per_us_out).tolist()
     quiet = quiet_times(trace, away)
     copies = Copies(quiet, (trace.bytes[quiet.tensor] / device.bytes_per_us_out).tolist(), n)
+    host = Host(choice)
     departure, arrival = [0.0] * len(amount), [0.0] * len(amount)
     now = out_free = in_free = begin = left = 0.0
     for point in range(2 * n):
@@ -87,12 +126,15 @@ def estimate(
             copied = copies.ready(int(quiet.of_gap[gap]), point - 1)
             if copied is not None:
                 departure[gap] = max(now, copied)
-                continue
-            left = out_free = departure[gap] = max(out_free, now) + out_us[gap]
-            copies.moved(int(quiet.of_gap[gap]), point - 1, left)
+            else:
+                left = out_free = departure[gap] = max(out_free, now) + out_us[gap]
+                copies.moved(int(quiet.of_gap[gap]), point - 1, left)
+            host.leaves(gap, point - op, departure)
         empty = max(now, left - slack[op])
         for gap in starts[op]:
-            in_free = arrival[gap] = max(in_free, departure[gap], empty) + in_us[gap]
+            in_free = arrival[gap] = (
+                max(in_free, host.ready(gap, departure[gap]), empty) + in_us[gap]
+            )
         now = max([now, left - slack[op], *(arrival[gap] for gap in needs[op])])
         out_free = copies.fill(point, max(out_free, now), now + float(trace.op_us[op]))
         now += float(trace.op_us[op])

@@ -19,11 +19,14 @@ from umem.policies.default.estimate import estimate
 from umem.policies.default.occupancy import all_gaps, large_live_bytes
 from umem.policies.default.planner import _choice
 from umem.policies.default.writeback import NEVER
-from umem.trace.step_trace import Floats, Ints, StepTrace
+from umem.trace.step_trace import Floats, HostUpdates, Ints, StepTrace
 
 
 def ints(*values: int) -> Ints:
     return np.array(values, np.int64)
+
+
+times = st.sampled_from([0.0, 1.0, 70.0, 4000.0])
 
 
 def floats(*values: float) -> Floats:
@@ -109,6 +112,8 @@ def test_the_estimate_is_that_of_plain_loops(trace: StepTrace, data: st.DataObje
     index = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     index = index[np.lexsort((gaps.tensor[index], gaps.start[index]))]
     choice = _choice(trace, gaps, index, large_live_bytes(trace))
+    if len(choice.away.tensor) > 1:
+        choice = choice._replace(updates=data.draw(updates(choice.returns, len(index))))
     room = int(choice.occupancy.max()) + data.draw(st.integers(0, 20)) * PAGE_BYTES
     speed = st.sampled_from([PAGE_BYTES / 2, PAGE_BYTES / 20, PAGE_BYTES / 200])
     device = DeviceProfile("test", data.draw(speed), data.draw(speed), 45.0, 1 << 40, "made up")
@@ -118,12 +123,25 @@ def test_the_estimate_is_that_of_plain_loops(trace: StepTrace, data: st.DataObje
     assert found.copied.tolist() == copied
 
 
+@st.composite
+def updates(draw: st.DrawFn, returns: Ints, count: int) -> HostUpdates:
+    """Updates of what returns, each with the gradient in another gap."""
+    rows = [
+        (gap, draw(st.sampled_from([g for g in range(count) if g != gap])), draw(times))
+        for gap in returns.tolist()
+        if draw(st.booleans())
+    ]
+    parameter, gradient, us = zip(*rows, strict=True) if rows else ((), (), ())
+    return HostUpdates(ints(*parameter), ints(*gradient), floats(*us))
+
+
 def estimated(**changed: Ints | Floats) -> float:
     """Of a step of two ops: a tensor leaves behind op 0, and is back for op 0 of the next step."""
     columns: Any = {
         "start": ints(0), "out_us": floats(10.0), "in_us": floats(10.0), "quiet": ints(-1),
         "returns": ints(0), "return_start": ints(1), "return_end": ints(2), "written": ints(),
-        "due": ints(), "copy_us": floats(), "op_us": floats(5.0, 5.0), "slack_us": floats(0.0, 0.0),
+        "due": ints(), "copy_us": floats(), "parameter": ints(), "gradient": ints(),
+        "work_us": floats(), "op_us": floats(5.0, 5.0), "slack_us": floats(0.0, 0.0),
     }  # fmt: skip
     columns.update(changed)
     ops = columns.pop("op_us"), columns.pop("slack_us")
@@ -147,7 +165,7 @@ def test_a_step_waits_for_what_comes_back() -> None:
         (lambda: core.choose_gaps(ints(0), ints(), ints(0), ints(1), floats(1), ints(1), ints(0)),
          "end has 0 rows, and not 1"),
         (lambda: core.return_starts(ints(-2), ints(1), ints(1), ints(0, 0), 1),
-         "start is not from -1 to 1"),
+         "start is not from -1 to 4"),
         (lambda: core.return_starts(ints(0), ints(5), ints(1), ints(0, 0), 1),
          "end is not from 0 to 4"),
         (lambda: core.choose_gaps(
@@ -157,6 +175,9 @@ def test_a_step_waits_for_what_comes_back() -> None:
         (lambda: estimated(quiet=ints(0)), "quiet is not from -1 to -1"),
         (lambda: estimated(returns=ints(1)), "returns is not from 0 to 0"),
         (lambda: estimated(slack_us=floats(1.0)), "slack_us has 1 rows, and not 2"),
+        (lambda: estimated(parameter=ints(1), gradient=ints(0), work_us=floats(1.0)),
+         "parameter is not from 0 to 0"),
+        (lambda: estimated(parameter=ints(0), gradient=ints(0)), "parameter has 1 rows, and not 0"),
         (lambda: estimated(op_us=floats(), slack_us=floats()), "a step without ops"),
         (lambda: estimated(start=np.zeros((1, 1), np.int64)), "start is no column"),
     ],

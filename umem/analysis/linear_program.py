@@ -42,6 +42,12 @@ class LinearProgram:
         self.n_variables += count
         return np.arange(self.n_variables - count, self.n_variables)
 
+    def bound(self, variables: Ints, lower: Floats, upper: Floats) -> None:
+        """Change the bounds of variables."""
+        whole = np.concatenate(self._bounds) if self._bounds else np.empty((0, 2))
+        whole[variables, 0], whole[variables, 1] = lower, upper
+        self._bounds = [whole]
+
     def rows(self, count: int) -> Ints:
         """Add rows and return their indices."""
         self.n_rows += count

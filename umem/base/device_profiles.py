@@ -16,6 +16,11 @@ DEFAULT = "a100-pcie4"
 FILE_LIMIT = 1 << 20  # bytes; a profile is a few lines
 
 
+# What a server's cores reach together in their own memory: an assumption, the same for all built-in
+# profiles. `umem doctor --measure` measures a machine.
+HOST_BYTES_PER_US = 100e3
+
+
 @dataclass(frozen=True)
 class Compute:
     """Compute rates of the device for the roofline: peaks, which no program reaches fully."""
@@ -45,6 +50,7 @@ class DeviceProfile:
     source: str  # where the figures come from
     compute: Compute | None = None  # None: it can replay traces, but not plan
     hides_transfers: bool = True
+    host_bytes_per_us: float = HOST_BYTES_PER_US  # that all cores of the host read and write
 
 
 # The fixed cost of an op is the order of a kernel launch in eager PyTorch, not a measurement.

@@ -13,7 +13,7 @@ from ..base import device_profiles
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import parse_budget
 from ..errors import ConfigError
-from . import plan_recompute, plan_text, program
+from . import plan_optimizer, plan_recompute, plan_text, program
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -52,6 +52,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
     text = f"also evaluate activation recomputation: all, or one of {', '.join(MODES)}"
     parser.add_argument("--recompute", metavar="MODE", help=text)
+    text = f"also plan updates on the host, with recomputation: {plan_optimizer.ALLOWED}"
+    parser.add_argument("--optimizer", metavar="WHERE", help=text.replace("%", "%%"))
     text = "a trace of the program with op times, which correct the roofline"
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)
     text = "write the planned steps as a trace (.jsonl, .jsonl.gz), for umem replay"
@@ -82,6 +84,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     budget = None if args.budget is None else _budget(args.budget)
     policies = _policies(args.policy)
     modes = plan_recompute.modes(args.recompute)
+    share = None if args.optimizer is None else plan_optimizer.share_of(args.optimizer)
     _check_out(args.out)
     began = time.monotonic()
     name, recording = program.record(args)
@@ -122,6 +125,9 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         advice=summary.advice(found, step, device, room, slowdown),
         seconds=seconds,
         recomputed=plan_recompute.table(step, recording, device, room, modes) if modes else None,
+        updated=None
+        if args.optimizer is None
+        else plan_optimizer.answer(step, recording, device, room, share),
     )
 
 
@@ -153,6 +159,7 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
         "advice": outcome.advice,
         "remarks": outcome.recording.remarks,
         "recompute": None if outcome.recomputed is None else outcome.recomputed.as_dict(),
+        "optimizer": None if outcome.updated is None else outcome.updated.as_dict(),
     }
 
 

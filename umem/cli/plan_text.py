@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from ..simulation.replay import Result
     from ..trace.schema import Event
     from ..trace.step_trace import StepTrace
-    from . import plan_recompute
+    from . import plan_optimizer, plan_recompute
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 14  # width of the first column
 _GIB = 1 << 30
+_NO_BOUND = "not computed: needs highspy (pip install 'umem[bounds]')"
 
 
 class PlanAnswer(NamedTuple):
@@ -38,11 +39,12 @@ class PlanAnswer(NamedTuple):
     advice: list[str]
     seconds: float
     recomputed: plan_recompute.Table | None = None
+    updated: plan_optimizer.Answer | None = None
 
 
 def render(outcome: PlanAnswer) -> str:
     """Format the whole answer, some lines per topic."""
-    parts = (_program, _memory, _budget, _policies, _recomputed, _budgets, _advice)
+    parts = (_program, _memory, _budget, _policies, _recomputed, _updated, _budgets, _advice)
     return "\n".join(line for part in parts for line in part(outcome))
 
 
@@ -126,9 +128,36 @@ def _recomputed(outcome: PlanAnswer) -> Iterator[str]:
             f"{row.result.floor_us / table.compute_us:.2f}",
         )
         yield _row("", f"{row.mode:<10} {_cells(values, widths)}")
-    bound = "not computed: needs highspy (pip install 'umem[bounds]')"
+    bound = _NO_BOUND
     if table.bound_us is not None:
         bound = f"{table.bound_us / table.compute_us:.2f} x compute, by a linear program"
+    yield _row("", f"lower bound {bound}")
+
+
+def _updated(outcome: PlanAnswer) -> Iterator[str]:
+    found = outcome.updated
+    if found is None:
+        return
+    if not found.bytes:
+        yield _row("optimizer", "no update that the host could do: see docs/optimizer_state.md")
+        return
+    times = found.step_us / found.compute_us
+    yield _row(
+        "optimizer",
+        f"{found.share:.0%} of {format_bytes(found.bytes)} of parameters updated on the host: "
+        f"{_ms(found.step_us)} a step, {times:.2f} x compute",
+    )
+    again = f", {found.again_us / found.compute_us:.1%} of compute run again"
+    yield _row(
+        "",
+        f"{_ms(found.host_us)} of the host, {found.bytes_in / _GIB:.2f} GiB in, "
+        f"{found.bytes_out / _GIB:.2f} GiB out{again if found.again_us else ''}",
+    )
+    bound = _NO_BOUND
+    if found.bound_us is not None:
+        bound = (
+            f"{found.bound_us / found.compute_us:.2f} x compute for any share, by a linear program"
+        )
     yield _row("", f"lower bound {bound}")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..analysis import bounds
 from ..base.device_profiles import DeviceProfile
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, OutOfMemoryError, PlanError, TraceError
+from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
@@ -31,12 +31,17 @@ from ..trace.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from ..base.native import core
+    from ..recompute.planner.bound import Relaxation
+    from ..recompute.planner.graph import RecomputeGraph
+    from ..recompute.planner.host_updates import Update
     from ..recompute.planner.modes import RecomputePlanner
     from ..recompute.planner.rewrite import Rewritten
 
 _log = logging.getLogger("umem")
 
 REPEATS = 6  # steps at most until two in a row are equal
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the parameters that the host updates, tried first
+FINER = 2
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
@@ -54,6 +59,7 @@ class Result:
     step_us: float
     compute_us: float
     stall_us: float
+    host_us: float  # that the host works on updates
     floor_us: float  # no schedule is below, in steady state (plan/bounds.py)
     bytes_in: int
     bytes_out: int
@@ -93,6 +99,19 @@ class Recomputed(NamedTuple):
     mode: str
     new: Rewritten
     result: Result  # of the default policy, on the rewritten step
+
+
+class HostUpdated(NamedTuple):
+    """A step whose parameters the host updates in part, and its replay."""
+
+    share: float  # of the bytes of all parameters whose updates the host can do
+    updates: tuple[Update, ...]  # that the host does
+    recomputed: Recomputed
+
+    @property
+    def step_us(self) -> float:
+        """The step's time in µs."""
+        return self.recomputed.result.step_us
 
 
 class LoadedTrace(NamedTuple):
@@ -195,6 +214,89 @@ def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | Non
             result = replay_step(new.step, registry.DEFAULT, planner.device, planner.budget)
             done.append(Recomputed(mode, new, result))
     return min(done, key=lambda one: one.result.step_us, default=None)
+
+
+def simulate_updates(
+    graph: RecomputeGraph,
+    device: DeviceProfile,
+    budget: int,
+    share: float | None = None,
+) -> HostUpdated:
+    """Replay a step with all four levers: keep, swap, recompute, and update on the host.
+
+    Args:
+        graph: of the plain step.
+        device: the link, the host's rate, and the cost of faults.
+        budget: bytes on the device.
+        share: of the parameters' bytes that the host updates, those with the most time for it
+            first; None: the share that is fastest in replay, of `SHARES` and of shares next to the
+            best of these, halving the distance `FINER` times. Those whose lower bound is above what
+            was found are left out.
+
+    Raises:
+        OutOfMemoryError, StateError: as `simulate`.
+    """
+    search = _Shares(graph, device, budget)
+    if share is not None:
+        return search.at(share)
+    bounds_us = {some: search.bound_us(some) for some in SHARES}
+    for some in sorted(SHARES, key=lambda some: (bounds_us[some], -some)):
+        search.look(some, bounds_us[some])
+    width = SHARES[1] / 2
+    for _ in range(FINER):
+        best = search.best().share
+        for near in (best + width, best - width):
+            if 0 < near < 1:
+                search.look(near, search.bound_us(near))
+        width /= 2
+    return search.best()
+
+
+class _Shares:
+    """The shares of a step's updates that have been looked at."""
+
+    def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
+        from ..recompute.planner.host_updates import candidates
+
+        self.graph, self.device, self.budget = graph, device, budget
+        self.candidates = candidates(graph.step)
+        self.found: dict[tuple[Update, ...], HostUpdated] = {}
+        self._program: Relaxation | None = None
+
+    def at(self, share: float) -> HostUpdated:
+        """Plan and replay a share, once for each set of updates."""
+        from ..recompute.planner.graph import RecomputeGraph
+        from ..recompute.planner.host_updates import on_host
+        from ..recompute.planner.modes import RecomputePlanner
+
+        chosen = self.candidates.first(share)
+        if chosen not in self.found:
+            step = on_host(self.graph.step, chosen, self.device)
+            graph = RecomputeGraph(step, self.graph.forward)
+            done = simulate_recompute(RecomputePlanner(graph, self.device, self.budget), "auto")
+            assert done is not None, "mode auto always has a way"
+            self.found[chosen] = HostUpdated(self.candidates.share_of(chosen), chosen, done)
+        return self.found[chosen]
+
+    def look(self, share: float, bound_us: float) -> None:
+        """Plan and replay a share, unless it cannot be the best."""
+        if not self.found or bound_us < self.best().step_us:
+            self.at(share)
+
+    def best(self) -> HostUpdated:
+        return min(self.found.values(), key=lambda one: (one.step_us, one.share))
+
+    def bound_us(self, share: float) -> float:
+        """Return a lower bound of the step's time; 0 without highspy."""
+        from ..recompute.planner.bound import Relaxation
+
+        updates = self.candidates.updates
+        if self._program is None:
+            self._program = Relaxation(self.graph, self.device, self.budget, updates)
+        try:
+            return self._program.min_us(updated=self.candidates.first(share))
+        except (NotSupportedError, PlanError):
+            return 0.0
 
 
 def min_budget(step: StepTrace) -> int:
@@ -325,7 +427,9 @@ def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) 
 
 
 def _columns(step: StepTrace) -> dict[str, Any]:
+    updates = {} if step.updates is None else step.updates._asdict()
     return {
+        **{f"update_{name}": column for name, column in updates.items()},
         "op_us": step.op_us,
         "bytes": step.bytes,
         "tag": list(step.tags),
@@ -388,8 +492,9 @@ def _near(value: float, other: float) -> bool:
 def _measured(figures: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a Result that the engine counted."""
     same = (
-        "steps", "step_us", "compute_us", "stall_us", "bytes_in", "bytes_out", "bytes_discarded",
-        "faults", "evictions", "prefetches", "events", "plan_hits", "plan_misses",
+        "steps", "step_us", "compute_us", "stall_us", "host_us", "bytes_in", "bytes_out",
+        "bytes_discarded", "faults", "evictions", "prefetches", "events", "plan_hits",
+        "plan_misses",
     )  # fmt: skip
     seconds = figures["seconds"]
     return {

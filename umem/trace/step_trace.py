@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,19 @@ class Gaps:
     start: Ints  # op of the earlier access
     end: Ints  # op of the later one, above `start`
     idle_us: Floats  # from the end of op `start` to the start of op `end`, without any stall
+
+
+class HostUpdates(NamedTuple):
+    """Parameters that the host updates, in rows.
+
+    After its last op in the step the gradient leaves for the host and is freed, and so does the
+    parameter, which no op writes. The host takes `us` for the update. Then the parameter returns.
+    A row without a parameter, in a step of pieces, is more of a gradient that leaves.
+    """
+
+    parameter: Ints  # a PERSISTENT tensor; -1: none
+    gradient: Ints  # a TRANSIENT one
+    us: Floats  # of the host's one lane
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +89,7 @@ class StepTrace:
     # [m] Of a segment of small tensors (`with_segments`) its address, which is the same in all its
     # lives; 0 for a tensor. None: there are no segments.
     place: Ints | None = None
+    updates: HostUpdates | None = None  # None: no parameter is updated by the host
 
     @property
     def n_ops(self) -> int:
@@ -181,6 +196,7 @@ class StepTrace:
             offset=offset,
             exempt=None if self.exempt is None else self.exempt[whole],
             place=None if self.place is None else self.place[whole],
+            updates=None if self.updates is None else _cut(self.updates, base, cut),
         )
 
     @property
@@ -240,3 +256,24 @@ class StepTrace:
         total = np.zeros(self.n_ops, np.int64)
         np.add.at(total, self.access_op, amount[self.access_tensor])
         return total
+
+
+def _cut(updates: HostUpdates, base: Ints, size: Ints) -> HostUpdates:
+    """Cut updates into pieces: `base` is the first piece of each tensor, `size` that of a piece."""
+    rows: list[tuple[int, int, float]] = []
+    for parameter, gradient, us in zip(*(column.tolist() for column in updates), strict=True):
+        pieces = range(int(base[parameter]), int(base[parameter + 1]))
+        parts = range(int(base[gradient]), int(base[gradient + 1]))
+        total = int(size[pieces.start : pieces.stop].sum())
+        # A piece needs the gradient up to the same share of it.
+        ends = [-(-(i + 1) * len(parts) // len(pieces)) - 1 for i in range(len(pieces))]
+        rows += [
+            (p, parts[end], us * int(size[p]) / total) for p, end in zip(pieces, ends, strict=True)
+        ]
+        rows += [(-1, part, 0.0) for i, part in enumerate(parts) if i not in ends]
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    return HostUpdates(
+        np.array(columns[0], np.int64),
+        np.array(columns[1], np.int64),
+        np.array(columns[2], np.float64),
+    )

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.device_profiles import DeviceProfile
-from ...trace.step_trace import Gaps, Ints, StepTrace
+from ...trace.step_trace import Gaps, HostUpdates, Ints, StepTrace
 from .writeback import NEVER, Quiet, quiet_times
+
+NO_UPDATES = HostUpdates(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 
 class GapChoice(NamedTuple):
@@ -17,6 +19,13 @@ class GapChoice(NamedTuple):
     away: Gaps
     returns: Ints  # indices of the gaps whose tensors return for `end`, by deadline
     occupancy: Ints  # [n_ops] bytes of large tensors that are not swapped out
+    after: Ints | None = None  # [gaps] the op after which the return may begin; None: `start`
+    updates: HostUpdates = NO_UPDATES  # tensors are given as indices of gaps
+
+    @property
+    def begins(self) -> Ints:
+        """[gaps] The op after which the return may begin."""
+        return self.away.start if self.after is None else self.after
 
 
 class StepEstimate(NamedTuple):
@@ -39,7 +48,7 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
     """
     from ...base.native import core
 
-    away, returns, _ = choice
+    away, returns = choice.away, choice.returns
     amount = trace.bytes[away.tensor]
     ready, taken = earliest(choice, amount, room)
     # By deadline, counted from the step that the return starts in.
@@ -60,6 +69,9 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
         written=quiet.written,
         due=quiet.due,
         copy_us=trace.bytes[quiet.tensor] / device.bytes_per_us_out,
+        parameter=choice.updates.parameter,
+        gradient=choice.updates.gradient,
+        work_us=choice.updates.us,
         never=NEVER,
     )
     return StepEstimate(us, quiet, copied)
@@ -73,7 +85,7 @@ def earliest(choice: GapChoice, amount: Ints, room: int) -> tuple[Ints, Ints]:
     """
     from ...base.native import core
 
-    away, returns, occupancy = choice
+    away, returns = choice.away, choice.returns
     return core.return_starts(
-        away.start[returns], away.end[returns], amount[returns], occupancy, room
+        choice.begins[returns], away.end[returns], amount[returns], choice.occupancy, room
     )

@@ -76,12 +76,8 @@ def all_gaps(trace: StepTrace) -> Gaps:
     end = np.concatenate((trace.last[tails] + 1, due))
     inside = end - start > 1
     tensor, start, end = tensor[inside], start[inside], end[inside]
-    return Gaps(
-        np.concatenate((gaps.tensor, tensor)),
-        np.concatenate((gaps.start, start)),
-        np.concatenate((gaps.end, end)),
-        np.concatenate((gaps.idle_us, trace.begin_us[end] - trace.begin_us[start + 1])),
-    )
+    idle_us = trace.begin_us[end] - trace.begin_us[start + 1]
+    return joined(gaps, Gaps(tensor, start, end, idle_us))
 
 
 def bytes_over(gaps: Gaps, amount: Ints, n_ops: int) -> Ints:
@@ -96,3 +92,13 @@ def bytes_over(gaps: Gaps, amount: Ints, n_ops: int) -> Ints:
 def select(gaps: Gaps, index: Ints) -> Gaps:
     """Return these gaps, in this order."""
     return Gaps(gaps.tensor[index], gaps.start[index], gaps.end[index], gaps.idle_us[index])
+
+
+def joined(first: Gaps, second: Gaps) -> Gaps:
+    """Return the gaps of both, in this order."""
+    return Gaps(
+        np.concatenate((first.tensor, second.tensor)),
+        np.concatenate((first.start, second.start)),
+        np.concatenate((first.end, second.end)),
+        np.concatenate((first.idle_us, second.idle_us)),
+    )

@@ -14,7 +14,8 @@ from ..base import Fetch, Move, Plan
 from ..published.belady import Belady
 from .choice import choose
 from .estimate import GapChoice, StepEstimate, estimate
-from .occupancy import all_gaps, bytes_over, capacity, large_live_bytes, select
+from .host_lane import Updated, updated
+from .occupancy import all_gaps, bytes_over, capacity, joined, large_live_bytes, select
 from .streaming import streamed
 from .writeback import write_backs
 
@@ -51,16 +52,18 @@ class Auto:
         trace = trace.pieces
         room = capacity(trace, budget)
         best, found = _best(trace, device, room)
-        away, _, occupancy = best
+        away = best.away
+        moves = np.flatnonzero(away.end > away.start + 1)  # a gradient that leaves is freed then
+        moves = moves[np.argsort(away.start[moves], kind="stable")]
         left = np.unique(away.tensor)
         return Plan(
             trace,
-            evict=tuple(map(Move, away.start.tolist(), away.tensor.tolist())),
-            fetch=_fetches(best),
+            evict=tuple(map(Move, away.start[moves].tolist(), away.tensor[moves].tolist())),
+            fetch=_fetches(trace, best),
             write_back=write_backs(found.quiet, found.copied, trace.n_ops) if found else (),
             read_mostly=tuple(left[trace.clean[left]].tolist()),
             gated=True,
-            occupancy=np.minimum(occupancy, room),
+            occupancy=np.minimum(best.occupancy, room),
             capacity=room,
             order="furthest",
         )
@@ -90,8 +93,12 @@ def _best(
 ) -> tuple[GapChoice, StepEstimate | None]:
     live = large_live_bytes(trace)
     gaps = all_gaps(trace)
+    lane = updated(trace, device, gaps)
+    if lane is not None:
+        gaps = select(gaps, lane.others)
+        live = live - _away(trace, lane.gaps) + lane.held
     found = _choices(trace, gaps, live, room)
-    choices = (_choice(trace, gaps, index, live) for index in found)
+    choices = (_choice(trace, gaps, index, live, lane) for index in found)
     return _fastest(trace, device, choices if compare else islice(choices, FEW), room)
 
 
@@ -123,12 +130,24 @@ def _one_after_the_other(trace: StepTrace, device: DeviceProfile, choice: GapCho
     return trace.compute_us + out / device.bytes_per_us_out + back / device.bytes_per_us_in
 
 
-def _choice(trace: StepTrace, gaps: Gaps, index: Ints, live: Ints) -> GapChoice:
+def _choice(
+    trace: StepTrace, gaps: Gaps, index: Ints, live: Ints, lane: Updated | None = None
+) -> GapChoice:
     away = select(gaps, index)
     returns = np.flatnonzero(_returns(trace, away))
+    occupancy = live - _away(trace, away)
+    if lane is None:
+        returns = returns[np.argsort(away.end[returns], kind="stable")]
+        return GapChoice(away, returns, occupancy)
+    returns = np.concatenate((lane.returns, len(lane.after) + returns))
+    after = np.concatenate((lane.after, away.start))
+    away = joined(lane.gaps, away)
     returns = returns[np.argsort(away.end[returns], kind="stable")]
-    occupancy = live - bytes_over(away, trace.bytes[away.tensor], trace.n_ops)
-    return GapChoice(away, returns, occupancy)
+    return GapChoice(away, returns, occupancy, after, lane.updates)
+
+
+def _away(trace: StepTrace, gaps: Gaps) -> Ints:
+    return bytes_over(gaps, trace.bytes[gaps.tensor], trace.n_ops)
 
 
 def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
@@ -182,7 +201,12 @@ def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
         yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
 
 
-def _fetches(choice: GapChoice) -> tuple[Fetch, ...]:
-    chosen = select(choice.away, choice.returns)
-    columns = (chosen.start.tolist(), chosen.end.tolist(), chosen.tensor.tolist())
-    return tuple(map(Fetch, *columns))
+def _fetches(trace: StepTrace, choice: GapChoice) -> tuple[Fetch, ...]:
+    n, counted = trace.n_ops, trace.access_op[trace.large[trace.access_tensor]]
+    chosen, after = select(choice.away, choice.returns), choice.begins[choice.returns]
+    # What the host updates, and the engine's last op of the step is over: in the next step.
+    late = (after > chosen.start) & (after % n >= int(counted.max(initial=-1)))
+    after = np.where(late, after // n * n + n - 1, after)
+    later = np.where(after >= n - late, n, 0)
+    columns = (after - later, chosen.end - later, chosen.tensor)
+    return tuple(map(Fetch, *(column.tolist() for column in columns)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ...analysis.bounds import excess_bytes
@@ -10,16 +12,23 @@ from ...analysis.linear_program import LinearProgram
 from ...analysis.turning_points import instants_of
 from ...base.device_profiles import DeviceProfile
 from ...base.units import MIB
-from ...trace.step_trace import Bools, Ints
+from ...trace.step_trace import Bools, Floats, Ints
+from .bound_updates import UpdateTerms
 from .candidates import Selection
 from .graph import RecomputeGraph
+from .host_updates import Update
 
 _US = 1000.0  # the program uses MiB and ms
 _INSTANTS = 128
 
 
 def lower_bound_us(
-    graph: RecomputeGraph, device: DeviceProfile, budget: int, *, time_limit_s: float = 60.0
+    graph: RecomputeGraph,
+    device: DeviceProfile,
+    budget: int,
+    updates: Sequence[Update] = (),
+    *,
+    time_limit_s: float = 60.0,
 ) -> float:
     """Return the min step time in µs of plans that rebuild a tensor once, when it is first needed.
 
@@ -34,22 +43,36 @@ def lower_bound_us(
     program minimises recomputation time and the stall. It is a relaxation: rebuilt copies, and
     chains of them, take no memory, and shares are fractions rather than sets of tensors.
 
+    With `updates`, a share u of each is done by the host: its ops take less time on the device, its
+    states no memory, the gradient leaves at once, and the parameter is away from its last use to
+    its first one. In a step all these gradients leave, all these parameters return, and the host's
+    lane takes all the updates' time.
+
     Raises:
         PlanError: an op accesses more than the budget, or the time limit was reached.
         NotSupportedError: highspy is not installed.
     """
-    return Relaxation(graph, device, budget).min_us(time_limit_s=time_limit_s)
+    return Relaxation(graph, device, budget, updates).min_us(time_limit_s=time_limit_s)
 
 
 class Relaxation:
     """The linear program of `lower_bound_us`, which can be solved more than once."""
 
-    def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
+    def __init__(
+        self,
+        graph: RecomputeGraph,
+        device: DeviceProfile,
+        budget: int,
+        updates: Sequence[Update] = (),
+    ) -> None:
         # What may be dropped is held by no variable, and is counted by the rows of memory.
         spans = IdleIntervals(graph.step, kept=~np.array(graph.may_drop, bool))
         over = excess_bytes(spans, budget)
         self.graph, self.program = graph, LinearProgram()
         self.over = spans.need - budget
+        self.terms = UpdateTerms(spans, device, tuple(updates))
+        us = self.terms.device_us
+        self.updated = self.program.variables(len(updates), cost=-us / _US, upper=1.0)
         ops = np.flatnonzero(graph.forward)
         self.ops = dict(zip(ops.tolist(), self.program.variables(len(ops), upper=1.0), strict=True))
         self.again = self.program.variables(1, cost=1.0)  # ms
@@ -63,14 +86,34 @@ class Relaxation:
         # Where all droppable tensors are dropped, other ops need the most.
         least = instants_of(graph.step, spans.need - self._droppable(), _INSTANTS, -1)
         self.instants = np.union1d(most, least)
+        if updates:
+            every = self.terms.needed(np.arange(graph.step.n_ops)).sum(axis=0)
+            for need in (spans.need - every, spans.need - every - self._droppable()):
+                more = instants_of(graph.step, need, _INSTANTS, -1)
+                self.instants = np.union1d(self.instants, more)
         self.right: dict[int, float] = {}
         self._memory()
         self._link(device, spans)
 
-    def min_us(self, more: Ints | None = None, *, time_limit_s: float = 60.0) -> float:
-        """Return the min step time in µs; `more`: additional bytes that each op needs, [n]."""
+    def min_us(
+        self,
+        more: Ints | None = None,
+        *,
+        updated: Sequence[Update] | None = None,
+        time_limit_s: float = 60.0,
+    ) -> float:
+        """Return the min step time in µs.
+
+        Args:
+            more: additional bytes that each op needs, [n].
+            updated: the updates that the host does; None: what is best.
+            time_limit_s: of the solver.
+        """
+        if updated is not None:
+            done = np.array([float(update in updated) for update in self.terms.updates])
+            self.program.bound(self.updated, done, done)
         over = self.over if more is None else self.over + more
-        if over.max(initial=0) <= 0:
+        if over.max(initial=0) <= 0 and not len(self.updated):
             self.program.values = np.zeros(self.program.n_variables)
             return self.graph.step.compute_us
         right = np.zeros(self.program.n_rows)
@@ -139,6 +182,13 @@ class Relaxation:
                 count = int(inside.sum())
                 size = sign * float(step.bytes[tensor]) / MIB
                 program.add(row[inside], np.repeat(variable, count), size)
+        self._minus(row, self.terms.needed(self.instants) / MIB)
+
+    def _minus(self, row: Ints, less: Floats) -> None:
+        """Add to the left side of rows, less for each share of an update, [u, rows]."""
+        for variable, amounts in zip(self.updated, less, strict=True):
+            used = np.flatnonzero(amounts)
+            self.program.add(row[used], np.repeat(variable, len(used)), -amounts[used])
 
     def _first_wanted(self) -> Ints:
         """Return the first op after forward that needs a tensor, or a tensor made from it, [m]."""
@@ -174,8 +224,20 @@ class Relaxation:
     def _link(self, device: DeviceProfile, spans: IdleIntervals) -> None:
         """Add the rows of the link: what is swapped out leaves before, and comes back after."""
         again_by = self._again_by()
+        self._host()
         for begin in sorted({0, (self.graph.last_wanted + 1) % self.graph.step.n_ops}):
             self._link_from(begin, device, spans, again_by)
+
+    def _host(self) -> None:
+        """Add the row of the host's lane, which takes no longer than the step."""
+        if not len(self.updated):
+            return
+        row = self.program.rows(1)
+        for variable in (self.again, self.stall):
+            self.program.add(row, variable, -1.0)
+        taken = (self.terms.host_us + self.terms.device_us) / _US
+        self._minus(row, -taken[:, None])
+        self.right[int(row[0])] = self.graph.step.compute_us / _US
 
     def _link_from(
         self, begin: int, device: DeviceProfile, spans: IdleIntervals, again_by: Ints
@@ -191,21 +253,31 @@ class Relaxation:
         both = program.rows(count)  # stall before and after <= stall
         program.add(both, np.repeat(self.stall, count), -1.0)
         whole = np.repeat(self.again, count)
+        terms, all_us = self.terms, self.terms.device_us[:, None]
+        # Of the updates: their ops' time beside, their states that are free, and what moves.
+        less_before, less_after = terms.times_beside(begin, at)
+        moved = np.repeat(terms.bytes[:, None], count, axis=1) / MIB
+        clean = terms.idle_parameters(at) / MIB
         sides = (
-            (device.bytes_per_us_out, before, spans.out_since(begin), again_by, spans.clean),
-            (device.bytes_per_us_in, after, spans.in_until(begin), whole, spans.unread),
-        )
-        for wait, (speed, beside, free, again, never) in zip(waits, sides, strict=True):
+            (device.bytes_per_us_out, before, spans.out_since(begin), again_by, spans.clean,
+             less_before, terms.written_before(begin, at) / MIB - clean, moved - clean),
+            (device.bytes_per_us_in, after, spans.in_until(begin), whole, spans.unread,
+             less_after, terms.used_after(begin, at) / MIB, moved),
+        )  # fmt: skip
+        for wait, side in zip(waits, sides, strict=True):
+            speed, beside, free, again, never, less, fewer, total = side
             mib_per_ms = speed * _US / MIB
             program.add(both, wait, 1.0)
             row = program.rows(count)
             program.add(row, self.away, 1.0)
             program.add(row, wait, -mib_per_ms)
             program.add(row, again, -mib_per_ms)
+            self._minus(row, -(less / _US * mib_per_ms + fewer))
             room = free[at] / MIB + beside / _US * mib_per_ms
             self.right.update(zip(row.tolist(), room.tolist(), strict=True))
             row = program.rows(count)
             program.add(row, self.away, 1.0)
+            self._minus(row, -(all_us / _US * mib_per_ms + total))
             for variable in (self.again, self.stall):
                 program.add(row, np.repeat(variable, count), -mib_per_ms)
             room = never[at] / MIB + step.compute_us / _US * mib_per_ms

@@ -181,6 +181,7 @@ class _Rewriter:
             access_tensor=tensor,
             access_write=step.access_write[access],
             access_read=None if step.access_read is None else step.access_read[access],
+            updates=step.updates,
         )
         return Rewritten(self.graph, self.dropped, self.mode, origin, again, copy_of, made)
 

@@ -1,0 +1,46 @@
+// The host as one lane of work in virtual time, such as updates of parameters by an optimizer.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+#include <vector>
+
+namespace umem {
+
+// Of the work that is ready the least `due` goes first, and none is interrupted. Turns are given as
+// late as possible, when an end is asked for: work that is due earlier may still come before.
+class HostLane {
+ public:
+  // From `ready` on, for `us`. Returns its number.
+  std::size_t add(double ready, double us, double due) {
+    work_.push_back({ready, us, due, -1});
+    return work_.size() - 1;
+  }
+  // When this work is over.
+  double end_of(std::size_t number) {
+    while (work_[number].end < 0) {
+      Work* next = nullptr;
+      for (std::size_t i = first_; i < work_.size(); ++i)
+        if (work_[i].end < 0 && (!next || turn(work_[i]) < turn(*next))) next = &work_[i];
+      free_ = next->end = std::max(free_, next->ready) + next->us;
+      while (first_ < work_.size() && work_[first_].end >= 0) ++first_;
+    }
+    return work_[number].end;
+  }
+
+ private:
+  struct Work {
+    double ready, us, due;
+    double end;  // below 0: it has not had its turn
+  };
+  std::tuple<bool, double, double> turn(const Work& work) const {
+    const bool waits = work.ready > free_;
+    return {waits, waits ? work.ready : work.due, work.due};
+  }
+
+  std::vector<Work> work_;
+  std::size_t first_ = 0;  // what is before has had its turn
+  double free_ = 0;
+};
+
+}  // namespace umem

@@ -1,0 +1,95 @@
+"""``umem plan --optimizer``: the share of the optimizer's updates that the host does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..capture.recording import Recording
+    from ..trace.step_trace import StepTrace
+
+ALLOWED = "auto, host (all that it can do), device (none), or a share of the parameters as 50%"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The planned step. Sizes in bytes, times in µs."""
+
+    share: float  # of `bytes` that the host updates, 0 to 1
+    bytes: int  # of all parameters whose updates the host can do
+    step_us: float
+    compute_us: float  # of the plain step
+    bound_us: float | None  # of any share and plan; None without highspy
+    host_us: float  # that the host works
+    again_us: float  # of ops that run a second time
+    bytes_in: int
+    bytes_out: int
+    budget: int
+    seconds: float  # for planning and replay
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for JSON."""
+        return asdict(self)
+
+
+def share_of(given: str) -> float | None:
+    """Return the share that the option means; None: the planner chooses.
+
+    Raises:
+        ConfigError: it is none of `ALLOWED`.
+    """
+    known = {"auto": None, "host": 1.0, "device": 0.0}
+    text = given.strip().lower()
+    if text in known:
+        return known[text]
+    try:
+        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else -1.0
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--optimizer {given!r}; allowed: {ALLOWED}")
+    return share
+
+
+def answer(
+    step: StepTrace, recording: Recording, device: DeviceProfile, budget: int, share: float | None
+) -> Answer:
+    """Plan and replay the step with updates on the host, swapping and recomputation.
+
+    Raises:
+        PlanError: the step is not the recording's.
+    """
+    from ..errors import NotSupportedError
+    from ..recompute.planner.bound import lower_bound_us
+    from ..recompute.planner.host_updates import candidates
+    from ..recompute.planner.modes import graph_of
+    from ..simulation.replay import simulate_updates
+
+    graph, _ = graph_of(step, recording)
+    began = time.perf_counter()
+    found = simulate_updates(graph, device, budget, share)
+    seconds = time.perf_counter() - began
+    known = candidates(step)
+    try:
+        bound = lower_bound_us(graph, device, budget, known.updates)
+    except NotSupportedError:
+        bound = None
+    result = found.recomputed.result
+    return Answer(
+        share=found.share,
+        bytes=known.bytes,
+        step_us=result.step_us,
+        compute_us=step.compute_us,
+        bound_us=bound,
+        host_us=result.host_us,
+        again_us=found.recomputed.new.recompute_us,
+        bytes_in=result.bytes_in,
+        bytes_out=result.bytes_out,
+        budget=result.budget,
+        seconds=seconds,
+    )
