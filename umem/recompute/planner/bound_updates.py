@@ -15,7 +15,7 @@ from .host_updates import Update, host_us
 
 @dataclass(frozen=True, eq=False)
 class UpdateTerms:
-    """What u updates change in a step if the host does them, at k instants. Bytes and µs.
+    """Changes of a step by u updates that the host does, at k instants. Bytes and µs.
 
     Where a term is not known exactly it is at least what it can be, so that a bound stays one.
     """
