@@ -33,7 +33,7 @@ from umem.policies import registry
 from umem.recompute.planner.bound import lower_bound_us
 from umem.recompute.planner.candidates import Checkpoints, per_block
 from umem.recompute.planner.graph import RecomputeGraph
-from umem.recompute.planner.host_updates import candidates
+from umem.recompute.planner.host_updates import SHARES, candidates
 from umem.recompute.planner.modes import RecomputePlanner, graph_of
 from umem.recompute.planner.rewrite import Rewritten, rewrite
 from umem.simulation import replay
@@ -181,7 +181,7 @@ def _by_host(graph: RecomputeGraph, device: DeviceProfile, budget: int) -> Row:
     plan_s = time.process_time() - begin
     fixed = {
         f"{share:g}": replay.simulate_updates(graph, device, budget, share).step_us
-        for share in replay.SHARES
+        for share in SHARES
     }
     try:
         bound = lower_bound_us(graph, device, budget, candidates(graph.step).updates)
@@ -251,13 +251,20 @@ def report(rows: Sequence[Row], beside: Sequence[Row], config: dict[str, Any]) -
         page.sections += [f"## {device}", "", *_table(rows, device)]
     page.sections += partitioner.section(beside)
     page.details = {
-        "rows": list(rows),
-        "beside": list(beside),
+        "rows": [_rounded(row) for row in rows],
+        "beside": [_rounded(row) for row in beside],
         "targets": [asdict(target) for target in found],
     }
     times = [row["plan_s"] for row in rows if row["plan_s"] is not None]
     page.results.append(Result("planning, CPU time", Spread.of(times), "s", PLAN_S))
     return page
+
+
+def _rounded(value: Any) -> Any:
+    """Return the figures with six digits, which a page needs no more of."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:

@@ -18,7 +18,7 @@ from umem.errors import StateError
 from umem.policies.default.planner import Auto
 from umem.recompute.planner.bound import lower_bound_us
 from umem.recompute.planner.graph import RecomputeGraph
-from umem.recompute.planner.host_updates import Candidates, candidates, on_host
+from umem.recompute.planner.host_updates import SHARES, Candidates, candidates, on_host
 from umem.simulation import replay
 from umem.simulation.replay import replay_step, simulate_updates
 from umem.trace.step_trace import Kind, StepTrace
@@ -128,8 +128,7 @@ def test_small_parameters_and_steps_without_an_optimizer_have_no_update() -> Non
     assert candidates(forward) == Candidates(forward, ())
 
 
-def test_a_gradient_that_another_network_reads_stays() -> None:
-    # The second network's forward pass comes after the first one's update, and reads its weight.
+def test_a_parameter_that_another_network_reads_after_its_update_stays() -> None:
     tensors = [
         Tensor(4, tag="param"), Tensor(4, tag="optimizer"), Tensor(4, (1, 2), "grad"),
         Tensor(4, (3, 4)), Tensor(4, tag="param"), Tensor(4, (4, 5), "grad"),
@@ -138,7 +137,23 @@ def test_a_gradient_that_another_network_reads_stays() -> None:
         Op("linear", [0]), Op("linear_backward", [0], [2]), Op("update", [2], [0, 1]),
         Op("linear", [0, 4], [3]), Op("linear_backward", [3, 4], [5]), Op("update", [5], [4]),
     ]  # fmt: skip
-    assert candidates(step(tensors, ops)).updates == ()
+    assert [update.pairs for update in candidates(step(tensors, ops)).updates] == [((4, 5),)]
+
+
+def test_an_update_in_the_backward_pass_is_one() -> None:
+    tensors = [
+        Tensor(4, tag="param"), Tensor(4, tag="param"), Tensor(4, tag="optimizer"),
+        Tensor(4, tag="optimizer"), Tensor(4, (2, 3), "grad"), Tensor(4, (4, 5), "grad"),
+        Tensor(2, (0, 4)), Tensor(2, (1, 2)),
+    ]  # fmt: skip
+    ops = [
+        Op("linear", [0], [6]), Op("linear", [1, 6], [7]),
+        Op("linear_backward", [1, 7], [4]), Op("update", [4], [1, 3]),
+        Op("linear_backward", [0, 6], [5]), Op("update", [5], [0, 2]),
+    ]  # fmt: skip
+    assert [update.pairs for update in candidates(step(tensors, ops)).updates] == [
+        ((1, 4),), ((0, 5),)
+    ]  # fmt: skip
 
 
 def test_pieces_of_a_parameter_are_updated_one_by_one() -> None:
@@ -231,7 +246,7 @@ def test_the_planner_is_as_fast_as_any_share() -> None:
     graph = RecomputeGraph(trace)
     budget = trace.peak_bytes // 2
     best = simulate_updates(graph, HOST, budget)
-    fixed = [simulate_updates(graph, HOST, budget, share) for share in replay.SHARES]
+    fixed = [simulate_updates(graph, HOST, budget, share) for share in SHARES]
     assert best.step_us <= 1.01 * min(one.step_us for one in fixed)
     assert fixed[0].updates == ()
     assert fixed[-1].share == 1.0

@@ -233,8 +233,8 @@ def test_out_of_memory_in_a_file_has_its_place(tmp_path: Path) -> None:
 # --- the command -----------------------------------------------------------------------------
 
 KEYS = {
-    "policy", "budget", "device", "steps", "step_us", "compute_us", "stall_us", "host_us", "floor_us",
-    "bytes_in", "bytes_out", "bound_bytes_in", "bytes_discarded", "faults", "evictions",
+    "policy", "budget", "device", "steps", "step_us", "compute_us", "stall_us", "host_us",
+    "floor_us", "bytes_in", "bytes_out", "bound_bytes_in", "bytes_discarded", "faults", "evictions",
     "prefetches", "prefetched_unused", "peak_resident", "events", "events_per_s",
     "plan_hits", "plan_misses",
 }  # fmt: skip

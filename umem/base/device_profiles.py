@@ -136,8 +136,9 @@ def load(path: Path | str) -> DeviceProfile:
     """Read the profile in a TOML or JSON file; a name that ends in `.json` is JSON.
 
     Keys: `name`, `gb_per_s_in`, `gb_per_s_out`, `fault_us`, `memory` (bytes, or text as 40GiB),
-    `source`; optional the table `compute` with `tflops_half`, `tflops_tf32`, `tflops_fp32`,
-    `tflops_fp64`, `gb_per_s`, `launch_us`, `source`. GB and TFLOP are powers of ten.
+    `source`; optional `host_gb_s`, which the host's cores read and write together, and the table
+    `compute` with `tflops_half`, `tflops_tf32`, `tflops_fp32`, `tflops_fp64`, `gb_per_s`,
+    `launch_us`, `source`. GB and TFLOP are powers of ten.
 
     Raises:
         ConfigError: the file cannot be read, or a key is missing, unknown or out of bounds.
@@ -153,6 +154,7 @@ def load(path: Path | str) -> DeviceProfile:
         memory_bytes=table.size("memory"),
         source=table.text("source"),
         compute=None if compute is None else _compute(_Table(compute, f"{path}: compute")),
+        host_bytes_per_us=table.rate("host_gb_s", default=HOST_BYTES_PER_US / 1e3) * 1e3,
     )
     table.end()
     return profile
@@ -200,7 +202,10 @@ class _Table:
             raise ConfigError(f"{self.where}: {key}={value!r}; allowed: a non-empty text")
         return value
 
-    def rate(self, key: str, least: float | None = None) -> float:
+    def rate(self, key: str, least: float | None = None, default: float | None = None) -> float:
+        if default is not None and key not in self.values:
+            self.known.append(key)
+            return default
         given = self._take(key)
         value = _number(given)
         if value is not None and (value > 0 or (least is not None and value >= least)):

@@ -32,6 +32,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--steps", type=int, help="training steps per run, 3 or more (default: 7)")
     parser.add_argument("--quick", action="store_true", help="4 steps, lru at 1/4 only")
     parser.add_argument("--device", default="soft", help="soft[:PROFILE] or cuda (default: soft)")
+    text = (
+        "where the runs below the peak update parameters (docs/optimizer_state.md), all runs by "
+        "torch's fused kernels: device, host, auto or 50%%"
+    )
+    parser.add_argument("--optimizer", metavar="WHERE", help=text)
     parser.add_argument("--plot", type=Path, help=f"file of the picture (default: {DEFAULT_PLOT})")
     parser.add_argument(
         "--json", action="store_true", help="print only JSON; draw a picture only with --plot"
@@ -83,6 +88,7 @@ def _plan(args: argparse.Namespace) -> DemoPlan:
         policies=("lru",) if args.quick else POLICIES,
         steps=steps,
         device=args.device,
+        optimizer=args.optimizer,
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
@@ -100,7 +106,7 @@ def _check(plan: DemoPlan, path: Path | None) -> None:
         data.need("sklearn")
     if path is not None:
         plot.check(path)
-    given = {"device": plan.device, "budget": AMPLE_BYTES}
+    given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
     resolve.native_options(settings.load(given, flags=True), threads=1)
 
 

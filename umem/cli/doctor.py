@@ -52,17 +52,19 @@ def add_parser(subparsers: Subparsers) -> None:
         help="check this machine and installation",
         description="Report what works here and what umem would do; exit code 1 if it cannot work.",
     )
+    text = "measure how fast the host copies memory and updates parameters (needs torch; seconds)"
+    parser.add_argument("--measure", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the report; return 0 if umem can be enabled here, else 1."""
-    report = examine()
+    report = examine(measure=args.measure)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["verdict"]["works"] else 1
 
 
-def examine() -> dict[str, Facts]:
+def examine(*, measure: bool = False) -> dict[str, Facts]:
     """Collect all facts by section. No section raises: a failure is a fact too."""
     sections: dict[str, Callable[[], Facts]] = {
         "python": _python,
@@ -72,6 +74,7 @@ def examine() -> dict[str, Facts]:
         "torch extension": _extension,
         "kernel": _kernel,
         "memory": _memory,
+        **({"host": _host} if measure else {}),
         "cuda": _cuda,
         "options": _options,
         "verdict": _verdict,
@@ -201,6 +204,17 @@ def _memory() -> Facts:
         "available_bytes": host.available_memory(),
         "cgroup_limit_bytes": host.cgroup_limit(),
         "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _host() -> Facts:
+    from ..integrations.torch.version import torch_threads
+    from ..session import host_share
+
+    return {
+        "threads": torch_threads(),
+        "copy_gb_per_s": round(host_share.copy_rate() / 1e3, 1),
+        "host_gb_s": round(host_share.measured_rate() / 1e3, 1),
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base import device_profiles
 from ..base.units import BYTES_ALLOWED
-from ..config.parsers import parse_budget
+from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
 from . import plan_optimizer, plan_recompute, plan_text, program
 
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
     text = f"also evaluate activation recomputation: all, or one of {', '.join(MODES)}"
     parser.add_argument("--recompute", metavar="MODE", help=text)
-    text = f"also plan updates on the host, with recomputation: {plan_optimizer.ALLOWED}"
+    text = f"also plan updates on the host, with recomputation: {SHARE_ALLOWED}"
     parser.add_argument("--optimizer", metavar="WHERE", help=text.replace("%", "%%"))
     text = "a trace of the program with op times, which correct the roofline"
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)

@@ -6,14 +6,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..config.parsers import SHARE_ALLOWED, parse_share
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
     from ..trace.step_trace import StepTrace
-
-ALLOWED = "auto, host (all that it can do), device (none), or a share of the parameters as 50%"
 
 
 @dataclass(frozen=True)
@@ -41,19 +40,12 @@ def share_of(given: str) -> float | None:
     """Return the share that the option means; None: the planner chooses.
 
     Raises:
-        ConfigError: it is none of `ALLOWED`.
+        ConfigError: it is none of `SHARE_ALLOWED`.
     """
-    known = {"auto": None, "host": 1.0, "device": 0.0}
-    text = given.strip().lower()
-    if text in known:
-        return known[text]
     try:
-        share = float(text.removesuffix("%")) / 100 if text.endswith("%") else -1.0
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ConfigError(f"--optimizer {given!r}; allowed: {ALLOWED}")
-    return share
+        return parse_share(given)
+    except ValueError as error:
+        raise ConfigError(f"--optimizer: {error}; allowed: {SHARE_ALLOWED}") from None
 
 
 def answer(

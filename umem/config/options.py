@@ -122,6 +122,14 @@ OPTIONS = (
         "called in training is optimized, from its second call on.",
     ),
     Option(
+        "optimizer", "UMEM_OPTIMIZER", "share", parsers.parse_share, "device",
+        parsers.SHARE_ALLOWED,
+        "Where optimizers update parameters (docs/optimizer_state.md): `host` keeps their states "
+        "in host memory and updates there, by torch's kernels for the processor; a percentage is "
+        "the share of the parameters' bytes for which it does; `auto` chooses the share from a "
+        "recorded step. Each optimizer of torch.optim takes part from its first step on.",
+    ),
+    Option(
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
         "a directory",
         "Where the built extension for the installed torch is kept. The default follows "

@@ -19,6 +19,7 @@ _FALSE = ("0", "off", "false", "no")
 _MIN_SECONDS, _MAX_SECONDS = 0.001, 1e6
 SECONDS_ALLOWED = f"{_MIN_SECONDS:g} to {_MAX_SECONDS:.0f}"
 SWITCH_ALLOWED = "1 or on, 0 or off"
+SHARE_ALLOWED = "device, host, auto, or a percentage as 50%"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,17 @@ def parse_host_budget(text: str) -> int | None:
     if word == "auto":
         return None
     return 0 if word == "unlimited" else _positive_bytes(text)
+
+
+def parse_share(text: str) -> float | None:
+    """Parse the share of an optimizer's updates that the host does, 0 to 1; None is `auto`."""
+    word = text.strip().lower()
+    if word in ("auto", "device", "host"):
+        return {"auto": None, "device": 0.0, "host": 1.0}[word]
+    percent = parse_percent(text)
+    if percent is None or not 0 <= percent <= 100:
+        raise ValueError(f"{text!r} is no place, and no percentage from 0 to 100")
+    return percent / 100
 
 
 def parse_seconds(text: str) -> float:

@@ -42,6 +42,7 @@ class Settings:
     allocator: str
     observer: str
     recompute: str
+    optimizer: float | None  # share that is updated on the host, 0 to 1; None: auto
     torch_ext_cache: Path
     trace: Path | None  # None: off
     layout: str

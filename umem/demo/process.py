@@ -40,6 +40,8 @@ class RunSpec:
     sample_ms: float = 0.0
     torch_ext_cache: str | None = None
     deterministic: bool = True  # on a GPU; False: the fastest algorithms
+    optimizer: str = "device"  # where parameters are updated: umem's option
+    fused: bool = False  # the optimizer's kernels are torch's fused ones, as those for the host
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget <= 0:

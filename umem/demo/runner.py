@@ -35,6 +35,7 @@ class DemoPlan:
     steps: int = 7
     device: str = "soft"
     torch_ext_cache: str | None = None
+    optimizer: str | None = None  # where runs below the peak update; None: as any program
 
     @property
     def runs(self) -> int:
@@ -201,7 +202,8 @@ def run(plan: DemoPlan, progress: Progress, launch: Launch = WorkerProcess) -> D
 def _run_workload(
     name: str, plan: DemoPlan, progress: Progress, launch: Launch
 ) -> Iterator[tuple[DemoRow, list[Sample]]]:
-    base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache)
+    fused = plan.optimizer is not None
+    base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache, fused=fused)
     progress.begin(f"{name}: plain torch", plan.steps)
     with launch(base, progress.note) as reference:
         plain = measure(reference, base, plan.steps, progress)
@@ -220,7 +222,8 @@ def _run_workload(
         for fraction in plan.fractions:
             budget = peak // fraction // PAGE_BYTES * PAGE_BYTES
             for policy in plan.policies:
-                spec = replace(roomy, budget=budget, policy=policy)
+                where = plan.optimizer or roomy.optimizer
+                spec = replace(roomy, budget=budget, policy=policy, optimizer=where)
                 try:
                     row, measured = beside.run(spec, fraction, peak)
                 except UmemError as error:

@@ -68,6 +68,7 @@ class Run:
                 policy=spec.policy,
                 device=spec.device,
                 observer=spec.observer,
+                optimizer=spec.optimizer,
                 torch_ext_cache=spec.torch_ext_cache,
             )
         self.training = self.build(spec.workload)
@@ -78,7 +79,7 @@ class Run:
         """Make the training of a workload on the device."""
         target = "cuda" if self.spec.device.startswith("cuda") else "cpu"
         config = workloads.lookup(workload).config
-        return workloads.build(config, target, self.spec.deterministic)
+        return workloads.build(config, target, self.spec.deterministic, fused=self.spec.fused)
 
     def step(self) -> dict[str, float]:
         """Train one step; return its time in ms (reading the loss completes it) and its loss."""

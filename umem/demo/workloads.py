@@ -61,14 +61,18 @@ def _order(count: int, batch: int) -> Callable[[int], Tensor]:
     return indices
 
 
-def _build_resnet(config: ResNetConfig, device: str) -> Training:
+def _build_resnet(config: ResNetConfig, device: str, fused: bool) -> Training:
     torch = data.need("torch")
     from . import nets
 
     images, labels = (part.to(device) for part in data.digits(config.image))
     net = nets.ResNet(config.width, config.blocks).to(device)
     optimizer = torch.optim.SGD(
-        net.parameters(), lr=config.learning_rate, momentum=0.9, weight_decay=5e-4
+        net.parameters(),
+        lr=config.learning_rate,
+        momentum=0.9,
+        weight_decay=5e-4,
+        fused=fused or None,
     )
     order = _order(len(labels), config.batch)
 
@@ -80,7 +84,7 @@ def _build_resnet(config: ResNetConfig, device: str) -> Training:
     return Training(net, optimizer, batch_loss)
 
 
-def _build_gpt(config: GPTConfig, device: str) -> Training:
+def _build_gpt(config: GPTConfig, device: str, fused: bool) -> Training:
     torch = data.need("torch")
     from . import nets
 
@@ -90,7 +94,9 @@ def _build_gpt(config: GPTConfig, device: str) -> Training:
     tokens = torch.tensor([code[letter] for letter in text], dtype=torch.int64).to(device)
     net = nets.GPT(len(letters), config.context, config.layers, config.dim, config.heads)
     net = net.to(device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=config.learning_rate, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=fused or None
+    )
     order = _order(len(tokens) - config.context - 1, config.batch)
     window = torch.arange(config.context)
 
@@ -161,15 +167,18 @@ def seed(device: str, deterministic: bool) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # filling would only cost time
 
 
-def build(config: Config, device: str = "cpu", deterministic: bool = True) -> Training:
+def build(
+    config: Config, device: str = "cpu", deterministic: bool = True, *, fused: bool = False
+) -> Training:
     """Make the training on a torch device ("cpu", "cuda", ...), the same on every call.
 
-    The caller calls `set_threads`; `deterministic` is that of `seed`.
+    The caller calls `set_threads`; `deterministic` is that of `seed`. With `fused` the optimizer
+    updates by torch's fused kernels, whose bits differ from those of the default.
 
     Raises:
         NotSupportedError: torch or scikit-learn is missing.
     """
     seed(device, deterministic)
     if isinstance(config, ResNetConfig):
-        return _build_resnet(config, device)
-    return _build_gpt(config, device)
+        return _build_resnet(config, device, fused)
+    return _build_gpt(config, device, fused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import sys
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from ..monitor.summary import Summary
     from ..policies.base import PlanFunction, Policy
     from .step_driver import StepLoop
+    from .step_planner import PlannedStep
 
 _log = logging.getLogger("umem")
+_ROOT = __name__.removesuffix(".session.session")
 _lock = threading.RLock()
 
 native_options = resolve.native_options  # for commands that check before they start anything
@@ -87,6 +90,7 @@ def enable(
     guard: bool | None = None,
     observer: str | None = None,
     recompute: str | None = None,
+    optimizer: str | None = None,
     torch_ext_cache: str | Path | None = None,
     trace: str | Path | None = None,
     summary: bool | None = None,
@@ -118,6 +122,7 @@ def enable(
             "guard": guard,
             "observer": observer,
             "recompute": recompute,
+            "optimizer": optimizer,
             "torch_ext_cache": torch_ext_cache,
             "trace": trace,
             "summary": summary,
@@ -293,6 +298,11 @@ def replan() -> None:
             _driver.restart()
 
 
+def planned_step() -> PlannedStep | None:
+    """Return the step that was recorded and planned last, with its addresses; None before one."""
+    return _driver.planned_step() if _driver is not None else None
+
+
 def host_memory() -> contextlib.AbstractContextManager[None]:
     """Allocate torch's CPU tensors in host memory, where they else stand for the device's.
 
@@ -365,6 +375,10 @@ def _start_steps(settings: Settings, policy: Policy | None) -> None:
             from ..recompute.executor.automatic import Automatic
 
             _undo.callback(Automatic(settings.recompute).remove)
+        if settings.optimizer != 0:
+            # By its name: that package builds on this one.
+            module = importlib.import_module(f"{_ROOT}.offload.optimizer.automatic")
+            _undo.callback(module.Automatic(settings.optimizer).remove)
         if settings.top:
             from ..monitor import server
 

@@ -18,7 +18,7 @@ from ..base.native import core
 from ..config.options import BY_NAME
 from ..config.settings import Settings, refusal
 from .layout_driver import Layouts
-from .step_planner import StepPlanner
+from .step_planner import PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -56,6 +56,10 @@ class StepLoop:
     def why_unplanned(self) -> str:
         """Say why steps had no plan; empty without a reason."""
         return self.planner.why_unplanned() if self.planner is not None else ""
+
+    def planned_step(self) -> PlannedStep | None:
+        """Return the step that was planned last; None before one."""
+        return self.planner.planned if self.planner is not None else None
 
     def stop(self) -> None:
         """Before umem goes off."""

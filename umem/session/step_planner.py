@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..policies.base import Plan, Policy
     from ..policies.lowering import Columns
     from ..trace.step_builder import StepBuilder
-    from ..trace.step_trace import Bools, StepTrace
+    from ..trace.step_trace import Bools, Ints, StepTrace
     from .plan_guard import Spare
 
 _log = logging.getLogger("umem")
@@ -57,6 +57,15 @@ class _Choices(NamedTuple):
         elif choice is Choice.NONE:
             plan = Plan(self.first.trace)
         return lower(plan, lambda _: 0)
+
+
+class PlannedStep(NamedTuple):
+    """A recorded step as it was planned."""
+
+    trace: StepTrace  # without segments
+    addresses: Ints  # [m] of its tensors; 0 where that is not known
+    device: DeviceProfile
+    budget: int  # bytes
 
 
 class StepPlanner:
@@ -93,6 +102,7 @@ class StepPlanner:
         self._last = 0  # the plan that the step before went by
         self._off = self._reported = False
         self._unplanned: dict[str, int] = {}  # recorded steps without a plan, by the reason
+        self.planned: PlannedStep | None = None  # the last step that was
 
     def step_ended(self) -> None:
         """Take the end of a step; log what the policy raises, and go on without plans.
@@ -304,7 +314,8 @@ class StepPlanner:
             return
         begin = time.perf_counter()
         places = [self._addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
-        whole, trace = trace, with_segments(trace, np.array(places, np.int64))
+        found = np.array(places, np.int64)
+        whole, trace = trace, with_segments(trace, found)
 
         def address(tensor: TensorIndex) -> int:
             if trace.place is not None and trace.place[tensor] > 0:
@@ -316,6 +327,7 @@ class StepPlanner:
 
         trace = replace(trace, exempt=_staying(trace, address))
         device, budget = self._device(), self._budget()
+        self.planned = PlannedStep(whole, found, device, budget)
         plan = self._policy.plan(trace, device, budget)
         if plan is None:
             self.stop()

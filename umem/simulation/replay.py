@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("umem")
 
 REPEATS = 6  # steps at most until two in a row are equal
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the parameters that the host updates, tried first
-FINER = 2
+FINER = 2  # shares of updates on the host are tried at half the distance so many times
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
@@ -229,7 +228,7 @@ def simulate_updates(
         device: the link, the host's rate, and the cost of faults.
         budget: bytes on the device.
         share: of the parameters' bytes that the host updates, those with the most time for it
-            first; None: the share that is fastest in replay, of `SHARES` and of shares next to the
+            first; None: the share that is fastest in replay, of five and then of shares next to the
             best of these, halving the distance `FINER` times. Those whose lower bound is above what
             was found are left out.
 
@@ -239,6 +238,8 @@ def simulate_updates(
     search = _Shares(graph, device, budget)
     if share is not None:
         return search.at(share)
+    from ..recompute.planner.host_updates import SHARES
+
     bounds_us = {some: search.bound_us(some) for some in SHARES}
     for some in sorted(SHARES, key=lambda some: (bounds_us[some], -some)):
         search.look(some, bounds_us[some])

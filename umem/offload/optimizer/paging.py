@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
 import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
 from ...session import session
+from ...session.host_share import host_updated
 from .host_update import HostUpdate, refuse_capture
 from .parts import is_per_parameter, part_of, update
 from .release import Release
@@ -25,8 +27,10 @@ from .states import States, acting, parameters_of, planning
 
 _CHUNKS = 8  # chunks that fit the budget: one in use, one arriving, one leaving
 
-_WAYS = ("device", "host")
+_WAYS = ("device", "host", "auto")
+_TRIED = 64  # steps after which `auto` looks for a recorded step no more
 
+_log = logging.getLogger("umem")
 _paged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _on_host: MutableMapping[Tensor, weakref.ref[Optimizer]] = (
     WeakIdKeyDictionary()
@@ -40,10 +44,13 @@ class _Handle(Protocol):
 class PagedOptimizer:
     """The effect of `page_optimizer`, until `remove`; also a context manager."""
 
-    def __init__(self, optimizer: Optimizer, release_gradients: bool, host_share: float) -> None:
+    def __init__(
+        self, optimizer: Optimizer, release_gradients: bool, host_share: float | None
+    ) -> None:
         self._optimizer = optimizer
         self._states = States(optimizer)
-        self._share = host_share
+        self._share = host_share or 0.0
+        self._undecided = _TRIED if host_share is None else 0  # steps left to choose in
         self._host = HostUpdate(optimizer) if host_share else None
         self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
         self._left: set[int] = set()  # of those that had a sparse gradient
@@ -65,6 +72,7 @@ class PagedOptimizer:
     def __repr__(self) -> str:
         what = type(self._optimizer).__name__
         how = f", {self._share:.0%} updated on the host" if self._host else ""
+        how += ", where it updates is not chosen yet" if self._undecided else ""
         how += ", gradients released" if self._release else ""
         return f"<umem.page_optimizer: {what}{how}{'' if self._handles else ', removed'}>"
 
@@ -186,17 +194,7 @@ class PagedOptimizer:
         parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
         if self._known == (known := [id(p) for p in parameters]):
             return
-        if any(is_traceable_wrapper_subclass(p) for p in parameters):
-            raise ConfigError(
-                "umem.page_optimizer(..., update='host'): a parameter wraps others, as shards of "
-                "FSDP2 do (DTensor); allowed: plain tensors; leave update out"
-            )
-        devices = {p.device for p in parameters}
-        if len(devices) > 1:
-            raise ConfigError(
-                f"umem.page_optimizer(..., update='host'): parameters on {len(devices)} devices "
-                f"({', '.join(sorted(map(str, devices)))}); allowed: one; use an optimizer for each"
-            )
+        self._check_plain(parameters)
         left = self._share * sum(p.nbytes for p in parameters)
         left -= sum(p.nbytes for p in parameters if id(p) in self._chosen)
         taken = self._chosen | self._left
@@ -208,6 +206,20 @@ class PagedOptimizer:
             left -= parameter.nbytes
         self._claim(chosen)
         self._known = known
+
+    @staticmethod
+    def _check_plain(parameters: list[Tensor]) -> None:
+        if any(is_traceable_wrapper_subclass(p) for p in parameters):
+            raise ConfigError(
+                "umem.page_optimizer(..., update='host'): a parameter wraps others, as shards of "
+                "FSDP2 do (DTensor); allowed: plain tensors; leave update out"
+            )
+        devices = {p.device for p in parameters}
+        if len(devices) > 1:
+            raise ConfigError(
+                f"umem.page_optimizer(..., update='host'): parameters on {len(devices)} devices "
+                f"({', '.join(sorted(map(str, devices)))}); allowed: one; use an optimizer for each"
+            )
 
     def _claim(self, parameters: list[Tensor]) -> None:
         assert self._host is not None
@@ -237,9 +249,35 @@ class PagedOptimizer:
             self._release.step_ended()
         if acting():
             self._states.send(self._states.all())
+        if self._undecided:
+            self._decide()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _decide(self) -> None:
+        """Choose what the host updates, once a step was recorded."""
+        chosen = host_updated(released=self._release is not None)
+        self._undecided = 0 if chosen is not None else self._undecided - 1
+        if not chosen:
+            return
+        parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
+        mine = [p for p in parameters if p.data_ptr() in chosen]
+        try:
+            self._check_plain(parameters)
+            _check_room(self._optimizer, mine)
+        except ConfigError as error:
+            _log.warning("%s; all parameters are updated on the device", error)
+            return
+        if not mine:
+            return
+        self._share = sum(p.nbytes for p in mine) / sum(p.nbytes for p in parameters)
+        self._known = [id(p) for p in parameters]
+        self._host = HostUpdate(self._optimizer)
+        self._claim(mine)
+        if self._release is not None:
+            self._release.use(self._host)
+        _log.info("%r", self)
 
     def _loaded(self, _optimizer: Optimizer) -> None:
         if self._host is not None:
@@ -266,12 +304,17 @@ class PagedOptimizer:
         return chunks
 
 
+def is_paged(optimizer: Optimizer) -> bool:
+    """Return whether `page_optimizer` is in force for it."""
+    return optimizer in _paged
+
+
 def page_optimizer(
     optimizer: Optimizer,
     *,
     release_gradients: bool = False,
     update: str = "device",
-    share: float = 1.0,
+    share: float | None = None,
 ) -> PagedOptimizer:
     """Keep an optimizer's state on the host, and bring it to the device around its `step()`.
 
@@ -285,10 +328,12 @@ def page_optimizer(
         release_gradients: update each parameter in the backward pass, as soon as its gradient is
             there, and free the gradient. For the optimizers of torch.optim except LBFGS. `step()`
             then has nothing left to do; it still has to be called after each backward pass.
-        update: "device" or "host". The latter is for the same optimizers, with parameters on one
+        update: "device", "host" or "auto". The latter two are for the same optimizers, with
+            parameters on one device. "auto" updates on the device until a step has been recorded
+            and planned (with policies that plan), and then chooses what the host updates.
+        share: with `update="host"`, of the bytes of the parameters how much is updated there, from
+            0 to 1, by default 1; the last parameters come first. The others are updated on the
             device.
-        share: of the bytes of the parameters, how much is updated on the host, from 0 to 1; the
-            last parameters come first. The others are updated on the device.
 
     Raises:
         ConfigError: not an optimizer, or one that is paged already; with `release_gradients` or
@@ -307,13 +352,16 @@ def page_optimizer(
         raise ConfigError(
             f"umem.page_optimizer(..., update={update!r}); allowed: {' and '.join(_WAYS)}"
         )
-    if not 0 <= share <= 1:
-        raise ConfigError(f"umem.page_optimizer(..., share={share}); allowed: from 0 to 1")
+    if share is not None and not (update == "host" and 0 <= share <= 1):
+        raise ConfigError(
+            f"umem.page_optimizer(..., update={update!r}, share={share}); allowed: from 0 to 1, "
+            "with update='host'"
+        )
     if release_gradients:
         _check_release(found)
-    host_share = share if update == "host" else 0.0
-    if host_share:
-        _check_host(found, host_share)
+    host_share = {"device": 0.0, "host": 1.0 if share is None else share, "auto": None}[update]
+    if host_share != 0:
+        _check_host(found, update, host_share or 0.0)
     return PagedOptimizer(found, release_gradients, host_share)
 
 
@@ -355,8 +403,8 @@ def _check_release(optimizer: Optimizer) -> None:
         )
 
 
-def _check_host(optimizer: Optimizer, share: float) -> None:
-    what = f"umem.page_optimizer({type(optimizer).__name__}, update='host')"
+def _check_host(optimizer: Optimizer, update: str, share: float) -> None:
+    what = f"umem.page_optimizer({type(optimizer).__name__}, update={update!r})"
     if not is_per_parameter(optimizer) or any(
         g.get("differentiable") for g in optimizer.param_groups
     ):
@@ -365,8 +413,13 @@ def _check_host(optimizer: Optimizer, share: float) -> None:
             "which is known of torch.optim's classes other than LBFGS, with differentiable=False; "
             "leave update out"
         )
+    _check_room(optimizer, list(parameters_of(optimizer)), share)
+
+
+def _check_room(optimizer: Optimizer, parameters: list[Tensor], share: float = 1.0) -> None:
+    what = f"umem.page_optimizer({type(optimizer).__name__}, update='host')"
     states = States(optimizer)
-    needed = int(share * sum(states.bytes_of(p) for p in parameters_of(optimizer)))
+    needed = int(share * sum(states.bytes_of(p) for p in parameters))
     now = session.stats()
     room = now.host_budget_bytes - now.host_bytes
     if now.host_budget_bytes and needed > room:

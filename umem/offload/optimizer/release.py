@@ -44,6 +44,10 @@ class Release:
         self._paused = False
         self._follow()
 
+    def use(self, host: HostUpdate) -> None:
+        """Let the host update what it takes, from the next backward pass on."""
+        self._host = host
+
     def remove(self) -> None:
         """Keep gradients again, for `step()`."""
         for hook in self._hooks.values():

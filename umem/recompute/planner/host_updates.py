@@ -9,7 +9,9 @@ import numpy as np
 
 from ...base.device_profiles import DeviceProfile
 from ...policies.published.phases import phases
-from ...trace.step_trace import Bools, HostUpdates, Kind, StepTrace
+from ...trace.step_trace import Bools, HostUpdates, Ints, Kind, StepTrace
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the parameters' bytes that the host updates
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,13 @@ class Candidates:
 def candidates(step: StepTrace) -> Candidates:
     """Return the updates that the host can do.
 
-    These are groups of ops after backward that share tensors with each other and nothing else with
-    the rest of the step but parameters, which they write, and gradients. The gradient is made by
-    the step, and freed in it or at the begin of the next one. Tensors are 2 MiB and more. An op on
-    lists of tensors (`_foreach_`, `_fused_`) counts as one op for each place in the lists.
+    These are groups of ops that share tensors with each other and nothing else with the rest of the
+    step but parameters, which they write, and gradients. The gradient is made by the step, and
+    freed in it or at the begin of the next one. Tensors are 2 MiB and more. An op on lists of
+    tensors (`_foreach_`, `_fused_`) counts as one op for each place in the lists.
     """
-    begin = _begin(step)
-    if begin >= step.n_ops:
-        return Candidates(step, ())
-    found = [_update(step, accesses, begin) for accesses in _groups(step, begin)]
+    ops = _update_ops(step)
+    found = [_update(step, accesses, ops) for accesses in _groups(step, ops)]
     updates = [update for update in found if update is not None]
     return Candidates(step, tuple(sorted(updates, key=lambda u: -_time_away(step, u))))
 
@@ -136,31 +136,57 @@ def _time_away(step: StepTrace, update: Update) -> float:
     """Return the least time from a complete gradient to the first use in the next step, in µs."""
     begin = step.begin_us
     return min(
-        step.compute_us + float(begin[step.uses(p)[0]] - begin[_last_before(step, g, update) + 1])
+        step.compute_us
+        + float(begin[step.uses(p)[0]] - begin[_uses_beside(step, g, update.ops)[-1] + 1])
         for p, g in update.pairs
     )
 
 
-def _last_before(step: StepTrace, tensor: int, update: Update) -> int:
-    return int(np.setdiff1d(step.uses(tensor), update.ops)[-1])
+def _uses_beside(step: StepTrace, tensor: int, ops: Sequence[int]) -> Ints:
+    """Return the ops that access a tensor without these, ascending."""
+    return np.setdiff1d(step.uses(tensor), ops)
 
 
-def _begin(step: StepTrace) -> int:
-    """Return the first op of the optimizer; conversions of gradients before it belong to it."""
-    begin = phases(step).optimizer
-    while 0 < begin < step.n_ops:
-        accessed = range(int(step.access_start[begin - 1]), int(step.access_start[begin]))
-        for at in accessed:
-            tensor = int(step.access_tensor[at])
-            made = step.access_write[at] and step.first[tensor] == begin - 1
-            if not made and (step.access_write[at] or step.tags[tensor] != "grad"):
-                return begin
-        begin -= 1
-    return begin
+def _update_ops(step: StepTrace) -> Bools:
+    """Return whether each op is an optimizer's, [n].
+
+    It accesses a state, writes a parameter, or accesses what such an op made; or it makes what
+    they access from gradients alone. It is not before backward, nor an op on activations.
+    """
+    tags = np.array(step.tags)
+    param = (tags == "param") & (step.kind == Kind.PERSISTENT)
+    other = np.isin(tags, ("activation", "input"))
+    tensor, op = step.access_tensor, step.access_op
+    found: Bools = np.zeros(step.n_ops, bool)
+    found[op[(tags == "optimizer")[tensor] | (param[tensor] & step.access_write)]] = True
+    found[: phases(step).backward] = False
+    found[op[other[tensor]]] = False
+    made = (step.kind == Kind.TRANSIENT) & ~other & (tags != "grad")
+    theirs: Bools = np.zeros(step.n_tensors, bool)
+    barred: Bools = np.zeros(step.n_ops, bool)
+    barred[op[other[tensor]]] = True
+    starts = step.access_start.tolist()
+    for at in range(step.n_ops):
+        accessed = tensor[starts[at] : starts[at + 1]]
+        if not found[at] and not barred[at] and theirs[accessed].any():
+            found[at] = True
+        if found[at]:
+            theirs[accessed[made[accessed] & (step.first[accessed] == at)]] = True
+    wanted: Bools = np.zeros(step.n_tensors, bool)
+    wanted[tensor[found[op]]] = True
+    for at in range(step.n_ops - 1, -1, -1):
+        accessed = tensor[starts[at] : starts[at + 1]]
+        mine = made[accessed] & (step.first[accessed] == at)
+        if not found[at] and (mine & wanted[accessed]).any():
+            found[at] = bool((mine | (tags[accessed] == "grad")).all())
+    return found
 
 
-def _groups(step: StepTrace, begin: int) -> list[list[int]]:
-    """Return the accesses from op `begin` on, in groups that have no tensor in common."""
+def _groups(step: StepTrace, ops: Bools) -> list[list[int]]:
+    """Return the accesses of large tensors by these ops, in groups with no tensor in common.
+
+    Small ones, such as a learning rate, are read by all, and stay.
+    """
     parent = list(range(step.n_tensors))
 
     def root(tensor: int) -> int:
@@ -169,13 +195,14 @@ def _groups(step: StepTrace, begin: int) -> list[list[int]]:
             tensor = parent[tensor]
         return tensor
 
-    tensors = step.access_tensor.tolist()
-    for op in range(begin, step.n_ops):
+    tensors, large = step.access_tensor.tolist(), step.large.tolist()
+    for op in np.flatnonzero(ops).tolist():
         for row in _together(step, op):
-            for at in row[1:]:
-                parent[root(tensors[at])] = root(tensors[row[0]])
+            mine = [at for at in row if large[tensors[at]]]
+            for at in mine[1:]:
+                parent[root(tensors[at])] = root(tensors[mine[0]])
     groups: dict[int, list[int]] = {}
-    for at in range(int(step.access_start[begin]), len(tensors)):
+    for at in np.flatnonzero(ops[step.access_op] & step.large[step.access_tensor]).tolist():
         groups.setdefault(root(tensors[at]), []).append(at)
     return list(groups.values())
 
@@ -198,19 +225,19 @@ def _together(step: StepTrace, op: int) -> list[range]:
     return [whole[i::length] for i in range(length)]
 
 
-def _update(step: StepTrace, accesses: Sequence[int], begin: int) -> Update | None:
+def _update(step: StepTrace, accesses: Sequence[int], ops: Bools) -> Update | None:
     """Return the update that these accesses are; None if the host cannot do it."""
     tensors = dict.fromkeys(step.access_tensor[accesses].tolist())
     written = {int(step.access_tensor[at]) for at in accesses if step.access_write[at]}
     parameters, gradients, inside = [], [], []
     for tensor in tensors:
         persists = step.kind[tensor] == Kind.PERSISTENT
-        before = bool(step.uses(tensor)[0] < begin)
-        if persists and before and tensor in written:
+        shared = not ops[step.uses(tensor)].all()
+        if persists and shared and tensor in written:
             parameters.append(tensor)
-        elif before and step.kind[tensor] in (Kind.TRANSIENT, Kind.MADE):
+        elif shared and step.kind[tensor] in (Kind.TRANSIENT, Kind.MADE):
             gradients.append(tensor)
-        elif before or step.kind[tensor] not in (Kind.PERSISTENT, Kind.TRANSIENT):
+        elif shared or step.kind[tensor] not in (Kind.PERSISTENT, Kind.TRANSIENT):
             return None  # such as a tensor that other parts of the step read
         else:
             inside.append(tensor)
@@ -226,10 +253,12 @@ def _checked(
         return None
     if any(step.tags[tensor] in ("activation", "input") for tensor in (*gradients, *inside)):
         return None  # it is the forward pass of another network
+    ops = sorted({int(step.access_op[at]) for at in accesses})
+    if any(_uses_beside(step, tensor, ops)[-1] > ops[0] for tensor in (*parameters, *gradients)):
+        return None  # another network uses the new value in this step
     carriers: list[int] = np.flatnonzero(np.isin(step.next_alias, gradients)).tolist()
     if any(len(step.uses(t)) for t in carriers):
         return None  # the next step reads the gradient again
-    ops = sorted({int(step.access_op[at]) for at in accesses})
     return Update(
         ops=tuple(ops),
         parts=tuple(_part(step, op, accesses) for op in ops),
@@ -242,13 +271,12 @@ def _checked(
 
 
 def _part(step: StepTrace, op: int, accesses: Sequence[int]) -> float:
-    """Return the share of an op's bytes that these accesses have."""
+    """Return the share of an op's bytes in large tensors that these accesses have."""
     start, end = int(step.access_start[op]), int(step.access_start[op + 1])
-    mine = [at for at in accesses if start <= at < end]
-    if len(mine) == end - start:
-        return 1.0
-    total = int(step.bytes[step.access_tensor[start:end]].sum())
-    return int(step.bytes[step.access_tensor[mine]].sum()) / max(total, 1)
+    mine = step.access_tensor[[at for at in accesses if start <= at < end]]
+    every = step.access_tensor[start:end]
+    total = int(step.bytes[every[step.large[every]]].sum())
+    return int(step.bytes[mine].sum()) / total
 
 
 def _moved_bytes(step: StepTrace, accesses: Sequence[int], inside: Sequence[int]) -> int:

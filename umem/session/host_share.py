@@ -1,0 +1,139 @@
+"""What the host updates in a program, chosen from a recorded step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..integrations.torch.version import require_torch
+from . import session
+
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..recompute.planner.host_updates import Candidates, Update
+    from ..trace.step_trace import StepTrace
+    from .step_planner import PlannedStep
+
+_MEASURED_BYTES = 64 << 20  # of each of the four tensors of a trial update: beyond caches
+_TRIALS = 3
+_BETTER = 0.99  # of the time without updates on the host: a smaller gain is not worth the change
+
+
+def host_updated(*, released: bool) -> frozenset[int] | None:
+    """Return the addresses of the parameters to update on the host; None before a step is recorded.
+
+    The choice is that with the least estimated step time: by the default policy for the step
+    without these updates' states, and what `umem.page_optimizer` adds to it.
+
+    Args:
+        released: gradients leave in the backward pass, and not in the optimizer's step.
+    """
+    planned = session.planned_step()
+    return None if planned is None else choose(planned, measured_rate(), released=released)
+
+
+def choose(planned: PlannedStep, host_bytes_per_us: float, *, released: bool) -> frozenset[int]:
+    """Return the addresses of the parameters whose updates the host does in this step."""
+    from ..recompute.planner.host_updates import SHARES, candidates
+
+    device = replace(planned.device, host_bytes_per_us=host_bytes_per_us)
+    found = candidates(planned.trace)
+    times = {
+        share: _estimate_us(found, share, device, planned.budget, released=released)
+        for share in SHARES
+    }
+    best = min(SHARES, key=lambda share: (times[share], share))
+    chosen = found.first(best) if times[best] < _BETTER * times[0.0] else ()
+    addresses = {int(planned.addresses[p]) for update in chosen for p, _ in update.pairs}
+    return frozenset(addresses - {0})
+
+
+def _estimate_us(
+    found: Candidates, share: float, device: DeviceProfile, budget: int, *, released: bool
+) -> float:
+    """Return the step's time in µs, without recomputation, as the program executes it.
+
+    Gradients and parameters leave in the optimizer's step, or in the backward pass; parameters
+    return in the former. Where transfers are hidden, the three are beside each other.
+    """
+    from ..policies.default.planner import Auto
+    from ..recompute.planner.host_updates import host_us, on_host
+
+    chosen = found.first(share)
+    plain = replace(on_host(found.step, chosen, device), updates=None)
+    us = Auto().estimate_us(plain, device, budget)
+    size = sum(int(found.step.bytes[p]) for update in chosen for p, _ in update.pairs)
+    out, back = 2 * size / device.bytes_per_us_out, size / device.bytes_per_us_in
+    work = sum(sum(host_us(found.step, update, device)) for update in chosen)
+    if not device.hides_transfers:
+        # Device and host share their memory, and an update is as fast as that.
+        return us + out + back + found.step.compute_us - plain.compute_us
+    if released:
+        backward = _backward_us(found.step, chosen)
+        out, work = max(out - backward, 0.0), max(work - backward, 0.0)
+    return us + max(out, work, back)
+
+
+def _backward_us(step: StepTrace, chosen: tuple[Update, ...]) -> float:
+    """Return the time from the first complete gradient of these to the last one, in µs."""
+    made = [int(step.first[gradient]) for update in chosen for _, gradient in update.pairs]
+    used = [min(update.ops) for update in chosen]
+    return float(step.begin_us[min(used)] - step.begin_us[min(made)]) if made else 0.0
+
+
+@functools.cache
+def measured_rate() -> float:
+    """Return the bytes in a µs that torch's fused Adam reads and writes on this host.
+
+    It is measured once in a process, in some tenths of a second.
+
+    Raises:
+        NotSupportedError: torch is missing.
+    """
+    require_torch()
+    import torch
+
+    with _host_memory():
+        rows = [torch.ones(_MEASURED_BYTES // 4, device="cpu") for _ in range(4)]
+        count = torch.zeros((), device="cpu")
+
+    def update() -> None:
+        value, gradient, mean, square = rows
+        torch._fused_adam_(
+            [value], [gradient], [mean], [square], [], [count], lr=0.0, beta1=0.9, beta2=0.999,
+            weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    return 7 * _MEASURED_BYTES / _best_us(update)
+
+
+def copy_rate() -> float:
+    """Return the bytes in a µs that torch copies on this host: each is read and written once.
+
+    Raises:
+        NotSupportedError: torch is missing.
+    """
+    require_torch()
+    import torch
+
+    with _host_memory():
+        one, other = (torch.ones(_MEASURED_BYTES, dtype=torch.uint8, device="cpu") for _ in "12")
+    return _MEASURED_BYTES / _best_us(lambda: other.copy_(one))
+
+
+def _host_memory() -> contextlib.AbstractContextManager[None]:
+    return session.host_memory() if session.is_enabled() else contextlib.nullcontext()
+
+
+def _best_us(call: Callable[[], object]) -> float:
+    """Return the shortest of some durations of a call, in µs."""
+    times = []
+    for _ in range(_TRIALS + 1):  # the first warms up
+        begin = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return min(times[1:])
