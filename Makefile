@@ -25,7 +25,7 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-programs bench-sharing options-doc install clean
+	bench-programs bench-host-update bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -170,6 +170,10 @@ bench-recompute: $(INSTALLED)
 # left out.
 bench-programs: $(INSTALLED)
 	$(BIN)/python bench/programs/run.py $(BENCH_ARGS)
+
+# Also compares with torchao and deepspeed, where they are installed and run.
+bench-host-update: $(INSTALLED)
+	$(BIN)/python bench/host_update.py $(BENCH_ARGS)
 
 bench-sharing: $(INSTALLED)
 	$(BIN)/python bench/sharing.py $(BENCH_ARGS)

@@ -68,9 +68,9 @@ class Host:
         self.free = 0.0
 
     def leaves(self, gap: int, begin: int, departure: list[float]) -> None:
-        for k, (parameter, gradient, us) in enumerate(self.rows):
-            if gap not in (parameter, gradient):
-                continue
+        mine = [k for k, row in enumerate(self.rows) if gap in row[:2]]
+        for k in sorted(mine, key=lambda k: (self.rows[k][0] != gap, k)):
+            parameter, gradient, us = self.rows[k]
             self.left[k].add(gap)
             if self.left[k] == {parameter, gradient}:
                 self.left[k].clear()

@@ -1,4 +1,4 @@
-"""What the host updates in a program, chosen from a recorded step."""
+"""The parameters that the host updates in a program, chosen from a recorded step."""
 
 from __future__ import annotations
 
