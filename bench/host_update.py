@@ -133,7 +133,8 @@ def _umem(config: Config) -> Iterator[Callable[[], object]]:
 def _torchao(config: Config) -> Iterator[Callable[[], object]]:
     import torch
 
-    optimizer = import_module("torchao.optim").CPUOffloadOptimizer(_parameters(config), torch.optim.AdamW, fused=True)
+    made = import_module("torchao.optim").CPUOffloadOptimizer
+    optimizer = made(_parameters(config), torch.optim.AdamW, fused=True)
     yield optimizer.step
 
 
@@ -141,7 +142,8 @@ def _torchao(config: Config) -> Iterator[Callable[[], object]]:
 def _deepspeed(config: Config) -> Iterator[Callable[[], object]]:
     """Provide DeepSpeed's kernel alone, on plain host memory: no copies."""
     with host_memory():
-        optimizer = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam(_parameters(config), adamw_mode=True)
+        made = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+        optimizer = made(_parameters(config), adamw_mode=True)
         optimizer.step()
     yield optimizer.step
 

@@ -85,6 +85,9 @@ def test_a_file_in_toml_and_json_is_the_same(tmp_path: Path) -> None:
     assert profile.compute is not None
     assert profile.compute.fp64_flops_per_us == 0.3e6
     assert device_profiles.load(_file(tmp_path, TABLE)).compute is None
+    assert profile.host_bytes_per_us == device_profiles.HOST_BYTES_PER_US
+    measured = device_profiles.load(_file(tmp_path, {**TABLE, "host_gb_s": 51.5}))
+    assert measured.host_bytes_per_us == 51.5e3
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,7 @@ def test_a_file_in_toml_and_json_is_the_same(tmp_path: Path) -> None:
     [
         ({"gb_per_s_in": 0}, "gb_per_s_in=0; allowed: a finite number above 0"),
         ({"gb_per_s_out": "25"}, "gb_per_s_out='25'"),
+        ({"host_gb_s": 0}, "host_gb_s=0; allowed: a finite number above 0"),
         ({"fault_us": -1}, "fault_us=-1; allowed: a finite number of at least 0"),
         ({"fault_us": True}, "fault_us=True"),
         ({"memory": "1MiB"}, "memory='1MiB'"),

@@ -189,3 +189,13 @@ def test_absent_values_are_null_in_json_and_words_in_text() -> None:
     text = doctor.render(facts)
     assert "not installed" in text
     assert "not yet" in text
+
+
+def test_the_host_is_measured_on_request() -> None:
+    pytest.importorskip("torch")
+    assert "host" not in doctor.examine()
+    host = doctor.examine(measure=True)["host"]
+    assert host["threads"] >= 1
+    assert 0.01 < host["copy_gb_per_s"] < 1e4
+    assert 0.01 < host["host_gb_s"] < 1e4
+    assert "host gb s" in doctor.render({"host": host})

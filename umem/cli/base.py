@@ -9,6 +9,9 @@ from __future__ import annotations
 import argparse
 from typing import Protocol, TypeAlias
 
+from ..config.parsers import SHARE_ALLOWED, parse_share
+from ..errors import ConfigError
+
 # As text, because the class is generic only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -21,3 +24,15 @@ class Command(Protocol):
 
     def main(self, args: argparse.Namespace) -> int:
         """Run the command; return its exit code. A `UmemError` becomes one line and exit code 2."""
+
+
+def share_of(given: str) -> float | None:
+    """Return the share that the option means; None: the planner chooses.
+
+    Raises:
+        ConfigError: it is none of `SHARE_ALLOWED`.
+    """
+    try:
+        return parse_share(given)
+    except ValueError as error:
+        raise ConfigError(f"--optimizer: {error}; allowed: {SHARE_ALLOWED}") from None

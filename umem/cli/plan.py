@@ -14,6 +14,7 @@ from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
 from . import plan_optimizer, plan_recompute, plan_text, program
+from .base import share_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -84,7 +85,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     budget = None if args.budget is None else _budget(args.budget)
     policies = _policies(args.policy)
     modes = plan_recompute.modes(args.recompute)
-    share = None if args.optimizer is None else plan_optimizer.share_of(args.optimizer)
+    share = None if args.optimizer is None else share_of(args.optimizer)
     _check_out(args.out)
     began = time.monotonic()
     name, recording = program.record(args)

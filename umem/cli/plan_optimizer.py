@@ -6,9 +6,6 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..config.parsers import SHARE_ALLOWED, parse_share
-from ..errors import ConfigError
-
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
@@ -34,18 +31,6 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
         return asdict(self)
-
-
-def share_of(given: str) -> float | None:
-    """Return the share that the option means; None: the planner chooses.
-
-    Raises:
-        ConfigError: it is none of `SHARE_ALLOWED`.
-    """
-    try:
-        return parse_share(given)
-    except ValueError as error:
-        raise ConfigError(f"--optimizer: {error}; allowed: {SHARE_ALLOWED}") from None
 
 
 def answer(

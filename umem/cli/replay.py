@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base import device_profiles
 from ..base.units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
-from ..config.parsers import parse_budget
+from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
 from ..policies import registry
+from .base import share_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 BUDGET_ALLOWED = f"a percentage of the trace's peak as 50%, or {BYTES_ALLOWED}"
 HEADER = (
     "", "policy", "budget", "of peak", "device", "step ms", "/compute", "/floor", "stall ms",
-    "in GiB", "/bound", "out GiB", "faults", "evictions", "unused GiB", "off plan",
+    "host ms", "in GiB", "/bound", "out GiB", "faults", "evictions", "unused GiB", "off plan",
 )  # fmt: skip
 _WORDS = (0, 1, 4)  # columns aligned to the left
 
@@ -78,6 +79,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
     )
     parser.add_argument(
+        "--optimizer",
+        metavar="WHERE",
+        help="where parameters are updated; the step is replayed alone, and with auto by the best "
+        f"of five shares: {SHARE_ALLOWED}".replace("%", "%%"),
+    )
+    parser.add_argument(
         "--repeat", type=int, metavar="N", help="max repeats of the last step (default: 6)"
     )
     parser.add_argument(
@@ -108,18 +115,20 @@ def main(args: argparse.Namespace) -> int:
     if repeats < 1:
         raise ConfigError(f"--repeat {repeats}; allowed: at least 1")
 
-    def runs() -> Iterator[Result | Failure]:
-        for device, budget, policy in combinations:
-            try:
-                yield replay.replay_file(
-                    args.trace, policy, device, budget,
-                    host_budget=host, repeats=repeats, loaded=loaded,
-                )  # fmt: skip
-            except UmemError as error:
-                yield Failure(policy, budget, device.name, str(error))
+    shares = _shares(args.optimizer)
+
+    def run(device: DeviceProfile, budget: int, policy: str) -> Result | Failure:
+        how = {"host_budget": host, "repeats": repeats}
+        try:
+            if shares:
+                return replay.replay_shares(loaded.step, shares, policy, device, budget, **how)
+            return replay.replay_file(args.trace, policy, device, budget, loaded=loaded, **how)
+        except UmemError as error:
+            return Failure(policy, budget, device.name, str(error))
 
     rows: list[Result | Failure] = []
-    for row in runs():
+    for combination in combinations:
+        row = run(*combination)
         rows.append(row)
         if args.json:
             fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
@@ -167,6 +176,7 @@ def _cells(row: Result, peak: int, best: float) -> tuple[str, ...]:
         _ratio(row.step_us, row.compute_us),
         _ratio(row.step_us, row.floor_us),
         f"{row.stall_us / 1e3:.2f}",
+        f"{row.host_us / 1e3:.2f}" if row.host_us else "-",
         f"{row.bytes_in / GIB:.2f}",
         _ratio(row.bytes_in, row.bound_bytes_in),
         f"{row.bytes_out / GIB:.2f}",
@@ -228,6 +238,16 @@ def _budget(text: str, peak: int) -> int:
     if budget.bytes is None:
         raise ConfigError(f"--budget {text}: a trace has no free memory; allowed: {BUDGET_ALLOWED}")
     return budget.bytes
+
+
+def _shares(given: str | None) -> tuple[float, ...]:
+    """Return the shares of updates on the host to replay; none without the option."""
+    if given is None:
+        return ()
+    from ..recompute.planner.host_updates import SHARES
+
+    share = share_of(given)
+    return SHARES if share is None else (share,)
 
 
 def _host_budget(text: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -213,6 +213,34 @@ def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | Non
             result = replay_step(new.step, registry.DEFAULT, planner.device, planner.budget)
             done.append(Recomputed(mode, new, result))
     return min(done, key=lambda one: one.result.step_us, default=None)
+
+
+def replay_shares(
+    step: StepTrace,
+    shares: Sequence[float],
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+) -> Result:
+    """Replay a step with each of these shares of its updates on the host; return the fastest.
+
+    Its `compute_us` is that of the step without the updates that the host does.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
+    """
+    from ..recompute.planner.host_updates import candidates, on_host
+
+    found = candidates(step)
+    steps = (on_host(step, found.first(share), device) for share in shares)
+    results = [
+        replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
+        for new in steps
+    ]
+    return min(results, key=lambda result: result.step_us)
 
 
 def simulate_updates(

@@ -265,7 +265,7 @@ def _checked(
         pairs=tuple(zip(parameters, gradients, strict=True)),
         inside=tuple(inside),
         accesses=tuple(accesses),
-        bytes=_moved_bytes(step, accesses, inside),
+        bytes=_moved_bytes(step, accesses, inside, gradients),
         carriers=tuple(carriers),
     )
 
@@ -279,8 +279,13 @@ def _part(step: StepTrace, op: int, accesses: Sequence[int]) -> float:
     return int(step.bytes[mine].sum()) / total
 
 
-def _moved_bytes(step: StepTrace, accesses: Sequence[int], inside: Sequence[int]) -> int:
-    """Return the bytes to read and to write, once for each tensor but those made inside."""
+def _moved_bytes(
+    step: StepTrace, accesses: Sequence[int], inside: Sequence[int], gradients: Sequence[int]
+) -> int:
+    """Return the bytes to read and to write, once for each tensor but those made inside.
+
+    A gradient is read: fused ops are said to write it, for what they do with a scaled one.
+    """
     temporary = {t for t in inside if step.kind[t] != Kind.PERSISTENT}
     once: dict[tuple[int, str], int] = {}
     for at in accesses:
@@ -289,6 +294,6 @@ def _moved_bytes(step: StepTrace, accesses: Sequence[int], inside: Sequence[int]
             continue
         if step.access_read is None or step.access_read[at]:
             once[tensor, "read"] = int(step.bytes[tensor])
-        if step.access_write[at]:
+        if step.access_write[at] and tensor not in gradients:
             once[tensor, "write"] = int(step.bytes[tensor])
     return sum(once.values())
