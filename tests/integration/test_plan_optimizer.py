@@ -38,8 +38,8 @@ class Masters(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: object = None) -> None:
         for parameter in (p for group in self.param_groups for p in group["params"]):
             state = self.state[parameter]
             if not state:
@@ -99,7 +99,7 @@ def test_clipping_comes_before_the_update() -> None:
     step = recorded(OPTIMIZERS["foreach"], clip=True)
     found = candidates(step).updates
     assert len(found) == LAYERS
-    clipped = [i for i, name in enumerate(step.op_names) if name == "aten::_foreach_mul_"][0]
+    clipped = step.op_names.index("aten::_foreach_mul_")
     for update in found:
         assert min(update.ops) > clipped
 
