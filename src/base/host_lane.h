@@ -13,25 +13,26 @@ class HostLane {
  public:
   // From `ready` on, for `us`. Returns its number.
   std::size_t add(double ready, double us, double due) {
-    work_.push_back({ready, us, due, -1});
+    work_.push_back({ready, us, due, 0, false});
     return work_.size() - 1;
   }
   // When this work is over.
   double end_of(std::size_t number) {
-    while (work_[number].end < 0) {
+    while (!work_[number].over) {
       Work* next = nullptr;
       for (std::size_t i = first_; i < work_.size(); ++i)
-        if (work_[i].end < 0 && (!next || turn(work_[i]) < turn(*next))) next = &work_[i];
+        if (!work_[i].over && (!next || turn(work_[i]) < turn(*next))) next = &work_[i];
       free_ = next->end = std::max(free_, next->ready) + next->us;
-      while (first_ < work_.size() && work_[first_].end >= 0) ++first_;
+      next->over = true;
+      while (first_ < work_.size() && work_[first_].over) ++first_;
     }
     return work_[number].end;
   }
 
  private:
   struct Work {
-    double ready, us, due;
-    double end;  // below 0: it has not had its turn
+    double ready, us, due, end;
+    bool over;  // it has had its turn
   };
   std::tuple<bool, double, double> turn(const Work& work) const {
     const bool waits = work.ready > free_;

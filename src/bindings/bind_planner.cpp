@@ -117,7 +117,7 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
   const auto last_gap = static_cast<std::int64_t>(gaps) - 1;
   const auto of_parameter = between("parameter", parameter, updated, 0, last_gap);
   const auto of_gradient = between("gradient", gradient, updated, 0, last_gap);
-  const auto work = rows("work_us", work_us, updated);
+  const auto work = numbers("work_us", work_us, updated);
   const planner::HostUpdates updates{of_parameter, of_gradient, work};
   const planner::Ops ops{us, slack};
   const planner::AwayGaps away{from, out, in, of_gap};

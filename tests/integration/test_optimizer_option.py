@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -15,8 +18,11 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
 from umem.base.native import core  # noqa: E402
+from umem.config import settings  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
+from umem.offload.optimizer import host_update  # noqa: E402
 from umem.session import host_share, session  # noqa: E402
+from umem.session.step_planner import PlannedStep  # noqa: E402
 
 SIDE = 1024
 STEPS = 12
@@ -187,16 +193,212 @@ def test_more_is_updated_on_a_faster_host() -> None:
         assert recorded is not None
         device = device_profiles.find("a100-pcie4")
         planned = recorded._replace(device=device)
-        slow, fast = (host_share.choose(planned, rate, released=False) for rate in (1.0, 1e6))
         addresses = {p.data_ptr() for p in net.parameters() if p.dim() == 2}
-        assert slow == frozenset()
+
+        def choose(planned: PlannedStep, rate: float, mine: set[int]) -> frozenset[int] | None:
+            return host_share.choose(planned, mine, lambda: rate, released=False)
+
+        assert choose(planned, 1.0, addresses) == frozenset()
+        fast = choose(planned, 1e6, addresses)
         assert fast
         assert fast <= addresses
-        roomy = planned._replace(budget=1 << 34)
-        assert host_share.choose(roomy, 1.0, released=True) == frozenset()
+        assert choose(planned._replace(budget=1 << 34), 1.0, addresses) == frozenset()
+        assert choose(planned, 1e6, {1}) is None  # another optimizer's step
         del net, optimizer
 
 
 def test_the_rate_of_this_host_is_measured() -> None:
     with umem.enable(budget="48MiB", device="soft", policy="lru"):
         assert 10.0 < host_share.measured_rate() < 1e7  # 10 MB/s to 10 TB/s
+
+
+# --- found by attacks ------------------------------------------------------------------------
+
+
+def test_parameters_in_the_same_memory_are_updated_one_after_another() -> None:
+    def weights(how: str) -> torch.Tensor:
+        with umem.enable(budget="64MiB", device="soft", policy="lru", optimizer=how):
+            one, other = torch.nn.Linear(SIDE, SIDE), torch.nn.Linear(SIDE, SIDE)
+            torch.nn.init.ones_(one.weight)
+            other.weight.data = one.weight.data
+            both = [one.weight, other.weight]
+            optimizer = torch.optim.SGD(both, lr=1.0, fused=True)
+            for parameter in both:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            return one.weight.detach().clone()
+
+    assert torch.equal(weights("device"), weights("host"))
+    gc.collect()
+
+
+def test_a_closure_in_a_later_step_gives_the_updates_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        run(net, optimizer, 3)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = net(torch.ones(4, SIDE)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return run(net, optimizer, 3)
+
+    expected = train(*made())
+    with umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host"):
+        with caplog.at_level(logging.WARNING, "umem"):
+            net, optimizer = made()
+            check(train(net, optimizer), expected)
+        assert "step() has a closure" in caplog.text
+        assert not any(on_host(optimizer))
+
+
+@pytest.mark.parametrize("how", ["host", "auto"])
+def test_parameters_that_the_host_cannot_update_stay(how: str) -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="auto", optimizer=how):
+        meta = torch.nn.Linear(SIDE, SIDE, device="meta")
+        lazy = torch.nn.LazyLinear(8)
+        net = torch.nn.Linear(SIDE, SIDE)
+        optimizer = torch.optim.SGD([*meta.parameters(), *net.parameters()], lr=0.1)
+        other = torch.optim.SGD([*lazy.parameters(), *net.parameters()], lr=0.1)
+        for _ in range(4):
+            meta(torch.ones(2, SIDE, device="meta")).sum().backward()
+            net(torch.ones(2, SIDE)).sum().backward()
+            optimizer.step()
+            other.step()
+        del net, optimizer, other
+
+
+@pytest.mark.parametrize("how", ["host", "auto", "50%"])
+def test_a_parameter_of_two_optimizers_is_one_s(how: str) -> None:
+    def train() -> list[torch.Tensor]:
+        net, one = made()
+        last = list(net.parameters())[-2:]
+        other = torch.optim.SGD([torch.nn.Parameter(torch.ones(8))], lr=0.1, fused=True)
+        run(net, one, 2)
+        other.step()
+        other.add_param_group({"params": last})
+        for _ in range(6):
+            run(net, one, 1)
+            other.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    expected = train()
+    with umem.enable(budget="48MiB", device="soft", policy="auto", optimizer=how):
+        check(train(), expected)
+
+
+def test_auto_waits_for_a_step_of_its_own() -> None:
+    with umem.enable(budget="32MiB", device="soft", policy="auto", optimizer="auto"):
+        net, optimizer = made()
+        run(net, optimizer)
+        first = on_host(optimizer)
+        del net, optimizer
+        gc.collect()
+        net, optimizer = made()  # another model, of the same kind
+        run(net, optimizer)
+        assert any(on_host(optimizer)) == any(first)
+
+
+def test_many_optimizers_share_a_thread_and_buffers() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host"):
+        parameters = [torch.nn.Parameter(torch.ones(64)) for _ in range(40)]
+        optimizers = [torch.optim.SGD([p], lr=0.1, fused=True) for p in parameters]
+        for _ in range(2):
+            for parameter, optimizer in zip(parameters, optimizers, strict=True):
+                parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum("umem-host-update" in name for name in names) == 1
+        assert len(host_update._stagings._spare) <= 3
+        assert all(float(p.detach()[0]) == pytest.approx(0.8) for p in parameters)
+    assert host_update._stagings._spare == []
+
+
+def test_a_hook_of_a_later_time_still_comes_before_the_update() -> None:
+    def train(how: str) -> list[torch.Tensor]:
+        with umem.enable(budget="64MiB", device="soft", policy="lru", optimizer=how):
+            net, optimizer = made()
+            run(net, optimizer, 2)
+
+            def halve(*_: object) -> None:
+                for parameter in net.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(0.5)
+
+            optimizer.register_step_pre_hook(halve)
+            return [w.clone() for w in run(net, optimizer, 3)]
+
+    check(train("host"), train("device"))
+    gc.collect()
+
+
+def test_parameters_can_still_be_swapped() -> None:
+    with umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host"):
+        net, optimizer = made()
+        run(net, optimizer, 2)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            net.to(torch.float64)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        del net, optimizer
+
+
+PROGRAM = """
+import threading, torch, umem
+umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host", summary=True)
+net = torch.nn.Linear(1024, 1024)
+optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+def train():
+    import time
+    time.sleep(0.5)
+    for _ in range(2):
+        net(torch.ones(2, 1024)).sum().backward()
+        optimizer.step()
+    print("done", flush=True)
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_may_train_after_the_main_one_has_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "done" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_end_of_a_program_brings_no_states_back() -> None:
+    program = """
+import torch, umem
+from umem.offload.optimizer import host_update
+host_update.HostUpdate.give_back = lambda *_: print("given back", flush=True)
+umem.enable(budget="64MiB", device="soft", policy="lru", optimizer="host", summary=True)
+net = torch.nn.Linear(1024, 1024)
+optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+for _ in range(2):
+    net(torch.ones(2, 1024)).sum().backward()
+    optimizer.step()
+print("end", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.splitlines() == ["end"], done.stderr
+    assert "Exception" not in done.stderr
+    assert "umem: 2 steps" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "shown"), [("auto", "auto"), ("100%", "host"), ("25%", "25%")])
+def test_the_option_is_shown_as_it_is_written(text: str, shown: str) -> None:
+    assert str(settings.load({"optimizer": text}).optimizer) == shown
+
+
+def test_without_torch_s_allocator_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer=.*allocator=none"):
+        umem.enable(allocator="none", optimizer="host")

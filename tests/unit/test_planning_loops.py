@@ -177,6 +177,8 @@ def test_a_step_waits_for_what_comes_back() -> None:
         (lambda: estimated(slack_us=floats(1.0)), "slack_us has 1 rows, and not 2"),
         (lambda: estimated(parameter=ints(1), gradient=ints(0), work_us=floats(1.0)),
          "parameter is not from 0 to 0"),
+        (lambda: estimated(parameter=ints(0), gradient=ints(0), work_us=floats(np.nan)),
+         "work_us has what is no number"),
         (lambda: estimated(parameter=ints(0), gradient=ints(0)), "parameter has 1 rows, and not 0"),
         (lambda: estimated(op_us=floats(), slack_us=floats()), "a step without ops"),
         (lambda: estimated(start=np.zeros((1, 1), np.int64)), "start is no column"),

@@ -42,7 +42,7 @@ class LinearProgram:
         self.n_variables += count
         return np.arange(self.n_variables - count, self.n_variables)
 
-    def bound(self, variables: Ints, lower: Floats, upper: Floats) -> None:
+    def bound(self, variables: Ints, lower: Floats | float, upper: Floats | float) -> None:
         """Change the bounds of variables."""
         whole = np.concatenate(self._bounds) if self._bounds else np.empty((0, 2))
         whole[variables, 0], whole[variables, 1] = lower, upper

@@ -33,6 +33,6 @@ def share_of(given: str) -> float | None:
         ConfigError: it is none of `SHARE_ALLOWED`.
     """
     try:
-        return parse_share(given)
+        return parse_share(given).value
     except ValueError as error:
         raise ConfigError(f"--optimizer: {error}; allowed: {SHARE_ALLOWED}") from None

@@ -41,7 +41,7 @@ def answer(
     Raises:
         PlanError: the step is not the recording's.
     """
-    from ..errors import NotSupportedError
+    from ..errors import NotSupportedError, PlanError
     from ..recompute.planner.bound import lower_bound_us
     from ..recompute.planner.host_updates import candidates
     from ..recompute.planner.modes import graph_of
@@ -54,7 +54,7 @@ def answer(
     known = candidates(step)
     try:
         bound = lower_bound_us(graph, device, budget, known.updates)
-    except NotSupportedError:
+    except (NotSupportedError, PlanError):  # the latter: it takes too long, or no step fits
         bound = None
     result = found.recomputed.result
     return Answer(

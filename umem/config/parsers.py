@@ -53,6 +53,17 @@ class Device:
         return ":".join(part for part in (self.kind, self.profile, size) if part is not None)
 
 
+@dataclass(frozen=True)
+class Share:
+    """The share of an optimizer's updates that the host does, from 0 to 1; None is `auto`."""
+
+    value: float | None = 0.0
+
+    def __str__(self) -> str:
+        known = {None: "auto", 0.0: "device", 1.0: "host"}
+        return known[self.value] if self.value in known else f"{(self.value or 0) * 100:g}%"
+
+
 def parse_switch(text: str) -> bool:
     """Parse a switch; True means on."""
     word = text.strip().lower()
@@ -81,15 +92,15 @@ def parse_host_budget(text: str) -> int | None:
     return 0 if word == "unlimited" else _positive_bytes(text)
 
 
-def parse_share(text: str) -> float | None:
-    """Parse the share of an optimizer's updates that the host does, 0 to 1; None is `auto`."""
+def parse_share(text: str) -> Share:
+    """Parse `auto`, `device`, `host`, or a percentage from 0 to 100."""
     word = text.strip().lower()
     if word in ("auto", "device", "host"):
-        return {"auto": None, "device": 0.0, "host": 1.0}[word]
+        return Share({"auto": None, "device": 0.0, "host": 1.0}[word])
     percent = parse_percent(text)
     if percent is None or not 0 <= percent <= 100:
         raise ValueError(f"{text!r} is no place, and no percentage from 0 to 100")
-    return percent / 100
+    return Share(percent / 100)
 
 
 def parse_seconds(text: str) -> float:

@@ -22,7 +22,7 @@ from ..base import log, trust
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
-from .parsers import Budget, Device, parse_path
+from .parsers import Budget, Device, Share, parse_path
 
 _log = logging.getLogger("umem")
 _ignored: set[Path] = set()  # files of options that the user was told about
@@ -42,7 +42,7 @@ class Settings:
     allocator: str
     observer: str
     recompute: str
-    optimizer: float | None  # share that is updated on the host, 0 to 1; None: auto
+    optimizer: Share
     torch_ext_cache: Path
     trace: Path | None  # None: off
     layout: str

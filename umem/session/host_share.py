@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,33 +23,57 @@ _TRIALS = 3
 _BETTER = 0.99  # of the time without updates on the host: a smaller gain is not worth the change
 
 
-def host_updated(*, released: bool) -> frozenset[int] | None:
-    """Return the addresses of the parameters to update on the host; None before a step is recorded.
+def host_updated(
+    parameters: Collection[int], after: PlannedStep | None, *, released: bool
+) -> frozenset[int] | None:
+    """Return the addresses of the parameters to update on the host.
 
     The choice is that with the least estimated step time: by the default policy for the step
     without these updates' states, and what `umem.page_optimizer` adds to it.
 
     Args:
+        parameters: the addresses of the optimizer's parameters.
+        after: the step that was planned when the optimizer was paged.
         released: gradients leave in the backward pass, and not in the optimizer's step.
+
+    Returns:
+        None as long as no step was planned, but for `after`, that updates one of them.
     """
     planned = session.planned_step()
-    return None if planned is None else choose(planned, measured_rate(), released=released)
+    if planned is None or planned is after:
+        return None
+    return choose(planned, parameters, measured_rate, released=released)
 
 
-def choose(planned: PlannedStep, host_bytes_per_us: float, *, released: bool) -> frozenset[int]:
-    """Return the addresses of the parameters whose updates the host does in this step."""
-    from ..recompute.planner.host_updates import SHARES, candidates
+def choose(
+    planned: PlannedStep,
+    parameters: Collection[int],
+    host_bytes_per_us: Callable[[], float],
+    *,
+    released: bool,
+) -> frozenset[int] | None:
+    """Return the addresses of those parameters whose updates the host does in this step.
 
-    device = replace(planned.device, host_bytes_per_us=host_bytes_per_us)
-    found = candidates(planned.trace)
+    None if the step updates none of them.
+    """
+    from ..recompute.planner.host_updates import SHARES, Candidates, candidates
+
+    def address(update: Update) -> int:
+        return int(planned.addresses[update.pairs[0][0]])
+
+    every = candidates(planned.trace).updates
+    mine = tuple(update for update in every if address(update) in parameters)
+    if not mine:
+        return None
+    device = replace(planned.device, host_bytes_per_us=host_bytes_per_us())
+    found = Candidates(planned.trace, mine)
     times = {
         share: _estimate_us(found, share, device, planned.budget, released=released)
         for share in SHARES
     }
     best = min(SHARES, key=lambda share: (times[share], share))
     chosen = found.first(best) if times[best] < _BETTER * times[0.0] else ()
-    addresses = {int(planned.addresses[p]) for update in chosen for p, _ in update.pairs}
-    return frozenset(addresses - {0})
+    return frozenset(map(address, chosen))
 
 
 def _estimate_us(

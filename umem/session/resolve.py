@@ -68,6 +68,9 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     if settings.allocator == "none" and settings.recompute != "off":
         reason = f"{settings.recompute!r} is for torch's modules, and allocator=none leaves them"
         raise refusal(BY_NAME["recompute"], settings.origins["recompute"], reason, "off")
+    if settings.allocator == "none" and settings.optimizer.value != 0:
+        reason = f"'{settings.optimizer}' is for torch's optimizers, and allocator=none leaves them"
+        raise refusal(BY_NAME["optimizer"], settings.origins["optimizer"], reason, "device")
     options = core.Options()
     options.device = device_kind(settings)
     if options.device == "soft":

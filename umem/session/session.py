@@ -76,6 +76,7 @@ class Session:
 _session: Session | None = None
 _driver: StepLoop | None = None  # runs at the end of each step
 _undo = contextlib.ExitStack()  # other parts to remove at the end
+_leaving = False  # the process ends
 
 
 def enable(
@@ -375,10 +376,11 @@ def _start_steps(settings: Settings, policy: Policy | None) -> None:
             from ..recompute.executor.automatic import Automatic
 
             _undo.callback(Automatic(settings.recompute).remove)
-        if settings.optimizer != 0:
+        if settings.optimizer.value != 0:
             # By its name: that package builds on this one.
             module = importlib.import_module(f"{_ROOT}.offload.optimizer.automatic")
-            _undo.callback(module.Automatic(settings.optimizer).remove)
+            automatic = module.Automatic(settings.optimizer.value)
+            _undo.callback(lambda: automatic.remove(give_back=not _leaving))
         if settings.top:
             from ..monitor import server
 
@@ -397,17 +399,21 @@ def _why_unplanned() -> str:
 
 def _stop_steps() -> None:
     global _driver
-    _undo.close()
-    driver, _driver = _driver, None
-    if driver is not None:
-        driver.stop()
+    try:
+        _undo.close()
+    finally:
+        driver, _driver = _driver, None
+        if driver is not None:
+            driver.stop()
 
 
 def _at_exit(process: int, summary: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
+    global _leaving
     with _lock:
         why = _why_unplanned()
+        _leaving = True
         _stop_steps()
     if summary:
         from ..base.native import core

@@ -102,7 +102,7 @@ class StepPlanner:
         self._last = 0  # the plan that the step before went by
         self._off = self._reported = False
         self._unplanned: dict[str, int] = {}  # recorded steps without a plan, by the reason
-        self.planned: PlannedStep | None = None  # the last step that was
+        self._recorded: dict[int, PlannedStep] = {}  # by plan; 0: the last one
 
     def step_ended(self) -> None:
         """Take the end of a step; log what the policy raises, and go on without plans.
@@ -145,7 +145,13 @@ class StepPlanner:
         if self._trials is not None:
             self._trials.clear()
         self._plans.clear()
+        self._recorded.clear()
         self._contest = None
+
+    @property
+    def planned(self) -> PlannedStep | None:
+        """The recorded step whose plan the last step went by, or else the last one."""
+        return self._recorded.get(self._last) or self._recorded.get(0)
 
     def why_unplanned(self) -> str:
         """Say why steps had no plan: the most frequent reason; empty without one."""
@@ -327,7 +333,7 @@ class StepPlanner:
 
         trace = replace(trace, exempt=_staying(trace, address))
         device, budget = self._device(), self._budget()
-        self.planned = PlannedStep(whole, found, device, budget)
+        recorded = self._recorded[0] = PlannedStep(whole, found, device, budget)
         plan = self._policy.plan(trace, device, budget)
         if plan is None:
             self.stop()
@@ -341,6 +347,8 @@ class StepPlanner:
             self._not_planned(str(error))
             return
         number = core.install_plan(columns)
+        kept = {0, number, *core.plan_status()["plans"]}
+        self._recorded = {n: r for n, r in self._recorded.items() if n in kept} | {number: recorded}
         _log.info(
             "step %d planned by %s in %.0f ms: plan %d of %d ops, %d moves",
             self._steps, self._policy.name, (time.perf_counter() - begin) * 1e3, number,

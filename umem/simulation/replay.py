@@ -112,6 +112,11 @@ class HostUpdated(NamedTuple):
         """The step's time in µs."""
         return self.recomputed.result.step_us
 
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The key to compare shares by: the budget if it was raised, and the step's time."""
+        return _rank(self.recomputed.result)
+
 
 class LoadedTrace(NamedTuple):
     """The part of a trace that a replay needs."""
@@ -240,7 +245,12 @@ def replay_shares(
         replay_step(new, policy, device, budget, host_budget=host_budget, repeats=repeats)
         for new in steps
     ]
-    return min(results, key=lambda result: result.step_us)
+    return min(results, key=_rank)
+
+
+def _rank(result: Result) -> tuple[int, float]:
+    """Return the key to compare by: what fits the budget that was asked for comes first."""
+    return (0 if result.raised_from is None else result.budget), result.step_us
 
 
 def simulate_updates(
@@ -309,20 +319,23 @@ class _Shares:
 
     def look(self, share: float, bound_us: float) -> None:
         """Plan and replay a share, unless it cannot be the best."""
-        if not self.found or bound_us < self.best().step_us:
+        if not self.found or bound_us < self.best().step_us or self.best().rank[0]:
             self.at(share)
 
     def best(self) -> HostUpdated:
-        return min(self.found.values(), key=lambda one: (one.step_us, one.share))
+        return min(self.found.values(), key=lambda one: (*one.rank, one.share))
 
     def bound_us(self, share: float) -> float:
-        """Return a lower bound of the step's time; 0 without highspy."""
+        """Return a lower bound of the step's time; 0 where there is none.
+
+        Such as without highspy, or where only some shares fit the budget.
+        """
         from ..recompute.planner.bound import Relaxation
 
         updates = self.candidates.updates
-        if self._program is None:
-            self._program = Relaxation(self.graph, self.device, self.budget, updates)
         try:
+            if self._program is None:
+                self._program = Relaxation(self.graph, self.device, self.budget, updates)
             return self._program.min_us(updated=self.candidates.first(share))
         except (NotSupportedError, PlanError):
             return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from typing import Any
@@ -27,32 +28,41 @@ class Automatic:
     def __init__(self, share: float | None) -> None:
         self._how: dict[str, Any] = (
             {"update": "auto"} if share is None else {"update": "host", "share": share}
-        )
-        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._paged: weakref.WeakSet[PagedOptimizer] = weakref.WeakSet()  # their hooks keep them
+        ) | {"_automatic": True}
+        self._seen: weakref.WeakKeyDictionary[Optimizer, weakref.ref[PagedOptimizer] | None] = (
+            weakref.WeakKeyDictionary()
+        )  # a paged one is kept by its hooks on the optimizer
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
-    def remove(self) -> None:
-        """Remove the hook, and restore the optimizers."""
+    def remove(self, *, give_back: bool = True) -> None:
+        """Remove the hook, and restore the optimizers; `give_back`: with states on the device."""
         self._handle.remove()
-        for paged in list(self._paged):
-            paged.remove()
+        with contextlib.ExitStack() as stack:  # each, whatever one raises
+            for known in list(self._seen.values()):
+                if known is not None and (paged := known()) is not None:
+                    stack.callback(paged.remove, give_back=give_back)
+        self._seen.clear()
 
     def _steps(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # torch passes the optimizer in front; what else it is given is a closure.
-        if optimizer in self._seen or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return
-        self._seen.add(optimizer)
+        if optimizer not in self._seen:
+            self._seen[optimizer] = None
+            self._begin(optimizer, any(x is not None for x in (*args[1:], *kwargs.values())))
+        known = self._seen[optimizer]
+        if known is not None and (paged := known()) is not None:
+            paged.runs_last()  # the program's hooks may have come later
+
+    def _begin(self, optimizer: Optimizer, closure: bool) -> None:
         if is_paged(optimizer):
             return  # the program calls umem.page_optimizer itself
-        if any(given is not None for given in (*args[1:], *kwargs.values())):
-            _log.warning("%s is updated on the device: step() has a closure", _name(optimizer))
-            return
-        try:
-            self._paged.add(page_optimizer(optimizer, **self._how))
-        except UmemError as error:
-            _log.warning("%s is updated on the device: %s", _name(optimizer), error)
-
-
-def _name(optimizer: Optimizer) -> str:
-    return type(optimizer).__name__
+        reason: object = "step() has a closure" if closure else None
+        if not type(optimizer).__module__.startswith("torch.optim"):
+            reason = "it is no class of torch.optim"
+        if reason is None:
+            try:
+                self._seen[optimizer] = weakref.ref(page_optimizer(optimizer, **self._how))
+                return
+            except UmemError as error:
+                reason = error
+        _log.warning("%s is updated on the device: %s", type(optimizer).__name__, reason)

@@ -36,13 +36,14 @@ class Staging:
 
     def __init__(self, nbytes: int, *, pinned: bool) -> None:
         self._memory = _bytes(nbytes, pinned=pinned)
-        self._pinned = pinned
+        self.pinned = pinned
+        self._room = nbytes
         self._used = 0
         self._events: list[torch.cuda.Event] = []
 
     def fits(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether there is room for tensors like these."""
-        return self._used + padded_bytes(tensors) <= self._memory.numel()
+        return self._used + padded_bytes(tensors) <= self._room
 
     def take(self, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
         """Return room for a tensor of this shape and type, with these dense strides."""
@@ -54,14 +55,15 @@ class Staging:
         """Note the copies after which the room may be taken back."""
         self._events = list(events)
 
-    def clear(self, at_least: int) -> None:
-        """Take all room back, when it is not in use any more; make it at least so large."""
+    def clear(self, nbytes: int) -> None:
+        """Take all room back, when it is not in use any more; make it so large."""
         for event in self._events:
             event.synchronize()
         self._events = []
         self._used = 0
-        if self._memory.numel() < at_least:
-            self._memory = _bytes(at_least, pinned=self._pinned)
+        self._room = nbytes
+        if self._memory.numel() < nbytes:
+            self._memory = _bytes(nbytes, pinned=self.pinned)
 
 
 def padded_bytes(tensors: Iterable[Tensor]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,10 +53,7 @@ class HostUpdate:
         self._optimizer = optimizer
         self._open: _Chunk | None = None
         self._flying: deque[_Chunk] = deque()
-        self._spare: list[Staging] = []
         self._lanes: tuple[Any, Any] | None = None  # streams out and in, of a GPU
-        self._thread: ThreadPoolExecutor | None = None
-        self._process = 0  # whose thread it is
         self._added = self._failed = 0  # parameters, in this step
         self._error: BaseException | None = None
 
@@ -90,7 +88,7 @@ class HostUpdate:
         if self._open is not None and not self._open.staging.fits(both):
             self._submit()
         if self._open is None:
-            self._open = _Chunk(self._staging(parameter, padded_bytes(both)))
+            self._open = _Chunk(_stagings.take(padded_bytes(both), pinned=parameter.is_cuda))
         chunk = self._open
         # Fused kernels go through memory in its order: that of all tensors has to be the same.
         strides = layout_of(parameter)
@@ -131,13 +129,6 @@ class HostUpdate:
                 "checkpoint before the next step"
             ) from error
 
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None and self._process == os.getpid():
-            self._thread.shutdown()
-        self._thread = None
-        self._spare.clear()
-
     def _drain(self) -> None:
         self._submit()
         while self._flying:
@@ -161,7 +152,7 @@ class HostUpdate:
             if isinstance(scale := getattr(part, name, None), Tensor):
                 setattr(part, name, copy_of(scale))
         chunk.states = part.state
-        chunk.done = self._executor().submit(_update, part, chunk)
+        chunk.done = _submitted(part, chunk)
         self._flying.append(chunk)
         if len(self._flying) > _IN_FLIGHT:
             self._write_back()
@@ -186,15 +177,7 @@ class HostUpdate:
                     self._optimizer.state[parameter] = state
         self._flying.popleft()
         chunk.staging.busy_until(chunk.events)
-        self._spare.append(chunk.staging)
-
-    def _staging(self, parameter: Tensor, at_least: int) -> Staging:
-        wanted = max(CHUNK_BYTES, at_least)
-        if not self._spare:
-            return Staging(wanted, pinned=parameter.is_cuda)
-        found = self._spare.pop(0)
-        found.clear(at_least)
-        return found
+        _stagings.give(chunk.staging)
 
     @contextlib.contextmanager
     def _lane(self, parameter: Tensor, *, out: bool) -> Iterator[Any]:
@@ -210,11 +193,71 @@ class HostUpdate:
         with torch.cuda.stream(lane):
             yield lane
 
-    def _executor(self) -> ThreadPoolExecutor:
-        if self._thread is None or self._process != os.getpid():  # a fork leaves the thread behind
-            self._thread = ThreadPoolExecutor(1, "umem-host-update")
-            self._process = os.getpid()
-        return self._thread
+
+class _Stagings:
+    """Buffers that are not in use, which all optimizers share."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare: list[Staging] = []
+
+    def take(self, at_least: int, *, pinned: bool) -> Staging:
+        """Return a buffer for a chunk, or for so many bytes if they are more."""
+        nbytes = max(CHUNK_BYTES, at_least)
+        with self._lock:
+            found = next((s for s in self._spare if s.pinned == pinned), None)
+            if found is not None:
+                self._spare.remove(found)
+        if found is None:
+            return Staging(nbytes, pinned=pinned)
+        found.clear(nbytes)
+        return found
+
+    def give(self, staging: Staging) -> None:
+        """Keep a buffer for the next chunk; not more than one optimizer has under way."""
+        with self._lock:
+            if len(self._spare) <= _IN_FLIGHT:
+                self._spare.append(staging)
+
+    def clear(self) -> None:
+        """Free them."""
+        with self._lock:
+            self._spare.clear()
+
+
+_stagings = _Stagings()
+_thread: ThreadPoolExecutor | None = None  # of all optimizers
+
+
+def free_buffers() -> None:
+    """Free the buffers that no chunk is in; the next one makes its own."""
+    _stagings.clear()
+
+
+def _forked() -> None:
+    global _thread, _stagings
+    _thread, _stagings = None, _Stagings()  # the thread is the parent's, and may hold the lock
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
+    """Let the thread update a chunk; where the interpreter ends, update it here."""
+    global _thread
+    try:
+        if _thread is None:
+            _thread = ThreadPoolExecutor(1, "umem-host-update")
+        return _thread.submit(_update, part, chunk)
+    except RuntimeError:  # no thread begins anything any more
+        done: Future[None] = Future()
+        try:
+            _update(part, chunk)
+        except BaseException as error:  # noqa: BLE001 - as of the thread
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
 
 
 def refuse_capture() -> None:

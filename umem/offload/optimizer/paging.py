@@ -7,37 +7,42 @@ import gc
 import itertools
 import logging
 import weakref
-from collections.abc import Iterator, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
 from ...session import session
 from ...session.host_share import host_updated
-from .host_update import HostUpdate, refuse_capture
-from .parts import is_per_parameter, part_of, update
+from .host_update import HostUpdate, free_buffers, refuse_capture
+from .parts import is_per_parameter, overlapping, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
+
+if TYPE_CHECKING:
+    from ...session.step_planner import PlannedStep
 
 _CHUNKS = 8  # chunks that fit the budget: one in use, one arriving, one leaving
 
 _WAYS = ("device", "host", "auto")
 _TRIED = 64  # steps after which `auto` looks for a recorded step no more
+_OTHERS = 2  # steps in which the recorded one may still be another optimizer's
 
 _log = logging.getLogger("umem")
 _paged: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-_on_host: MutableMapping[Tensor, weakref.ref[Optimizer]] = (
-    WeakIdKeyDictionary()
-)  # parameter -> the optimizer that updates it there, by weakref
+_hosts: weakref.WeakSet[PagedOptimizer] = weakref.WeakSet()  # those that update on the host
 
 
 class _Handle(Protocol):
+    id: int
+
     def remove(self) -> None: ...
 
 
@@ -45,15 +50,23 @@ class PagedOptimizer:
     """The effect of `page_optimizer`, until `remove`; also a context manager."""
 
     def __init__(
-        self, optimizer: Optimizer, release_gradients: bool, host_share: float | None
+        self,
+        optimizer: Optimizer,
+        release_gradients: bool,
+        host_share: float | None,
+        automatic: bool = False,
     ) -> None:
         self._optimizer = optimizer
+        # The program did not call for it: what it cannot do is left to the device, and said.
+        self._automatic = automatic
         self._states = States(optimizer)
         self._share = host_share or 0.0
         self._undecided = _TRIED if host_share is None else 0  # steps left to choose in
         self._host = HostUpdate(optimizer) if host_share else None
         self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
-        self._left: set[int] = set()  # of those that had a sparse gradient
+        self._left: set[int] = set()  # of those that are not any more
+        self._shared: set[int] = set()  # ids of parameters whose memory is that of others, too
+        self._planned: PlannedStep | None = None  # that was looked at last
         self._known: list[int] = []  # ids of the parameters that were there at the last choice
         self._failure: StateError | None = None  # of this step
         if self._host is not None:
@@ -82,8 +95,12 @@ class PagedOptimizer:
     def __exit__(self, *error: object) -> None:
         self.remove()
 
-    def remove(self) -> None:
-        """Restore the optimizer. State on the host comes back when an op needs it."""
+    def remove(self, *, give_back: bool = True) -> None:
+        """Restore the optimizer. State on the host comes back when an op needs it.
+
+        Args:
+            give_back: put states of updates on the host back on the device.
+        """
         for handle in self._handles:
             handle.remove()
         if self._release is not None:
@@ -91,15 +108,18 @@ class PagedOptimizer:
         _paged.discard(self._optimizer)
         removed = not self._handles
         self._handles.clear()
+        self._undecided = 0
         if self._host is None or removed:
             return
         try:
             self._host.finish()
         finally:
-            self._host.give_back(self._updated_on_host())
-            self._host.close()
-            for parameter in self._updated_on_host():
-                _on_host.pop(parameter, None)
+            if give_back:
+                self._host.give_back(self._updated_on_host())
+            self._host = None
+            _hosts.discard(self)
+            if not _hosts:
+                free_buffers()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -113,11 +133,21 @@ class PagedOptimizer:
         with self._release.paused():
             yield
 
+    def runs_last(self) -> None:
+        """Let its hook run behind those that the program has registered since."""
+        hooks: Any = self._optimizer._optimizer_step_pre_hooks
+        if self._handles and (number := self._handles[0].id) in hooks:
+            hooks.move_to_end(number)
+
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run all of the step but its last part, which is left to the step itself."""
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
+        if self._host is not None and closure and self._automatic:
+            _log.warning("%s is updated on the device: step() has a closure", _name(optimizer))
+            self.remove()
+            return None
         if self._host is not None:
             self._check_host_step(closure)
             self._choose()
@@ -171,17 +201,20 @@ class PagedOptimizer:
         return rest
 
     def _takes(self, parameter: Tensor) -> bool:
-        """Return whether the host updates it: not from the first sparse gradient on."""
+        """Return whether the host updates it.
+
+        Not from the first sparse gradient on, nor once its memory is another parameter's, too: the
+        one that is copied back last would undo the other one's update.
+        """
         if id(parameter) not in self._chosen:
             return False
         assert parameter.grad is not None
-        if parameter.grad.layout == torch.strided:
+        if parameter.grad.layout == torch.strided and id(parameter) not in self._shared:
             return True
         assert self._host is not None
         self._host.give_back([parameter])
         self._chosen.discard(id(parameter))
         self._left.add(id(parameter))
-        _on_host.pop(parameter, None)
         return False
 
     def _choose(self) -> None:
@@ -191,9 +224,12 @@ class PagedOptimizer:
         beside them.
         """
         assert self._host is not None
-        parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
+        parameters = [p for p in parameters_of(self._optimizer) if _updatable(p)]
+        self._shared = overlapping(parameters)
         if self._known == (known := [id(p) for p in parameters]):
             return
+        if self._automatic:
+            parameters = self._plain(parameters)
         self._check_plain(parameters)
         left = self._share * sum(p.nbytes for p in parameters)
         left -= sum(p.nbytes for p in parameters if id(p) in self._chosen)
@@ -206,6 +242,18 @@ class PagedOptimizer:
             left -= parameter.nbytes
         self._claim(chosen)
         self._known = known
+
+    def _plain(self, parameters: list[Tensor]) -> list[Tensor]:
+        """Return those that can be claimed: of one device, no wrappers, and nobody else's."""
+        found = [p for p in parameters if not is_traceable_wrapper_subclass(p)]
+        found = [p for p in found if p.device == found[0].device and not self._has_other_owner(p)]
+        if len(found) < len(parameters) and not self._chosen:
+            _log.warning(
+                "%s: %d of %d parameters are updated on the device: they wrap others, are on "
+                "another device, or another optimizer updates them on the host",
+                _name(self._optimizer), len(parameters) - len(found), len(parameters),
+            )  # fmt: skip
+        return found
 
     @staticmethod
     def _check_plain(parameters: list[Tensor]) -> None:
@@ -232,14 +280,17 @@ class PagedOptimizer:
                     f"{tuple(parameter.shape)} is updated on the host by another optimizer; call "
                     "remove() on what that call returned"
                 )
+        _hosts.add(self)
         for parameter in parameters:
-            _on_host[parameter] = weakref.ref(self._optimizer)
             self._chosen.add(id(parameter))
             self._host.adopt(parameter)
 
     def _has_other_owner(self, parameter: Tensor) -> bool:
-        owner = _on_host.get(parameter)
-        return owner is not None and owner() not in (None, self._optimizer)
+        return any(
+            any(p is parameter for p in other._updated_on_host())
+            for other in list(_hosts)
+            if other is not self and id(parameter) in other._chosen
+        )
 
     def _updated_on_host(self) -> list[Tensor]:
         return [p for p in parameters_of(self._optimizer) if id(p) in self._chosen]
@@ -256,25 +307,33 @@ class PagedOptimizer:
             raise failure
 
     def _decide(self) -> None:
-        """Choose what the host updates, once a step was recorded."""
-        chosen = host_updated(released=self._release is not None)
-        self._undecided = 0 if chosen is not None else self._undecided - 1
-        if not chosen:
+        """Choose what the host updates, once a step of this optimizer was recorded."""
+        if self._undecided > _TRIED - _OTHERS:
+            self._undecided -= 1
             return
-        parameters = [p for p in parameters_of(self._optimizer) if p.requires_grad]
-        mine = [p for p in parameters if p.data_ptr() in chosen]
+        parameters = [p for p in parameters_of(self._optimizer) if _updatable(p)]
+        if self._automatic:
+            parameters = self._plain(parameters)
+        here = {p.data_ptr() for p in parameters}
+        chosen = host_updated(here, self._planned, released=self._release is not None)
+        self._planned = session.planned_step()
+        self._undecided = 0 if chosen is not None else self._undecided - 1
+        mine = [p for p in parameters if p.data_ptr() in (chosen or ())]
+        if not mine:
+            return
+        host = HostUpdate(self._optimizer)
         try:
             self._check_plain(parameters)
             _check_room(self._optimizer, mine)
+            self._host = host
+            self._claim(mine)
         except ConfigError as error:
+            self._host = None
             _log.warning("%s; all parameters are updated on the device", error)
-            return
-        if not mine:
             return
         self._share = sum(p.nbytes for p in mine) / sum(p.nbytes for p in parameters)
         self._known = [id(p) for p in parameters]
-        self._host = HostUpdate(self._optimizer)
-        self._claim(mine)
+        self._shared = overlapping(parameters)
         if self._release is not None:
             self._release.use(self._host)
         _log.info("%r", self)
@@ -304,6 +363,21 @@ class PagedOptimizer:
         return chunks
 
 
+def _updatable(parameter: Tensor) -> bool:
+    """Return whether it is trained, and has memory that can be copied."""
+    return (
+        parameter.requires_grad
+        and not is_lazy(parameter)
+        and not is_fake(parameter)
+        and parameter.layout == torch.strided
+        and parameter.device.type != "meta"
+    )
+
+
+def _name(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
+
+
 def is_paged(optimizer: Optimizer) -> bool:
     """Return whether `page_optimizer` is in force for it."""
     return optimizer in _paged
@@ -315,6 +389,7 @@ def page_optimizer(
     release_gradients: bool = False,
     update: str = "device",
     share: float | None = None,
+    _automatic: bool = False,
 ) -> PagedOptimizer:
     """Keep an optimizer's state on the host, and bring it to the device around its `step()`.
 
@@ -362,7 +437,7 @@ def page_optimizer(
     host_share = {"device": 0.0, "host": 1.0 if share is None else share, "auto": None}[update]
     if host_share != 0:
         _check_host(found, update, host_share or 0.0)
-    return PagedOptimizer(found, release_gradients, host_share)
+    return PagedOptimizer(found, release_gradients, host_share, _automatic)
 
 
 def _unwrapped(optimizer: object) -> Optimizer:

@@ -19,6 +19,32 @@ def is_per_parameter(optimizer: Optimizer) -> bool:
     return module.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
 
 
+def overlapping(parameters: Iterable[Tensor]) -> set[int]:
+    """Return the ids of parameters that lie in the same memory as another one, in part or whole.
+
+    Such as weights that are tied by `.data`.
+    """
+    spans = sorted(
+        (p.data_ptr(), p.data_ptr() + _span(p) * p.element_size(), id(p))
+        for p in parameters
+        if p.numel()
+    )
+    found: set[int] = set()
+    end, last = 0, 0
+    for start, stop, number in spans:
+        if start < end and number != last:
+            found |= {last, number}
+        if stop > end:
+            end, last = stop, number
+    return found
+
+
+def _span(tensor: Tensor) -> int:
+    """Return the elements from the first to the last of a tensor that is not empty."""
+    shape, strides = tensor.shape, tensor.stride()
+    return 1 + sum((n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True))
+
+
 def update(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Run `optimizer.step()` for these parameters, without its hooks."""
     _plain_step(optimizer)(part_of(optimizer, parameters))

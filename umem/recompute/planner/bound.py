@@ -109,9 +109,11 @@ class Relaxation:
             updated: the updates that the host does; None: what is best.
             time_limit_s: of the solver.
         """
-        if updated is not None:
-            done = np.array([float(update in updated) for update in self.terms.updates])
-            self.program.bound(self.updated, done, done)
+        known = self.terms.updates
+        done = None if updated is None else np.array([float(u in updated) for u in known])
+        if known:
+            lower, upper = (done, done) if done is not None else (0.0, 1.0)
+            self.program.bound(self.updated, lower, upper)
         over = self.over if more is None else self.over + more
         if over.max(initial=0) <= 0 and not len(self.updated):
             self.program.values = np.zeros(self.program.n_variables)
@@ -258,9 +260,10 @@ class Relaxation:
         less_before, less_after = terms.times_beside(begin, at)
         moved = np.repeat(terms.bytes[:, None], count, axis=1) / MIB
         clean = terms.idle_parameters(at) / MIB
+        left = terms.idle_gradients(at) / MIB
         sides = (
             (device.bytes_per_us_out, before, spans.out_since(begin), again_by, spans.clean,
-             less_before, terms.written_before(begin, at) / MIB - clean, moved - clean),
+             less_before, terms.written_before(begin, at) / MIB - clean, moved - clean - left),
             (device.bytes_per_us_in, after, spans.in_until(begin), whole, spans.unread,
              less_after, terms.used_after(begin, at) / MIB, moved),
         )  # fmt: skip

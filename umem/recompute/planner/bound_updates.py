@@ -96,6 +96,20 @@ class UpdateTerms:
                 row += int(step.bytes[parameter]) * inside
         return found
 
+    def idle_gradients(self, instants: Ints) -> Ints:
+        """Return the bytes of gradients between their completion and their last use, [u, k].
+
+        One that leaves there, and is only read again, needs no other way out.
+        """
+        step = self.spans.trace
+        found = np.zeros((len(self.updates), len(instants)), np.int64)
+        for row, update in zip(found, self.updates, strict=True):
+            for _, gradient in update.pairs:
+                others = np.setdiff1d(step.uses(gradient), update.ops)
+                inside = (instants > others[0]) & (instants < others[-1])
+                row += int(step.bytes[gradient]) * inside
+        return found
+
     def written_before(self, begin: int, instants: Ints) -> Ints:
         """Return the bytes of their states in `IdleIntervals.out_since(begin)`, [u, k]."""
         written, n = self.spans.write_op[:, None], self.spans.trace.n_ops

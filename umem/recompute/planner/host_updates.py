@@ -16,15 +16,11 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the parameters' bytes that the host u
 
 @dataclass(frozen=True)
 class Update:
-    """The ops that update a parameter, and what they access. Tensors of a step.
-
-    More than one parameter is updated together where ops take them all and do not tell which
-    tensor belongs to which.
-    """
+    """The ops that update a parameter, and what they access. Tensors of a step."""
 
     ops: tuple[int, ...]
     parts: tuple[float, ...]  # of each op's time; below 1 where it updates other parameters too
-    pairs: tuple[tuple[int, int], ...]  # parameters and their gradients
+    pairs: tuple[tuple[int, int], ...]  # the parameter and its gradient
     inside: tuple[int, ...]  # states, and other tensors that nothing else accesses
     accesses: tuple[int, ...]  # of these ops, as indices into the step's accesses
     bytes: int  # that the host reads and writes
@@ -105,7 +101,6 @@ def on_host(step: StepTrace, updates: Iterable[Update], device: DeviceProfile) -
             update.pairs, host_us(step, update, device), strict=True
         )
     ]
-    parameter, gradient, us = zip(*rows, strict=True)
     return replace(
         step,
         op_us=step.op_us * np.where(left > 1e-9, left, 0.0),  # up to rounding
@@ -119,9 +114,21 @@ def on_host(step: StepTrace, updates: Iterable[Update], device: DeviceProfile) -
         access_tensor=step.access_tensor[access],
         access_write=step.access_write[access],
         access_read=None if step.access_read is None else step.access_read[access],
-        updates=HostUpdates(
-            np.array(parameter, np.int64), np.array(gradient, np.int64), np.array(us, np.float64)
-        ),
+        updates=_more(step.updates, rows),
+    )
+
+
+def _more(before: HostUpdates | None, rows: Sequence[tuple[int, int, float]]) -> HostUpdates:
+    parameter, gradient, us = zip(*rows, strict=True)
+    made = HostUpdates(
+        np.array(parameter, np.int64), np.array(gradient, np.int64), np.array(us, np.float64)
+    )
+    if before is None:
+        return made
+    return HostUpdates(
+        np.concatenate((before.parameter, made.parameter)),
+        np.concatenate((before.gradient, made.gradient)),
+        np.concatenate((before.us, made.us)),
     )
 
 
@@ -210,19 +217,23 @@ def _groups(step: StepTrace, ops: Bools) -> list[list[int]]:
 def _together(step: StepTrace, op: int) -> list[range]:
     """Return an op's accesses in rows that belong together.
 
-    An op on lists has those of the first list, then those of the next one. The lists are as long as
-    there are parameters, or else gradients, or else states.
+    An op on lists has those of the first list, then those of the next one, and single tensors at
+    the end. `_foreach_` ops write one list; `_fused_` ones have a list of parameters, or else of
+    gradients.
     """
     start, end = int(step.access_start[op]), int(step.access_start[op + 1])
     whole, name = range(start, end), step.op_names[op]
-    if "_foreach_" not in name and "_fused_" not in name:
+    if "_foreach_" in name:
+        length = int(step.access_write[start:end].sum())
+    elif "_fused_" in name:
+        tags = [step.tags[tensor] for tensor in step.access_tensor[start:end].tolist()]
+        length = tags.count("param") or tags.count("grad")
+    else:
+        length = 0
+    if not length:
         return [whole]
-    tags = [step.tags[tensor] for tensor in step.access_tensor[start:end].tolist()]
-    counts = (tags.count(tag) for tag in ("param", "grad", "optimizer"))
-    length = next((count for count in counts if count), len(tags))
-    if len(tags) % length:
-        return [whole]
-    return [whole[i::length] for i in range(length)]
+    lists = whole[: len(whole) - len(whole) % length]
+    return [lists[i::length] for i in range(length)]
 
 
 def _update(step: StepTrace, accesses: Sequence[int], ops: Bools) -> Update | None:
@@ -249,7 +260,10 @@ def _checked(
 ) -> Update | None:
     parameters, gradients, inside = found
     alike = [int(step.bytes[p]) for p in parameters] == [int(step.bytes[g]) for g in gradients]
-    if not parameters or not alike or not step.large[parameters].all():
+    # Ops on several parameters that are no lists do not tell what belongs together.
+    if len(parameters) != 1 or not alike:
+        return None
+    if not step.movable[[*parameters, *gradients]].all():
         return None
     if any(step.tags[tensor] in ("activation", "input") for tensor in (*gradients, *inside)):
         return None  # it is the forward pass of another network
