@@ -244,7 +244,7 @@ class PagedOptimizer:
         self._known = known
 
     def _plain(self, parameters: list[Tensor]) -> list[Tensor]:
-        """Return those that can be claimed: of one device, no wrappers, and of no other optimizer."""
+        """Return those to claim: of one device, no wrappers, and of no other optimizer."""
         found = [p for p in parameters if not is_traceable_wrapper_subclass(p)]
         found = [p for p in found if p.device == found[0].device and not self._has_other_owner(p)]
         if len(found) < len(parameters) and not self._chosen:
