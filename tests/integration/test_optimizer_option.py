@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -86,6 +88,13 @@ def test_a_share_of_each_does(plain: list[torch.Tensor]) -> None:
         assert on_host(optimizer) == [False] * 3 + [True] * 3
 
 
+@pytest.fixture
+def host_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The more the host updates the better: else it depends on this machine's speed."""
+    monkeypatch.setattr(host_share, "_estimate_us", lambda _, share, *a, **k: 2.0 - share)
+
+
+@pytest.mark.usefixtures("host_is_best")
 @pytest.mark.parametrize("way", ["option", "call", "released"])
 def test_auto_chooses_from_a_recorded_step(way: str, plain: list[torch.Tensor]) -> None:
     how = "auto" if way == "option" else "device"
@@ -97,11 +106,10 @@ def test_auto_chooses_from_a_recorded_step(way: str, plain: list[torch.Tensor]) 
             paged = umem.page_optimizer(optimizer, update="auto", release_gradients=released)
             assert "not chosen yet" in repr(paged)
         check(run(net, optimizer), plain)
-        if way != "released":  # else so little has to move that either is as fast
-            assert any(on_host(optimizer))
+        assert all(on_host(optimizer))
         if paged is not None:
             assert "not chosen yet" not in repr(paged)
-            assert ("updated on the host" in repr(paged)) == any(on_host(optimizer))
+            assert "updated on the host" in repr(paged)
             paged.remove()
             assert not any(on_host(optimizer))
         del paged
@@ -164,9 +172,12 @@ def test_an_optimizer_dies_with_the_program_s_last_name() -> None:
         net, optimizer = made()
         run(net, optimizer, 2)
         gone = weakref.ref(optimizer)
-        del net, optimizer
-        gc.collect()
-        assert gone() is None
+        gc.disable()  # nor does it wait for the collector
+        try:
+            del net, optimizer
+            assert gone() is None
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("text", ["150%", "gpu", "0.5", "-1%"])
@@ -192,7 +203,9 @@ def test_more_is_updated_on_a_faster_host() -> None:
         recorded = session.planned_step()
         assert recorded is not None
         device = device_profiles.find("a100-pcie4")
-        planned = recorded._replace(device=device)
+        trace = recorded.trace
+        trace = replace(trace, op_us=np.full(trace.n_ops, 1.0))  # else it is this machine's
+        planned = recorded._replace(device=device, trace=trace)
         addresses = {p.data_ptr() for p in net.parameters() if p.dim() == 2}
 
         def choose(planned: PlannedStep, rate: float, mine: set[int]) -> frozenset[int] | None:
@@ -291,16 +304,18 @@ def test_a_parameter_of_two_optimizers_is_one_s(how: str) -> None:
         check(train(), expected)
 
 
+@pytest.mark.usefixtures("host_is_best")
 def test_auto_waits_for_a_step_of_its_own() -> None:
     with umem.enable(budget="32MiB", device="soft", policy="auto", optimizer="auto"):
         net, optimizer = made()
         run(net, optimizer)
-        first = on_host(optimizer)
+        assert all(on_host(optimizer))
         del net, optimizer
         gc.collect()
         net, optimizer = made()  # another model, of the same kind
         run(net, optimizer)
-        assert any(on_host(optimizer)) == any(first)
+        assert any(on_host(optimizer))  # a plan of the first one's steps knows some of them
+        del net, optimizer
 
 
 def test_many_optimizers_share_a_thread_and_buffers() -> None:

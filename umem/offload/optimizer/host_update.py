@@ -22,7 +22,7 @@ from torch.optim import SGD, Optimizer
 from ...errors import StateError
 from ...session.session import host_memory
 from .host_memory import Staging, copy_of, layout_of, padded_bytes
-from .parts import part_of, update
+from .parts import OfOptimizer, part_of, update
 
 CHUNK_BYTES = 32 << 20  # of gradients and parameters: what one update takes
 _IN_FLIGHT = 2  # chunks: one is updated while another one travels
@@ -40,7 +40,7 @@ class _Chunk:
     done: Future[None] | None = None
 
 
-class HostUpdate:
+class HostUpdate(OfOptimizer):
     """The updates of some parameters of one optimizer, by torch's kernels for the host.
 
     Each parameter that is added is copied out together with its gradient, updated by a thread, and
@@ -50,7 +50,7 @@ class HostUpdate:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._open: _Chunk | None = None
         self._flying: deque[_Chunk] = deque()
         self._lanes: tuple[Any, Any] | None = None  # streams out and in, of a GPU

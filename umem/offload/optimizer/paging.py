@@ -22,7 +22,7 @@ from ...errors import ConfigError, StateError
 from ...session import session
 from ...session.host_share import host_updated
 from .host_update import HostUpdate, free_buffers, refuse_capture
-from .parts import is_per_parameter, overlapping, part_of, update
+from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
 
@@ -46,7 +46,7 @@ class _Handle(Protocol):
     def remove(self) -> None: ...
 
 
-class PagedOptimizer:
+class PagedOptimizer(OfOptimizer):
     """The effect of `page_optimizer`, until `remove`; also a context manager."""
 
     def __init__(
@@ -56,7 +56,7 @@ class PagedOptimizer:
         host_share: float | None,
         automatic: bool = False,
     ) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         # The program did not call for it: what it cannot do is left to the device, and said.
         self._automatic = automatic
         self._states = States(optimizer)
@@ -83,7 +83,8 @@ class PagedOptimizer:
         self._loaded(optimizer)
 
     def __repr__(self) -> str:
-        what = type(self._optimizer).__name__
+        optimizer = self._reference()
+        what = "gone" if optimizer is None else type(optimizer).__name__
         how = f", {self._share:.0%} updated on the host" if self._host else ""
         how += ", where it updates is not chosen yet" if self._undecided else ""
         how += ", gradients released" if self._release else ""
@@ -105,10 +106,12 @@ class PagedOptimizer:
             handle.remove()
         if self._release is not None:
             self._release.remove()
-        _paged.discard(self._optimizer)
         removed = not self._handles
         self._handles.clear()
         self._undecided = 0
+        if (optimizer := self._reference()) is None:
+            return
+        _paged.discard(optimizer)
         if self._host is None or removed:
             return
         try:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+
+
+class OfOptimizer:
+    """A part of what an optimizer's hooks keep alive, which in turn does not keep the optimizer.
+
+    Else both, with model and states, would stay until the garbage collector runs.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._reference = weakref.ref(optimizer)
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        found = self._reference()
+        assert found is not None, "its hooks have ended with it"
+        return found
 
 
 def is_per_parameter(optimizer: Optimizer) -> bool:

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 
 from ...errors import StateError
 from .host_update import HostUpdate
-from .parts import update
+from .parts import OfOptimizer, update
 from .states import States, acting, parameters_of
 
 
-class Release:
+class Release(OfOptimizer):
     """Hooks on the parameters of an optimizer, including parameters that are added later.
 
     Remaining gradients (new parameters, accumulated gradients) are left to `step()`.
@@ -35,7 +35,8 @@ class Release:
         host: HostUpdate | None,
         takes: Callable[[Tensor], bool],
     ) -> None:
-        self._optimizer, self._states = optimizer, states
+        super().__init__(optimizer)
+        self._states = states
         self._host, self._takes = host, takes  # the latter says which parameters the host updates
         self._lock = threading.Lock()  # each device has its own backward thread
         self._hooks: dict[int, Any] = {}  # by the parameter's id

@@ -14,17 +14,18 @@ from ...errors import NotSupportedError, OutOfMemoryError, StateError
 from ...residency import hints
 from ...residency.spans import StorageSpan, parts
 from ...session import session
+from .parts import OfOptimizer
 
 _log = logging.getLogger("umem")
 
 _SHARED = "pool"  # small blocks: their pages also hold bytes of other tensors
 
 
-class States:
+class States(OfOptimizer):
     """The states of one optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._warned = False
 
     def of(self, parameter: Tensor) -> list[Tensor]:
