@@ -562,7 +562,8 @@ def test_a_refused_closure_loses_no_update_of_the_backward_pass() -> None:
 def test_a_refused_call_leaves_nothing_behind() -> None:
     with umem.enable(budget="64MiB", device="soft", policy="lru"):
         a, b = (torch.nn.Parameter(torch.zeros(512, 512)) for _ in range(2))
-        first = umem.page_optimizer(torch.optim.Adam([a]), update="host")
+        owner = torch.optim.Adam([a])
+        first = umem.page_optimizer(owner, update="host")
         adam = torch.optim.Adam([a, b])
         b.grad = torch.ones_like(b)
         adam.step()
@@ -570,7 +571,7 @@ def test_a_refused_call_leaves_nothing_behind() -> None:
             umem.page_optimizer(adam, update="host")
         assert core.owns(adam.state[b]["exp_avg"].data_ptr())
         umem.page_optimizer(torch.optim.Adam([b]), update="host").remove()
-        del first  # without a remove(), as when a notebook's cell runs again
+        del first, owner  # without a remove(), as when a notebook's cell runs again
         umem.page_optimizer(adam, update="host").remove()
         assert all(held(adam))
         del a, b, adam

@@ -292,7 +292,9 @@ class PagedOptimizer(OfOptimizer):
         return any(
             any(p is parameter for p in other._updated_on_host())
             for other in list(_hosts)
-            if other is not self and id(parameter) in other._chosen
+            if other is not self
+            and other._reference() is not None
+            and id(parameter) in other._chosen
         )
 
     def _updated_on_host(self) -> list[Tensor]:
