@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import subprocess
@@ -9,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,14 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture(scope="module")
-def plain() -> list[torch.Tensor]:
+@functools.cache
+def _plain() -> list[torch.Tensor]:
     return run(*made())
+
+
+@pytest.fixture  # not of the module, for which threads are not set yet
+def plain() -> list[torch.Tensor]:
+    return _plain()
 
 
 def check(weights: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
@@ -142,7 +147,7 @@ def test_what_the_host_cannot_update_stays(how: str, caplog: pytest.LogCaptureFi
     with umem.enable(budget="256MiB", device="soft", policy="lru", optimizer=how):
         net, adam = made()
         lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=1)
-        loss = partial(loss_of, net)
+        loss = functools.partial(loss_of, net)
         with caplog.at_level(logging.WARNING, "umem"):
             lbfgs.step(loss)
             lbfgs.step(loss)
