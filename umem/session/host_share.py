@@ -33,7 +33,7 @@ def host_updated(
 
     Args:
         parameters: the addresses of the optimizer's parameters.
-        after: the step that was planned when the optimizer was paged.
+        after: the step that was looked at last.
         released: gradients leave in the backward pass, and not in the optimizer's step.
 
     Returns:

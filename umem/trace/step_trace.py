@@ -116,6 +116,11 @@ class StepTrace:
         """[n + 1] Start of each op without any stall; the last entry is the step's compute time."""
         return np.concatenate(([0.0], np.cumsum(self.op_us)))
 
+    @cached_property
+    def begin_twice_us(self) -> Floats:
+        """[2 n + 1] The same for two steps in a row."""
+        return np.concatenate((self.begin_us, self.begin_us[1:] + self.compute_us))
+
     @property
     def compute_us(self) -> float:
         """Total time of all ops."""
@@ -154,7 +159,7 @@ class StepTrace:
         end = np.concatenate((op[inner + 1], op[self.use_start[around]] + self.n_ops))
         keep = end - start > 1
         tensors, start, end = tensors[keep], start[keep], end[keep]
-        begin = np.concatenate((self.begin_us, self.begin_us[1:] + self.compute_us))
+        begin = self.begin_twice_us
         return Gaps(tensors, start, end, begin[end] - begin[start + 1])
 
     @cached_property

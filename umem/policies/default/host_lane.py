@@ -70,7 +70,7 @@ def updated(trace: StepTrace, device: DeviceProfile, gaps: Gaps) -> Updated | No
 def _held(trace: StepTrace, gradients: Ints, arrives: Floats) -> Ints:
     n = trace.n_ops
     change = np.zeros(2 * n + 1, np.int64)
-    begin = np.concatenate((trace.begin_us[:-1], trace.begin_us + trace.compute_us))
+    begin = trace.begin_twice_us
     np.add.at(change, trace.last[gradients] + 1, trace.bytes[gradients])
     until = np.searchsorted(begin, arrives, side="left")
     np.add.at(change, np.minimum(until, 2 * n), -trace.bytes[gradients])
@@ -81,7 +81,7 @@ def _held(trace: StepTrace, gradients: Ints, arrives: Floats) -> Ints:
 def _after(trace: StepTrace, away: Gaps, updates: HostUpdates, arrives: Floats) -> Ints:
     """Return for each update the op after which its parameter may return."""
     n = trace.n_ops
-    begin = np.concatenate((trace.begin_us[:-1], trace.begin_us + trace.compute_us))
+    begin = trace.begin_twice_us
     left = np.maximum(begin[away.start[updates.parameter] + 1], arrives[updates.gradient])
     due = away.end[updates.parameter]
     end: Floats = np.zeros(len(updates.us))

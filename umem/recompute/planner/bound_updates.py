@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ import numpy as np
 from ...analysis.idle_intervals import IdleIntervals
 from ...base.device_profiles import DeviceProfile
 from ...trace.step_trace import Bools, Floats, Ints, Kind
-from .host_updates import Update, host_us
+from .host_updates import Update, host_us, uses_beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +61,8 @@ class UpdateTerms:
                 alive = (instants >= step.first[tensor]) & (instants <= step.last[tensor])
                 row += int(step.bytes[tensor]) * alive
             for parameter, gradient in update.pairs:
-                others = np.setdiff1d(step.uses(parameter), update.ops)
-                made = np.setdiff1d(step.uses(gradient), update.ops)
+                others = uses_beside(step, parameter, update.ops)
+                made = uses_beside(step, gradient, update.ops)
                 row += int(step.bytes[gradient]) * (instants > made[-1])
                 away = (instants < others[0]) | (instants > others[-1])
                 row += int(step.bytes[parameter]) * away
@@ -87,27 +88,23 @@ class UpdateTerms:
 
         No op of the step writes them, so that they need no write-back.
         """
-        step = self.spans.trace
-        found = np.zeros((len(self.updates), len(instants)), np.int64)
-        for row, update in zip(found, self.updates, strict=True):
-            for parameter, _ in update.pairs:
-                others = np.setdiff1d(step.uses(parameter), update.ops)
-                inside = (instants > others[0]) & (instants < others[-1])
-                row += int(step.bytes[parameter]) * inside
-        return found
+        return self._idle([parameter for u in self.updates for parameter, _ in u.pairs], instants)
 
     def idle_gradients(self, instants: Ints) -> Ints:
         """Return the bytes of gradients between their completion and their last use, [u, k].
 
         One that leaves there, and is only read again, needs no other way out.
         """
+        return self._idle([gradient for u in self.updates for _, gradient in u.pairs], instants)
+
+    def _idle(self, tensors: Sequence[int], instants: Ints) -> Ints:
+        """Return the bytes of one tensor of each update, between its uses by other ops, [u, k]."""
         step = self.spans.trace
         found = np.zeros((len(self.updates), len(instants)), np.int64)
-        for row, update in zip(found, self.updates, strict=True):
-            for _, gradient in update.pairs:
-                others = np.setdiff1d(step.uses(gradient), update.ops)
-                inside = (instants > others[0]) & (instants < others[-1])
-                row += int(step.bytes[gradient]) * inside
+        for row, update, tensor in zip(found, self.updates, tensors, strict=True):
+            others = uses_beside(step, tensor, update.ops)
+            inside = (instants > others[0]) & (instants < others[-1])
+            row += int(step.bytes[tensor]) * inside
         return found
 
     def written_before(self, begin: int, instants: Ints) -> Ints:

@@ -144,12 +144,12 @@ def _time_away(step: StepTrace, update: Update) -> float:
     begin = step.begin_us
     return min(
         step.compute_us
-        + float(begin[step.uses(p)[0]] - begin[_uses_beside(step, g, update.ops)[-1] + 1])
+        + float(begin[step.uses(p)[0]] - begin[uses_beside(step, g, update.ops)[-1] + 1])
         for p, g in update.pairs
     )
 
 
-def _uses_beside(step: StepTrace, tensor: int, ops: Sequence[int]) -> Ints:
+def uses_beside(step: StepTrace, tensor: int, ops: Sequence[int]) -> Ints:
     """Return the ops that access a tensor without these, ascending."""
     return np.setdiff1d(step.uses(tensor), ops)
 
@@ -167,11 +167,11 @@ def _update_ops(step: StepTrace) -> Bools:
     found: Bools = np.zeros(step.n_ops, bool)
     found[op[(tags == "optimizer")[tensor] | (param[tensor] & step.access_write)]] = True
     found[: phases(step).backward] = False
-    found[op[other[tensor]]] = False
-    made = (step.kind == Kind.TRANSIENT) & ~other & (tags != "grad")
-    theirs: Bools = np.zeros(step.n_tensors, bool)
     barred: Bools = np.zeros(step.n_ops, bool)
     barred[op[other[tensor]]] = True
+    found &= ~barred
+    made = (step.kind == Kind.TRANSIENT) & ~other & (tags != "grad")
+    theirs: Bools = np.zeros(step.n_tensors, bool)
     starts = step.access_start.tolist()
     for at in range(step.n_ops):
         accessed = tensor[starts[at] : starts[at + 1]]
@@ -268,7 +268,7 @@ def _checked(
     if any(step.tags[tensor] in ("activation", "input") for tensor in (*gradients, *inside)):
         return None  # it is the forward pass of another network
     ops = sorted({int(step.access_op[at]) for at in accesses})
-    if any(_uses_beside(step, tensor, ops)[-1] > ops[0] for tensor in (*parameters, *gradients)):
+    if any(uses_beside(step, tensor, ops)[-1] > ops[0] for tensor in (*parameters, *gradients)):
         return None  # another network uses the new value in this step
     carriers: list[int] = np.flatnonzero(np.isin(step.next_alias, gradients)).tolist()
     if any(len(step.uses(t)) for t in carriers):
