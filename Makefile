@@ -23,7 +23,7 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
+.PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
 	bench-programs bench-host-update bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
@@ -62,6 +62,12 @@ fuzz: $(INSTALLED)
 	for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
 		$(BIN)/python tests/fuzz/run.py $$target --seconds $(SECONDS) $(FUZZ_ARGS) || exit 1; \
 	done
+
+# Engines on two ranks of gloo, and other programs of several threads or optimizers: equal bits, and
+# what plans make of them. All 27 take about 15 minutes.
+TRIALS ?=
+test-distributed: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m distributed.run $(TRIALS)
 
 # Trainings that change all the time, with umem and without: memory is flat and bits are equal.
 MINUTES ?= 60

@@ -53,7 +53,12 @@ PY_LAYERS = (
 PY_APART = ("lint", "monitor", "offload.checkpoint", "offload.optimizer")
 # _autoload imports only os; integrations/torch/build.py stands alone for setup.py and reads the
 # compiler, CXX.
-ENVIRONMENT_READERS = ("config/settings.py", "_autoload.py", "integrations/torch/build.py")
+ENVIRONMENT_READERS = (
+    "config/settings.py",
+    "config/ranks.py",
+    "_autoload.py",
+    "integrations/torch/build.py",
+)
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 _GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")

@@ -1,6 +1,6 @@
 """The native core: src/bindings."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypedDict, overload
 
 import numpy as np
@@ -227,6 +227,8 @@ def step_estimate(
 ) -> tuple[float, Ints]: ...
 def family_of(name: str) -> str: ...
 def set_advisor(advisor: Advisor | None) -> None: ...
+def set_awaited(storages: Sequence[int], arrive: Callable[[int], None]) -> None: ...
+def awaits() -> bool: ...
 def sleep(
     tags: Iterable[str], discard: bool
 ) -> tuple[int, int, bool]: ...  # number, bytes, shown as free

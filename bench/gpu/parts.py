@@ -20,6 +20,7 @@ LETTERS = {
     "d": "Not everything fits",
     "e": "The largest batch",
     "f": "Device bytes against the budget",
+    "g": "Where the optimizer updates",
 }
 
 
@@ -79,6 +80,15 @@ PARTS = (
     Part("maxbatch", "e", "maxbatch", "The largest batch", 120, processes=2),
     Part(
         "peak", "f", "peak", "Device bytes against the budget", 90, processes=2, needs=("sizing",)
+    ),
+    Part(
+        "hostshare",
+        "g",
+        "hostshare",
+        "Where the optimizer updates",
+        240,
+        processes=2,
+        needs=("sizing",),
     ),
 )
 BEYOND = Part(

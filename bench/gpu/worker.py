@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -66,6 +67,8 @@ class GpuRun(worker.Run):
             "configure": self._configure,
             "ballast": self._hold_ballast,
             "technique": self._technique,
+            "optimizer": self._page_optimizer,
+            "torchao": self._use_torchao,
             "rebuild": self._rebuild,
             "peak": self._peak,
             "watch": self._watch,
@@ -109,6 +112,34 @@ class GpuRun(worker.Run):
         gc.collect()
         self._cuda.empty_cache()
         self._cuda.reset_peak_memory_stats()
+        return {}
+
+    def _page_optimizer(
+        self, update: str | None, share: float | None, overlap: bool, release: bool
+    ) -> dict[str, Any]:
+        """Let umem page the optimizer of this training; `update` None leaves it as it is."""
+        if update is not None:
+            umem.page_optimizer(
+                self.training.optimizer,
+                update=update,
+                share=share,
+                overlap=overlap,
+                release_gradients=release,
+            )
+        return {}
+
+    def _use_torchao(self) -> dict[str, Any]:
+        """Replace the optimizer by torchao's, whose states and updates are on the host."""
+        import torch
+
+        options = self.training.optimizer.param_groups[0]
+        self.training.optimizer = importlib.import_module("torchao.optim").CPUOffloadOptimizer(
+            self.training.net.parameters(),
+            torch.optim.AdamW,
+            fused=True,
+            lr=options["lr"],
+            weight_decay=options["weight_decay"],
+        )
         return {}
 
     def _rebuild(self, workload: str, steps: int = 2) -> dict[str, Any]:

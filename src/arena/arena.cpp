@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/assert.h"
+#include "base/thread_role.h"
 
 namespace umem::arena {
 namespace {
@@ -138,7 +139,7 @@ Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
 Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) {
   RangeId id = kNoRange;
   // What a graph's capture allocates stays for its replays.
-  if (layout_ && !(place_.captures && *place_.captures > 0))
+  if (layout_ && !helps_only() && !(place_.captures && *place_.captures > 0))
     id = layout_->take(align_up(bytes, kPageBytes), pools_[pool]->stream);
   if (id == kNoRange) {
     Result<RangeId> ordinary = cached_or_new(range_bytes(bytes), pool);

@@ -13,6 +13,7 @@ void bind_hints(pybind11::module_& module);
 void bind_driver(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
+void bind_awaited(pybind11::module_& module);
 void bind_victim_callback(pybind11::module_& module);
 void bind_plan(pybind11::module_& module);
 void bind_interrupts(pybind11::module_& module);
@@ -29,6 +30,8 @@ void raise_if_error(const Status& status);
 // to stop, or what a signal's handler raised. Then the main thread raises it at its next
 // instruction.
 bool raise_later(const pybind11::error_already_set& error);
+// Whether no code of Python can run any more, nor the interpreter's lock be taken.
+bool interpreter_ended();
 
 // Without the interpreter's lock: whatever moves bytes may wait, for another thread too.
 template <class Call>

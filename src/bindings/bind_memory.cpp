@@ -8,6 +8,7 @@
 
 #include "bindings/bind.h"
 #include "residency/op_family.h"
+#include "runtime/awaited.h"
 #include "runtime/runtime.h"
 
 namespace py = pybind11;
@@ -69,6 +70,7 @@ std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string
   const std::vector<const void*> list = pointers(inputs);
   {
     py::gil_scoped_release unlocked;
+    if (runtime::awaiting()) runtime::await_contents(list.data(), list.size());
     runtime::op_begin(op.get(), list.data(), list.size());
   }
   python_ops().emplace(++next_token, PythonOp{std::move(op), PyThread_get_thread_ident()});

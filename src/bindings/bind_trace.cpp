@@ -94,17 +94,9 @@ void start(const std::string& sink) {
 py::object* g_listener = nullptr;
 pid_t g_listener_process = 0;
 
-bool finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
 // From the thread that ends a step, with or without the GIL. A forked child has its own steps.
 void on_step() {
-  if (!Py_IsInitialized() || finalizing() || getpid() != g_listener_process) return;
+  if (interpreter_ended() || getpid() != g_listener_process) return;
   py::gil_scoped_acquire locked;
   if (!g_listener || !*g_listener) return;
   const py::object listener = *g_listener;  // it may replace itself

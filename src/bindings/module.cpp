@@ -47,6 +47,7 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_bench(module);
   umem::bindings::bind_trace(module);
   umem::bindings::bind_victim_callback(module);
+  umem::bindings::bind_awaited(module);
   umem::bindings::bind_interrupts(module);
   umem::bindings::bind_plan(module);
   umem::bindings::bind_layout(module);

@@ -24,6 +24,7 @@ std::uint64_t Planned::install(Plan plan, const std::vector<RangeId>& units) {
 
 void Planned::clear() {
   entries_.clear();
+  from_helpers_.clear();  // without plans no death of theirs comes here
   active_ = nullptr;
   complete_ = 0;
   hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans no step's end comes here
@@ -117,7 +118,20 @@ void Planned::admitted(const CandidateView& view, RangeId id) {
   if (active_ && active_->cursor.lost()) diverged();
 }
 
+void Planned::admitted_by_helper(const CandidateView& view, RangeId id) {
+  if (view.ledger.at(id).segment)
+    admitted(view, id);  // which is known by its place
+  else
+    from_helpers_.push_back(id);
+}
+
+void Planned::take_from_helpers(const CandidateView& view, const RangeId* ids, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    if (std::erase(from_helpers_, ids[i]) > 0 && view.live(ids[i])) admitted(view, ids[i]);
+}
+
 void Planned::retired(RangeId id) {
+  std::erase(from_helpers_, id);
   for (const std::unique_ptr<Entry>& entry : entries_) entry->cursor.retired(id);
   const auto found = std::find(read_mostly_.begin(), read_mostly_.end(), id);
   if (found != read_mostly_.end()) read_mostly_.erase(found);  // the range may serve again
@@ -135,6 +149,7 @@ void Planned::evicted(RangeId id) {
 
 Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
                            std::int64_t op) {
+  if (!from_helpers_.empty()) take_from_helpers(view, ids, count);
   const bool small = std::any_of(entries_.begin(), entries_.end(),
                                  [](auto& entry) { return entry->cursor.has_segments(); });
   const bool counts = std::any_of(ids, ids + count, [&](RangeId id) {

@@ -44,6 +44,7 @@ class Planned final : public residency::Policy {
                std::vector<RangeId>& out) const override;
   bool is_planned() const override { return !entries_.empty(); }
   void admitted(const CandidateView& view, RangeId id) override;
+  void admitted_by_helper(const CandidateView& view, RangeId id) override;
   void retired(RangeId id) override;
   void forgotten(RangeId id) override;
   void evicted(RangeId id) override;
@@ -78,9 +79,12 @@ class Planned final : public residency::Policy {
   void diverged();
   void believe(const Entry* entry);
 
+  void take_from_helpers(const CandidateView& view, const RangeId* ids, std::size_t count);
+
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
   std::unique_ptr<residency::Policy> lru_;
+  std::vector<RangeId> from_helpers_;  // that no op of the program's own has used yet
   // What nothing writes by the plan that is believed in: of the last step, or that acts now.
   std::vector<RangeId> read_mostly_;
   bool read_mostly_changed_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/thread_role.h"
 #include "base/units.h"
 #include "runtime/hints.h"
 
@@ -24,6 +25,7 @@ Status Machine::open(const Options& options) {
   Options timed = options;
   timed.timed = true;
   UMEM_RETURN_IF_ERROR(runtime::start(timed));
+  runs_steps();
   start_step(runtime::stats());
   return {};
 }

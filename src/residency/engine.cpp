@@ -6,6 +6,7 @@
 
 #include "base/assert.h"
 #include "base/format.h"
+#include "base/thread_role.h"
 
 namespace umem::residency {
 
@@ -66,7 +67,7 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
   UMEM_RETURN_IF_ERROR(check_host(bytes));
   if (state_.ranges.whole(id)) {  // nearly always
     UMEM_RETURN_IF_ERROR(admit_piece(id, bytes, segment, tag, family, stream));
-    if (state_.policy->is_planned()) state_.policy->admitted(state_.view(), id);
+    tell_policy(id);
     return {};
   }
   admitted_.clear();
@@ -84,9 +85,17 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
     for (RangeId piece : admitted_) retire_piece(piece);
     return status;
   }
-  if (state_.policy->is_planned())
-    for (RangeId piece : admitted_) state_.policy->admitted(state_.view(), piece);
+  for (RangeId piece : admitted_) tell_policy(piece);
   return {};
+}
+
+void Engine::tell_policy(RangeId admitted) {
+  residency::Policy& policy = *state_.policy;
+  if (!policy.is_planned()) return;
+  if (helps_only())
+    policy.admitted_by_helper(state_.view(), admitted);
+  else
+    policy.admitted(state_.view(), admitted);
 }
 
 Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,

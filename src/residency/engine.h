@@ -139,6 +139,7 @@ class Engine {
  private:
   Status check_host(std::size_t bytes);
   Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
+  void tell_policy(RangeId admitted);
   Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                      cu::CUstream stream);
   Status settle(RangeId id, bool had_frames, cu::CUstream stream);

@@ -47,6 +47,8 @@ class Policy {
   virtual bool is_planned() const { return false; }
   // A unit came to life, or died.
   virtual void admitted(const CandidateView&, RangeId) {}
+  // One that a thread made on which no steps run: it counts from the first op that uses it.
+  virtual void admitted_by_helper(const CandidateView&, RangeId) {}
   virtual void retired(RangeId) {}
   // The range of a unit that is not live goes back to the driver.
   virtual void forgotten(RangeId) {}

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/format.h"
+#include "base/thread_role.h"
 #include "policy/plan.h"
 #include "runtime/record.h"
 #include "runtime/state.h"
@@ -215,6 +216,7 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
     if (op->family == residency::Family::kNone) op->family = parent->family;
     if (op->phase == Phase::kNone) op->phase = parent->phase;
   }
+  if (op->phase == Phase::kBackward || op->phase == Phase::kOptimizer) runs_steps();
   t_op = op;
   bring_in(op, inputs, count);
   begin_operating(state(), *op);
@@ -253,7 +255,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const Used& used, res
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
-  if (device.engine.policy().is_planned())
+  if (device.engine.policy().is_planned() && !helps_only())
     device.engine.op_ended(used.ids, used.count, stream, policy::number_of(op.name));
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/thread_role.h"
 #include "policy/registry.h"
 #include "residency/watchdog.h"
 #include "runtime/record.h"
@@ -429,6 +430,7 @@ static void step_devices(State& s) {
 void step() noexcept {
   State& s = state();
   if (s.captures > 0) return;  // what a graph captures does not run, and must not be waited for
+  runs_steps();
   ++s.steps;
   step_devices(s);
   if (trace::recording()) RecorderLock(s)->step();

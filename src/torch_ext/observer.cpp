@@ -15,7 +15,9 @@
 #include <memory>
 #include <mutex>
 
+#include "base/thread_role.h"
 #include "runtime/alloc.h"
+#include "runtime/awaited.h"
 #include "runtime/ops.h"
 #include "torch_ext/backward_steps.h"
 #include "torch_ext/thread_state.h"
@@ -58,7 +60,7 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
 }
 
 // True if there is a tensor at all. Lists are homogeneous but for None, so the first other value
-// ends the look at a list of sizes.
+// ends the look at a list of sizes. Collectives take lists of lists.
 bool add_value(const c10::IValue& value, Reads& reads) {
   if (value.isTensor()) {
     add_storage(*value.unsafeToTensorImpl(), reads);
@@ -68,9 +70,8 @@ bool add_value(const c10::IValue& value, Reads& reads) {
   bool any = false;
   for (const c10::IValue& item : value.toListRef()) {
     if (item.isNone()) continue;
-    if (!item.isTensor()) break;
-    add_storage(*item.unsafeToTensorImpl(), reads);
-    any = true;
+    if (!item.isTensor() && !item.isList()) break;
+    any |= add_value(item, reads);
   }
   return any;
 }
@@ -170,12 +171,22 @@ Tag result_tag(const OpRecord& record) {
   return made_by_program && !record.reads_tensors ? Tag::kInput : Tag::kTemp;
 }
 
+// Before an op, or a view through which the contents could be read without one. What brings them
+// runs ops, which use the thread's list too.
+void await_inputs(const at::RecordFunction& fn) {
+  std::vector<const void*> storages;
+  Reads reads{storages};
+  for (const c10::IValue& value : fn.inputs()) add_value(value, reads);
+  if (!storages.empty()) runtime::await_contents(storages.data(), storages.size());
+}
+
 BackwardSteps g_backward_steps;
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   ThreadState* state = thread_state();
   if (!state) return nullptr;
   const OpInfo& info = state->names.find(fn);
+  if (runtime::awaiting()) await_inputs(fn);
   OpRecord* parent = state->top;
   // Memory that an op takes for itself is the op's: the allocator sees it by the stack.
   const bool inner_factory = info.kind == OpKind::kFactory && parent;
@@ -193,7 +204,10 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->op.scope_marker = is_scope_marker(info.kind);
   record->recorded = !record->op.scope_marker && is_recorded(parent, fn);
   if (!parent && record->op.phase == Phase::kBackward) g_backward_steps.backward();
-  if (!parent && record->recorded) g_backward_steps.forward();  // may run ops of its own
+  if (!parent && record->recorded) {
+    runs_steps();
+    g_backward_steps.forward();  // may run ops of its own
+  }
   std::vector<const void*>& storages = state->storages;
   storages.clear();
   Reads reads{storages};

@@ -33,6 +33,25 @@ constexpr std::string_view kOverwriting[] = {
 #include "torch_ext/overwrites.def"
 };
 
+// Collectives, whose schemas do not say what they write (torch/csrc/distributed/c10d/Ops.cpp). Of
+// these the first argument receives: it is written whole, and not read.
+constexpr std::string_view kReceiving[] = {"c10d::allgather_",
+                                           "c10d::_allgather_base_",
+                                           "c10d::allgather_coalesced_",
+                                           "c10d::allgather_into_tensor_coalesced_",
+                                           "c10d::reduce_scatter_",
+                                           "c10d::_reduce_scatter_base_",
+                                           "c10d::reduce_scatter_tensor_coalesced_",
+                                           "c10d::gather_",
+                                           "c10d::scatter_",
+                                           "c10d::alltoall_",
+                                           "c10d::alltoall_base_",
+                                           "c10d::recv_",
+                                           "c10d::recv_any_source_"};
+// Of these it is read too, on some rank or all.
+constexpr std::string_view kInPlace[] = {"c10d::broadcast_", "c10d::allreduce_",
+                                         "c10d::allreduce_coalesced_", "c10d::reduce_"};
+
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
 // composites such as contiguous(), whose copy is an op of its own when there is one.
 bool is_view(const at::RecordFunction& fn) {
@@ -69,6 +88,8 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
 std::vector<Use> uses_of(const at::RecordFunction& fn, std::string_view name) {
   const std::optional<c10::FunctionSchema> schema = fn.operator_schema();
   std::vector<Use> uses;
+  if (among(kReceiving, name)) return {Use::kOverwrites};
+  if (among(kInPlace, name)) return {Use::kChanges};
   if (!schema || !schema->is_mutable()) return uses;
   const bool fills = among(kOverwriting, name);
   for (const c10::Argument& argument : schema->arguments()) {

@@ -22,6 +22,7 @@ struct Event {
   float us = -1;                        // kOp: below 0 where it is not known
   std::uint32_t reads = 0, writes = 0;  // kOp: so many of the accesses that follow `first`
   std::uint64_t first = 0;
+  bool helper = false;  // kAlloc, kOp: of a thread on which no steps run
 };
 
 struct Batch {

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/thread_role.h"
+
 namespace umem::trace {
 namespace {
 
@@ -186,7 +188,9 @@ void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag,
     if (op.recording == recording_) op.made.push_back({address, id});
   }
   blocks_.put({address, bytes, number, id, 0, tag, family, made});
-  log({EventKind::kAlloc, id, tag, family, bytes, address});
+  Event event{EventKind::kAlloc, id, tag, family, bytes, address};
+  event.helper = helps_only();
+  log(event);
 }
 
 void Recorder::free(std::uintptr_t address) {
@@ -232,6 +236,7 @@ void Recorder::end(OpTimer& span, const char* name, const char* tag, const char*
   OpenOp& op = *span.open;
   if (!current(span)) return close(span);
   Event event{EventKind::kOp, 0, name, family};
+  event.helper = helps_only();
   event.us = by_events_ ? -1.f : static_cast<float>(static_cast<double>(span.self_ns) / 1e3);
   event.first = first_access_ + accesses_.size();
   const std::size_t size_before = accesses_.size();
@@ -314,10 +319,41 @@ Batch Recorder::take(Sink sink, bool all) {
     const auto ids = accesses_.begin() + static_cast<std::ptrdiff_t>(from);
     batch.accesses.insert(batch.accesses.end(), ids, ids + event.reads + event.writes);
   }
+  if (sink == kPlan) leave_out_helpers(state, batch);
   if (by_events_) fill_times(batch.events);
   batch.dropped = dropped_ - state.dropped_before;
   trim();
   return batch;
+}
+
+// A plan is of what comes in the same order in each step. What helpers allocate counts from the
+// first op of the program's own that uses it, and as if it had been allocated there.
+void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
+  std::vector<Event> kept(batch.events.begin(),
+                          batch.events.begin() + static_cast<std::ptrdiff_t>(batch.before));
+  std::vector<std::uint32_t> accesses;  // in the order of the ops, without gaps
+  for (std::size_t i = batch.before; i < batch.events.size(); ++i) {
+    Event event = batch.events[i];
+    if (event.kind == EventKind::kAlloc && event.helper) {
+      state.from_helpers.emplace(event.id, event);
+      continue;
+    }
+    if (event.kind == EventKind::kFree && state.from_helpers.erase(event.id) > 0) continue;
+    if (event.kind == EventKind::kOp) {
+      if (event.helper) continue;
+      const std::uint64_t first = std::exchange(event.first, accesses.size());
+      for (std::uint64_t a = first; a < first + event.reads + event.writes; ++a) {
+        accesses.push_back(batch.accesses[a]);
+        const auto found = state.from_helpers.find(batch.accesses[a]);
+        if (found == state.from_helpers.end()) continue;
+        kept.push_back(found->second);
+        state.from_helpers.erase(found);
+      }
+    }
+    kept.push_back(event);
+  }
+  batch.events = std::move(kept);
+  batch.accesses = std::move(accesses);
 }
 
 // Forgets what every sink has.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "base/export.h"
@@ -82,6 +83,8 @@ class Recorder {
     std::uint64_t next = 0;     // number of the first event not taken
     std::vector<Event> before;  // allocs of the blocks alive at the start, by id
     std::uint64_t dropped_before = 0;
+    // Of a plan's: what helpers have allocated, and no op of the program's own has used yet.
+    std::unordered_map<std::uint32_t, Event> from_helpers;
   };
 
   OpenOp* open(OpTimer& span);
@@ -92,6 +95,7 @@ class Recorder {
   Event* event_at(std::uint64_t number);
   void rename(const Block& block);  // its alloc event gets the block's tag
   void resolve();
+  void leave_out_helpers(SinkState& state, Batch& batch) const;
   std::uint64_t settled() const;
   void trim();
   void clear();

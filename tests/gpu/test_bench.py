@@ -23,7 +23,7 @@ def test_the_smoke_run_measures_every_letter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")][1:]
     assert {row[0].strip("| "): row[-1].strip(" |") for row in rows} == dict.fromkeys(
-        "abcdef", "ran"
+        "abcdefg", "ran"
     )
     (data,) = tmp_path.glob("gpu_*.json")
     report = json.loads(data.read_text())

@@ -47,9 +47,9 @@ def train(device, make, **page):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize(("release", "overlap"), [(False, False), (True, False), (False, True)])
 def test_the_bits_are_those_of_the_hosts_fused_kernel(
-    softcuda: Softcuda, program: Program, seed: int, release: bool
+    softcuda: Softcuda, program: Program, seed: int, release: bool, overlap: bool
 ) -> None:
     del softcuda
     out, err = program(
@@ -59,12 +59,79 @@ def adamw(p):
     return torch.optim.AdamW(p, lr=1e-2, fused=True)
 with enable("12MiB", policy="lru"):
     plain, _, _ = train("cpu", adamw)
-    got, where, back = train("cuda", adamw, update="host", release_gradients={release})
+    got, where, back = train(
+        "cuda", adamw, update="host", release_gradients={release}, overlap={overlap}
+    )
     print(all(map(torch.equal, plain, got)), where, back, umem.stats().hook_errors)
 """,
         SOFTCUDA_SEED=str(seed),
     )
     assert out.strip() == "True {'cpu'} {'cuda'} 0", err
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_every_stream_waits_for_a_parameter_that_returns(
+    softcuda: Softcuda, program: Program, seed: int
+) -> None:
+    """Not only that of the operator which waits first; gradients may be changed at once."""
+    del softcuda
+    out, err = program(
+        """
+load.compute()
+def values(device, side, **page):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(MIB).to(device))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    paged = umem.page_optimizer(optimizer, **page) if page else None
+    for _ in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        weight.grad.zero_()
+        first = weight * 2
+        with side():
+            second = weight * 3
+        torch.cuda.synchronize() if device == "cuda" else None
+    found = [t.detach().cpu() for t in (first, second, weight)]
+    if paged:
+        paged.remove()
+    return found
+import contextlib
+with enable("64MiB", policy="lru"):
+    stream = torch.cuda.Stream()
+    plain = values("cpu", contextlib.nullcontext)
+    got = values("cuda", lambda: torch.cuda.stream(stream), update="host", overlap=True)
+    print(all(map(torch.equal, plain, got)), umem.stats().hook_errors)
+""",
+        SOFTCUDA_SEED=str(seed),
+    )
+    assert out.strip() == "True 0", err
+
+
+def test_a_graph_waits_for_all_parameters(softcuda: Softcuda, program: Program) -> None:
+    del softcuda
+    out, err = program(
+        """
+load.compute()
+with enable("64MiB", policy="lru"):
+    weight = torch.nn.Parameter(torch.zeros(MIB, device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+    result = torch.zeros(MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        result.copy_(weight.detach())
+    for step in range(3):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        graph.replay()
+        torch.cuda.synchronize()
+        print(result[0].item(), end=" ")
+    print(umem.stats().hook_errors)
+    paged.remove()
+"""
+    )
+    assert out.strip() == "-1.0 -2.0 -3.0 0", err
 
 
 def test_a_capture_is_refused() -> None:

@@ -150,3 +150,14 @@ def test_huge_pages(tmp_path: Path) -> None:
     path.write_text("always [madvise] never\n")
     assert host.transparent_huge_pages(path) == "madvise"
     assert host.transparent_huge_pages(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0-3,8\n", {0, 1, 2, 3, 8}), ("5\n", {5}), ("\n", set()), ("x\n", set()), (None, set())],
+)
+def test_the_processors_near_a_device(tmp_path: Path, text: str | None, expected: set[int]) -> None:
+    (tmp_path / "0000:3b:00.0").mkdir()
+    if text is not None:
+        (tmp_path / "0000:3b:00.0" / "local_cpulist").write_text(text)
+    assert host.cpus_near("0000:3B:00.0", tmp_path) == expected

@@ -158,6 +158,16 @@ def pcie_link_max(bus_id: str, root: Path = _PCI) -> PcieLink | None:
     return PcieLink(min(e.gt_per_s for e in known), min(e.width for e in known))
 
 
+def cpus_near(bus_id: str, root: Path = _PCI) -> frozenset[int]:
+    """Return the processors on the NUMA node of a PCI device; empty where the kernel knows none."""
+    try:
+        text = (root / bus_id.lower() / "local_cpulist").read_text(encoding="ascii").strip()
+        ends = [list(map(int, part.split("-"))) for part in text.split(",") if part]
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(cpu for span in ends for cpu in range(span[0], span[-1] + 1))
+
+
 def _pcie_link(folder: Path, which: str) -> PcieLink | None:
     try:
         speed = (folder / f"{which}_link_speed").read_text(encoding="ascii").split()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "run",
         help="run a Python program under umem",
         description="Run a Python program under umem. Options go before the program.",
-        usage="umem run [options] (script.py | -m module) [args ...]",
+        usage="umem run [options] (script.py | -m module | torchrun) [args ...]",
         epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     given = settings.given_arguments(args)
     check_options(given)
     program = _program(args)
-    command = [*_interpreter(), *program]
+    command = _command(program)
     _check_installed()
     environment = settings.run_environment(given)
     for flag in misplaced(program):
@@ -97,6 +98,15 @@ def check_options(given: dict[str, str]) -> None:
     resolve.native_options(settings.load(given, flags=True), threads=1)
 
 
+def _command(program: list[str]) -> list[str]:
+    """Return what to execute: Python with the program, or a command such as torchrun itself."""
+    if program[0] == "-m" or os.path.exists(program[0]):
+        return [*_interpreter(), *program]
+    found = shutil.which(program[0])
+    assert found is not None, "it was looked for"
+    return [found, *program[1:]]
+
+
 def _interpreter() -> list[str]:
     if not sys.executable:
         raise NotSupportedError("python does not know its own path; start it by its full path")
@@ -109,7 +119,10 @@ def _program(args: argparse.Namespace) -> list[str]:
     if args.module is not None or not args.script:
         raise ConfigError("no program given; write `umem run script.py` or `umem run -m module`")
     script = args.script[1:] if args.script[0] == "--" else args.script
-    if not script or not os.path.exists(script[0]):
+    if not script or not (os.path.exists(script[0]) or shutil.which(script[0])):
         name = script[0] if script else "--"
-        raise ConfigError(f"there is no script {name!r}; check the path, or use -m for a module")
+        raise ConfigError(
+            f"there is no script {name!r}, nor a command of that name such as torchrun; check the "
+            "path, or use -m for a module"
+        )
     return list(script)

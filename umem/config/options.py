@@ -130,6 +130,17 @@ OPTIONS = (
         "recorded step. Each optimizer of torch.optim takes part from its first step on.",
     ),
     Option(
+        "optimizer_threads", "UMEM_OPTIMIZER_THREADS", "count", parsers.parse_count, "0",
+        parsers.COUNT_ALLOWED,
+        "Threads of an update on the host; 0 is as many as torch uses for an operator. With a GPU "
+        "they run on the processors that are nearest to it.",
+    ),
+    Option(
+        "optimizer_buffers", "UMEM_OPTIMIZER_BUFFERS", "size", parse_bytes, "512MiB", BYTES_ALLOWED,
+        "Host memory, pinned on a GPU, for parameters and gradients on their way to updates on the "
+        "host and back: three buffers of at most 32 MiB, and with `overlap=True` as many as fit.",
+    ),
+    Option(
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
         "a directory",
         "Where the built extension for the installed torch is kept. The default follows "
@@ -140,7 +151,8 @@ OPTIONS = (
         "trace", "UMEM_TRACE", "file", parsers.parse_trace, "off",
         "off, FILE.jsonl or FILE.jsonl.gz",
         "Where to write the trace of the whole program: its allocations, reads, writes and "
-        "frees, and the durations of its ops (docs/trace_format.md).",
+        "frees, and the durations of its ops (docs/trace_format.md). Each of several ranks has its "
+        "own file, `x.rank1.jsonl` for `x.jsonl`; `%r` in the name is the rank, `%p` the process.",
     ),
     Option(
         "layout", "UMEM_LAYOUT", "choice", parsers.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),

@@ -19,6 +19,8 @@ _FALSE = ("0", "off", "false", "no")
 _MIN_SECONDS, _MAX_SECONDS = 0.001, 1e6
 SECONDS_ALLOWED = f"{_MIN_SECONDS:g} to {_MAX_SECONDS:.0f}"
 SWITCH_ALLOWED = "1 or on, 0 or off"
+_MOST_THREADS = 4096
+COUNT_ALLOWED = f"a whole number from 0 to {_MOST_THREADS}"
 SHARE_ALLOWED = "device, host, auto, or a percentage as 50%"
 
 
@@ -152,6 +154,14 @@ def parse_top(text: str) -> bool | Path:
         if "/" in text:
             return parse_path(text)
         raise
+
+
+def parse_count(text: str) -> int:
+    """Parse a number of threads."""
+    word = text.strip()
+    if not word.isdecimal() or int(word) > _MOST_THREADS:
+        raise ValueError(f"{text!r} is not {COUNT_ALLOWED}")
+    return int(word)
 
 
 def parse_name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The sources of option values, and the only reader of the environment.
+"""The sources of option values, and the reader of the environment for all of them.
 
 A value comes from the first of: the call or the command line, the environment, `[tool.umem]` of the
 nearest pyproject.toml at or above the working directory, the default. That file may have come with
@@ -43,6 +43,8 @@ class Settings:
     observer: str
     recompute: str
     optimizer: Share
+    optimizer_threads: int  # 0: as torch
+    optimizer_buffers: int
     torch_ext_cache: Path
     trace: Path | None  # None: off
     layout: str

@@ -15,6 +15,7 @@ class Attached:
     device: str  # "soft" or "cuda"
     kind: str
     why: str  # the reason for `kind`, as in "kind: why"
+    observer: str = "off"  # or "native", which sees every thread, or "python", which sees one
     pool: Any = None  # the torch.cuda.MemPool, where torch uses umem only inside of it
 
 

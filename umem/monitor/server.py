@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.version import __version__
-from ..config import settings
+from ..config import ranks, settings
 from ..config.options import BY_NAME
 from ..errors import ConfigError, StateError
 from . import answer
@@ -149,6 +149,11 @@ class Server:
         return json.dumps(figures).encode() + b"\n"
 
 
+def _rank() -> list[str]:
+    mine = ranks.rank()
+    return [] if mine is None else [f"[rank {mine.rank} of {mine.world}]"]
+
+
 def snapshot() -> dict[str, Any]:
     """Return this process's statistics; `time` is in seconds of a monotonic clock."""
     from ..base.native import core
@@ -156,7 +161,7 @@ def snapshot() -> dict[str, Any]:
     return {
         "umem": __version__,
         "pid": os.getpid(),
-        "program": " ".join(sys.argv)[:200],
+        "program": " ".join([*_rank(), *sys.argv])[:200],
         "time": time.monotonic(),
         "stats": core.stats(),
         "tags": {

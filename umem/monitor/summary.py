@@ -100,19 +100,28 @@ def _attached(stats: Stats) -> list[Row]:
     return [("attached", _of(stats.attached_bytes), "kept by the driver, until others need it")]
 
 
-def closing(stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()) -> str:
-    """Summarize the run in one line, for the end of a program, with advice in further lines."""
+def closing(
+    stats: Stats,
+    why_unplanned: str = "",
+    faults: Sequence[tuple[str, int]] = (),
+    name: str = "umem",
+) -> str:
+    """Summarize the run in one line, for the end of a program, with advice in further lines.
+
+    Args:
+        name: what each line begins with.
+    """
     total = stats.plan_hits + stats.plan_misses
     share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
     plans = "plan" if stats.plans_rolled_back == 1 else "plans"
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
     line = (
-        f"umem: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
+        f"{name}: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
         f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
     )
-    return "\n".join([line, *(f"umem: {text}" for text in advice(stats, why_unplanned, faults))])
+    return "\n".join([line, *(f"{name}: {text}" for text in advice(stats, why_unplanned, faults))])
 
 
 def advice(

@@ -40,7 +40,7 @@ def optimize(
 
     Raises:
         ConfigError: `model` is not a module, the mode or device is unknown, or the budget is bad.
-        NotSupportedError: torch is missing, or the model is compiled or replicated.
+        NotSupportedError: torch is missing, or the model is compiled, replicated or sharded.
         StateError: the model is optimized already.
     """
     require_torch()
@@ -103,6 +103,7 @@ def _check(model: Any) -> None:
     import torch
 
     from .executor.module import optimized
+    from .executor.sharded import sharder_of
 
     if optimized(model) is not None:
         raise StateError("the model is optimized already; call umem.deoptimize(model) first")
@@ -110,6 +111,11 @@ def _check(model: Any) -> None:
         raise NotSupportedError(
             f"{type(model).__name__} runs compiled code, whose ops cannot be run again one by one; "
             "optimize a module in eager mode"
+        )
+    if (sharder := sharder_of(model)) is not None:
+        raise NotSupportedError(
+            f"{sharder} frees the model's parameters between forward and backward, and "
+            "recomputation needs them; use its activation checkpointing, or DistributedDataParallel"
         )
     if isinstance(model, torch.nn.DataParallel):
         raise NotSupportedError(

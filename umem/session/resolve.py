@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..base import host
 from ..base.units import PAGE_BYTES, format_bytes
+from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, floor_bytes, refusal, resolve_budget
 from ..errors import ConfigError, NotSupportedError, did_you_mean
@@ -172,7 +173,7 @@ def budget_bytes(settings: Settings, threads: int) -> int:
     Raises:
         ConfigError: as `config.resolve_budget`, or more than this machine has.
     """
-    available = host.available_memory()
+    available = _available()
     count = resolve_budget(settings, available=available, threads=threads)
     total = host.total_memory()
     if total is not None and count > total:
@@ -187,11 +188,20 @@ def host_budget_bytes(settings: Settings, budget: int) -> int:
     """Return the host budget in bytes, 0 for none, next to frames of `budget` bytes."""
     if settings.host_budget is not None:
         return settings.host_budget
-    available = host.available_memory()
+    available = _available()
     if available is None:
         return 0
     # The frames of a software device and the host store share this machine's memory.
     return max(available * 9 // 10 - budget, PAGE_BYTES)
+
+
+def _available() -> int | None:
+    """Return the bytes of this machine that are available to this rank; None if not known.
+
+    The ranks of a host start together, and share it equally.
+    """
+    found, mine = host.available_memory(), ranks.rank()
+    return found if found is None or mine is None else found // mine.local_world
 
 
 def _check_name(settings: Settings, name: str, value: str, known: list[str]) -> None:

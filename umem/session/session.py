@@ -10,12 +10,14 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..base import log as log_output
 from ..base.stats import Stats
+from ..config import ranks
 from ..config.settings import Settings, difference, load
 from ..errors import ConfigError, StateError
 from ..integrations.torch.version import require_torch, torch_threads
@@ -77,6 +79,7 @@ _session: Session | None = None
 _driver: StepLoop | None = None  # runs at the end of each step
 _undo = contextlib.ExitStack()  # other parts to remove at the end
 _leaving = False  # the process ends
+_before_disable: list[Callable[[], None]] = []
 
 
 def enable(
@@ -92,6 +95,8 @@ def enable(
     observer: str | None = None,
     recompute: str | None = None,
     optimizer: str | None = None,
+    optimizer_threads: int | None = None,
+    optimizer_buffers: str | int | None = None,
     torch_ext_cache: str | Path | None = None,
     trace: str | Path | None = None,
     summary: bool | None = None,
@@ -124,6 +129,8 @@ def enable(
             "observer": observer,
             "recompute": recompute,
             "optimizer": optimizer,
+            "optimizer_threads": optimizer_threads,
+            "optimizer_buffers": optimizer_buffers,
             "torch_ext_cache": torch_ext_cache,
             "trace": trace,
             "summary": summary,
@@ -138,7 +145,7 @@ def enable(
             if _session.settings != settings:
                 raise StateError(difference(_session.settings, settings))
             return Session(settings, owner=False, attached=_session.attached)
-        log_output.set_up(settings.log)
+        log_output.set_up(settings.log, ranks.name())
         planning = resolve.planning_policy(settings)  # first: what fails to load leaves umem off
         _session = Session(settings, owner=True, attached=_attach(settings))
         _start_steps(settings, planning)
@@ -148,10 +155,14 @@ def enable(
 def enable_at_import() -> None:
     """Enable umem inside `import torch`, for `UMEM=1`, with the options of the environment.
 
+    A launcher such as torchrun stays as it is; the ranks that it starts have umem.
+
     Raises:
         UmemError: as in `enable`.
         ConfigError: the allocator is `pool`, which serves the block of a session only.
     """
+    if ranks.is_launcher():
+        return
     if load().allocator == "pool":
         raise ConfigError(
             "UMEM_ALLOCATOR=pool serves a part of a program; write `with umem.enable():` around it "
@@ -173,6 +184,8 @@ def disable() -> None:
         from ..base.native import core
         from ..integrations import blocks
 
+        for call in _before_disable:
+            call()
         blocks.EXTERNAL.remove()
         try:
             _border(_session.attached.device, _session.settings.allocator).detach()
@@ -189,9 +202,24 @@ def disable() -> None:
         _session = None
 
 
+def before_disable(call: Callable[[], None]) -> None:
+    """Call this at each `disable` from now on, while umem still sees all operators."""
+    _before_disable.append(call)
+
+
 def is_enabled() -> bool:
     """Return whether umem is on."""
     return _session is not None
+
+
+def sees_every_thread() -> bool:
+    """Return whether umem is on and learns of torch's operators on all threads."""
+    return _session is not None and _session.attached.observer == "native"
+
+
+def current_settings() -> Settings | None:
+    """Return the options in force; None if umem is off."""
+    return None if _session is None else _session.settings
 
 
 def stats() -> Stats:
@@ -419,7 +447,7 @@ def _at_exit(process: int, summary: bool) -> None:
         from ..base.native import core
         from ..monitor import summary as text
 
-        sys.stderr.write(text.closing(stats(), why, core.faults_by_operator()) + "\n")
+        sys.stderr.write(text.closing(stats(), why, core.faults_by_operator(), ranks.name()) + "\n")
 
 
 def follow_free_memory() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ..base import current_device
 from ..base.current_device import gpu_name
 from ..base.native import core
+from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, refusal
 from .layout_driver import Layouts
@@ -99,7 +100,7 @@ def start(settings: Settings, policy: Policy | None) -> StepLoop | None:
             from ..policies.victim_callback import victim_callback
 
             core.set_advisor(victim_callback(victims))
-    file = None if settings.trace is None else _open(settings, settings.trace)
+    file = None if settings.trace is None else _open(settings, ranks.placed(settings.trace))
     follower = _follower(settings)
     return StepLoop(planner, file, follower) if planner or file or follower else None
 

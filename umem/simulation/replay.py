@@ -312,7 +312,10 @@ class _Shares:
         if chosen not in self.found:
             step = on_host(self.graph.step, chosen, self.device)
             graph = RecomputeGraph(step, self.graph.forward)
-            done = simulate_recompute(RecomputePlanner(graph, self.device, self.budget), "auto")
+            # Steps of other shares have the same tensors: what is good there is a start here.
+            good = [self.best().recomputed.new.selection] if self.found else []
+            planner = RecomputePlanner(graph, self.device, self.budget, good)
+            done = simulate_recompute(planner, "auto")
             assert done is not None, "mode auto always has a way"
             self.found[chosen] = HostUpdated(self.candidates.share_of(chosen), chosen, done)
         return self.found[chosen]

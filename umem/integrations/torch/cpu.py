@@ -47,7 +47,8 @@ def attach(
         torch_observer.start(_parts, observer, ext)
 
     _parts.replace(put)
-    return Attached("soft", "cpu", "CPU tensors stand in for the device's")
+    seen_by = torch_observer.kind(observer, ext)
+    return Attached("soft", "cpu", "CPU tensors stand in for the device's", seen_by)
 
 
 def detach() -> None:

@@ -118,7 +118,7 @@ def attach(
         torch_observer.start(_parts, observer, ext)
 
     _parts.replace(put)
-    return Attached("cuda", kind, why, pool)
+    return Attached("cuda", kind, why, torch_observer.kind(observer, ext), pool)
 
 
 def detach() -> None:

@@ -33,6 +33,13 @@ def check(observer: str) -> None:
         raise ConfigError(f"unknown observer {observer!r}; allowed: {', '.join(OBSERVERS)}")
 
 
+def kind(observer: str, ext: ModuleType | None) -> str:
+    """Return which observer `start` starts: "native", "python" or "off"."""
+    if observer == "auto":
+        return "native" if ext is not None else "python"
+    return observer
+
+
 def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
     """Let `observer` report every op to umem.
 
@@ -44,11 +51,10 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
     """
     from . import forward_steps, hooks
 
-    if observer == "off":
+    started = kind(observer, ext)
+    if started == "off":
         return
-    if observer == "auto":
-        observer = "native" if ext is not None else "python"
-    native = observer == "native"
+    native = started == "native"
     if native:
         assert ext is not None
         parts.add(_NativeObserver(ext))

@@ -7,10 +7,13 @@ contrast to it, parameters go out too, so that nothing that the program did to t
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 import threading
+import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +22,18 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from ...base import host
 from ...errors import StateError
+from ...session import session
 from ...session.session import host_memory
+from . import arrivals, masters
 from .host_memory import Staging, copy_of, layout_of, padded_bytes
+from .masters import Master
 from .parts import OfOptimizer, part_of, update
 
 CHUNK_BYTES = 32 << 20  # of gradients and parameters: what one update takes
 _IN_FLIGHT = 2  # chunks: one is updated while another one travels
+_log = logging.getLogger("umem")
 _OF_KERNELS = ("grad_scale", "found_inf")  # what GradScaler leaves for fused kernels
 
 
@@ -35,38 +43,73 @@ class _Chunk:
 
     staging: Staging
     values: dict[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its copy
+    masters: dict[Tensor, Master] = field(default_factory=dict)  # of copies, by the copy
+    storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address, at the copy
     events: list[torch.cuda.Event] = field(default_factory=list)
-    states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # of the copies
+    states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # of what is updated
     done: Future[None] | None = None
+
+    def updated(self, value: Tensor) -> Tensor:
+        """Return what the optimizer updates for this copy: its master, or itself."""
+        return self.masters[value].values if value in self.masters else value
 
 
 class HostUpdate(OfOptimizer):
     """The updates of some parameters of one optimizer, by torch's kernels for the host.
 
     Each parameter that is added is copied out together with its gradient, updated by a thread, and
-    copied back, in the order of the calls. Only the calling thread touches memory of the device, at
-    points that do not depend on how fast the other one is: a step runs the same operators each
-    time. At most three chunks are under way.
+    copied back, in the order of the calls. In a step only the calling thread touches memory of the
+    device, at points that do not depend on how fast the other one is: a step runs the same
+    operators each time. At most three chunks are under way, or with `overlap` what the option
+    `optimizer_buffers` allows.
+
+    Args:
+        optimizer: the optimizer.
+        with_masters: keep parameters of lower precision in float32 on the host.
+        overlap: let parameters return when an operator uses them, by `leave`.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, with_masters: bool = False, overlap: bool = False
+    ) -> None:
         super().__init__(optimizer)
+        self._with_masters = with_masters
+        self._overlap = overlap
+        settings = session.current_settings()
+        room = settings.optimizer_buffers if settings and overlap else 0
+        self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, beside one that is filled
+        self._lock = threading.RLock()  # operators of any thread wait for their parameters
+        self._left: Any = None  # event of the stream: what it held when parameters were left
+        self._returned: dict[int, Any] = {}  # address of a storage -> event of its copy
         self._open: _Chunk | None = None
         self._flying: deque[_Chunk] = deque()
         self._lanes: tuple[Any, Any] | None = None  # streams out and in, of a GPU
-        self._added = self._failed = 0  # parameters, in this step
+        if overlap:  # what waits keeps its parameters alive
+            weakref.finalize(optimizer, self._orphaned).atexit = False
+        self._ended = self._failed = 0  # updates of parameters, since the last `_raise`
         self._error: BaseException | None = None
 
     def adopt(self, parameter: Tensor) -> None:
         """Take the parameter's state to the host, where it stays."""
         state = self._optimizer.state
-        if parameter in state:
-            _to_host(state[parameter], parameter)
+        if parameter not in state:
+            return
+        if self._has_master(parameter):
+            state[parameter] = masters.raised(state[parameter])
+        _to_host(state[parameter], parameter)
+
+    def restore(self, saved: dict[Tensor, dict[str, Any]]) -> None:
+        """Take back what `masters.in_checkpoint` found, after the optimizer has loaded it."""
+        for parameter, state in saved.items():
+            copies = {name: copy_of(value) for name, value in state.items()}
+            self._optimizer.state[parameter].update(copies)
 
     def give_back(self, parameters: Iterable[Tensor]) -> None:
         """Put the states where `load_state_dict` would."""
         for parameter, group in _with_groups(self._optimizer, parameters):
             known = self._optimizer.state.get(parameter, {})
+            if self._has_master(parameter) and parameter in self._optimizer.state:
+                known = self._optimizer.state[parameter] = masters.lowered(known, parameter)
             on_device = group.get("capturable") or group.get("fused")
             for name, value in known.items():
                 if isinstance(value, Tensor):
@@ -84,6 +127,13 @@ class HostUpdate(OfOptimizer):
         refuse_capture()
         gradient = parameter.grad
         assert gradient is not None
+        with self._lock:
+            for chunk in [c for c in self._flying if parameter in c.values]:
+                self._write_back(chunk)  # no operator has used it since
+            self._left = None
+            self._add(parameter, gradient)
+
+    def _add(self, parameter: Tensor, gradient: Tensor) -> None:
         both = (parameter, gradient)
         if self._open is not None and not self._open.staging.fits(both):
             self._submit()
@@ -104,7 +154,26 @@ class HostUpdate(OfOptimizer):
                 gradient.record_stream(lane)
                 chunk.events.append(lane.record_event())
         chunk.values[parameter] = value
-        self._added += 1
+        chunk.storages[parameter] = _storage(parameter)
+
+    def leave(self) -> None:
+        """Let the operators that use what was added wait for it, and nothing else.
+
+        Raises:
+            StateError: an update failed since the last call.
+        """
+        with self._lock:
+            self._submit()
+            storages = {at for chunk in self._flying for at in chunk.storages.values()}
+            if self._lanes is not None:
+                stream = torch.cuda.current_stream(self._lanes[0].device)
+                stream.wait_stream(self._lanes[0])  # the program may change gradients
+                self._left = stream.record_event()
+            for chunk in self._flying:  # a graph of the old values must not be used from here on
+                torch.autograd.graph.increment_version(chunk.values)
+        arrivals.expect(storages, self._bring)
+        with self._lock:
+            self._raise()
 
     def finish(self) -> None:
         """Write back all that was added; work that follows on the stream sees the new values.
@@ -115,24 +184,44 @@ class HostUpdate(OfOptimizer):
         Raises:
             StateError: an update failed.
         """
+        with self._lock:
+            try:
+                self._drain()
+            except BaseException:
+                self._drain()
+                raise
+            finally:
+                if self._overlap:
+                    arrivals.forget(self._bring)
+            self._raise()
+
+    def _orphaned(self) -> None:
+        """End what is under way of an optimizer that is gone; its parameters may live on."""
+        self._open = None  # gradients of a backward pass that no step followed
         try:
-            self._drain()
-        except BaseException:
-            self._drain()
-            raise
-        added, failed, error = self._added, self._failed, self._error
-        self._added, self._failed, self._error = 0, 0, None
+            self.finish()
+        except StateError as error:
+            _log.warning("%s", error)
+
+    def _raise(self) -> None:
+        ended, failed, error = self._ended, self._failed, self._error
+        self._ended, self._failed, self._error = 0, 0, None
         if error is not None:
+            what = (
+                f"the update on the host of {failed} of {ended} parameters"
+                if failed
+                else "the way of updated parameters back to the device"
+            )
             raise StateError(
-                f"the update on the host of {failed} of {added} parameters failed: {error}; the "
-                "others have been updated, and the states of these may have been: load a "
-                "checkpoint before the next step"
+                f"{what} failed: {error}; the others have been updated, and the states of these "
+                "may have been: load a checkpoint before the next step"
             ) from error
 
     def _drain(self) -> None:
         self._submit()
         while self._flying:
-            self._write_back()
+            self._write_back(self._flying[0])
+        self._returned.clear()
         if self._lanes is not None:
             torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
 
@@ -143,10 +232,20 @@ class HostUpdate(OfOptimizer):
         for parameter in chunk.values:
             self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
         part = part_of(self._optimizer, chunk.values)
-        states = {chunk.values[p]: self._optimizer.state.get(p) for p in chunk.values}
-        part.state = defaultdict(dict, {value: s for value, s in states.items() if s is not None})
+        updated: dict[Tensor, Tensor] = {}  # parameter -> what stands for it in this part
+        states: dict[Tensor, dict[str, Any]] = {}
+        for parameter, value in chunk.values.items():
+            state = self._optimizer.state.get(parameter)
+            if self._has_master(parameter):
+                with host_memory():
+                    chunk.masters[value] = Master(value, (state or {}).get(masters.NAME))
+                state = masters.without(state)
+            updated[parameter] = chunk.updated(value)
+            if state is not None:
+                states[updated[parameter]] = state
+        part.state = defaultdict(dict, states)
         part.param_groups = [
-            made for group in part.param_groups for made in _for_host(part, group, chunk.values)
+            made for group in part.param_groups for made in _for_host(part, group, updated)
         ]
         for name in _OF_KERNELS:
             if isinstance(scale := getattr(part, name, None), Tensor):
@@ -154,34 +253,93 @@ class HostUpdate(OfOptimizer):
         chunk.states = part.state
         chunk.done = _submitted(part, chunk)
         self._flying.append(chunk)
-        if len(self._flying) > _IN_FLIGHT:
-            self._write_back()
+        if len(self._flying) > self._most:
+            self._write_back(self._flying[0])
 
-    def _write_back(self) -> None:
-        """Copy the oldest chunk back; what is interrupted is done again by the next call."""
-        chunk = self._flying[0]
+    def _has_master(self, parameter: Tensor) -> bool:
+        return self._with_masters and masters.has_master(parameter)
+
+    def _bring(self, storage: int) -> Iterable[int]:
+        """Write back the chunks that a storage is in; work on the current stream sees them.
+
+        What fails is raised by the next step: here torch would only print it.
+
+        Returns:
+            The addresses that work on every stream sees: of the chunks, or the storage itself.
+        """
+        with self._lock:
+            chunks = [c for c in self._flying if storage in c.storages.values()]
+            lane = None if self._lanes is None else self._lanes[1]
+            stream = None if lane is None else torch.cuda.current_stream(lane.device)
+            try:
+                for chunk in chunks:
+                    _elsewhere(functools.partial(self._write_back, chunk, stream))
+            except Exception as error:  # noqa: BLE001 - torch's dispatcher takes none
+                self._error = self._error or error
+                return []  # the next operator tries again
+            if stream is None:
+                return {storage, *(at for chunk in chunks for at in chunk.storages.values())}
+            event = self._returned.get(storage)
+            if event is not None and not event.query():
+                stream.wait_event(event)
+                return []
+            self._returned.pop(storage, None)
+            return [storage]
+
+    def _write_back(self, chunk: _Chunk, stream: Any = None) -> None:
+        """Copy a chunk back; what is interrupted is done again by the next call.
+
+        Args:
+            chunk: one that is under way.
+            stream: that of the operator for which it comes; None: this thread's.
+        """
         assert chunk.done is not None
         error = chunk.done.exception()
         if error is not None:
             self._error = self._error or error
             self._failed += len(chunk.values)
-            self._flying.popleft()
+            self._end(chunk)
             return
-        with torch.no_grad():
+        optimizer = self._reference()
+        with torch.no_grad(), arrivals.bringing():
             for parameter, value in chunk.values.items():
-                with self._lane(parameter, out=False) as lane:
-                    parameter.copy_(value, non_blocking=True)
-                    if lane is not None:
-                        chunk.events.append(lane.record_event())
-                if state := chunk.states.get(value):
-                    self._optimizer.state[parameter] = state
-        self._flying.popleft()
+                self._copy_back(chunk, parameter, value, stream)
+        for parameter, value in chunk.values.items():
+            state = chunk.states.get(chunk.updated(value), {})
+            if value in chunk.masters:
+                state = {**state, masters.NAME: chunk.masters[value].values.detach()}
+            if state and optimizer is not None:
+                optimizer.state[parameter] = state
+        self._end(chunk)
         chunk.staging.busy_until(chunk.events)
         _stagings.give(chunk.staging)
 
+    def _end(self, chunk: _Chunk) -> None:
+        self._flying.remove(chunk)
+        self._ended += len(chunk.values)
+
+    def _copy_back(
+        self, chunk: _Chunk, parameter: Tensor, value: Tensor, stream: Any = None
+    ) -> None:
+        storage = chunk.storages[parameter]
+        if _storage(parameter) != storage:
+            return  # the program has given it other memory since, with newer values
+        with self._lane(parameter, out=False, stream=stream) as lane:
+            parameter.copy_(value, non_blocking=True)
+            if lane is not None:
+                event = lane.record_event()
+                chunk.events.append(event)
+                self._returned[storage] = event
+
     @contextlib.contextmanager
-    def _lane(self, parameter: Tensor, *, out: bool) -> Iterator[Any]:
-        """Copy beside compute, and behind all that it was given so far; None on a CPU."""
+    def _lane(self, parameter: Tensor, *, out: bool, stream: Any = None) -> Iterator[Any]:
+        """Copy beside compute, and behind all that it was given so far; None on a CPU.
+
+        Args:
+            parameter: one of the device.
+            out: to the host.
+            stream: of compute; None: the current one.
+        """
         if not parameter.is_cuda:
             yield None
             return
@@ -189,7 +347,10 @@ class HostUpdate(OfOptimizer):
             device = parameter.device
             self._lanes = (torch.cuda.Stream(device), torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         lane = self._lanes[0 if out else 1]
-        lane.wait_stream(torch.cuda.current_stream(parameter.device))
+        if out or self._left is None:
+            lane.wait_stream(stream or torch.cuda.current_stream(parameter.device))
+        else:  # beside what operators have begun since
+            lane.wait_event(self._left)
         with torch.cuda.stream(lane):
             yield lane
 
@@ -229,9 +390,13 @@ _stagings = _Stagings()
 _thread: ThreadPoolExecutor | None = None  # of all optimizers
 
 
-def free_buffers() -> None:
-    """Free the buffers that no chunk is in; the next one makes its own."""
+def end_shared() -> None:
+    """Free the buffers that no chunk is in, and end the thread; the next chunk makes its own."""
+    global _thread
     _stagings.clear()
+    thread, _thread = _thread, None
+    if thread is not None:
+        thread.shutdown()
 
 
 def _forked() -> None:
@@ -247,7 +412,12 @@ def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
     global _thread
     try:
         if _thread is None:
-            _thread = ThreadPoolExecutor(1, "umem-host-update")
+            settings = session.current_settings()
+            threads = settings.optimizer_threads if settings else 0
+            near = next((p.device for p in chunk.values if p.is_cuda), None)
+            _thread = ThreadPoolExecutor(
+                1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
+            )
         return _thread.submit(_update, part, chunk)
     except RuntimeError:  # no thread begins anything any more
         done: Future[None] = Future()
@@ -258,6 +428,28 @@ def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
         else:
             done.set_result(None)
         return done
+
+
+def _begin_thread(threads: int, near: torch.device | None) -> None:
+    """Set up the thread that updates, and with it those that torch begins for its operators.
+
+    Args:
+        threads: of an operator; 0: as torch has them.
+        near: the GPU whose NUMA node to run on.
+    """
+    if near is not None:
+        from ...base.native import core
+
+        allowed = os.sched_getaffinity(0)
+        bus_id = core.probe_cuda()["devices"][near.index]["pci_bus_id"]
+        os.sched_setaffinity(0, (host.cpus_near(bus_id) & allowed) or allowed)
+    if threads:
+        before = torch.get_num_threads()  # which is this thread's own from here on
+        torch.set_num_threads(threads)
+        # That was also the number of threads that begin later: such as those of backward passes.
+        other = threading.Thread(target=torch.set_num_threads, args=(before,))
+        other.start()
+        other.join()
 
 
 def refuse_capture() -> None:
@@ -277,9 +469,41 @@ def _update(part: Optimizer, chunk: _Chunk) -> None:
         event.synchronize()
     chunk.events.clear()
     with host_memory():
-        update(part, chunk.values.values())
+        for master in chunk.masters.values():
+            master.follow()
+        update(part, map(chunk.updated, chunk.values.values()))
+        for master in chunk.masters.values():
+            master.round()
     for value, state in part.state.items():
         _to_host(state, value)
+
+
+def _storage(parameter: Tensor) -> int:
+    return int(parameter.untyped_storage().data_ptr())
+
+
+def _elsewhere(call: Callable[[], None]) -> None:
+    """Call it on a thread of its own, whose operators no mode of the program's operator sees.
+
+    Such as those of torch.func, of tracing, of inference.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="umem-arrival")
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, and begins no thread any more
+        call()
+        return
+    thread.join()
+    if raised:
+        raise raised[0]
 
 
 def _to_host(state: dict[str, Any], parameter: Tensor) -> None:

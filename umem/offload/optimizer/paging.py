@@ -7,8 +7,8 @@ import gc
 import itertools
 import logging
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
 from ...session import session
 from ...session.host_share import host_updated
-from .host_update import HostUpdate, free_buffers, refuse_capture
+from . import arrivals
+from .host_update import HostUpdate, end_shared, refuse_capture
+from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
@@ -46,6 +48,13 @@ class _Handle(Protocol):
     def remove(self) -> None: ...
 
 
+class Host(NamedTuple):
+    """Options of updates on the host."""
+
+    masters: bool = False  # in float32, of parameters of lower precision
+    overlap: bool = False  # with what follows `step()`
+
+
 class PagedOptimizer(OfOptimizer):
     """The effect of `page_optimizer`, until `remove`; also a context manager."""
 
@@ -54,6 +63,7 @@ class PagedOptimizer(OfOptimizer):
         optimizer: Optimizer,
         release_gradients: bool,
         host_share: float | None,
+        host: Host,
         automatic: bool = False,
     ) -> None:
         super().__init__(optimizer)
@@ -62,7 +72,9 @@ class PagedOptimizer(OfOptimizer):
         self._states = States(optimizer)
         self._share = host_share or 0.0
         self._undecided = _TRIED if host_share is None else 0  # steps left to choose in
-        self._host = HostUpdate(optimizer) if host_share else None
+        self._how = host
+        self._host = self._new_host() if host_share else None
+        self._saved: dict[Tensor, dict[str, Any]] = {}  # of the checkpoint that is being loaded
         self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
         self._left: set[int] = set()  # of those that are not any more
         self._shared: set[int] = set()  # ids of parameters whose memory is that of others, too
@@ -74,6 +86,8 @@ class PagedOptimizer(OfOptimizer):
         self._handles: list[_Handle] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_state_dict_pre_hook(self._arrive),
+            optimizer.register_load_state_dict_pre_hook(self._loads),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
         self._release = (
@@ -122,7 +136,7 @@ class PagedOptimizer(OfOptimizer):
             self._host = None
             _hosts.discard(self)
             if not _hosts:
-                free_buffers()
+                end_shared()
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -196,12 +210,17 @@ class PagedOptimizer(OfOptimizer):
                     host.add(parameter)
                 else:
                     rest.append(parameter)
-        finally:  # what was added is updated, whatever interrupts the step
-            try:
-                host.finish()
-            except StateError as error:
-                self._failure = error
+        except BaseException:
+            self._end(host.finish)  # what was added is updated, whatever interrupts the step
+            raise
+        self._end(host.leave if self._how.overlap else host.finish)
         return rest
+
+    def _end(self, end: Callable[[], None]) -> None:
+        try:
+            end()
+        except StateError as error:
+            self._failure = error
 
     def _takes(self, parameter: Tensor) -> bool:
         """Return whether the host updates it.
@@ -326,10 +345,10 @@ class PagedOptimizer(OfOptimizer):
         mine = [p for p in parameters if p.data_ptr() in (chosen or ())]
         if not mine:
             return
-        host = HostUpdate(self._optimizer)
+        host = self._new_host()
         try:
             self._check_plain(parameters)
-            _check_room(self._optimizer, mine)
+            _check_room(self._optimizer, mine, with_masters=self._how.masters)
             self._host = host
             self._claim(mine)
         except ConfigError as error:
@@ -343,8 +362,24 @@ class PagedOptimizer(OfOptimizer):
             self._release.use(self._host)
         _log.info("%r", self)
 
+    def _new_host(self) -> HostUpdate:
+        how = self._how
+        return HostUpdate(self._optimizer, with_masters=how.masters, overlap=how.overlap)
+
+    def _arrive(self, _optimizer: Optimizer) -> None:
+        """Let the states be those of the last step."""
+        if self._host is not None:
+            self._host.finish()
+
+    def _loads(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        self._arrive(optimizer)
+        if self._host is not None and self._how.masters:
+            self._saved = in_checkpoint(optimizer, saved)
+
     def _loaded(self, _optimizer: Optimizer) -> None:
         if self._host is not None:
+            saved, self._saved = self._saved, {}
+            self._host.restore({p: s for p, s in saved.items() if id(p) in self._chosen})
             for parameter in self._updated_on_host():
                 self._host.adopt(parameter)
         if acting():
@@ -394,6 +429,8 @@ def page_optimizer(
     release_gradients: bool = False,
     update: str = "device",
     share: float | None = None,
+    masters: bool = False,
+    overlap: bool = False,
     _automatic: bool = False,
 ) -> PagedOptimizer:
     """Keep an optimizer's state on the host, and bring it to the device around its `step()`.
@@ -437,12 +474,21 @@ def page_optimizer(
             f"umem.page_optimizer(..., update={update!r}, share={share}); allowed: from 0 to 1, "
             "with update='host'"
         )
+    if (masters or overlap) and update == "device":
+        raise ConfigError(
+            f"umem.page_optimizer(..., update={update!r}, masters={masters}, overlap={overlap}); "
+            "allowed: with update='host' or 'auto'"
+        )
     if release_gradients:
         _check_release(found)
+    if overlap:
+        _check_overlap()
     host_share = {"device": 0.0, "host": 1.0 if share is None else share, "auto": None}[update]
     if host_share != 0:
-        _check_host(found, update, host_share or 0.0)
-    return PagedOptimizer(found, release_gradients, host_share, _automatic)
+        _check_host(found, update, host_share or 0.0, with_masters=masters)
+    return PagedOptimizer(
+        found, release_gradients, host_share, Host(masters, overlap), automatic=_automatic
+    )
 
 
 def _unwrapped(optimizer: object) -> Optimizer:
@@ -483,7 +529,18 @@ def _check_release(optimizer: Optimizer) -> None:
         )
 
 
-def _check_host(optimizer: Optimizer, update: str, share: float) -> None:
+def _check_overlap() -> None:
+    if not session.sees_every_thread():
+        settings = session.require_session("page_optimizer").settings
+        raise ConfigError(
+            "umem.page_optimizer(..., overlap=True): not every operator is seen with "
+            f"observer={settings.observer!r} and allocator={settings.allocator!r}; allowed: the "
+            "native observer, with umem as torch's allocator"
+        )
+    arrivals.watch()
+
+
+def _check_host(optimizer: Optimizer, update: str, share: float, *, with_masters: bool) -> None:
     what = f"umem.page_optimizer({type(optimizer).__name__}, update={update!r})"
     if not is_per_parameter(optimizer) or any(
         g.get("differentiable") for g in optimizer.param_groups
@@ -493,13 +550,18 @@ def _check_host(optimizer: Optimizer, update: str, share: float) -> None:
             "which is known of torch.optim's classes other than LBFGS, with differentiable=False; "
             "leave update out"
         )
-    _check_room(optimizer, list(parameters_of(optimizer)), share)
+    _check_room(optimizer, list(parameters_of(optimizer)), share, with_masters=with_masters)
 
 
-def _check_room(optimizer: Optimizer, parameters: list[Tensor], share: float = 1.0) -> None:
+def _check_room(
+    optimizer: Optimizer, parameters: list[Tensor], share: float = 1.0, *, with_masters: bool
+) -> None:
     what = f"umem.page_optimizer({type(optimizer).__name__}, update='host')"
     states = States(optimizer)
-    needed = int(share * sum(states.bytes_of(p) for p in parameters))
+    each = [states.bytes_of(p) for p in parameters]
+    if with_masters:
+        each = [n + added_bytes(p, n) for p, n in zip(parameters, each, strict=True)]
+    needed = int(share * sum(each))
     now = session.stats()
     room = now.host_budget_bytes - now.host_bytes
     if now.host_budget_bytes and needed > room:

@@ -18,6 +18,7 @@ from ...config.parsers import Budget
 from ...errors import ConfigError, UmemError
 from .choose import BY_BUDGET, Chosen, choose
 from .forward import Prepared, Tally, dropping
+from .sharded import sharder_of
 
 if TYPE_CHECKING:
     from ...base.device_profiles import DeviceProfile
@@ -107,6 +108,8 @@ class OptimizedModule:
         if torch._C._current_graph_task_id() != -1:
             return False  # a forward pass inside backward: something else recomputes already
         why = _in_the_way()
+        if (sharder := sharder_of(self.model)) is not None:
+            why = f"{sharder} has sharded the model since, and frees its parameters in the step"
         if why:
             self.report.why_not = why
             self._warn(f"this forward pass runs without recomputation: {why}")

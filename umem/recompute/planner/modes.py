@@ -13,6 +13,7 @@ from ...capture.recording import Recording
 from ...errors import PlanError
 from ...trace.step_trace import StepTrace
 from . import candidates
+from .candidates import Selection
 from .graph import RecomputeGraph
 from .plan import Keep, RecomputePlan, check
 from .rewrite import Rewritten, rewrite
@@ -22,9 +23,16 @@ from .search import Choice, Search
 class RecomputePlanner:
     """A planner for one step at one budget; modes that need the search share one run of it."""
 
-    def __init__(self, graph: RecomputeGraph, device: DeviceProfile, budget: int) -> None:
+    def __init__(
+        self,
+        graph: RecomputeGraph,
+        device: DeviceProfile,
+        budget: int,
+        known_good: Sequence[Selection] = (),
+    ) -> None:
+        """Plan `graph`; `known_good` are selections for a step with the same tensors."""
         self.graph, self.device, self.budget = graph, device, budget
-        self._search = Search(graph, device, budget)
+        self._search = Search(graph, device, budget, known_good)
         self._finalists: list[Choice] = []
 
     def plan(self, mode: str) -> Rewritten | None:

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ...trace.step_trace import Bools, Ints, StepTrace
+from .candidates import Selection
 from .graph import RecomputeGraph
 from .plan import Keep
 
@@ -21,6 +22,7 @@ class Rewritten:
     """
 
     graph: RecomputeGraph
+    selection: Selection  # as asked for
     dropped: Bools  # [m] not kept for backward: saved tensors, and temporaries they are made from
     mode: Keep
     origin: Ints  # [n'] the op of the original step that each op is, or repeats
@@ -73,6 +75,7 @@ class _Rewriter:
 
     def __init__(self, graph: RecomputeGraph, drop: Bools, keep: Bools, mode: Keep) -> None:
         self.graph, self.mode, self.count = graph, mode, graph.step.n_tensors
+        self.selection = Selection(drop, keep)
         self.dropped = dropped_by(graph, drop, keep)
         self.gone: list[bool] = self.dropped.tolist()
         self.before: list[int] = []  # for each op run again: the op that it precedes
@@ -183,7 +186,9 @@ class _Rewriter:
             access_read=None if step.access_read is None else step.access_read[access],
             updates=step.updates,
         )
-        return Rewritten(self.graph, self.dropped, self.mode, origin, again, copy_of, made)
+        return Rewritten(
+            self.graph, self.selection, self.dropped, self.mode, origin, again, copy_of, made
+        )
 
     def _renamed(self, tensor: Ints, starts: Ints, again: Bools, place: Ints) -> Ints:
         """Return the accessed tensors, with copies in place of originals where ops use them."""

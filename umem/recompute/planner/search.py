@@ -35,7 +35,7 @@ _BOUNDED = (*_FACTORS, _WHOLE)
 _COMPUTE_SHARE = 0.02
 # Accesses of the step times choices that local search looks at, or estimates: limits its time.
 _LOOKED = 200_000
-_TRIED = 130_000
+_TRIED = 170_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
 _RELAXED = (0.7, 0.5, 0.3)  # link factors for which the linear program is solved
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
@@ -44,6 +44,8 @@ _BETTER = 1 - 1e-4
 _EXCHANGED = 900_000  # as _LOOKED, for choices that need no estimate
 _EXCHANGES = 600  # the max number of exchanges
 _EXCHANGE = 0.6  # share of the trials that exchange dropped and kept tensors
+_SLID = 0.4  # share of the exchanges that slide a stretch of the selection
+_STRETCHES = (2, 3, 5, 9, 17, 33)  # of how many droppable tensors
 _FAST = 5  # candidates of each kind that are estimated at full link bandwidth
 _FINAL = 5  # seeds that are estimated again, at half of the link bandwidth
 _HOPELESS = 0.15  # of the room: with a larger excess, few changes cannot lower the peak enough
@@ -80,6 +82,7 @@ class Search:
     graph: RecomputeGraph
     device: DeviceProfile
     budget: int
+    known_good: Sequence[Selection] = ()  # of a search for a similar step, whose tensors are these
     _known: dict[bytes, Choice] = field(default_factory=dict)
     _estimates: dict[tuple[Choice, float], float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
@@ -130,7 +133,7 @@ class Search:
             return self.swap_only
         grid = list(self._grid())
         seeds = _unique(_top(grid, factor, 2) for factor in _FACTORS)
-        self._seeds = [*seeds, *self._relaxed()]
+        self._seeds = [*seeds, *self._relaxed(), *map(self.look, self.known_good)]
         best = self._fastest([self.swap_only, *self._seeds])
         best = self._fastest([best, self._improved(best, 0.5)])
         return self._settled(self._fastest([best, *self._alone()]))
@@ -144,7 +147,8 @@ class Search:
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         known = list(self._known.values())
         # Choices that move much rank best at full bandwidth, those that hide well at half of it.
-        fast = _unique(_top(known, factor, _FAST) for factor in (1.0, 0.5))
+        tops = [_top(known, factor, _FAST) for factor in (1.0, 0.5)]
+        fast = _unique([*tops, map(self.look, self.known_good)])
         found = [self._fastest(slow, 0.5)] if slow else []
         return [*found, self._settled(self._fastest(fast, _WHOLE), _WHOLE)]
 
@@ -288,8 +292,11 @@ class Search:
         dropped = choice.selection.drop[saved]
         gone, kept = saved[dropped].tolist(), saved[~dropped].tolist()
         if gone and kept and generator.random() < _EXCHANGE:
-            more = generator.choices(kept, k=generator.choice((1, 1, 2)))
-            tensors = np.unique([generator.choice(gone), *more])
+            if generator.random() < _SLID:
+                tensors = saved[_slid(dropped, generator) != dropped]
+            else:
+                more = generator.choices(kept, k=generator.choice((1, 1, 2)))
+                tensors = np.unique([generator.choice(gone), *more])
         else:
             begin = generator.randrange(len(saved))
             tensors = saved[begin : begin + generator.choice(_FLIPPED)]
@@ -318,6 +325,20 @@ class Search:
                     continue
                 if parts == 1 or len(alike) > 1:
                     yield from np.array_split(np.array(alike, np.int64), min(parts, len(alike)))
+
+
+def _slid(dropped: Bools, generator: random.Random) -> Bools:
+    """Return what is dropped with a random stretch of it moved to the next or previous tensors.
+
+    Which tensor of a chain is kept, such as an activation or what it is made from, decides what
+    the others cost to rebuild. To change it takes two flips or more, each of which alone makes the
+    step slower, and often the same change in several layers.
+    """
+    length = min(generator.choice(_STRETCHES), len(dropped))
+    begin = generator.randrange(len(dropped) - length + 1)
+    slid = dropped.copy()
+    slid[begin : begin + length] = np.roll(slid[begin : begin + length], generator.choice((-1, 1)))
+    return slid
 
 
 def _flipped(selection: Selection, tensors: Ints) -> Selection:

@@ -1,0 +1,190 @@
+"""One run of a program: its ranks are forked from a process that has torch loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from .programs import TRIALS, Trial
+
+STEPS = 12
+FIRST = 5  # the first iteration of which the figures count: a plan was recorded, and is followed
+_TIMEOUT = timedelta(seconds=120)
+_COUNTERS = (
+    "bytes_in", "bytes_out", "faults", "ops_above_budget", "plan_hits", "plan_misses", "steps",
+)  # fmt: skip
+
+
+@dataclass
+class Rank:
+    """What one rank found."""
+
+    weights: str = ""  # sha256 of the final values
+    losses: list[str] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)  # by iteration, of all threads
+    counters: list[dict[str, int]] = field(default_factory=list)  # by iteration
+    complete: list[int] = field(default_factory=list)  # the plan that each iteration went by
+    plans: int = 0  # made in all
+    peak_live_bytes: int = 0
+    peak_resident_bytes: int = 0
+    error: str = ""
+
+
+@dataclass
+class Result:
+    """A run's figures: sums over ranks, of the iterations from `FIRST` on, but for `cpu_s`."""
+
+    trial: str
+    budget: str
+    policy: str
+    ranks: list[Rank]
+
+    @property
+    def error(self) -> str:
+        return next((rank.error for rank in self.ranks if rank.error), "")
+
+    @property
+    def bits(self) -> list[tuple[str, list[str]]]:
+        """What has to be equal to the plain run's."""
+        return [(rank.weights, rank.losses) for rank in self.ranks]
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time of an iteration: the median, of the slowest rank."""
+        return max((median(rank.cpu_s[FIRST:]) for rank in self.ranks if rank.cpu_s), default=0.0)
+
+    @property
+    def peak_live_bytes(self) -> int:
+        return max((rank.peak_live_bytes for rank in self.ranks), default=0)
+
+    def total(self, counter: str, *, first: int = FIRST) -> int:
+        """Return the sum of a counter over ranks and iterations."""
+        return sum(row[counter] for rank in self.ranks for row in rank.counters[first:])
+
+    def each(self, counter: str) -> float:
+        """Return a counter's mean per rank and iteration."""
+        count = sum(len(rank.counters[FIRST:]) for rank in self.ranks)
+        return self.total(counter) / count if count else 0.0
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of the ops that followed a plan; None where no plan could be followed."""
+        hits, misses = self.total("plan_hits"), self.total("plan_misses")
+        return hits / (hits + misses) if hits + misses else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(
+    name: str, budget: str, policy: str = "auto", *, bytes_of_budget: int = 0, **options: Any
+) -> Result:
+    """Run a trial's program on its ranks.
+
+    Args:
+        name: of the trial.
+        budget: how it is called; "plain" runs without umem.
+        policy: of umem.
+        bytes_of_budget: each rank's.
+        options: other options of `umem.enable`.
+    """
+    trial = TRIALS[name]
+    enable = {"device": "soft", "budget": bytes_of_budget, "policy": policy} | options
+    with tempfile.TemporaryDirectory() as folder:
+        children = [
+            _fork(trial, rank, Path(folder), None if budget == "plain" else enable)
+            for rank in range(trial.ranks)
+        ]
+        for child in children:
+            os.waitpid(child, 0)
+        ranks = [_read(Path(folder) / f"{rank}.json") for rank in range(trial.ranks)]
+    return Result(name, budget, policy, ranks)
+
+
+def _read(path: Path) -> Rank:
+    if not path.exists():
+        return Rank(error="the process ended without a result")
+    return Rank(**json.loads(path.read_text()))
+
+
+def _fork(trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None) -> int:
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    result = Rank()
+    try:
+        _work(trial, rank, folder, enable, result)
+    except BaseException:  # noqa: BLE001  (a rank that fails is a result)
+        result.error = traceback.format_exc()
+    (folder / f"{rank}.part").write_text(json.dumps(asdict(result)))
+    (folder / f"{rank}.part").rename(folder / f"{rank}.json")
+    os._exit(0)  # whatever threads the program has left
+
+
+def _work(
+    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, result: Rank
+) -> None:
+    torch.set_num_threads(1)
+    if enable is not None:
+        import umem
+
+        umem.enable(**enable)
+    if trial.ranks > 1:
+        store = FileStore(str(folder / "store"), trial.ranks)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=trial.ranks, timeout=_TIMEOUT
+        )
+    program = trial.make(rank, trial.ranks)
+    for i in range(STEPS):
+        before, began = _counters(enable), time.process_time()
+        losses = program.step(i)
+        result.cpu_s.append(time.process_time() - began)
+        after = _counters(enable)
+        result.counters.append({name: after[name] - before[name] for name in after})
+        result.losses.extend(float(loss).hex() for loss in losses)
+        if enable is not None:
+            _follow(result)
+    digest = hashlib.sha256()
+    for tensor in program.state():
+        digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    result.weights = digest.hexdigest()
+    if enable is not None:
+        stats = umem.stats()
+        result.peak_live_bytes = stats.peak_live_bytes
+        result.peak_resident_bytes = stats.peak_resident_bytes
+    if trial.ranks > 1:
+        dist.barrier()
+
+
+def _counters(enable: dict[str, Any] | None) -> dict[str, int]:
+    if enable is None:
+        return {}
+    import umem
+
+    stats = umem.stats()
+    return {name: getattr(stats, name) for name in _COUNTERS}
+
+
+def _follow(result: Rank) -> None:
+    from umem.base.native import core
+
+    if core.current_options().policy != "planned":
+        return
+    status = core.plan_status()
+    result.complete.append(status["complete"])
+    result.plans = max([result.plans, *status["plans"]])

@@ -1,0 +1,77 @@
+"""Which of several processes this is, by the variables of launchers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from umem.base import host
+from umem.config import ranks, settings
+from umem.errors import ConfigError
+from umem.session import resolve
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (TORCHRUN, (5, 8, 1, 4)),
+        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({**TORCHRUN, "RANK": "x"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (1, 4, 1, 4)),  # Lightning's
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "3",
+          "SLURM_NTASKS_PER_NODE": "4"}, (3, 8, 3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
+          "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (0, 2, 0, 2)),
+    ],
+)  # fmt: skip
+def test_the_rank_is_what_the_launcher_says(
+    environ: dict[str, str], expected: tuple[int, ...] | None
+) -> None:
+    assert ranks.rank(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["/usr/bin/python", "/venv/bin/torchrun", "--nproc-per-node", "2", "train.py"], True),
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["python", "-u", "/venv/bin/accelerate", "launch", "train.py"], True),
+        (["python", "-X", "dev", "-Wignore", "-W", "ignore", "/venv/bin/torchrun", "x.py"], True),
+        (["python", "train.py", "torchrun"], False),
+        (["python", "train.py", "-m", "torch.distributed.run"], False),
+        (["python", "ray.py"], False),
+        (["python", "-m", "umem", "run", "train.py"], False),
+        (["python", "-c", "pass"], False),
+    ],
+)
+def test_a_launcher_is_known_by_its_command(argv: list[str], expected: bool) -> None:
+    assert ranks.is_launcher(argv, {}) is expected
+    assert not ranks.is_launcher(argv, TORCHRUN)  # it is a rank of its own launcher
+
+
+def test_each_rank_has_its_files() -> None:
+    path = Path("out/x.jsonl.gz")
+    assert ranks.placed(path, {}) == path
+    assert ranks.placed(path, TORCHRUN) == Path("out/x.rank5.jsonl.gz")
+    assert ranks.placed(Path("%r/x.jsonl"), TORCHRUN) == Path("5/x.jsonl")
+    assert ranks.placed(Path("x-%p.jsonl"), TORCHRUN) == Path(f"x-{os.getpid()}.jsonl")
+    assert ranks.placed(Path("x-%p.jsonl"), {}) == Path(f"x-{os.getpid()}.jsonl")
+    with pytest.raises(ConfigError, match="allowed: %p"):
+        ranks.placed(Path("x%r.jsonl"), {})
+
+
+def test_the_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "available_memory", lambda: 16 << 30)
+    loaded = settings.load({"device": "soft"}, environ={})
+    promised = []
+    for mine in (None, ranks.Rank(1, 8, 1, 4)):
+        monkeypatch.setattr(ranks, "rank", lambda mine=mine: mine)
+        budget = resolve.budget_bytes(loaded, threads=1)
+        promised.append(budget + resolve.host_budget_bytes(loaded, budget))
+    assert promised[0] <= 0.9 * (16 << 30)
+    assert 4 * promised[1] <= 0.9 * (16 << 30)

@@ -1,0 +1,111 @@
+"""The rank of this process among those that a launcher started, and whether it is the launcher.
+
+Sources: docs.pytorch.org "torchrun (Elastic Launch)", environment variables; Slurm's srun(1),
+output environment variables; Open MPI's mpirun(1), OMPI_COMM_WORLD_*.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ConfigError
+
+# Of the rank, the number of ranks, the rank on this host, the number of ranks here.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)  # fmt: skip
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "ray", "horovodrun")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch",
+                     "accelerate.commands.launch", "deepspeed.launcher.launch")  # fmt: skip
+_RANK, _PROCESS = "%r", "%p"
+
+
+class Rank(NamedTuple):
+    """One of `world` processes, of which `local_world` run on this host."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+
+def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
+    """Return the rank that a launcher gave this process; None where it is the only one."""
+    environ = os.environ if environ is None else environ
+    for names in _VARIABLES:
+        texts = [environ.get(name, "") for name in names]
+        if not (texts[0].isdecimal() and texts[1].isdecimal()) or int(texts[1]) < 2:
+            continue
+        number, world = int(texts[0]), int(texts[1])
+        local = int(texts[2]) if texts[2].isdecimal() else 0
+        # Where the launcher does not say how many there are here, it may be all of them.
+        here = int(texts[3]) if texts[3].isdecimal() else world
+        return Rank(number, world, local, max(here, local + 1))
+    return None
+
+
+def name() -> str:
+    """Return what messages of this process begin with: `umem`, and which rank it is."""
+    mine = rank()
+    return "umem" if mine is None else f"umem [rank {mine.rank}]"
+
+
+def is_launcher(
+    argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> bool:
+    """Return whether this process only starts the ranks, and trains nothing itself."""
+    environ = os.environ if environ is None else environ
+    if "LOCAL_RANK" in environ:
+        return False
+    words = list(sys.orig_argv if argv is None else argv)
+    script = _script(words)
+    if script is not None:
+        return Path(script).name in _LAUNCHERS and not Path(script).is_dir()
+    return any(
+        flag == "-m" and module in _LAUNCHER_MODULES for flag, module in itertools.pairwise(words)
+    )
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """Return the script of a command of Python; None for a module or a text."""
+    rest = iter(words[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            return word
+        if word in ("-c", "-m"):
+            return None
+        if word in ("-W", "-X"):
+            next(rest, None)  # its value
+    return None
+
+
+def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
+    """Return the file of this process: with its rank for `%r`, and its number for `%p`.
+
+    Where neither is there, each of several ranks has its own file all the same: `x.jsonl` is
+    `x.rank1.jsonl`.
+
+    Raises:
+        ConfigError: `%r`, and no launcher gave this process a rank.
+    """
+    mine, text = rank(environ), str(path)
+    if _RANK in text and mine is None:
+        raise ConfigError(
+            f"{path}: %r is the rank of a process, and this one has none (RANK and WORLD_SIZE are "
+            "not set); allowed: %p, the process's number"
+        )
+    if _RANK in text or _PROCESS in text:
+        number = "" if mine is None else str(mine.rank)
+        return Path(text.replace(_RANK, number).replace(_PROCESS, str(os.getpid())))
+    if mine is None:
+        return path
+    stem, dot, rest = path.name.partition(".")
+    return path.with_name(f"{stem}.rank{mine.rank}{dot}{rest}")

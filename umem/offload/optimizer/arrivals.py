@@ -1,0 +1,130 @@
+"""Storages whose new contents are still on the host: an operator that uses one waits for it.
+
+umem's observer sees operators of torch. What uses memory without one, compiled code and replays of
+CUDA graphs, is found in other ways, and lets all arrive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ...session import session
+
+# What brings the contents of a storage at this address, on the thread of the operator. It returns
+# the addresses of those that every stream sees, for which nothing has to wait any more.
+Bring = Callable[[int], Iterable[int]]
+
+_lock = threading.RLock()
+_expected: dict[int, Bring] = {}  # by the address of the storage
+_compiled = False  # there is code that torch.compile made
+_here = threading.local()  # `bringing`: this thread's own operators wait for nothing
+
+
+def expect(storages: Iterable[int], bring: Bring) -> None:
+    """Let operators that use these storages call `bring` first."""
+    with _lock:
+        _expected.update(dict.fromkeys(storages, bring))
+        _tell()
+    _listen_to_compilation()
+    if _compiled or not session.sees_every_thread():
+        all_arrive()
+
+
+def forget(bring: Bring) -> None:
+    """Let no operator call it any more."""
+    with _lock:
+        for storage in [known for known, other in _expected.items() if other == bring]:
+            del _expected[storage]
+        _tell()
+
+
+def all_arrive() -> None:
+    """Bring all contents now."""
+    for storage in list(_expected):
+        _arrive(storage)
+
+
+@contextlib.contextmanager
+def bringing() -> Iterator[None]:
+    """Let operators of this thread use what has not arrived: it is they that bring it."""
+    before, _here.bringing = getattr(_here, "bringing", False), True
+    try:
+        yield
+    finally:
+        _here.bringing = before
+
+
+@functools.cache
+def watch() -> None:
+    """Let all arrive before what uses memory without operators, from now on."""
+    os.register_at_fork(before=all_arrive)  # the child has no thread that updates
+    session.before_disable(all_arrive)
+    graph: Any = torch.cuda.CUDAGraph
+    for owner, name in (
+        (graph, "replay"),
+        (torch, "save"),
+        (torch.serialization, "save"),
+        (torch.UntypedStorage, "__reduce__"),
+    ):
+        setattr(owner, name, _after(all_arrive, getattr(owner, name)))
+    graph.capture_begin = _after(_arrive_before_capture, graph.capture_begin)
+
+
+def _listen_to_compilation() -> None:
+    """Look for compiled code; again each time, because `torch._dynamo.reset` drops callbacks."""
+    from torch._dynamo.callback import callback_handler
+    from torch._dynamo.utils import counters
+
+    global _compiled
+    _compiled = _compiled or counters["stats"]["unique_graphs"] > 0
+    if _compiles not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_compiles)
+
+
+def _compiles(_: object) -> None:
+    global _compiled
+    _compiled = True
+    all_arrive()
+
+
+def _arrive_before_capture() -> None:
+    """Let none wait for an event in the capture, which one from outside would end."""
+    all_arrive()
+    if _expected:
+        torch.cuda.synchronize()
+        all_arrive()
+
+
+def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        first()
+        return method(*args, **kwargs)
+
+    return called
+
+
+def _arrive(storage: int) -> None:
+    bring = None if getattr(_here, "bringing", False) else _expected.get(storage)
+    if bring is None:
+        return
+    there = bring(storage)
+    with _lock:
+        known = [address for address in there if _expected.get(address) == bring]
+        for address in known:
+            del _expected[address]
+        if known:
+            _tell()
+
+
+def _tell() -> None:
+    from ...base.native import core
+
+    core.set_awaited(list(_expected), _arrive)
