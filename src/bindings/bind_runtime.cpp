@@ -71,6 +71,10 @@ void bind_runtime(py::module_& module) {
     py::gil_scoped_release unlocked;
     runtime::step();
   });
+  module.def("guess_step", [] {
+    py::gil_scoped_release unlocked;
+    runtime::guess_step();
+  });
 }
 
 }  // namespace umem::bindings

@@ -178,27 +178,27 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
 
 // An op with large tensors is known by them, and one on segments alone by its name. Of the latter a
 // few may be missing, or come in addition, such as those of a report that is printed now and then.
-Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                              std::int64_t name, bool search) {
+Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool search) {
+  const RangeId* const ids = used.ids;
   if (lost_) {
-    if (search) return find_again(view, ids, count, name);
+    if (search) return find_again(view, used);
     allocated_.clear();
     last_shape_ = 0;
     return Followed::kNone;
   }
   ++ops_;
   const auto is_large = [&](RangeId id) { return view.live(id) && !view.ledger.at(id).segment; };
-  const bool large = std::any_of(ids, ids + count, is_large);
+  const bool large = std::any_of(ids, ids + used.count, is_large);
   const std::size_t expected = large ? next_large_op() : next_op_;
   std::uint64_t signature = 0;
   bool counted = false;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < used.count; ++i) {
     if (!view.live(ids[i])) continue;
     if (tensor_of(ids[i]) == kNoTensor) {
       const bool segment = view.ledger.at(ids[i]).segment;
       if (segment) segment_admitted(ids[i]);  // it came to life before this plan
       if (segment && tensor_of(ids[i]) == kNoTensor) continue;
-      if (!segment && !adopt(view, ids[i], expected)) return find_again(view, ids, count, name);
+      if (!segment && !adopt(view, ids[i], expected)) return find_again(view, used);
     }
     const Tensor tensor = tensor_of(ids[i]);
     const std::size_t t = index(tensor);
@@ -208,9 +208,9 @@ Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std
     if (!is_segment(tensor)) signature += mixed(t);
   }
   if (!counted) return Followed::kNone;
-  const std::size_t op = signature != 0 ? expected : next_like(name);
+  const std::size_t op = signature != 0 ? expected : next_like(used.name);
   if (op == n_ops() || signature_[op] != signature) {
-    if (signature != 0) return find_again(view, ids, count, name);
+    if (signature != 0) return find_again(view, used);
     if (++strays_ > kMaxStrays) lose();
     return Followed::kMiss;
   }
@@ -224,12 +224,12 @@ Followed PlanCursor::op_ended(const CandidateView& view, const RangeId* ids, std
 // at the first op to come that looks like this one: the next one, one that uses the same persistent
 // tensors, or one after an op that looks like the program's last one. Ops that only work on what
 // was allocated for them, and have not been expected, tell nothing.
-Followed PlanCursor::find_again(const CandidateView& view, const RangeId* ids, std::size_t count,
-                                std::int64_t name) {
-  OpShape shape(name);
+Followed PlanCursor::find_again(const CandidateView& view, const OpUse& used) {
+  const RangeId* const ids = used.ids;
+  OpShape shape(used.name);
   std::vector<RangeId> others;
   bool anchored = false, small = true;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < used.count; ++i) {
     if (!view.live(ids[i]) || view.ledger.at(ids[i]).segment) continue;
     small = false;
     if (std::find(ids, ids + i, ids[i]) != ids + i || is_allocated(ids[i])) continue;

@@ -16,6 +16,7 @@ namespace umem::policy {
 using residency::CandidateView;
 using residency::Followed;
 using residency::kNoRange;
+using residency::OpUse;
 using residency::RangeId;
 
 inline constexpr Tensor kNoTensor = -1;
@@ -33,8 +34,7 @@ class PlanCursor {
   void forgotten(RangeId id);
   void retired(RangeId id);
   // `search`: look for the program's place where it is lost.
-  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                    std::int64_t name = 0, bool search = true);
+  Followed op_ended(const CandidateView& view, const OpUse& op, bool search = true);
   // Where each tensor is, as the constructor takes it.
   std::vector<RangeId> units() const;
   // True when the step was what the plan says, all of it.
@@ -68,8 +68,7 @@ class PlanCursor {
   void unbind(Tensor tensor);
   void lose();
   void restart();
-  Followed find_again(const CandidateView& view, const RangeId* ids, std::size_t count,
-                      std::int64_t name);
+  Followed find_again(const CandidateView& view, const OpUse& used);
   void go_on_at(const CandidateView& view, std::size_t op, std::vector<RangeId>& others);
   bool is_persistent(Tensor tensor) const {
     return static_cast<Kind>(plan_.kind[index(tensor)]) == Kind::kPersistent;

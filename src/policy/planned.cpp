@@ -125,9 +125,17 @@ void Planned::admitted_by_helper(const CandidateView& view, RangeId id) {
     from_helpers_.push_back(id);
 }
 
-void Planned::take_from_helpers(const CandidateView& view, const RangeId* ids, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i)
-    if (std::erase(from_helpers_, ids[i]) > 0 && view.live(ids[i])) admitted(view, ids[i]);
+// The op without what helpers have allocated where something of the op's own had been, and was
+// freed. What it uses of theirs it has been given; from here on that is the program's.
+OpUse Planned::without_helpers(const CandidateView& view, const OpUse& op) {
+  if (from_helpers_.empty()) return op;
+  for (std::size_t i = 0; i < op.inputs; ++i)
+    if (std::erase(from_helpers_, op.ids[i]) > 0 && view.live(op.ids[i])) admitted(view, op.ids[i]);
+  own_.assign(op.ids, op.ids + op.count);
+  std::erase_if(own_, [&](RangeId id) {
+    return std::find(from_helpers_.begin(), from_helpers_.end(), id) != from_helpers_.end();
+  });
+  return {own_.data(), own_.size(), op.inputs, op.name};
 }
 
 void Planned::retired(RangeId id) {
@@ -147,17 +155,16 @@ void Planned::evicted(RangeId id) {
   if (active_) active_->schedule.evicted(id);
 }
 
-Followed Planned::op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                           std::int64_t op) {
-  if (!from_helpers_.empty()) take_from_helpers(view, ids, count);
+Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
+  const OpUse own = without_helpers(view, op);
   const bool small = std::any_of(entries_.begin(), entries_.end(),
                                  [](auto& entry) { return entry->cursor.has_segments(); });
-  const bool counts = std::any_of(ids, ids + count, [&](RangeId id) {
+  const bool counts = std::any_of(own.ids, own.ids + own.count, [&](RangeId id) {
     return view.live(id) && (small || !view.ledger.at(id).segment);
   });
   bool any = counts && !active_, hit = false;
   const auto follow = [&](Entry& entry, bool search) {
-    entry.last = entry.cursor.op_ended(view, ids, count, op, search);
+    entry.last = entry.cursor.op_ended(view, own, search);
     if (entry.last == Followed::kHit) entry.schedule.op_ended();
     any |= entry.last != Followed::kNone;
     hit |= entry.last == Followed::kHit;

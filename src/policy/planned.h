@@ -48,8 +48,7 @@ class Planned final : public residency::Policy {
   void retired(RangeId id) override;
   void forgotten(RangeId id) override;
   void evicted(RangeId id) override;
-  Followed op_ended(const CandidateView& view, const RangeId* ids, std::size_t count,
-                    std::int64_t op) override;
+  Followed op_ended(const CandidateView& view, const OpUse& op) override;
   void step_ended(const CandidateView& view) override;
   bool has_pending() const override;
   void evictions(const CandidateView& view, std::vector<RangeId>& out) override;
@@ -79,12 +78,13 @@ class Planned final : public residency::Policy {
   void diverged();
   void believe(const Entry* entry);
 
-  void take_from_helpers(const CandidateView& view, const RangeId* ids, std::size_t count);
+  OpUse without_helpers(const CandidateView& view, const OpUse& op);
 
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
   std::unique_ptr<residency::Policy> lru_;
   std::vector<RangeId> from_helpers_;  // that no op of the program's own has used yet
+  std::vector<RangeId> own_;           // what `without_helpers` found
   // What nothing writes by the plan that is believed in: of the last step, or that acts now.
   std::vector<RangeId> read_mostly_;
   bool read_mostly_changed_ = false;

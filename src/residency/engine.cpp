@@ -322,9 +322,9 @@ std::size_t Engine::shortage(std::size_t bytes) const {
   return state_.active() && bytes > available ? bytes - available : 0;
 }
 
-void Engine::op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream, std::int64_t op) {
+void Engine::op_ended(const OpUse& op, cu::CUstream stream) {
   if (!state_.active() || !state_.policy->is_planned()) return;
-  const Followed followed = state_.policy->op_ended(state_.view(), ids, count, op);
+  const Followed followed = state_.policy->op_ended(state_.view(), op);
   state_.counters.plan_hits += followed == Followed::kHit ? 1 : 0;
   state_.counters.plan_misses += followed == Followed::kMiss ? 1 : 0;
   apply_pending(stream);

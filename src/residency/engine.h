@@ -77,7 +77,7 @@ class Engine {
   void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // Once for each op, after all its `end_use`: the policy learns of it, and its pending requests
   // are applied.
-  void op_ended(const RangeId* ids, std::size_t count, cu::CUstream stream, std::int64_t op = 0);
+  void op_ended(const OpUse& op, cu::CUstream stream);
   // After `end_use` of an op that allocated: the units that it made and that live on.
   void left_behind(const RangeId* ids, std::size_t count, Family family);
   // How many bytes a library asks for where it takes a workspace inside an op (workspaces.h).

@@ -30,6 +30,14 @@ struct CandidateView {
   }
 };
 
+// What an op used on a device: first its inputs, then what was allocated in it. With repetitions;
+// some may have died in it, and the unit be another thread's by now.
+struct OpUse {
+  const RangeId* ids;
+  std::size_t count, inputs;
+  std::int64_t name = 0;  // a number for the op's name
+};
+
 // How an op fits the plan.
 enum class Followed : unsigned char { kNone, kHit, kMiss };  // kNone: no op that a plan counts
 
@@ -54,12 +62,8 @@ class Policy {
   virtual void forgotten(RangeId) {}
   // A unit was sent out because room was short, and not because the policy asked for it.
   virtual void evicted(RangeId) {}
-  // An op ended that used these units (with repetitions; some may have died in it), with a number
-  // for its name; a step ended.
-  virtual Followed op_ended(const CandidateView&, const RangeId*, std::size_t,
-                            std::int64_t /*op*/) {
-    return Followed::kNone;
-  }
+  // An op ended; a step ended.
+  virtual Followed op_ended(const CandidateView&, const OpUse&) { return Followed::kNone; }
   virtual void step_ended(const CandidateView&) {}
 
   // After an op or a step: whether it has any of these requests. `evictions` appends what is to

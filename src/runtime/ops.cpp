@@ -223,24 +223,20 @@ void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
   if (recorded) op->trace.begin();
 }
 
-// Of the units that an op uses, those of one device.
-struct Used {
-  const RangeId* ids;
-  std::size_t count, inputs;  // the inputs come first
-};
-
-static Used used_on(const State& s, const Op& op, int ordinal, std::vector<RangeId>& own) {
+static residency::OpUse used_on(const State& s, const Op& op, int ordinal,
+                                std::vector<RangeId>& own) {
   std::size_t inputs = 0;
   for (std::uint32_t i = 0; i < op.n_pinned; ++i) {
     if (s.ranges.device_of(op.pinned[i]) != ordinal) continue;
     own.push_back(op.pinned[i]);
     inputs += i < op.n_inputs ? 1 : 0;
   }
-  return {own.data(), own.size(), inputs};
+  return {own.data(), own.size(), inputs, policy::number_of(op.name)};
 }
 
 // Tags what the op allocated and what outlives it, marks what it used as used now, and unpins it.
-static void let_go_on(State& s, int ordinal, const Op& op, const Used& used, residency::Tag tag) {
+static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUse& used,
+                      residency::Tag tag) {
   const DeviceLock lock(s.slot(ordinal));
   if (!lock.device() || s.forked) return;
   Device& device = *lock.device();
@@ -255,8 +251,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const Used& used, res
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
-  if (device.engine.policy().is_planned() && !helps_only())
-    device.engine.op_ended(used.ids, used.count, stream, policy::number_of(op.name));
+  if (device.engine.policy().is_planned() && !helps_only()) device.engine.op_ended(used, stream);
 }
 
 static void let_go(Op* op, residency::Tag tag) {
@@ -270,7 +265,8 @@ static void let_go(Op* op, residency::Tag tag) {
       used |= mask_of(s.ranges.device_of(op->pinned[i]));
   }
   if (std::has_single_bit(used)) {  // nearly always
-    let_go_on(s, std::countr_zero(used), *op, {op->pinned, op->n_pinned, op->n_inputs}, tag);
+    const std::int64_t name = policy::number_of(op->name);
+    let_go_on(s, std::countr_zero(used), *op, {op->pinned, op->n_pinned, op->n_inputs, name}, tag);
   } else {
     each_ordinal(used, [&](int ordinal) {
       std::vector<RangeId> own;

@@ -43,8 +43,11 @@ UMEM_API void op_begin(Op* op, const void* const* inputs, std::size_t count) noe
 // its blocks that outlive it (when `tag` is not kCount), unpins, and pops.
 UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;
 
-// One step of the program (an optimizer step) ended.
+// One step of the program ended: the program says so. From then on, until a start, its steps end
+// there only.
 UMEM_API void step() noexcept;
+// One step of the program seems to have ended.
+UMEM_API void guess_step() noexcept;
 // So many since the start.
 UMEM_API std::uint64_t steps() noexcept;
 // What is called after each step, on the thread that ends it and without any lock. Null: no

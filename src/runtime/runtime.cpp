@@ -93,6 +93,7 @@ Status open_locked(State& s, const Options& options) {
   register_fork_handlers();
   s.last = {};
   s.steps = s.plans_rolled_back = s.thrashed_bytes = 0;
+  s.steps_given = false;
   {
     const std::lock_guard lock(s.faults_mutex);
     s.faults_of.clear();
@@ -427,8 +428,7 @@ static void step_devices(State& s) {
   if (const DeviceLock lock(only, std::try_to_lock); lock.held()) end_steps(only);
 }
 
-void step() noexcept {
-  State& s = state();
+static void end_step(State& s) {
   if (s.captures > 0) return;  // what a graph captures does not run, and must not be waited for
   runs_steps();
   ++s.steps;
@@ -440,6 +440,17 @@ void step() noexcept {
     soft::install_fault_handler();
   }
   if (auto* listener = s.step_listener.load()) listener();
+}
+
+void step() noexcept {
+  State& s = state();
+  s.steps_given = true;
+  end_step(s);
+}
+
+void guess_step() noexcept {
+  State& s = state();
+  if (!s.steps_given) end_step(s);
 }
 
 std::uint64_t steps() noexcept {

@@ -103,6 +103,7 @@ struct State {
   std::mutex faults_mutex;                                   // no other lock is taken under it
   std::unordered_map<std::string, std::uint64_t> faults_of;  // by the op's name
   std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
+  std::atomic<bool> steps_given{false};           // by the program
   std::atomic<std::uint64_t> last_pin_number{0};  // given to pins and exemptions
   std::atomic<Listener> listener{nullptr};
   std::atomic<void (*)()> step_listener{nullptr};

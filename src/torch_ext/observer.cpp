@@ -19,9 +19,8 @@
 #include "runtime/alloc.h"
 #include "runtime/awaited.h"
 #include "runtime/ops.h"
-#include "torch_ext/backward_steps.h"
+#include "torch_ext/guessed_steps.h"
 #include "torch_ext/thread_state.h"
-#include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -180,7 +179,7 @@ void await_inputs(const at::RecordFunction& fn) {
   if (!storages.empty()) runtime::await_contents(storages.data(), storages.size());
 }
 
-BackwardSteps g_backward_steps;
+GuessedSteps g_steps;
 
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   ThreadState* state = thread_state();
@@ -203,10 +202,10 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->op.phase = phase_within(parent, info.kind);
   record->op.scope_marker = is_scope_marker(info.kind);
   record->recorded = !record->op.scope_marker && is_recorded(parent, fn);
-  if (!parent && record->op.phase == Phase::kBackward) g_backward_steps.backward();
+  if (!parent && record->op.phase == Phase::kBackward) g_steps.backward();
   if (!parent && record->recorded) {
     runs_steps();
-    g_backward_steps.forward();  // may run ops of its own
+    g_steps.forward();  // may run ops of its own
   }
   std::vector<const void*>& storages = state->storages;
   storages.clear();
@@ -235,10 +234,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   state->top = record.parent;
   runtime::op_end(&record.op, result_tag(record));
   const bool outermost = !record.parent || record.parent->op.phase != Phase::kOptimizer;
-  if (record.kind != OpKind::kOptimizer || !outermost) return;
-  g_backward_steps.optimizer_stepped();
-  const Unlocked without_gil;
-  runtime::step();
+  if (record.kind == OpKind::kOptimizer && outermost) g_steps.optimizer_stepped();
 }
 
 std::mutex g_mutex;
@@ -296,7 +292,7 @@ void install_observer() {
   std::lock_guard guard(g_mutex);
   if (g_handle != at::INVALID_CALLBACK_HANDLE) return;
   register_fork_handlers();
-  g_backward_steps.reset();
+  g_steps.reset();
   g_handle = add_callback();
 }
 

@@ -57,5 +57,4 @@ def test_it_ends_the_same(example: str, budget: str, tmp_path: Path) -> None:
     for output in (under, started):  # a line of each rank, and none of the launcher
         ends = re.findall(r"^umem(.*): \d+ steps, plan hits ([\d.]+) %", output, re.MULTILINE)
         assert sorted(who for who, _ in ends) == [" [rank 0]", " [rank 1]"]
-        if example == "ddp_digits.py":
-            assert min(float(share) for _, share in ends) >= 95
+        assert min(float(share) for _, share in ends) >= 95

@@ -42,7 +42,7 @@ void run(bool acts) {
   policy::PlanSchedule schedule(cursor);
   for (int step = 0; step < 100; ++step) {
     for (residency::RangeId id : {kA, kB}) {
-      EXPECT(cursor.op_ended(view, &id, 1) == policy::Followed::kHit);
+      EXPECT(cursor.op_ended(view, {&id, 1, 1}) == policy::Followed::kHit);
       schedule.op_ended();
       std::vector<residency::RangeId> leaving;
       if (acts) schedule.evictions(view, leaving);

@@ -107,7 +107,7 @@ class Program {
     for (RangeId id : ids) check(id);
     if (random() % 2) write(ids[0], static_cast<unsigned char>(random()));
     engine_.end_use(ids.data(), ids.size(), on);
-    engine_.op_ended(ids.data(), ids.size(), on);
+    engine_.op_ended({ids.data(), ids.size(), ids.size()}, on);
   }
   // Now and then a plan for what is alive: its ops are on units at random, but for the first few,
   // which are kept to for as long as `use` happens to.
@@ -165,7 +165,7 @@ class Program {
     engine_.begin_use(&id, 1, on);
     check(id);
     engine_.end_use(&id, 1, on);
-    engine_.op_ended(&id, 1, on);
+    engine_.op_ended({&id, 1, 1}, on);
   }
   void release(RangeId id) {
     check(id);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from support.planned import MIB, ORDERS, Program, Tensor, columns, weights
 
@@ -598,3 +600,23 @@ def test_without_plans_the_last_step_went_by_none(program: Program) -> None:
     program.op("a")
     _core.step()
     assert _core.plan_status() == none
+
+
+def test_a_helper_has_the_memory_that_an_op_had_for_itself(program: Program) -> None:
+    tensors = [*weights(program, "a"), Tensor(kind="transient")]
+    _core.install_plan(columns(tensors, [[0], [0, 1], [0]]))
+    taken: list[int] = []
+    for _ in range(3):
+        program.op("a")
+        op = _core.op_begin([program.at["a"]], "", "")
+        scratch = _core.allocate(4 * MIB)
+        _core.release(scratch)
+        helper = threading.Thread(target=lambda: taken.append(_core.allocate(4 * MIB)))
+        helper.start()
+        helper.join()
+        _core.op_end(op, "")
+        assert taken[-1] == scratch
+        program.op("a")
+        _core.release(taken[-1])
+        _core.step()
+    assert counted() == (9, 0)

@@ -306,10 +306,11 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
 
 
 def step() -> None:
-    """Mark the end of a step, in programs without an optimizer or calls of modules to mark it.
+    """Mark the end of a step. From the first call on, steps end at such calls only.
 
-    A step ends with each step of a torch optimizer, and where a module that was called in it
-    without gradients is called again.
+    Without it a step ends with the last `step()` of a torch optimizer before the next forward pass,
+    and where a module that was called in it without gradients is called again. Call it where this
+    is not what repeats in the program.
 
     Raises:
         StateError: umem is off.

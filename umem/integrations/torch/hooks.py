@@ -79,7 +79,7 @@ class Tagger:
                 _tag(tensor, "optimizer")
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         if self._step_boundaries and not _stepping:
-            core.step()
+            core.guess_step()
 
     def _is_due(self, optimizer: Optimizer) -> bool:
         steps = self._steps.get(optimizer, 0)
