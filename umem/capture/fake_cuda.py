@@ -22,14 +22,18 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace.schema import Op
-from . import source_lines
+from . import list_parts, source_lines
 from .dispatch import FunctionMode
+from .list_parts import Groups, Lists
 from .scope import Scope
 
 _Tensor = torch.Tensor
 _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
+_group: Any = torch._C._group_tensors_by_device_and_dtype
+# A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
+_PARTS, _LEAST_PART = 32, 16 << 20
 # Functions that read data without an op; all others end in one.
 _READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 
@@ -54,6 +58,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (optimizers, "_foreach_supported_types", types),
         (optimizers, "_get_foreach_kernels_supported_devices", lambda: devices),
         (lists, "_foreach_supported_types", types),
+        (torch._C, "_group_tensors_by_device_and_dtype", _in_parts),
         # What torch's own functions call does not pass the function mode a second time.
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
@@ -78,6 +83,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def _in_parts(lists: Lists, with_indices: bool = False) -> Groups:
+    """Return them in parts, as a session has them where not all memory fits.
+
+    How small those are depends on the budget, of which several may be planned for.
+    """
+    most = max(sum(list_parts.row_bytes(lists)) // _PARTS, _LEAST_PART)
+    return list_parts.in_parts(_group(lists, with_indices), lambda _: most)
 
 
 def _uncompiled(model: Any = None, **_options: Any) -> Any:

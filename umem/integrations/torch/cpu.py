@@ -44,7 +44,7 @@ def attach(
 
     def put() -> None:
         _parts.add(_Allocator(ext))
-        torch_observer.start(_parts, observer, ext)
+        torch_observer.start(_parts, observer, ext, "cpu")
 
     _parts.replace(put)
     seen_by = torch_observer.kind(observer, ext)

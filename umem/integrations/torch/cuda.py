@@ -115,7 +115,7 @@ def attach(
         else:
             pool = _make_pool()
             _parts.add(_Nothing())
-        torch_observer.start(_parts, observer, ext)
+        torch_observer.start(_parts, observer, ext, "cuda")
 
     _parts.replace(put)
     return Attached("cuda", kind, why, torch_observer.kind(observer, ext), pool)

@@ -40,7 +40,7 @@ def kind(observer: str, ext: ModuleType | None) -> str:
     return observer
 
 
-def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
+def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -> None:
     """Let `observer` report every op to umem.
 
     Args:
@@ -48,8 +48,9 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
         observer: "native" (in torch's dispatcher), "python" (slower), "off", or "auto": native
             if the extension is available, else python.
         ext: the extension; None if it is not available.
+        device: the type of the tensors that umem has: "cpu" or "cuda".
     """
-    from . import forward_steps, hooks
+    from . import forward_steps, hooks, list_ops
 
     started = kind(observer, ext)
     if started == "off":
@@ -62,6 +63,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None) -> None:
         parts.add(hooks.PythonObserver())
     parts.add(hooks.Tagger(step_boundaries=not native))
     parts.add(forward_steps.ForwardSteps())
+    parts.add(list_ops.ListOps(device))
 
 
 class _NativeObserver:

@@ -1,0 +1,66 @@
+"""Lists of tensors for foreach and fused ops, in parts of a size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Key = tuple[torch.device, torch.dtype]
+Lists = list[list[Tensor | None]]
+Group = tuple[Lists, list[int]]  # and the places of its rows in the lists that were grouped
+Groups = dict[Key, Group]
+
+
+def in_parts(groups: Groups, most: Callable[[torch.device], int]) -> Groups:
+    """Return torch's groups of lists such that a walk over them finds them in parts.
+
+    Args:
+        groups: what `torch._C._group_tensors_by_device_and_dtype` returned.
+        most: the bytes of a part on a device; 0: there are no parts.
+    """
+    found = {key: list(parts(group, most(key[0]))) for key, group in groups.items()}
+    return _InParts(groups, found) if any(len(each) > 1 for each in found.values()) else groups
+
+
+def parts(group: Group, most: int) -> Iterator[Group]:
+    """Yield rows of the lists, in their order, whose tensors take at most so many bytes, or one.
+
+    A list may also be empty, as for a state that the optimizer does not keep.
+
+    Args:
+        most: 0: all of them at once.
+    """
+    lists, indices = group
+    begin = taken = 0
+    for row, bytes_ in enumerate(row_bytes(lists)):
+        if row > begin and taken + bytes_ > most > 0:
+            yield [each[begin:row] for each in lists], indices[begin:row]
+            begin, taken = row, 0
+        taken += bytes_
+    yield [each[begin:] for each in lists], indices[begin:]
+
+
+def row_bytes(lists: Sequence[Sequence[Tensor | None]]) -> Iterator[int]:
+    """Yield the bytes of each row's tensors on this process's device."""
+    for row in zip(*(each for each in lists if each), strict=True):
+        here = [getattr(tensor, "_local_tensor", tensor) for tensor in row if tensor is not None]
+        yield sum(tensor.numel() * tensor.element_size() for tensor in here)
+
+
+class _InParts(dict[Key, Group]):
+    """Groups, of which `items` and `values`, by which torch goes through them, yield the parts."""
+
+    def __init__(self, groups: dict[Key, Group], parts_of: dict[Key, list[Group]]) -> None:
+        super().__init__(groups)
+        self._parts = parts_of
+
+    def items(self) -> Iterator[tuple[Key, Group]]:  # type: ignore[override]
+        for key in self:
+            for part in self._parts[key]:
+                yield key, part
+
+    def values(self) -> Iterator[Group]:  # type: ignore[override]
+        for _, part in self.items():
+            yield part
