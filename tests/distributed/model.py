@@ -36,12 +36,14 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder of `blocks` blocks; `checkpointed` ones run again in the backward pass."""
 
-    def __init__(self, blocks: int = BLOCKS, *, checkpointed: bool = False) -> None:
+    def __init__(
+        self, blocks: int = BLOCKS, *, checkpointed: bool = False, reentrant: bool = False
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-        self.checkpointed = checkpointed
+        self.checkpointed, self.reentrant = checkpointed, reentrant
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.words(tokens) + self.places.weight[: tokens.shape[1]]
@@ -52,14 +54,15 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            again = self.checkpointed
+            x = checkpoint(block, x, use_reentrant=self.reentrant) if again else block(x)
         return self.logits(x)
 
 
-def seeded(blocks: int = BLOCKS, *, checkpointed: bool = False) -> GPT:
+def seeded(blocks: int = BLOCKS, **options: bool) -> GPT:
     """Return the same network each time, on every rank."""
     torch.manual_seed(1)
-    return GPT(blocks, checkpointed=checkpointed)
+    return GPT(blocks, **options)
 
 
 def batch(step: int, rank: int, size: int = BATCH) -> tuple[Tensor, Tensor]:

@@ -68,8 +68,10 @@ def simple(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Progr
 # One process.
 
 
-def plain(rank: int, _world: int, *, checkpointed: bool = False, **options: Any) -> Program:
-    net = model.seeded(checkpointed=checkpointed)
+def plain(
+    rank: int, _world: int, *, checkpointed: bool = False, reentrant: bool = False, **options: Any
+) -> Program:
+    net = model.seeded(checkpointed=checkpointed, reentrant=reentrant)
     return simple(net, adamw(net.parameters(), **options), rank)
 
 
@@ -215,6 +217,115 @@ def by_hand(rank: int, _world: int) -> Program:
                 parameter.sub_(parameter.grad, alpha=0.1)
                 parameter.grad = None
         return [loss.detach()]
+
+    return Program(step, net.parameters)
+
+
+def mixed_precision(rank: int, _world: int, *, scaled: bool = False) -> Program:
+    """Autocast to bfloat16; `scaled`: with a GradScaler, and gradients that are clipped."""
+    net = model.seeded()
+    optimizer = adamw(net.parameters(), foreach=scaled)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+
+    def step(i: int) -> list[Tensor]:
+        tokens, wanted = model.batch(i, rank)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model.loss_of(net(tokens), wanted)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return [loss.detach()]
+
+    return Program(step, net.parameters)
+
+
+class LowRank(nn.Module):
+    """A linear layer that stays as it is, and a product of two small ones that learns."""
+
+    def __init__(self, base: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(requires_grad=False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def low_rank(rank: int, _world: int) -> Program:
+    """Fine-tune with low-rank adapters, as LoRA does."""
+    net = model.seeded().requires_grad_(requires_grad=False)
+    for block in net.blocks:
+        for name in ("q", "v", "up", "down"):
+            setattr(block, name, LowRank(getattr(block, name)))
+    learning = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    return Program(simple(net, adamw(learning), rank).step, lambda: learning)
+
+
+def averaged(rank: int, _world: int) -> Program:
+    """Keep a moving average of the weights."""
+    net = model.seeded()
+    optimizer = adamw(net.parameters())
+    average = torch.optim.swa_utils.AveragedModel(
+        net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+
+    def step(i: int) -> list[Tensor]:
+        tokens, wanted = model.batch(i, rank)
+        losses = learn(model.loss_of(net(tokens), wanted), optimizer)
+        average.update_parameters(net)
+        return losses
+
+    return Program(step, lambda: [*net.parameters(), *average.parameters()])
+
+
+def functional(rank: int, _world: int) -> Program:
+    """Take gradients by torch.func, of parameters that are no attributes of a module."""
+    net = model.seeded()
+    values = {name: value.detach() for name, value in net.named_parameters()}
+
+    def loss_of(values: dict[str, Tensor], tokens: Tensor, wanted: Tensor) -> Tensor:
+        return model.loss_of(torch.func.functional_call(net, values, (tokens,)), wanted)
+
+    def step(i: int) -> list[Tensor]:
+        gradients, loss = torch.func.grad_and_value(loss_of)(values, *model.batch(i, rank))
+        for name, gradient in gradients.items():
+            values[name] -= 0.1 * gradient
+        return [loss]
+
+    return Program(step, values.values)
+
+
+class Batches(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """The rows of `model.batch`."""
+
+    def __len__(self) -> int:
+        return 1000 * model.BATCH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        tokens, wanted = model.batch(index, 0, 1)
+        return tokens[0], wanted[0]
+
+
+def loaded(_rank: int, _world: int) -> Program:
+    """Batches come from worker processes that are forked."""
+    net = model.seeded()
+    optimizer = adamw(net.parameters())
+    loader = torch.utils.data.DataLoader(
+        Batches(),
+        model.BATCH,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    batches = iter(loader)
+
+    def step(_i: int) -> list[Tensor]:
+        tokens, wanted = next(batches)
+        return learn(model.loss_of(net(tokens), wanted), optimizer)
 
     return Program(step, net.parameters)
 
@@ -373,6 +484,13 @@ TRIALS: dict[str, Trial] = {
     "adversaries": Trial(1, adversaries),
     "accumulate4": Trial(1, accumulating),
     "by_hand": Trial(1, by_hand),
+    "bf16": Trial(1, mixed_precision),
+    "bf16_scaler_clip": Trial(1, partial(mixed_precision, scaled=True)),
+    "reentrant_checkpoint": Trial(1, partial(plain, checkpointed=True, reentrant=True)),
+    "low_rank": Trial(1, low_rank),
+    "averaged": Trial(1, averaged),
+    "functional": Trial(1, functional),
+    "data_loader": Trial(1, loaded),
     "all_reduce": Trial(2, partial(collective, what="all_reduce")),
     "all_gather": Trial(2, partial(collective, what="all_gather")),
     "ddp": Trial(2, ddp),

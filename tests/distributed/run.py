@@ -23,7 +23,7 @@ from .programs import TRIALS
 _MIB = 1 << 20
 _LARGE = 1 << 30
 _COLUMNS = (
-    ("trial", 17), ("budget", 7), ("policy", 7), ("MiB", 6), ("equal", 6), ("hits", 6),
+    ("trial", 21), ("budget", 7), ("policy", 7), ("MiB", 6), ("equal", 6), ("hits", 6),
     ("plans", 6), ("whole", 6), ("steps", 6), ("in MiB", 8), ("out MiB", 8), ("faults", 7),
     ("above", 6), ("cpu ms", 7), ("ratio", 6),
 )  # fmt: skip

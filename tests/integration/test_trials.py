@@ -1,0 +1,45 @@
+"""Programs of several threads, optimizers and ranks: equal bits, and plans that hold.
+
+`make test-distributed` runs all trials, at each budget.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+
+from distributed import trial  # noqa: E402
+
+MIB = 1 << 20
+
+
+# torch 2.13 gives all_gather_into_tensor another name. Each peak is that of live bytes, of the rank
+# with the most.
+@pytest.mark.filterwarnings("ignore:`torch.distributed.all_gather_into_tensor` is deprecated")
+@pytest.mark.parametrize(
+    ("name", "peak_mib", "share"),
+    [
+        ("foreach", 123, 4),
+        ("fused", 123, 4),
+        ("side_thread", 131, 2),
+        ("in_backward", 125, 4),
+        ("optimizers12", 123, 4),
+        ("adversaries", 123, 2),
+        ("all_gather", 129, 2),
+        ("ddp", 170, 2),
+        ("fsdp2", 125, 2),
+    ],
+)
+def test_bits_are_equal_and_plans_hold(name: str, peak_mib: int, share: int) -> None:
+    plain = trial.run(name, "plain")
+    found = trial.run(name, f"1/{share}", bytes_of_budget=peak_mib // share * MIB)
+    assert not plain.error
+    assert not found.error
+    assert found.bits == plain.bits
+    assert found.peak_live_bytes >= 0.9 * peak_mib * MIB  # else it is no such part of it
+    assert found.hit_share is not None
+    assert found.hit_share >= 0.95
+    for rank in found.ranks:
+        counted = rank.complete[trial.FIRST :]
+        assert sum(plan > 0 for plan in counted) >= 0.85 * len(counted)  # all but one
