@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-from distributed import trial  # noqa: E402
+from distributed import trial
 
 MIB = 1 << 20
 
