@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -568,6 +569,55 @@ def test_a_model_that_is_dropped_is_freed(held: threading.Event) -> None:
         gc.collect()
         assert alive() is None
         assert not core.awaits()
+
+
+def of_one_storage(optimizers: int, page: Callable[[Any], Any]) -> list[torch.Tensor]:
+    """Losses and weights of parameters of which some are parts of one storage."""
+    torch.manual_seed(0)
+    rest = torch.randn(3, SIDE, SIDE) / SIDE**0.5
+    first = torch.nn.Parameter(torch.randn(SIDE, SIDE) / SIDE**0.5)
+    weights = [first, *(torch.nn.Parameter(weight) for weight in rest)]
+    groups = [weights] if optimizers == 1 else [weights[1:2], [weights[0], *weights[2:]]]
+    made = [torch.optim.SGD(group, lr=1.0, momentum=0.9) for group in groups]
+    handles = [page(optimizer) for optimizer in made]
+    losses = []
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(8, SIDE)
+        for weight in weights:
+            x = x @ weight
+        loss = x.square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        for optimizer in made:
+            optimizer.step()
+            optimizer.zero_grad()
+    for handle in handles:
+        if handle:
+            handle.remove()
+    return [t.detach().clone() for t in (*losses, *weights)]
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_parts_of_one_storage_are_each_waited_for(
+    optimizers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the weights of an LSTM on a GPU: in several chunks, and of several optimizers."""
+    real = parts.update
+
+    def update(*args: Any) -> None:
+        time.sleep(0.05)
+        real(*args)
+
+    monkeypatch.setattr(host_update, "update", update)
+    monkeypatch.setattr(host_update, "CHUNK_BYTES", 2 * LAYER)
+    plain = of_one_storage(optimizers, lambda _: None)
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        got = of_one_storage(
+            optimizers, lambda o: umem.page_optimizer(o, update="host", overlap=True)
+        )
+        assert same(plain, got)
+        del got
 
 
 def test_a_graph_of_old_weights_is_refused(held: threading.Event) -> None:

@@ -22,7 +22,7 @@ from ...session import session
 Bring = Callable[[int], Iterable[int]]
 
 _lock = threading.RLock()
-_expected: dict[int, Bring] = {}  # by the address of the storage
+_expected: dict[int, list[Bring]] = {}  # by the address of the storage; one of each optimizer
 _compiled = False  # there is code that torch.compile made
 _here = threading.local()  # `bringing`: this thread's own operators wait for nothing
 
@@ -30,7 +30,9 @@ _here = threading.local()  # `bringing`: this thread's own operators wait for no
 def expect(storages: Iterable[int], bring: Bring) -> None:
     """Let operators that use these storages call `bring` first."""
     with _lock:
-        _expected.update(dict.fromkeys(storages, bring))
+        for storage in storages:
+            if bring not in (known := _expected.setdefault(storage, [])):
+                known.append(bring)
         _tell()
     _listen_to_compilation()
     if _compiled or not session.sees_every_thread():
@@ -40,9 +42,7 @@ def expect(storages: Iterable[int], bring: Bring) -> None:
 def forget(bring: Bring) -> None:
     """Let no operator call it any more."""
     with _lock:
-        for storage in [known for known, other in _expected.items() if other == bring]:
-            del _expected[storage]
-        _tell()
+        _is_there(list(_expected), bring)
 
 
 def all_arrive() -> None:
@@ -112,16 +112,23 @@ def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..
 
 
 def _arrive(storage: int) -> None:
-    bring = None if getattr(_here, "bringing", False) else _expected.get(storage)
-    if bring is None:
+    if getattr(_here, "bringing", False):
         return
-    there = bring(storage)
-    with _lock:
-        known = [address for address in there if _expected.get(address) == bring]
-        for address in known:
-            del _expected[address]
-        if known:
-            _tell()
+    for bring in list(_expected.get(storage, ())):
+        there = bring(storage)
+        with _lock:
+            _is_there(there, bring)
+
+
+def _is_there(storages: Iterable[int], bring: Bring) -> None:
+    """Let nothing wait for these on account of `bring`; the caller has the lock."""
+    known = [storage for storage in storages if bring in _expected.get(storage, ())]
+    for storage in known:
+        _expected[storage].remove(bring)
+        if not _expected[storage]:
+            del _expected[storage]
+    if known:
+        _tell()
 
 
 def _tell() -> None:

@@ -278,7 +278,9 @@ class HostUpdate(OfOptimizer):
                 self._error = self._error or error
                 return []  # the next operator tries again
             if stream is None:
-                return {storage, *(at for chunk in chunks for at in chunk.storages.values())}
+                there = {storage, *(at for chunk in chunks for at in chunk.storages.values())}
+                # A storage that parameters are parts of may be in other chunks, too.
+                return there.difference(*(chunk.storages.values() for chunk in self._flying))
             event = self._returned.get(storage)
             if event is not None and not event.query():
                 stream.wait_event(event)
