@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import pickle
+import signal
 import threading
 import time
 import weakref
@@ -567,8 +568,62 @@ def test_a_model_that_is_dropped_is_freed(held: threading.Event) -> None:
         alive = weakref.ref(model[0].weight)
         del model, optimizer, paged
         gc.collect()
+        for _ in range(600):  # what is under way ends on another thread
+            if alive() is None and not core.awaits():
+                break
+            time.sleep(0.01)
         assert alive() is None
         assert not core.awaits()
+
+
+def test_an_optimizer_may_be_collected_on_the_thread_that_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While an operator waits for that thread."""
+
+    def update(*args: Any) -> None:
+        time.sleep(0.05)  # the operator is there
+        gc.collect()
+        parts.update(*args)
+
+    monkeypatch.setattr(host_update, "update", update)
+    gc.disable()
+    try:
+        with umem.enable(budget="96MiB", device="soft", policy="lru"):
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+            paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+            backward(model)
+            wanted = [w.detach() - w.grad for w in model.parameters()]
+            optimizer.step()
+            cycle: list[Any] = [optimizer]
+            cycle.append(cycle)
+            del optimizer, paged, cycle
+            assert same(wanted, list(model.parameters()))
+            del model, wanted
+            gc.collect()
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_lets_the_parameter_arrive_first(held: threading.Event) -> None:
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+        backward(model)
+        wanted = [w.detach() - w.grad for w in model.parameters()]
+        optimizer.step()
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, held.set).start()
+        with pytest.raises(KeyboardInterrupt):
+            model[0].weight.sum()
+        assert same(wanted, list(model.parameters()))
+        backward(model)
+        optimizer.step()  # no error was kept
+        paged.remove()
+        del model, optimizer, paged, wanted
+        gc.collect()
 
 
 def of_one_storage(optimizers: int, page: Callable[[Any], Any]) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import weakref
+from _thread import start_new_thread
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,7 +38,7 @@ _log = logging.getLogger("umem")
 _OF_KERNELS = ("grad_scale", "found_inf")  # what GradScaler leaves for fused kernels
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Chunk:
     """Parameters that are updated together."""
 
@@ -198,6 +199,14 @@ class HostUpdate(OfOptimizer):
     def _orphaned(self) -> None:
         """End what is under way of an optimizer that is gone; its parameters may live on."""
         self._open = None  # gradients of a backward pass that no step followed
+        if not self._flying:
+            return
+        # Not here: the collector calls this on any thread, in the middle of anything, also on the
+        # one that updates, and on one that an operator with the lock waits for.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends
+            start_new_thread(self._end_orphaned, ())
+
+    def _end_orphaned(self) -> None:
         try:
             self.finish()
         except StateError as error:
@@ -490,20 +499,27 @@ def _elsewhere(call: Callable[[], None]) -> None:
     Such as those of torch.func, of tracing, of inference.
     """
     raised: list[BaseException] = []
+    running = threading.Lock()
+    running.acquire()
 
     def run() -> None:
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             raised.append(error)
+        finally:
+            running.release()
 
-    thread = threading.Thread(target=run, name="umem-arrival")
     try:
-        thread.start()
+        start_new_thread(run, ())
     except RuntimeError:  # the interpreter ends, and begins no thread any more
         call()
         return
-    thread.join()
+    try:
+        running.acquire()  # `Thread.join` takes a thread for ended that an interrupt came to
+    except BaseException:
+        running.acquire()  # nobody else is to write back what it does; a second one is raised
+        raise
     if raised:
         raise raised[0]
 
