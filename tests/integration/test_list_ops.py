@@ -115,6 +115,30 @@ def test_bits_are_equal(name: str) -> None:
         assert stats.ops_above_budget == 0
 
 
+def tied(how: str) -> Update:
+    def make(module: torch.nn.Module) -> Callable[[], object]:
+        weights = list(module.parameters())
+        if how == "tied by data":
+            weights[-2].data = weights[0].data
+        else:
+            weights.append(weights[0])
+        return torch.optim.AdamW(weights, lr=1e-2, weight_decay=0.3, foreach=True).step
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("how", ["tied by data", "given twice"])
+def test_lists_whose_rows_share_memory_stay_whole(how: str) -> None:
+    """The order of ops on the shared memory is that of the whole lists."""
+    plain = train(tied(how))
+    with umem.enable(budget="16MiB", device="soft", policy="lru"):
+        found = [tensor.tolist() for tensor in train(tied(how))]
+        assert umem.stats().evictions > 0
+        gc.collect()
+    assert [tensor.tolist() for tensor in plain] == found
+
+
 def parts_of(tensors: list[torch.Tensor]) -> list[int]:
     groups = torch.utils._foreach_utils._group_tensors_by_device_and_dtype([tensors])
     return [len(rows) for (rows,), _ in groups.values()]
@@ -128,7 +152,7 @@ def test_lists_are_split_once_not_all_fits() -> None:
         assert parts_of(few) == [4, 4, 4, 4]
         del more
         assert parts_of(few) == [4, 4, 4, 4]
-        assert parts_of([torch.zeros(4 * MIB)] * 2) == [1, 1]  # larger than a part
+        assert parts_of([torch.zeros(4 * MIB) for _ in range(2)]) == [1, 1]  # larger than a part
         umem.set_budget("64MiB")
         assert parts_of(few) == [8, 8]
         del few

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,42 @@ def row_bytes(lists: Sequence[Sequence[Tensor | None]]) -> Iterator[int]:
     for row in zip(*(each for each in lists if each), strict=True):
         here = [getattr(tensor, "_local_tensor", tensor) for tensor in row if tensor is not None]
         yield sum(tensor.numel() * tensor.element_size() for tensor in here)
+
+
+def have_shared_rows(groups: Groups) -> bool:
+    """Return whether some memory is in two rows of a group.
+
+    Such as of weights that are tied by `.data`: the order of ops on them makes a difference.
+    """
+    return any(
+        overlaps(
+            (row, tensor) for each in lists for row, tensor in enumerate(each) if tensor is not None
+        )
+        for lists, _ in groups.values()
+    )
+
+
+def overlaps(tensors: Iterable[tuple[int, Tensor]]) -> set[int]:
+    """Return the numbers of tensors that lie in the memory of one of another number, in part."""
+    spans = sorted(
+        (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), number)
+        for number, t in ((number, getattr(t, "_local_tensor", t)) for number, t in tensors)
+        if t.numel() and t.layout == torch.strided
+    )
+    found: set[int] = set()
+    end, last = 0, 0
+    for start, stop, number in spans:
+        if start < end and number != last:
+            found |= {last, number}
+        if stop > end:
+            end, last = stop, number
+    return found
+
+
+def _span(tensor: Tensor) -> int:
+    """Return the elements from the first to the last of a tensor that is not empty."""
+    shape, strides = tensor.shape, tensor.stride()
+    return 1 + sum((n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True))
 
 
 class _InParts(dict[Key, Group]):

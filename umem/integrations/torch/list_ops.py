@@ -3,7 +3,8 @@
 The foreach and fused forms of optimizers, which torch takes by itself on a GPU, gradient clipping,
 the averaging of weights and the gradient scaler pass all tensors of a device and dtype to one op,
 which needs them on the device at once. Each tensor's result depends on its own row of the lists
-only, so the bits are the same. Adafactor makes one list of the parts again.
+only, so the bits are the same; lists in which rows share memory stay whole. Adafactor makes one
+list of the parts again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...base.native import core
-from ...capture.list_parts import Groups, Lists, in_parts, parts
+from ...capture.list_parts import Groups, Lists, have_shared_rows, in_parts, parts
 
 # Of the budget: a part is computed on, while the next one comes and the last one goes.
 _SHARE = 8
@@ -46,7 +47,10 @@ class ListOps:
 
     def _grouped(self, lists: Lists, with_indices: bool = False) -> Groups:
         groups: Groups = self._before[0][2](lists, with_indices)
-        return groups if torch.compiler.is_compiling() else in_parts(groups, self._most)
+        if torch.compiler.is_compiling():
+            return groups
+        split = in_parts(groups, self._most)
+        return groups if split is not groups and have_shared_rows(groups) else split
 
     def _unscaled(self, grads: list[Tensor], found_inf: Tensor, scale: Tensor) -> None:
         whole = torch.compiler.is_compiling() or not grads

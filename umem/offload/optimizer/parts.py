@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from ...capture.list_parts import overlaps
+
 
 class OfOptimizer:
     """A part of what an optimizer's hooks keep alive, which in turn does not keep the optimizer.
@@ -41,25 +43,7 @@ def overlapping(parameters: Iterable[Tensor]) -> set[int]:
 
     Such as weights that are tied by `.data`.
     """
-    spans = sorted(
-        (p.data_ptr(), p.data_ptr() + _span(p) * p.element_size(), id(p))
-        for p in parameters
-        if p.numel()
-    )
-    found: set[int] = set()
-    end, last = 0, 0
-    for start, stop, number in spans:
-        if start < end and number != last:
-            found |= {last, number}
-        if stop > end:
-            end, last = stop, number
-    return found
-
-
-def _span(tensor: Tensor) -> int:
-    """Return the elements from the first to the last of a tensor that is not empty."""
-    shape, strides = tensor.shape, tensor.stride()
-    return 1 + sum((n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True))
+    return overlaps((id(parameter), parameter) for parameter in parameters)
 
 
 def update(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
