@@ -264,6 +264,39 @@ def test_checkpoints_and_the_end_have_all(held: threading.Event) -> None:
         gc.collect()
 
 
+@pytest.mark.parametrize("how", ["pickle", "deepcopy"])
+def test_a_copy_of_the_optimizer_has_the_new_states(how: str, held: threading.Event) -> None:
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model, optimizer, paged = begun(held, lambda p: torch.optim.Adam(p, lr=1e-2, fused=True))
+        copied = (
+            pickle.loads(pickle.dumps(optimizer)) if how == "pickle" else copy.deepcopy(optimizer)
+        )
+        assert [int(s["step"]) for s in copied.state.values()] == [1] * 4
+        paged.remove()
+        del model, optimizer, paged, copied
+        gc.collect()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_learning_rate_that_changes_in_place_counts_from_the_next_step(
+    shape: tuple[int, ...], held: threading.Event
+) -> None:
+    with umem.enable(budget="96MiB", device="soft", policy="lru"):
+        model = net()
+        rate = torch.ones(shape)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate, fused=True)
+        paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+        backward(model)
+        wanted = [w.detach() - w.grad for w in model.parameters()]
+        optimizer.step()
+        rate.mul_(0.5)
+        held.set()
+        assert same(wanted, list(model.parameters()))
+        paged.remove()
+        del model, optimizer, paged, wanted, rate
+        gc.collect()
+
+
 def raw(model: torch.nn.Module) -> list[bytes]:
     """The memory of the weights, without an operator."""
     return [ctypes.string_at(w.data_ptr(), w.nbytes) for w in model.parameters()]

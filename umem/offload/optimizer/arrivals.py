@@ -72,6 +72,7 @@ def watch() -> None:
         (torch, "save"),
         (torch.serialization, "save"),
         (torch.UntypedStorage, "__reduce__"),
+        (torch.optim.Optimizer, "__getstate__"),  # copies and pickle take its states as they are
     ):
         setattr(owner, name, _after(all_arrive, getattr(owner, name)))
     graph.capture_begin = _after(_arrive_before_capture, graph.capture_begin)

@@ -518,7 +518,7 @@ def _elsewhere(call: Callable[[], None]) -> None:
     try:
         running.acquire()  # `Thread.join` takes a thread for ended that an interrupt came to
     except BaseException:
-        running.acquire()  # nobody else is to write back what it does; a second one is raised
+        running.acquire()  # or the next op writes the same back, too; a second one is raised
         raise
     if raised:
         raise raised[0]
@@ -551,7 +551,7 @@ def _for_host(
     changed: dict[str, Any] = {
         name: value.item()
         for name, value in group.items()
-        if isinstance(value, Tensor) and value.dim() == 0
+        if isinstance(value, Tensor) and value.numel() == 1
     }
     changed.update({name: False for name in ("foreach", "capturable") if name in group})
     kinds: dict[tuple[bool, bool], list[Tensor]] = {}

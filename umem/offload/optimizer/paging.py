@@ -451,6 +451,9 @@ def page_optimizer(
         share: with `update="host"`, of the bytes of the parameters how much is updated there, from
             0 to 1, by default 1; the last parameters come first. The others are updated on the
             device.
+        masters: with updates on the host: keep parameters in float16 or bfloat16 in float32 there.
+        overlap: with updates on the host: return from `step()` while they are under way; an
+            operator waits for the parameters that it uses.
 
     Raises:
         ConfigError: not an optimizer, or one that is paged already; with `release_gradients` or
