@@ -136,7 +136,7 @@ $(DRIVER)/.built: $(BUILD_VENV)/.dependencies $(NATIVE) tests/softcuda/CMakeList
 	touch $@
 
 $(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/stubs.py \
-		tests/softcuda/stubs_cudnn.c
+		tests/softcuda/stubs_cudnn.c $(wildcard tests/softcuda/nccl/*)
 	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tests/softcuda/build.py \
 		--python $(CUDA_BIN)/python --driver $(DRIVER)/lib --build-dir $(SOFTCUDA)
 	touch $@

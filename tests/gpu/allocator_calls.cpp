@@ -11,11 +11,27 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 
 namespace {
 std::atomic<long> g_rejections{0};
-}
+std::atomic<long> g_blocks{0}, g_segments{0};  // that the tracker was told of
+}  // namespace
 
 // Another library that wants to be asked for CUDA memory.
 EXPORT void register_another() {
   c10::SetAllocator(c10::kCUDA, c10::GetAllocator(c10::kCPU), 9);
+}
+
+// As NCCL's process group does.
+EXPORT void track() {
+  caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
+    g_blocks += entry.action_ == caching::TraceEntry::ALLOC;
+    g_segments += entry.action_ == caching::TraceEntry::SEGMENT_ALLOC ||
+                  entry.action_ == caching::TraceEntry::SEGMENT_FREE;
+  });
+}
+EXPORT long tracked_blocks() {
+  return g_blocks;
+}
+EXPORT long tracked_segments() {
+  return g_segments;
 }
 
 #if UMEM_TORCH_AT_LEAST(2, 12)

@@ -1,4 +1,4 @@
-"""What torch 2.12 and later ask of a CUDA allocator, and no function of Python's reaches."""
+"""What torch asks of a CUDA allocator, and no function of Python's reaches."""
 
 from __future__ import annotations
 
@@ -101,6 +101,26 @@ def test_a_block_at_an_address_that_a_pool_has_cached(program: Program, calls: s
         del x
         assert calls.allocates_at(ctypes.c_size_t(2 * MIB), where)
         assert calls.allocates_at(ctypes.c_size_t(2 * MIB), where)  # it was freed
+    """
+    )
+
+
+def test_a_tracker_of_segments_hears_of_no_managed_one(program: Program, calls: str) -> None:
+    # NCCL's process group would register it, which fails.
+    program(
+        calls
+        + """
+    enable()
+    torch.cuda.init()
+    calls.track()
+    x = blocks(1)[0]
+    assert (calls.tracked_blocks(), calls.tracked_segments()) == (1, 0)
+    del x
+    torch.cuda.empty_cache()
+    assert calls.tracked_segments() == 0
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        y = blocks(1)[0]
+    assert calls.tracked_segments() == 1
     """
     )
 

@@ -53,9 +53,10 @@ int softcuda_enter(void* probe);
 void softcuda_leave();
 // Work in stream order. `run(data)` runs once or, from a graph, any number of times;
 // `drop(data)` once, when it can run no more. What it reads and writes is for the race detector.
-// Counts as cudaLaunchKernel, and may fail as that.
+// Counts as cudaLaunchKernel, and may fail as that. With `waits` it runs on a thread of its own: it
+// waits for what other streams or processes do.
 int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
-                     void (*drop)(void*), void* data);
+                     void (*drop)(void*), void* data, int waits);
 int softcuda_device_count();
 std::size_t softcuda_device_bytes();
 // True for a device or managed pointer; `managed` may be null.

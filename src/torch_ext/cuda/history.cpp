@@ -135,7 +135,10 @@ void History::add_entry(Action action, int device, std::size_t address, std::siz
               reinterpret_cast<void*>(stream), {0, 0}, c10::getApproximateTime(),
               with_stack ? t_context : nullptr,
               t_compile_contexts.empty() ? "" : t_compile_contexts.back(), metadata);
-  for (const Tracker& tracker : trackers_) tracker(entry);
+  // NCCL's process group registers each segment that its tracker hears of (with
+  // TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK), and managed memory cannot be registered.
+  if (action != Action::SEGMENT_ALLOC && action != Action::SEGMENT_FREE)
+    for (const Tracker& tracker : trackers_) tracker(entry);
   const bool skipped = std::find(skipped_.begin(), skipped_.end(), action) != skipped_.end();
   if (!recording() || skipped) return;
   std::deque<Entry>& trace = traces_[device];

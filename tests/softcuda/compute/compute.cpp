@@ -171,7 +171,8 @@ void enqueue(const std::string& name, const Ranges& ranges, std::function<void()
   auto job = std::make_unique<Job>(Job{name, std::move(work)});
   const SoftcudaKernel kernel{name.c_str(), ranges.data(), ranges.size()};
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
-  const int error = softcuda_enqueue(stream.stream(), &kernel, Job::run, Job::drop, job.release());
+  const int error =
+      softcuda_enqueue(stream.stream(), &kernel, Job::run, Job::drop, job.release(), 0);
   TORCH_CHECK(error == 0, "the software driver refused a kernel: error ", error);
 }
 

@@ -228,7 +228,7 @@ ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
   return CUDA_SUCCESS;
 }
 int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
-                     void (*drop)(void*), void* data) {
+                     void (*drop)(void*), void* data, int waits) {
   const std::shared_ptr<void> owner(data, drop);
   // A kernel that libcudart was not asked to launch is launched here: it counts, and may fail.
   static Probe& probe = probe_of("cudaLaunchKernel");
@@ -247,5 +247,5 @@ int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(voi
     run(owner.get());
     return CUDA_SUCCESS;
   };
-  return enqueue_on(static_cast<CUstream>(stream), work, std::move(accesses));
+  return enqueue_on(static_cast<CUstream>(stream), work, std::move(accesses), waits != 0);
 }

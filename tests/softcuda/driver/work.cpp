@@ -85,8 +85,8 @@ bool run_one() {
   const StreamRef stream = ready[s.random() % ready.size()];
   Operation operation = std::move(stream->queue.front());
   stream->queue.pop_front();
-  if (operation.on_own_thread) {
-    races().host_knows(operation.known);
+  if (operation.on_own_thread()) {
+    if (operation.host_function) races().host_knows(operation.known);
     run_on_own_thread(stream, std::move(operation.work));
     return true;
   }
@@ -131,7 +131,7 @@ void enter_operation(const StreamRef& stream, Operation& operation) {
   for_streams_before(stream,
                      [&](const StreamRef& other) { strand.clock.join(other->strand.clock); });
   races().enqueued(strand, operation.accesses);
-  if (operation.on_own_thread) operation.known = strand.clock;
+  if (operation.host_function) operation.known = strand.clock;
 }
 
 }  // namespace
@@ -228,7 +228,7 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   }
   // A failure at once is the call's own result; behind a host function it comes too late for it.
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);
-  if (!operation.on_own_thread)
+  if (!operation.on_own_thread())
     operation.work = [work = std::move(operation.work), result] { return *result = work(); };
   stream->queue.push_back(std::move(operation));
   const std::uint64_t failures = s.failures;
@@ -237,11 +237,13 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   return *result;
 }
 
-CUresult enqueue_on(CUstream handle, Work work, Accesses accesses) {
+CUresult enqueue_on(CUstream handle, Work work, Accesses accesses, bool waits) {
   const auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
-  return stream ? enqueue(stream, {std::move(work), {}, false, std::move(accesses)})
-                : CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  Operation operation{std::move(work), {}, false, std::move(accesses)};
+  operation.waits = waits;
+  return enqueue(stream, std::move(operation));
 }
 
 CUresult enqueue_host_function(CUstream handle, Work work) {

@@ -52,11 +52,14 @@ enum class Hint : unsigned char { kNone, kWorker, kCaller };
 struct Operation {
   Work work;
   std::vector<Moment> after;
-  bool on_own_thread = false;  // a host function: it may take the program's locks
+  bool host_function = false;  // it may take the program's locks
   Accesses accesses = {};
   Clock known = {};  // of a host function
   Hint hint = Hint::kNone;
   std::uint64_t arrival = 0;  // of a hint that the worker carries out: its number
+  bool waits = false;         // for what other streams or processes do
+
+  bool on_own_thread() const { return host_function || waits; }
 };
 
 struct Stream {
@@ -65,7 +68,7 @@ struct Stream {
   int priority = 0;
   std::deque<Operation> queue;
   std::uint64_t issued = 0, completed = 0;
-  bool busy = false;  // a host function runs
+  bool busy = false;  // a host function runs, or what waits
   std::vector<Moment> waits;
   std::shared_ptr<Capture> capture;
   Strand strand;
@@ -92,14 +95,14 @@ CUevent add_event(int device, unsigned flags);
 bool remove_event(CUevent handle);
 
 // Takes the lock, and enqueues on the stream of that handle.
-CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {});
+CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {}, bool waits = false);
 CUresult enqueue_host_function(CUstream handle, Work work);
 
 // Around fork: the child's copy is consistent because nobody was inside.
 void lock_for_fork();
 void unlock_after_fork();
 
-// All below with the lock held. `wait` gives it up while a host function runs.
+// All below with the lock held. `wait` gives it up while nothing can run but what runs already.
 std::unique_lock<std::mutex> lock_work();
 // Enqueues on the stream, or adds a node to the graph it captures. The result is the work's own
 // if it ran at once.

@@ -145,7 +145,7 @@ int launch(const Kernel& kernel, void** args, void* stream) {
     softcuda_log(("kernel computes nothing: " + demangle(kernel.name.c_str())).c_str());
   }
   const SoftcudaKernel described{name, ranges.data(), known};
-  return softcuda_enqueue(stream, &described, run, drop, arguments.release());
+  return softcuda_enqueue(stream, &described, run, drop, arguments.release(), 0);
 }
 
 }  // namespace softcudart
