@@ -1,7 +1,6 @@
 #include "arena/arena.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 
 #include "base/assert.h"
@@ -13,16 +12,6 @@ namespace {
 using driver::check;
 using driver::Entry;
 using managed::kNoRange;
-
-// Address space of a large block: whole pages up to 32 MiB, then eighths of a power of two, so
-// that ranges fit later requests of nearly the same size. Pages beyond the request are never
-// touched and so take no memory.
-std::size_t range_bytes(std::size_t bytes) {
-  const std::size_t pages = pages_of(bytes);
-  if (pages <= 16) return pages << kPageShift;
-  const std::size_t step = std::bit_floor(pages) / 8;
-  return align_up(pages, step) << kPageShift;
-}
 
 // Up to here the small blocks of a pool take so little that a segment for each group costs more
 // than it helps.
@@ -142,7 +131,7 @@ Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) 
   if (layout_ && !helps_only() && !(place_.captures && *place_.captures > 0))
     id = layout_->take(align_up(bytes, kPageBytes), pools_[pool]->stream);
   if (id == kNoRange) {
-    Result<RangeId> ordinary = cached_or_new(range_bytes(bytes), pool);
+    Result<RangeId> ordinary = cached_or_new(managed::range_bytes(bytes), pool);
     if (!ordinary.ok()) return ordinary.take_status();
     id = ordinary.value();
   }

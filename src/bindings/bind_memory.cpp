@@ -1,9 +1,12 @@
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "bindings/bind.h"
@@ -56,9 +59,11 @@ const char* lasting(const std::string& name) {
   return names->insert(name).first->c_str();
 }
 
+// `parts`: of the input with that index the offset and the bytes that are used; of the others all.
 std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string& family,
                     const std::string& phase, const std::string& name, std::uint32_t overwritten,
-                    std::uint32_t written) {
+                    std::uint32_t written,
+                    const std::map<std::size_t, std::pair<std::size_t, std::size_t>>& parts) {
   static std::uint64_t next_token = 0;
   auto op = std::make_unique<runtime::Op>();
   const residency::Family found = residency::find_family(family);
@@ -67,7 +72,12 @@ std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string
   op->name = lasting(name);
   op->n_overwritten = overwritten;
   op->n_written = written;
-  const std::vector<const void*> list = pointers(inputs);
+  std::vector<runtime::Input> list;
+  for (const void* storage : pointers(inputs)) list.push_back({storage});
+  for (const auto& [i, part] : parts) {
+    if (i >= list.size()) throw py::index_error("parts name an input that there is not");
+    std::tie(list[i].offset, list[i].bytes) = part;
+  }
   {
     py::gil_scoped_release unlocked;
     if (runtime::awaiting()) runtime::await_contents(list.data(), list.size());
@@ -128,7 +138,8 @@ void bind_memory(py::module_& module) {
     return runtime::tag(pointer(address), tag);
   });
   module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),
-             py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0);
+             py::arg("name") = "", py::arg("n_overwritten") = 0, py::arg("n_written") = 0,
+             py::arg("parts") = py::dict());
   module.def("op_end", &end);
   module.def("family_of",
              [](const std::string& name) { return residency::name(residency::family_of(name)); });

@@ -43,6 +43,7 @@ constexpr Column kColumns[] = {
     {"keep", &policy::Plan::keep},
     {"waits", &policy::Plan::waits},
     {"read_mostly", &policy::Plan::read_mostly},
+    {"cut", &policy::Plan::cut},
     {"occupancy", &policy::Plan::occupancy},
 };
 struct Number {
@@ -137,6 +138,9 @@ void roll_back(std::uint64_t number) {
 
 void bind_plan(py::module_& module) {
   module.def("install_plan", &install);
+  module.def("cut_sizes", &runtime::cut_sizes);
+  module.def("range_bytes", &runtime::range_bytes, py::arg("block"));
+  module.def("finer_piece", &runtime::finer_piece, py::arg("block"));
   module.def("number_of_op", &policy::number_of, py::arg("name"));
   module.def("clear_plans", &clear);
   module.def("replace_plan", &replace, py::arg("number"), py::arg("columns"));

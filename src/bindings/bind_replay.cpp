@@ -76,7 +76,15 @@ replay::StepColumns columns_of(const py::dict& step) {
                               column<bool, unsigned char>(step, "access_write"),
                               {},
                               {},
+                              {},
+                              {},
+                              {},
                               {}};
+  if (step.contains("part_access")) {
+    columns.part_access = column<Int>(step, "part_access");
+    columns.part_begin = column<Int>(step, "part_begin");
+    columns.part_end = column<Int>(step, "part_end");
+  }
   if (step.contains("update_us")) {
     columns.update_parameter = column<Int>(step, "update_parameter");
     columns.update_gradient = column<Int>(step, "update_gradient");

@@ -62,6 +62,15 @@ py::dict take(const std::string& sink) {
   py::array_t<std::int64_t> accesses(static_cast<py::ssize_t>(batch.accesses.size()));
   std::copy(batch.accesses.begin(), batch.accesses.end(), accesses.mutable_data());
   result["accesses"] = accesses;
+  const auto of_parts = [&](auto get) {
+    py::array_t<std::int64_t> rows(static_cast<py::ssize_t>(batch.parts.size()));
+    std::transform(batch.parts.begin(), batch.parts.end(), rows.mutable_data(), get);
+    return rows;
+  };
+  using trace::Part;
+  result["part_access"] = of_parts([](const Part& part) { return part.access; });
+  result["begin"] = of_parts([](const Part& part) { return part.begin; });
+  result["end"] = of_parts([](const Part& part) { return part.end; });
   result["before"] = batch.before;
   result["dropped"] = batch.dropped;
   return result;

@@ -1,6 +1,7 @@
 #include "managed/range_table.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/assert.h"
 
@@ -8,6 +9,19 @@ namespace umem::managed {
 
 using driver::check;
 using driver::Entry;
+
+namespace {
+
+constexpr std::size_t kMostPieces = 128;  // of a range that is cut finer
+
+}  // namespace
+
+std::size_t range_bytes(std::size_t block) {
+  const std::size_t pages = pages_of(block);
+  if (pages <= 16) return pages << kPageShift;
+  const std::size_t step = std::bit_floor(pages) / 8;
+  return align_up(pages, step) << kPageShift;
+}
 
 Status RangeTable::reserve(std::size_t bytes, cu::CUdeviceptr& ptr) {
   if (!managed_) return check(table_.cuMemAlloc(&ptr, bytes), Entry::cuMemAlloc);
@@ -25,21 +39,24 @@ RangeTable::~RangeTable() {
   for (std::uint32_t block = 0; block < kBlocks; ++block) delete[] blocks_[block].load();
 }
 
-// Of ids in a row, which may lie in two blocks.
-RangeId RangeTable::take_ids(std::uint32_t count) {
+bool RangeTable::ids_for(std::size_t bytes) const {
   const std::lock_guard guard(mutex_);
-  std::vector<RangeId>& free = free_ids_[count];
-  if (!free.empty()) {
-    const RangeId id = free.back();
-    free.pop_back();
+  // A range has at most an id for each page.
+  return bytes >> kPageShift < std::size_t{kBlocks} * kBlock - next_id_ + free_ids_.size();
+}
+
+RangeId RangeTable::take_id() {
+  const std::lock_guard guard(mutex_);
+  if (!free_ids_.empty()) {
+    const RangeId id = free_ids_.back();
+    free_ids_.pop_back();
     UMEM_ASSERT(at(id).pieces == 0 && at(id).base == 0, "a free id is of no range");
     return id;
   }
-  const RangeId id = next_id_;
-  next_id_ += count;
-  for (RangeId block = id >> kBlockBits; block <= (next_id_ - 1) >> kBlockBits; ++block)
-    if (!blocks_[block].load(std::memory_order_relaxed))
-      blocks_[block].store(new Range[kBlock], std::memory_order_release);
+  const RangeId id = next_id_++;
+  if (std::atomic<Range*>& block = blocks_[id >> kBlockBits];
+      !block.load(std::memory_order_relaxed))
+    block.store(new Range[kBlock], std::memory_order_release);
   return id;
 }
 
@@ -51,6 +68,7 @@ void RangeTable::set(RangeId id, const Range& range) {
   to.raw = range.raw;
   __atomic_store_n(&to.device, range.device, __ATOMIC_RELAXED);
   to.head = range.head;
+  to.next = range.next;
   to.pieces = range.pieces;
 }
 
@@ -63,34 +81,70 @@ std::size_t RangeTable::piece_bytes(RangeId id, std::size_t bytes) const {
   const Range& head = at(at(id).head);
   const std::size_t offset = at(id).base - head.base;
   if (offset >= bytes) return 0;
-  const bool last = id + 1 == at(id).head + head.pieces;
-  return last ? bytes - offset : std::min(bytes, at(id + 1).base - head.base) - offset;
+  const RangeId next = at(id).next;
+  return (next == kNoRange ? bytes : std::min(bytes, at(next).base - head.base)) - offset;
+}
+
+void RangeTable::cut_finer(std::size_t block) {
+  const std::lock_guard guard(mutex_);
+  cut_sizes_.insert(range_bytes(block));
+}
+
+void RangeTable::forget_cuts() {
+  const std::lock_guard guard(mutex_);
+  cut_sizes_.clear();
+}
+
+std::vector<std::size_t> RangeTable::cut_sizes() const {
+  const std::lock_guard guard(mutex_);
+  return {cut_sizes_.begin(), cut_sizes_.end()};
+}
+
+// Of whole pages, and not so many that a step's plan becomes slow to make.
+std::size_t RangeTable::piece_of(std::size_t block, bool finer) const {
+  if (!finer) return piece_;
+  const std::size_t least = std::bit_ceil(range_bytes(block) / kMostPieces);
+  return std::min<std::size_t>(piece_, std::max(kPageBytes, least));
+}
+
+std::size_t RangeTable::piece_of(std::size_t block) const {
+  const std::lock_guard guard(mutex_);
+  return piece_of(block, cut_sizes_.contains(range_bytes(block)));
 }
 
 // Ids for the bytes, cut into pieces; the head's are those of all.
 RangeId RangeTable::name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece,
                                 int device) {
-  const auto pieces = static_cast<std::uint32_t>((bytes + piece - 1) / piece);
-  const RangeId head = take_ids(pieces);
-  for (std::uint32_t i = 0; i < pieces; ++i) {
-    const std::size_t offset = i * piece;
-    set(head + i, {base + offset, std::min(piece, bytes - offset), 0, device, head, 0});
-  }
-  at(head).bytes = bytes;
-  at(head).pieces = pieces;
+  const RangeId head = take_id();
+  set(head, {base, bytes, 0, device, head, kNoRange, 1});
+  for (RangeId last = head; last != kNoRange;) last = split(last, piece);
   return head;
 }
 
+// Cuts the piece off after so many bytes; the id of the rest, kNoRange where there is none.
+RangeId RangeTable::split(RangeId id, std::size_t bytes) {
+  const RangeId head = at(id).head;
+  const std::size_t whole = piece_bytes(id, at(head).bytes);
+  if (whole <= bytes) return kNoRange;
+  const RangeId rest = take_id();
+  const std::uintptr_t base = at(id).base + bytes;
+  set(rest, {base, whole - bytes, 0, at(id).device, head, at(id).next, 0});
+  at(id).next = rest;
+  if (id != head) at(id).bytes = bytes;
+  ++at(head).pieces;
+  if (map_.find(at(id).base) == id) map_.set(base, whole - bytes, rest);
+  return rest;
+}
+
 RangeId RangeTable::add_subrange(RangeId range, std::size_t offset, std::size_t bytes) {
-  return name_pieces(at(range).base + offset, bytes, piece_, at(range).device);
+  return name_pieces(at(range).base + offset, bytes, piece_of(bytes), at(range).device);
 }
 
 void RangeTable::remove_subrange(RangeId subrange) {
-  const std::uint32_t pieces = at(subrange).pieces;
-  UMEM_ASSERT(pieces > 0, "a subrange is removed by its first id, once");
+  UMEM_ASSERT(at(subrange).pieces > 0, "a subrange is removed by its first id, once");
   UMEM_ASSERT(map_.find(at(subrange).base) != subrange,
               "a subrange is hidden before it is removed");
-  give_back_ids(subrange, pieces);
+  give_back_ids(subrange);
 }
 
 void RangeTable::show_subrange(RangeId subrange) {
@@ -113,6 +167,8 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
   if (bytes == 0) return Status(Code::kInvalidArgument, "a range of 0 bytes was asked for");
   if (!map_.ok()) return Status(Code::kOutOfHostMemory, "no address space for the page map");
   bytes = align_up(bytes, kPageBytes);
+  if (!ids_for(bytes))
+    return Status(Code::kOutOfHostMemory, "there are no more ids for managed ranges");
   UMEM_RETURN_IF_ERROR(count(bytes));
   std::uintptr_t base = 0;
   Result<cu::CUdeviceptr> raw = [&] {
@@ -123,7 +179,7 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
     freed(bytes);
     return raw.take_status();
   }
-  if (piece == 0) piece = piece_;
+  if (piece == 0) piece = piece_of(bytes);
   const RangeId head = name_pieces(base, bytes, managed_ ? piece : bytes, place.device);
   at(head).raw = static_cast<std::uintptr_t>(raw.value());
   show_subrange(head);
@@ -153,9 +209,6 @@ Status RangeTable::count(std::size_t bytes) {
   if (limit_ > 0 && total_bytes_ + bytes > limit_)
     return {Code::kOutOfDeviceMemory,
             "UMEM_GUARD keeps all managed memory within the device's free memory at start"};
-  // A range has at most an id for each page.
-  if (bytes >> kPageShift >= std::size_t{kBlocks} * kBlock - next_id_)
-    return {Code::kOutOfHostMemory, "there are no more ids for managed ranges"};
   total_bytes_ += bytes;
   return {};
 }
@@ -166,15 +219,17 @@ void RangeTable::freed(std::size_t bytes) {
   total_bytes_ -= bytes;
 }
 
-void RangeTable::give_back_ids(RangeId first, std::uint32_t count) {
+void RangeTable::give_back_ids(RangeId head) {
   // The device stays: an address that was of it is looked up under its lock, which finds nothing.
-  for (std::uint32_t i = 0; i < count; ++i) {
+  for (RangeId id = head; id != kNoRange;) {
     Range nothing;
-    nothing.device = at(first + i).device;
-    set(first + i, nothing);
+    nothing.device = at(id).device;
+    const RangeId next = at(id).next;
+    set(id, nothing);
+    const std::lock_guard guard(mutex_);
+    free_ids_.push_back(id);
+    id = next;
   }
-  const std::lock_guard guard(mutex_);
-  free_ids_[count].push_back(first);
 }
 
 Status RangeTable::destroy(RangeId id, const driver::Place& place, Freer* freer) {
@@ -182,7 +237,7 @@ Status RangeTable::destroy(RangeId id, const driver::Place& place, Freer* freer)
   UMEM_ASSERT(range.pieces > 0 && range.head == id, "a range is destroyed by its first id, once");
   map_.set(range.base, range.bytes, kNoRange);
   if (freer) {
-    give_back_ids(id, range.pieces);
+    give_back_ids(id);
     freer->add(range.raw, range.bytes);
     return {};
   }
@@ -193,7 +248,7 @@ Status RangeTable::destroy(RangeId id, const driver::Place& place, Freer* freer)
     });
     return status;
   }
-  give_back_ids(id, range.pieces);
+  give_back_ids(id);
   freed(range.bytes);
   return {};
 }

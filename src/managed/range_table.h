@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <set>
 #include <vector>
 
 #include "base/assert.h"
@@ -23,14 +23,20 @@ namespace umem::managed {
 using RangeId = std::uint32_t;
 inline constexpr RangeId kNoRange = 0;  // ids start at 1
 
-// A range is one allocation of the driver. What is larger than a piece has several ids in a row,
-// the range's own and one for each further piece, so that its bytes can be in several places.
+// Address space of a large block: whole pages up to 32 MiB, then eighths of a power of two, so
+// that ranges fit later requests of nearly the same size. Pages beyond the request are never
+// touched and so take no memory.
+std::size_t range_bytes(std::size_t block);
+
+// A range is one allocation of the driver. What is larger than a piece has several ids, the range's
+// own and one for each further piece, so that its bytes can be in several places.
 struct Range {
   std::uintptr_t base = 0;  // 2 MiB-aligned; of a further piece, where it begins
   std::size_t bytes = 0;    // a multiple of 2 MiB; of a further piece, its own
   std::uintptr_t raw = 0;   // what the driver returned (differs when it was not aligned)
   int device = 0;
-  RangeId head = kNoRange;   // the range that this is a piece of: itself, or an id before
+  RangeId head = kNoRange;   // the range that this is a piece of, or itself
+  RangeId next = kNoRange;   // the piece that follows it there
   std::uint32_t pieces = 0;  // of a head; of a further piece 0
 };
 
@@ -49,9 +55,28 @@ class RangeTable {
   void set_managed(bool managed) { managed_ = managed; }
   // Managed ranges made from now on are cut into pieces of so many bytes, a multiple of 2 MiB.
   void set_piece(std::size_t bytes) { piece_ = bytes; }
+  // Those for blocks of so many bytes are cut into smaller pieces from now on: there are ops that
+  // use a part of such a block.
+  void cut_finer(std::size_t block);
+  void forget_cuts();  // that there were such ops
+  // The sizes of ranges that are, ascending.
+  std::vector<std::size_t> cut_sizes() const;
+  // Bytes of a piece of the range of such a block; where it is `finer`, as after `cut_finer`.
+  std::size_t piece_of(std::size_t block) const;
+  std::size_t piece_of(std::size_t block, bool finer) const;
   // `bytes` is rounded up to 2 MiB. kOutOfDeviceMemory beyond the limit; else the driver's reason.
-  // `piece`: as set_piece, for this one; 0: what was set.
+  // `piece`: of this one; 0: that of a block of these bytes.
   Result<RangeId> create(std::size_t bytes, const driver::Place& place, std::size_t piece = 0);
+  // Cuts the larger pieces of the range that `id` is of. `act(piece, rest, at)`: what lies in
+  // `piece` from its byte `at` on is the new piece `rest`, which may be cut further. False: there
+  // are no more ids, and nothing changed.
+  template <class Act>
+  bool cut(RangeId id, std::size_t piece, Act act) {
+    if (!ids_for(at(at(id).head).bytes)) return false;
+    for (RangeId now = at(id).head; now != kNoRange; now = at(now).next)
+      if (const RangeId rest = split(now, piece); rest != kNoRange) act(now, rest, piece);
+    return true;
+  }
   // With a freer, the ids and addresses go at once, and the memory is freed by it.
   Status destroy(RangeId id, const driver::Place& place, Freer* freer = nullptr);
   // The driver has the memory of a range again that a freer was given.
@@ -83,9 +108,15 @@ class RangeTable {
       act(id);
       return;
     }
-    const RangeId head = at(id).head;
-    const std::uint32_t pieces = at(head).pieces;
-    for (std::uint32_t i = 0; i < pieces; ++i) act(head + i);
+    for (RangeId piece = at(id).head; piece != kNoRange; piece = at(piece).next) act(piece);
+  }
+  // The same of those that hold some of these bytes of the range.
+  template <class Act>
+  void each_piece_in(const void* begin, std::size_t bytes, Act act) const {
+    const std::uintptr_t end = reinterpret_cast<std::uintptr_t>(begin) + bytes;
+    for (RangeId piece = find(begin); piece != kNoRange && at(piece).base < end;
+         piece = at(piece).next)
+      act(piece);
   }
   // How many of the range's first `bytes` the piece holds.
   std::size_t piece_bytes(RangeId id, std::size_t bytes) const;
@@ -104,8 +135,10 @@ class RangeTable {
   Status count(std::size_t bytes);
   Result<cu::CUdeviceptr> reserve_aligned(std::size_t bytes, std::uintptr_t& base);
   Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
-  RangeId take_ids(std::uint32_t count);
-  void give_back_ids(RangeId first, std::uint32_t count);
+  bool ids_for(std::size_t bytes) const;
+  RangeId take_id();
+  void give_back_ids(RangeId head);
+  RangeId split(RangeId id, std::size_t bytes);
   RangeId name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece, int device);
 
   const driver::Table& table_;
@@ -116,7 +149,8 @@ class RangeTable {
 
   mutable std::mutex mutex_;  // of all below; no call of the driver is made under it
   RangeId next_id_ = 1;
-  std::unordered_map<std::uint32_t, std::vector<RangeId>> free_ids_;  // by how many in a row
+  std::vector<RangeId> free_ids_;
+  std::set<std::size_t> cut_sizes_;  // of ranges
   std::size_t total_bytes_ = 0;
 };
 

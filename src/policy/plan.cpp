@@ -135,6 +135,7 @@ Status check_numbers(const Plan& p) {
   UMEM_RETURN_IF_ERROR(in_range("headroom", {p.headroom}, 0, max_bytes));
   UMEM_RETURN_IF_ERROR(in_range("capacity", {p.capacity}, 0, max_bytes));
   UMEM_RETURN_IF_ERROR(in_range("occupancy", p.occupancy, -max_bytes, max_bytes));
+  UMEM_RETURN_IF_ERROR(in_range("cut", p.cut, 1, max_bytes));
   return p.gated ? has_length("occupancy", p.occupancy, p.n_ops) : Status();
 }
 

@@ -19,6 +19,9 @@ struct Event {
   residency::Family family = residency::Family::kCount;
   double us = -1;  // below 0: not said
   std::vector<BlockId> reads, writes;
+  // Rows of three: which of the reads and then the writes, and the bytes from where to where of its
+  // block. Of an access without a row it is all.
+  std::vector<std::uint64_t> parts;
 };
 
 }  // namespace umem::replay

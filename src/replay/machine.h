@@ -36,7 +36,7 @@ class Machine {
 
   // An op: its inputs, `begin`, allocations and releases, its accesses, `end`. The program waits
   // for it: host time is device time afterwards.
-  std::vector<const void*>& inputs() { return inputs_; }
+  std::vector<runtime::Input>& inputs() { return inputs_; }
   std::vector<soft::Access>& accesses() { return accesses_; }
   void begin(residency::Family family);
   Status end(double us);
@@ -60,7 +60,7 @@ class Machine {
   void start_step(const runtime::Stats& now);
 
   runtime::Op op_;
-  std::vector<const void*> inputs_;
+  std::vector<runtime::Input> inputs_;
   std::vector<soft::Access> accesses_;
   runtime::Stats before_;
   Figures figures_;

@@ -79,16 +79,30 @@ Status Player::free(const Event& event) {
 }
 
 // Once an op: what is read and written is written.
-Status Player::use(BlockId id, bool write) {
+Status Player::use(const Event& event, std::size_t which) {
+  const bool write = which >= event.reads.size();
+  const BlockId id = write ? event.writes[which - event.reads.size()] : event.reads[which];
   Block* block = blocks_.find(id);
   if (!block) return not_live("the op uses", id);
-  if (block->op == ops_) {
-    uses_[block->slot].write |= write;
-    return {};
+  if (block->op != ops_) {
+    block->op = ops_;
+    block->slot = static_cast<std::uint32_t>(uses_.size());
+    uses_.push_back({block, write, false});
   }
-  block->op = ops_;
-  block->slot = static_cast<std::uint32_t>(uses_.size());
-  uses_.push_back({block, write});
+  Use& use = uses_[block->slot];
+  use.write |= write;
+  bool whole = true;
+  for (std::size_t i = 0; i + 2 < event.parts.size(); i += 3) {
+    if (event.parts[i] != which) continue;
+    const std::uint64_t begin = event.parts[i + 1], end = event.parts[i + 2];
+    if (begin >= end || end > block->bytes)
+      return {Code::kInvalidArgument, "\"parts\" has bytes " + std::to_string(begin) + " to " +
+                                          std::to_string(end) + " of id " + std::to_string(id) +
+                                          ", which has " + std::to_string(block->bytes)};
+    parts_.push_back({block->slot, begin, end});
+    whole = false;
+  }
+  use.whole |= whole;
   return {};
 }
 
@@ -99,11 +113,22 @@ Status Player::op(const Event& event) {
             "ops a duration before the replay"};
   ++ops_;
   uses_.clear();
-  for (BlockId id : event.reads) UMEM_RETURN_IF_ERROR(use(id, false));
-  for (BlockId id : event.writes) UMEM_RETURN_IF_ERROR(use(id, true));
+  parts_.clear();
+  const std::size_t count = event.reads.size() + event.writes.size();
+  if (event.parts.size() % 3 != 0)
+    return {Code::kInvalidArgument, "\"parts\" is not in rows of three"};
+  for (std::size_t i = 0; i < event.parts.size(); i += 3)
+    if (event.parts[i] >= count)
+      return {Code::kInvalidArgument, "\"parts\" names access " + std::to_string(event.parts[i]) +
+                                          ", and the op has " + std::to_string(count)};
+  for (std::size_t i = 0; i < count; ++i) UMEM_RETURN_IF_ERROR(use(event, i));
+  std::erase_if(parts_, [&](const Part& part) { return uses_[part.use].whole; });
   machine_.inputs().clear();
   for (const Use& use : uses_)
-    if (use.block->ptr) machine_.inputs().push_back(use.block->ptr);
+    if (use.whole && use.block->ptr) machine_.inputs().push_back({use.block->ptr});
+  for (const Part& part : parts_)
+    if (void* ptr = uses_[part.use].block->ptr)
+      machine_.inputs().push_back({ptr, part.begin, part.end - part.begin});
   machine_.begin(event.family);
   if (Status status = perform(); !status.ok()) {
     machine_.abandon();
@@ -111,9 +136,15 @@ Status Player::op(const Event& event) {
   }
   machine_.accesses().clear();
   for (const Use& use : uses_)
-    if (use.block->ptr)
+    if (use.whole && use.block->ptr)
       machine_.accesses().push_back(
           {reinterpret_cast<std::uintptr_t>(use.block->ptr), use.block->bytes, use.write});
+  for (const Part& part : parts_) {
+    const Use& use = uses_[part.use];
+    if (use.block->ptr)
+      machine_.accesses().push_back({reinterpret_cast<std::uintptr_t>(use.block->ptr) + part.begin,
+                                     part.end - part.begin, use.write});
+  }
   return machine_.end(event.us);
 }
 

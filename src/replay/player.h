@@ -45,7 +45,7 @@ class Player {
   Status free(const Event& event);
   Status op(const Event& event);
   Status step();
-  Status use(BlockId id, bool write);
+  Status use(const Event& event, std::size_t which);
   Status perform();
 
   Machine& machine_;
@@ -54,8 +54,14 @@ class Player {
   struct Use {
     Block* block;
     bool write;
+    bool whole;
   };
   std::vector<Use> uses_;
+  struct Part {  // of a use that is not of the whole block
+    std::uint32_t use;
+    std::size_t begin, end;
+  };
+  std::vector<Part> parts_;
   std::uint64_t ops_ = 0, ops_at_step_ = 0;
 };
 

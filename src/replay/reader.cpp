@@ -18,7 +18,7 @@ enum Key : unsigned { kId = 1, kBytes = 2, kName = 4 };
 bool has_key(std::string_view kind, std::string_view key) {
   if (kind == "op")
     return key == "name" || key == "r" || key == "w" || key == "us" || key == "flops" ||
-           key == "i" || key == "family";
+           key == "i" || key == "family" || key == "parts";
   if (kind == "alloc") return key == "id" || key == "bytes" || key == "tag" || key == "family";
   return kind == "free" && key == "id";
 }
@@ -73,6 +73,7 @@ bool Reader::parse_event(std::string_view line) {
   event_.us = -1;
   event_.reads.clear();
   event_.writes.clear();
+  event_.parts.clear();
   seen_ = 0;
   kind_.clear();
   std::string_view key;
@@ -124,6 +125,11 @@ bool Reader::parse_value(std::string_view key) {
     ids.clear();
     return scanner_.integers(key == "r" ? "r" : "w", kMaxId,
                              [&](std::uint64_t id) { ids.push_back(id); });
+  }
+  if (key == "parts") {
+    event_.parts.clear();
+    return scanner_.integers("parts", kMaxBytes,
+                             [&](std::uint64_t value) { event_.parts.push_back(value); });
   }
   if (key == "us") {
     event_.us = -1;

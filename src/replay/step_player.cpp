@@ -76,6 +76,25 @@ Status check_update(const StepColumns& c, std::size_t k) {
 
 }  // namespace
 
+// After the tensors' columns have one length, and the accesses' too.
+static Status check_parts(const StepColumns& columns) {
+  const auto& rows = columns.part_access;
+  if (columns.part_begin.size() != rows.size() || columns.part_end.size() != rows.size())
+    return bad("the columns of parts differ in length");
+  if (!std::is_sorted(rows.begin(), rows.end())) return bad("part_access does not ascend");
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    if (rows[k] < 0 || rows[k] >= static_cast<std::int64_t>(columns.access_tensor.size()))
+      return bad("a part is of no access");
+    const std::int64_t tensor = columns.access_tensor[static_cast<std::size_t>(rows[k])];
+    if (tensor < 0 || tensor >= static_cast<std::int64_t>(columns.bytes.size()))
+      return bad("an access is of no tensor");
+    if (columns.part_begin[k] < 0 || columns.part_begin[k] >= columns.part_end[k] ||
+        columns.part_end[k] > columns.bytes[static_cast<std::size_t>(tensor)])
+      return bad("a part is not within its tensor");
+  }
+  return {};
+}
+
 Status StepColumns::check() const {
   const std::size_t m = tensors();
   if (ops() == 0) return bad("a step has at least one op");
@@ -90,6 +109,7 @@ Status StepColumns::check() const {
     if (!(us >= 0) || std::isinf(us)) return bad("a duration is negative or not finite");
   if (update_parameter.size() != updates() || update_gradient.size() != updates())
     return bad("the columns of updates differ in length");
+  UMEM_RETURN_IF_ERROR(check_parts(*this));
   for (std::size_t t = 0; t < m; ++t) UMEM_RETURN_IF_ERROR(check_tensor(*this, t));
   for (std::size_t k = 0; k < updates(); ++k) UMEM_RETURN_IF_ERROR(check_update(*this, k));
   for (std::size_t i = 0; i < ops(); ++i) {
@@ -247,6 +267,23 @@ Status StepPlayer::end_before(std::size_t i) {
   return {};
 }
 
+template <class Act>
+void StepPlayer::each_part(std::size_t first, std::size_t last, Act act) const {
+  const auto& rows = columns_.part_access;
+  auto row = static_cast<std::size_t>(
+      std::lower_bound(rows.begin(), rows.end(), static_cast<std::int64_t>(first)) - rows.begin());
+  for (std::size_t a = first; a < last; ++a) {
+    const auto named = [&] { return row < rows.size() && rows[row] == static_cast<std::int64_t>(a); };
+    if (!named()) {
+      const auto tensor = static_cast<std::size_t>(columns_.access_tensor[a]);
+      act(a, 0, static_cast<std::size_t>(columns_.bytes[tensor]));
+    }
+    for (; named(); ++row)
+      act(a, static_cast<std::size_t>(columns_.part_begin[row]),
+          static_cast<std::size_t>(columns_.part_end[row] - columns_.part_begin[row]));
+  }
+}
+
 Status StepPlayer::op(std::size_t i) {
   UMEM_RETURN_IF_ERROR(end_before(i));
   const auto first = static_cast<std::size_t>(columns_.access_start[i]);
@@ -255,8 +292,9 @@ Status StepPlayer::op(std::size_t i) {
     return static_cast<std::size_t>(columns_.access_tensor[a]);
   };
   machine_.inputs().clear();
-  for (std::size_t a = first; a < last; ++a)
-    if (void* block = blocks_[tensor(a)]) machine_.inputs().push_back(block);
+  each_part(first, last, [&](std::size_t a, std::size_t begin, std::size_t bytes) {
+    if (void* block = blocks_[tensor(a)]) machine_.inputs().push_back({block, begin, bytes});
+  });
   machine_.begin(residency::Family::kNone);
   for (std::uint32_t k = begins_.start[i]; k < begins_.start[i + 1]; ++k) {
     if (Status status = allocate(begins_.ids[k]); !status.ok()) {
@@ -265,11 +303,11 @@ Status StepPlayer::op(std::size_t i) {
     }
   }
   machine_.accesses().clear();
-  for (std::size_t a = first; a < last; ++a)
+  each_part(first, last, [&](std::size_t a, std::size_t begin, std::size_t bytes) {
     if (void* block = blocks_[tensor(a)])
-      machine_.accesses().push_back({reinterpret_cast<std::uintptr_t>(block),
-                                     static_cast<std::size_t>(columns_.bytes[tensor(a)]),
-                                     columns_.access_write[a] != 0});
+      machine_.accesses().push_back(
+          {reinterpret_cast<std::uintptr_t>(block) + begin, bytes, columns_.access_write[a] != 0});
+  });
   Status ended = machine_.end(columns_.op_us[i]);
   op_end_us_[i] = machine_.step_time_us();
   return ended;

@@ -22,6 +22,9 @@ struct StepColumns {
   std::vector<std::int64_t> access_start;                                  // [n + 1]
   std::vector<std::int64_t> access_tensor;                                 // [accesses]
   std::vector<unsigned char> access_write;                                 // [accesses]
+  // An access is of bytes `begin` to `end` of its tensor, as often as it is named; of all of them
+  // where it is not. Ascending by access.
+  std::vector<std::int64_t> part_access, part_begin, part_end;
   // What the host updates: a parameter, by a gradient that is freed once it has left.
   std::vector<std::int64_t> update_parameter, update_gradient;  // [updates] tensors
   std::vector<double> update_us;                                // [updates]
@@ -65,6 +68,9 @@ class StepPlayer {
   void release_arrived(double by_us);
   Status update(std::size_t which);
   Status op(std::size_t i);
+  // Calls `act` with each access from `first` to before `last`, and the bytes that it is of.
+  template <class Act>
+  void each_part(std::size_t first, std::size_t last, Act act) const;
 
   Machine& machine_;
   const StepColumns columns_;

@@ -251,6 +251,34 @@ bool Engine::in_use(RangeId id) const {
   return found;
 }
 
+bool Engine::begin_cut(RangeId id) {
+  if (!state_.managed || (state_.place.captures && *state_.place.captures > 0)) return false;
+  bool may = true;
+  const auto each_unit = [&](auto act) {
+    state_.ranges.each_piece(id, [&](RangeId piece) {
+      if (may && state_.ledger.has(piece)) act(piece, state_.ledger.at(piece));
+    });
+  };
+  each_unit([&](RangeId piece, const Unit& unit) {
+    may = unit.op_pins == 0 && unit.user_pins == 0 && unit.exempt == 0 &&
+          unit.tag != Tag::kWorkspace && !sleep_.is_asleep(piece) &&
+          !sharing_.contains(state_.ranges[piece].base);
+  });
+  if (may) finish_retired();
+  // Advice of the engine's own is remembered by the unit that it was given for.
+  each_unit([&](RangeId piece, const Unit& unit) {
+    if (unit.by_policy) write_back_.end(piece);
+    zero_copy_.end(piece);
+    may = !unit.by_policy && !zero_copy_.contains(piece);
+  });
+  return may;
+}
+
+void Engine::split(RangeId piece, RangeId rest, std::size_t at) {
+  if (state_.ledger.live(piece)) state_.policy->retired(piece);  // it is another unit from now on
+  state_.ledger.split(piece, rest, at);
+}
+
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
   wanted_.clear();
   Ticket newest = 0, populated = 0;

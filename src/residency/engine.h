@@ -69,6 +69,13 @@ class Engine {
   void wait_issued(Ticket ticket) { transfers_.out().issue_until(ticket); }
   // An op is using some of the range.
   bool in_use(RangeId id) const;
+  // Before the range's units are cut into smaller ones: ends the advice that the engine gave for
+  // them. The program's pins are off them. False where they stay as they are: an op uses one, a
+  // graph is captured, or more than the policy knows them by their ids (workspaces, what sleeps,
+  // live blocks of a layout).
+  bool begin_cut(RangeId id);
+  // The piece was cut: what it has from its byte `at` on is the piece `rest`.
+  void split(RangeId piece, RangeId rest, std::size_t at);
 
   // Of units, each a whole range or a piece of a larger one. Before an op on `stream`: pins the
   // units and brings in those that are away.

@@ -91,6 +91,24 @@ void Ledger::revive(RangeId id, Tag tag, Family family) {
   touch(id);
 }
 
+void Ledger::split(RangeId id, RangeId rest, std::size_t at) {
+  if (!has(id) || units_[id].bytes <= at) return;
+  if (units_.size() <= rest) units_.resize(rest + 1);
+  Unit &unit = units_[id], &made = units_[rest];
+  UMEM_ASSERT(unit.op_pins == 0, "no op uses a unit that is split");
+  UMEM_ASSERT(made.state == State::kNone && made.host_bytes == 0, "the rest is no unit yet");
+  made = unit;
+  made.bytes = unit.bytes - at;
+  made.host_bytes = unit.host_bytes - std::min(unit.host_bytes, at);
+  unit.bytes = at;
+  unit.host_bytes -= made.host_bytes;
+  if (List* list = list_of(unit.state)) {  // beside it: it was used when the unit was
+    made.older = id;
+    (unit.newer ? units_[unit.newer].older : list->newest) = rest;
+    unit.newer = rest;
+  }
+}
+
 void Ledger::drop(RangeId id) {
   UMEM_ASSERT(at(id).state == State::kDead, "only dead bytes are dropped");
   set_state(id, State::kGone);

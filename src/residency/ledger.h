@@ -92,6 +92,9 @@ class Ledger {
   void add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
   // The same range serves a new block with its frames still in place: kDead -> kDevice.
   void revive(RangeId id, Tag tag, Family family);
+  // What the unit has from its byte `at` on is another unit's from here on, which is as it was. No
+  // op uses it.
+  void split(RangeId id, RangeId rest, std::size_t at);
   void drop(RangeId id);  // kDead -> kGone, by a discard
   // The driver has taken the frames of what was dropped.
   void forget_dropped(RangeId id) {

@@ -46,6 +46,7 @@ class Sleep {
   Status wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes);
   // Of what a sleep sent away: bytes that have not come back.
   std::size_t asleep_bytes() const;
+  bool is_asleep(RangeId id) const;
 
  private:
   // A unit sleeps as long as it is the same block and was not brought in since.
@@ -54,7 +55,6 @@ class Sleep {
     std::uint64_t born, arrival, number;
   };
   bool is_asleep(const SleepingUnit& unit) const;
-  bool is_asleep(RangeId id) const;
   std::vector<RangeId> units_to_sleep(const SleepRequest& wanted) const;
   std::size_t missing_on_host(const std::vector<RangeId>& ids) const;
   Status sleep_units(const std::vector<RangeId>& ids);

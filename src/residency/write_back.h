@@ -23,13 +23,13 @@ class WriteBack {
   // written back now, and those that will be written.
   void apply_read_mostly();
   void apply_pending();
-  // Ends all that the policy began.
+  // Ends what the policy began on the unit; all that it began.
+  void end(RangeId id);
   void clear();
 
  private:
   Status advise(RangeId id, bool on, bool by_policy);
   Status begin(RangeId id);
-  void end(RangeId id);
 
   EngineState& state_;
   Transfers& transfers_;

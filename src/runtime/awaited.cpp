@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <iterator>
 #include <mutex>
 #include <shared_mutex>
 #include <utility>
@@ -39,16 +38,17 @@ bool awaiting() noexcept {
   return g_any.load(std::memory_order_relaxed);
 }
 
-void await_contents(const void* const* storages, std::size_t count) {
+void await_contents(const Input* inputs, std::size_t count) {
   std::vector<const void*> found;
   Arrive arrive = nullptr;
   {
     Awaited& a = awaited();
     const std::shared_lock lock(a.mutex);
     arrive = a.arrive;
-    std::copy_if(storages, storages + count, std::back_inserter(found), [&](const void* storage) {
-      return std::binary_search(a.storages.begin(), a.storages.end(), storage, std::less<>());
-    });
+    for (std::size_t i = 0; i < count; ++i)
+      if (std::binary_search(a.storages.begin(), a.storages.end(), inputs[i].storage,
+                             std::less<>()))
+        found.push_back(inputs[i].storage);
   }
   for (const void* storage : found) arrive(storage);
 }

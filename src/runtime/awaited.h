@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/export.h"
+#include "runtime/ops.h"
 
 namespace umem::runtime {
 
@@ -16,7 +17,7 @@ using Arrive = void (*)(const void* storage);
 UMEM_API void set_awaited(std::vector<const void*> storages, Arrive arrive);
 // Whether any is: what an op costs where none is.
 UMEM_API bool awaiting() noexcept;
-// Of what an op uses, null and foreign pointers included.
-UMEM_API void await_contents(const void* const* storages, std::size_t count);
+// Of what an op uses.
+UMEM_API void await_contents(const Input* inputs, std::size_t count);
 
 }  // namespace umem::runtime

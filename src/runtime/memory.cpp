@@ -55,13 +55,14 @@ Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CU
 }
 
 // The arena's block becomes the engine's: room for it, and its pages on the device.
-Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream stream,
+Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::CUstream stream,
                  const Op* op) {
   residency::Engine& engine = device.engine;
   if (!block.first_in_range) {
     engine.prepare(block.range);
     return {};
   }
+  if (block.large) cut_as_others(s, device, block.range);
   const Purpose why = block.large ? purpose(op) : Purpose{Tag::kPool, Family::kNone};
   const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
   Status admitted =
@@ -72,10 +73,10 @@ Status hand_over(Device& device, const arena::Allocation& block, cu::CUstream st
   return admitted;
 }
 
-Result<arena::Allocation> serve(DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
+Result<arena::Allocation> serve(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                                 const Op* op) {
   Result<arena::Allocation> taken = take_block(lock, bytes, stream, op);
-  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(*lock.device(), taken.value(), stream, op));
+  if (taken.ok()) UMEM_RETURN_IF_ERROR(hand_over(s, *lock.device(), taken.value(), stream, op));
   return taken;
 }
 
@@ -114,6 +115,20 @@ bool is_out_of_memory(const Result<arena::Allocation>& result) {
 }
 
 }  // namespace
+
+void cut_as_others(State& s, Device& device, RangeId id) {
+  const RangeId head = s.ranges[id].head;
+  const std::size_t bytes = s.ranges[head].bytes, piece = s.ranges.piece_of(bytes);
+  residency::Engine& engine = device.engine;
+  if (s.ranges.piece_bytes(head, bytes) <= piece) return;
+  const managed::MemSpan range{s.ranges[head].base, bytes};
+  take_pins_off(s, device, range);
+  if (engine.begin_cut(head))
+    s.ranges.cut(head, piece, [&](RangeId cut, RangeId rest, std::size_t at) {
+      engine.split(cut, rest, at);
+    });
+  put_pins_on(s, device, range);
+}
 
 // The ranges of blocks whose cross-stream uses completed are dead from here on.
 void retire_reclaimed(Device& device) {
@@ -170,10 +185,10 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
                           Op* op) {
   Device& device = *lock.device();
   const std::uint64_t left_before = device.engine.counters().left_out;
-  Result<arena::Allocation> taken = serve(lock, bytes, stream, op);
+  Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
   if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
     wait_for_pending(s, lock);
-    taken = serve(lock, bytes, stream, op);
+    taken = serve(s, lock, bytes, stream, op);
   }
   if (!taken.ok()) {
     const Status status = taken.take_status();

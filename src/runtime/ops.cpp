@@ -25,17 +25,17 @@ using managed::RangeId;
 
 // What an op is given, and where in it the first input is that is umem's.
 struct Inputs {
-  const void* const* pointers;
+  const Input* all;
   std::size_t count, first;
   RangeId first_id;
 };
 
 // Most ops of a program that uses umem for a part only have none, and need no lock.
-Inputs find_first(const State& s, const void* const* pointers, std::size_t count) {
+Inputs find_first(const State& s, const Input* all, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
-    if (const RangeId id = s.ranges.find(pointers[i]); id != managed::kNoRange)
-      return {pointers, count, i, id};
-  return {pointers, count, count, managed::kNoRange};
+    if (const RangeId id = s.ranges.find(all[i].storage); id != managed::kNoRange)
+      return {all, count, i, id};
+  return {all, count, count, managed::kNoRange};
 }
 
 // An op's stream is on its own device; what it uses of another is ordered by the stream that it was
@@ -150,7 +150,7 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   DeviceLock lock(s.slot(ordinal));
   const bool asked = s.victim_callback != nullptr;
   if (asked && lock.device() && !s.forked)
-    ask_victims_for_inputs(s, inputs.pointers, inputs.count, lock);
+    ask_victims_for_inputs(s, inputs.all, inputs.count, lock);
   if (!lock.device() || s.forked) return 0;
   Device& device = *lock.device();
   const residency::Ledger& ledger = device.engine.ledger();
@@ -158,13 +158,13 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   const bool only = s.opened == mask_of(ordinal);  // nearly always
   DeviceMask others = 0;
   for (std::size_t i = inputs.first; i < inputs.count; ++i) {
-    const RangeId id = i == inputs.first ? inputs.first_id : s.ranges.find(inputs.pointers[i]);
+    const RangeId id = i == inputs.first ? inputs.first_id : s.ranges.find(inputs.all[i].storage);
     if (id == managed::kNoRange) continue;
     if (const int owner = only ? ordinal : s.ranges.device_of(id); owner != ordinal) {
       others |= mask_of(owner);
       continue;
     }
-    s.ranges.each_piece(id, [&](RangeId piece) {
+    each_used(s.ranges, inputs.all[i], id, [&](RangeId piece) {
       if (ledger.live(piece)) pin_slot(op, piece);
     });
   }
@@ -174,18 +174,18 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
                             stream_on(device, op, op.pinned[first]));
   if (device.engine.counters().left_out > left_before) note_above_budget(device, op);
   if (asked) device.engine.set_preferred_victims({});
-  if (recorded) note_addresses(s, device, inputs.pointers, inputs.count);
+  if (recorded) note_addresses(s, device, inputs.all, inputs.count);
   return others;
 }
 
 // One device after the other, and never two at once: the op of another thread may have to come
 // before what the device of one waits for.
-static void bring_in(Op* op, const void* const* pointers, std::size_t count) {
+static void bring_in(Op* op, const Input* all, std::size_t count) {
   State& s = state();
-  const Inputs inputs = find_first(s, pointers, count);
+  const Inputs inputs = find_first(s, all, count);
   if (inputs.first == count || !s.open()) return;
   const bool recorded = op->trace.entered_ns != 0 && !op->scope_marker;
-  if (recorded) begin_addresses(inputs.pointers, inputs.count);
+  if (recorded) begin_addresses(inputs.all, inputs.count);
   const int first = s.ranges.device_of(inputs.first_id);
   DeviceMask done = mask_of(first);
   DeviceMask left = bring_in_on(s, first, *op, inputs, recorded) & ~done;
@@ -198,7 +198,7 @@ static void bring_in(Op* op, const void* const* pointers, std::size_t count) {
   if (recorded) record_begin(s, *op);
 }
 
-void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept {
+void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept {
   const bool recorded = trace::recording();
   op->trace.entered_ns = 0;  // without which nothing reads the rest, but for `open`
   op->trace.open = nullptr;

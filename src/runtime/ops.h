@@ -12,6 +12,15 @@ namespace umem::runtime {
 
 enum class Phase : unsigned char { kNone, kForward, kBackward, kOptimizer };
 
+// What an op is given: a storage, and the part of it that the op uses. Null and foreign storages
+// are ignored.
+struct Input {
+  const void* storage = nullptr;
+  std::size_t offset = 0, bytes = 0;  // of the part; 0 bytes: all
+
+  const void* begin() const { return static_cast<const char*>(storage) + offset; }
+};
+
 // One entry of the calling thread's op stack, on the caller's own stack or heap until op_end.
 struct Op {
   residency::Family family = residency::Family::kNone;  // kNone: that of the enclosing op
@@ -37,8 +46,7 @@ struct Op {
 };
 
 // Before an op runs: pushes it, pins the units of its inputs and fetches those that are away.
-// Null and foreign pointers are ignored.
-UMEM_API void op_begin(Op* op, const void* const* inputs, std::size_t count) noexcept;
+UMEM_API void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept;
 // After it, on the same thread: marks its inputs and what it allocated as used now, tags those of
 // its blocks that outlive it (when `tag` is not kCount), unpins, and pops.
 UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;

@@ -16,23 +16,32 @@ using residency::Ledger;
 
 constinit thread_local std::uint32_t t_scope = 0;
 
-// A span lies in one block, and so on one device.
-void add_pin(const State& s, const HeldDevices& held, const Pin& pin) {
+// To the units that hold some of its span, which lies in one block and so on one device. Returns
+// the device; null where there is none.
+template <class Held>
+Device* put_on(const State& s, const Held& held, const Pin& pin) {
   Device* owner = nullptr;
   each_unit(s, held, pin.span, [&](Device& device, RangeId id, MemSpan) {
     Ledger& ledger = device.engine.ledger();
     pin.kind == PinKind::kPin ? ledger.user_pin(id) : ledger.exempt(id);
     owner = &device;
   });
-  if (owner) owner->pins.emplace(pin.span.base, pin);
+  return owner;
 }
 
-Pins::iterator remove_pin(const State& s, Device& owner, Pins::iterator at) {
-  const Pin& pin = at->second;
+void take_off(const State& s, Device& owner, const Pin& pin) {
   each_unit(s, HeldDevice{s, owner}, pin.span, [&](Device& device, RangeId id, MemSpan) {
     Ledger& ledger = device.engine.ledger();
     pin.kind == PinKind::kPin ? ledger.user_unpin(id) : ledger.unexempt(id);
   });
+}
+
+void add_pin(const State& s, const HeldDevices& held, const Pin& pin) {
+  if (Device* owner = put_on(s, held, pin)) owner->pins.emplace(pin.span.base, pin);
+}
+
+Pins::iterator remove_pin(const State& s, Device& owner, Pins::iterator at) {
+  take_off(s, owner, at->second);
   return owner.pins.erase(at);
 }
 
@@ -166,6 +175,18 @@ void end_pins(State& s, Device& device, const void* block, std::size_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(block);
   auto at = device.pins.lower_bound(first);
   while (at != device.pins.end() && at->first < first + bytes) at = remove_pin(s, device, at);
+}
+
+void take_pins_off(const State& s, Device& device, MemSpan range) {
+  for (auto at = device.pins.lower_bound(range.base);
+       at != device.pins.end() && at->first < range.base + range.bytes; ++at)
+    take_off(s, device, at->second);
+}
+
+void put_pins_on(const State& s, Device& device, MemSpan range) {
+  for (auto at = device.pins.lower_bound(range.base);
+       at != device.pins.end() && at->first < range.base + range.bytes; ++at)
+    put_on(s, HeldDevice{s, device}, at->second);
 }
 
 }  // namespace umem::runtime

@@ -46,6 +46,18 @@ RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, 
   return fits ? id : residency::kNoRange;
 }
 
+// The plan's tensors are pieces as they are in ranges that are cut.
+void cut_blocks(State& s, Device& device, const policy::Plan& plan) {
+  for (const std::int64_t bytes : plan.cut) s.ranges.cut_finer(static_cast<std::size_t>(bytes));
+  if (s.ranges.cut_sizes().empty()) return;
+  for (const std::int64_t address : plan.address) {
+    const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
+    const bool large = id != residency::kNoRange && s.ranges.device_of(id) == 0 &&
+                       device.engine.ledger().has(id) && !device.engine.ledger().at(id).segment;
+    if (large) cut_as_others(s, device, id);
+  }
+}
+
 }  // namespace
 
 Result<std::uint64_t> install_plan(policy::Plan plan) {
@@ -54,11 +66,24 @@ Result<std::uint64_t> install_plan(policy::Plan plan) {
   const DeviceLock lock(s.slot(0));
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
+  cut_blocks(s, *lock.device(), plan);
   std::vector<RangeId> units(plan.bytes.size());
   for (std::size_t t = 0; t < units.size(); ++t) units[t] = unit_at(s, *lock.device(), plan, t);
   const std::uint64_t number = planned.value()->install(std::move(plan), units);
   lock.device()->engine.apply_pending(nullptr);  // its requests where a step begins
   return number;
+}
+
+std::vector<std::size_t> cut_sizes() {
+  return state().ranges.cut_sizes();
+}
+
+std::size_t range_bytes(std::size_t block) {
+  return managed::range_bytes(block);
+}
+
+std::size_t finer_piece(std::size_t block) {
+  return state().ranges.piece_of(block, true);
 }
 
 Status clear_plans() {

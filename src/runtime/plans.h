@@ -20,4 +20,10 @@ UMEM_API Status roll_back_plan(std::uint64_t number);
 UMEM_API Status replace_plan(std::uint64_t number, policy::Plan plan);
 UMEM_API Result<policy::PlanStatus> plan_status();
 
+// Sizes of the ranges that are cut finer, as plans asked; the bytes of a piece of such a range, for
+// blocks of `block` bytes.
+UMEM_API std::vector<std::size_t> cut_sizes();
+UMEM_API std::size_t range_bytes(std::size_t block);  // of the range for such a block
+UMEM_API std::size_t finer_piece(std::size_t block);
+
 }  // namespace umem::runtime

@@ -38,7 +38,7 @@ std::vector<trace::LiveBlock> live_blocks(const State& s, const HeldDevices& all
   return live;
 }
 
-thread_local std::vector<std::uintptr_t> t_addresses;  // of the inputs of the op that begins
+thread_local std::vector<trace::Used> t_used;  // the inputs of the op that begins
 
 }  // namespace
 
@@ -76,20 +76,25 @@ std::size_t record_waiting(trace::Sink sink) {
   return RecorderLock(state())->waiting(sink);
 }
 
-void begin_addresses(const void* const* inputs, std::size_t count) {
-  t_addresses.clear();
+void begin_addresses(const Input* inputs, std::size_t count) {
+  t_used.clear();
   for (std::size_t i = 0; i < count; ++i)
-    t_addresses.push_back(reinterpret_cast<std::uintptr_t>(inputs[i]));
+    t_used.push_back({reinterpret_cast<std::uintptr_t>(inputs[i].storage), 0, 0});
 }
 
 // A block that moves alone is its range's only one, wherever in it the storage begins.
-void note_addresses(const State& s, const Device& device, const void* const* inputs,
+void note_addresses(const State& s, const Device& device, const Input* inputs,
                     std::size_t count) {
   const residency::Ledger& ledger = device.engine.ledger();
   for (std::size_t i = 0; i < count; ++i) {
-    const RangeId id = s.ranges.find(inputs[i]);
+    const RangeId id = s.ranges.find(inputs[i].storage);
     if (id == managed::kNoRange || s.ranges.device_of(id) != device.place.device) continue;
-    if (ledger.has(id) && !ledger.at(id).segment) t_addresses[i] = s.ranges[s.ranges[id].head].base;
+    if (!ledger.has(id) || ledger.at(id).segment) continue;
+    const std::uintptr_t base = s.ranges[s.ranges[id].head].base;
+    t_used[i] = {base, 0, 0};
+    if (inputs[i].bytes == 0) continue;
+    t_used[i].begin = reinterpret_cast<std::uintptr_t>(inputs[i].begin()) - base;
+    t_used[i].end = t_used[i].begin + inputs[i].bytes;
   }
 }
 
@@ -100,7 +105,7 @@ void record_begin(State& s, Op& op) {
     if (lock.device()) place = lock.device()->place;
   }
   const RecorderLock recorder(s);
-  recorder->begin(op.trace, t_addresses.data(), t_addresses.size(), op.n_overwritten, op.n_written);
+  recorder->begin(op.trace, t_used.data(), t_used.size(), op.n_overwritten, op.n_written);
   if (place)
     recorder->time(op.trace, s.driver.table, *place, reinterpret_cast<cu::CUstream>(op.stream));
 }

@@ -32,9 +32,8 @@ class RecorderLock {
 
 // While it is recorded and the op is not a scope marker. The recorder knows blocks by where they
 // begin: each device says it of its own inputs, with its lock held, between the two.
-void begin_addresses(const void* const* inputs, std::size_t count);
-void note_addresses(const State& s, const Device& device, const void* const* inputs,
-                    std::size_t count);
+void begin_addresses(const Input* inputs, std::size_t count);
+void note_addresses(const State& s, const Device& device, const Input* inputs, std::size_t count);
 // Without a device's lock.
 void record_begin(State& s, Op& op);
 void record_end(State& s, Op& op, Op* parent, residency::Tag tag);

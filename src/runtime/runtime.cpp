@@ -94,6 +94,7 @@ Status open_locked(State& s, const Options& options) {
   s.last = {};
   s.steps = s.plans_rolled_back = s.thrashed_bytes = 0;
   s.steps_given = false;
+  s.ranges.forget_cuts();
   {
     const std::lock_guard lock(s.faults_mutex);
     s.faults_of.clear();

@@ -195,6 +195,17 @@ Status release_all_cached(DeviceLock& lock);
 Status drop_idle_layout(Device& device);  // layouts.cpp
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why);
 void pin(Op& op, Device& device, managed::RangeId id);
+// Calls `act` with the pieces that the input uses of the range of `id`, which is its storage's.
+template <class Act>
+void each_used(const managed::RangeTable& ranges, const Input& input, managed::RangeId id,
+               Act act) {
+  if (input.bytes == 0 || ranges.whole(id))  // nearly always
+    ranges.each_piece(id, act);
+  else
+    ranges.each_piece_in(input.begin(), input.bytes, act);
+}
+// Cuts the range into the smaller pieces that there are in ranges of its size by now, if it can be.
+void cut_as_others(State& s, Device& device, managed::RangeId id);
 // Once for each device: `what` uses `bytes` at once, and they do not fit.
 void warn_above_budget(Device& device, const char* what, std::size_t bytes);
 // Counts the op, and warns, if what it and the ops around it use is above the budget.
@@ -202,13 +213,15 @@ void note_above_budget(Device& device, Op& op);
 
 // victim_callback.cpp: calls it where bytes are short, with the lock given up meanwhile: nothing
 // that was read under it holds afterwards. The answer holds until it is forgotten.
-void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t count,
-                            DeviceLock& lock);
+void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, DeviceLock& lock);
 void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock);
 
 // pins.cpp: ends all pins of a device, or those inside a block that is released.
 void end_pins(State& s, Device& device);
 void end_pins(State& s, Device& device, const void* block, std::size_t bytes);
+// Take the pins within a range off its units, and put them on the units that it has then.
+void take_pins_off(const State& s, Device& device, managed::MemSpan range);
+void put_pins_on(const State& s, Device& device, managed::MemSpan range);
 
 // devices.cpp, with the registry's lock: opens the driver for the options; the device, at its first
 // use; gives all back, with all devices' locks.

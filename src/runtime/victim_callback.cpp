@@ -44,8 +44,7 @@ void set_victim_callback(VictimCallback callback) noexcept {
   state().victim_callback = callback;
 }
 
-void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t count,
-                            DeviceLock& lock) {
+void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, DeviceLock& lock) {
   const VictimCallback callback = s.victim_callback;
   if (!callback || t_asking) return;
   const residency::Engine& engine = lock.device()->engine;
@@ -53,9 +52,9 @@ void ask_victims_for_inputs(State& s, const void* const* inputs, std::size_t cou
   std::vector<RangeId> needed;
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const RangeId found = s.ranges.find(inputs[i]);
+    const RangeId found = s.ranges.find(inputs[i].storage);
     if (found == residency::kNoRange || &s.slot_of(found) != &lock.slot()) continue;
-    s.ranges.each_piece(found, [&](RangeId id) {
+    each_used(s.ranges, inputs[i], found, [&](RangeId id) {
       if (!view.live(id) || std::find(needed.begin(), needed.end(), id) != needed.end()) return;
       needed.push_back(id);
       if (view.away(id)) bytes += engine.ledger().at(id).bytes;

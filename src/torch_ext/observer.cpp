@@ -16,6 +16,7 @@
 #include <mutex>
 
 #include "base/thread_role.h"
+#include "base/units.h"
 #include "runtime/alloc.h"
 #include "runtime/awaited.h"
 #include "runtime/ops.h"
@@ -32,10 +33,28 @@ using runtime::Phase;
 // What an op uses: its storages, and the GPU that one of them is on (-1: none). Of an argument that
 // it overwrites only the tensors that are all of their storage (`whole`), or only the others.
 struct Reads {
-  std::vector<const void*>& storages;
+  std::vector<runtime::Input>& inputs;
   c10::DeviceIndex gpu = -1;
   enum class Only { kAll, kWhole, kParts } only = Only::kAll;
 };
+
+// Of a storage that is in several pieces, or could be, what the tensor lies in. What has no strides
+// of its own is all of it. A tensor without elements uses nothing of it.
+runtime::Input part_of(const c10::TensorImpl& tensor, const void* data, std::size_t bytes) {
+  runtime::Input all{data};
+  if (bytes < 2 * kPageBytes || tensor.has_symbolic_sizes_strides() ||
+      tensor.layout() != c10::kStrided || tensor.key_set().has(c10::DispatchKey::NestedTensor))
+    return all;
+  if (tensor.numel() == 0) return {};
+  std::int64_t last = 0;
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  const std::size_t item = tensor.itemsize();
+  const std::size_t used = (static_cast<std::size_t>(last) + 1) * item;
+  const std::size_t offset = static_cast<std::size_t>(tensor.storage_offset()) * item;
+  if (used >= bytes || offset > bytes - used) return all;
+  return {data, offset, used};
+}
 
 bool is_whole(const c10::TensorImpl& tensor, const c10::Storage& storage) {
   // The accessors that throw nothing: symbolic sizes are no tensor's of umem's.
@@ -54,7 +73,9 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   if (reads.only != Reads::Only::kAll &&
       (reads.only == Reads::Only::kWhole) != is_whole(tensor, storage))
     return;
-  reads.storages.push_back(data.get());
+  const std::size_t bytes = storage.unsafeGetStorageImpl()->nbytes();
+  const runtime::Input used = part_of(tensor, data.get(), bytes);
+  if (used.storage) reads.inputs.push_back(used);
   if (data.device().is_cuda()) reads.gpu = data.device().index();
 }
 
@@ -88,10 +109,10 @@ bool add_written_first(const at::RecordFunction& fn, const OpInfo& info, runtime
       if (info.uses[i] == use) any |= add_value(inputs[i], reads);
   };
   add(Use::kOverwrites, Reads::Only::kWhole);
-  op.n_overwritten = static_cast<std::uint32_t>(reads.storages.size());
+  op.n_overwritten = static_cast<std::uint32_t>(reads.inputs.size());
   add(Use::kOverwrites, Reads::Only::kParts);
   add(Use::kChanges, Reads::Only::kAll);
-  op.n_written = static_cast<std::uint32_t>(reads.storages.size());
+  op.n_written = static_cast<std::uint32_t>(reads.inputs.size());
   add(Use::kReads, Reads::Only::kAll);
   for (std::size_t i = count; i < inputs.size(); ++i) any |= add_value(inputs[i], reads);
   return any;
@@ -156,8 +177,8 @@ void set_stream([[maybe_unused]] runtime::Op& op, [[maybe_unused]] c10::DeviceIn
 }
 
 // What comes in becomes, or is added to, the leaf's gradient.
-void tag_gradients(const std::vector<const void*>& storages) {
-  for (const void* storage : storages) runtime::tag(storage, Tag::kGrad);
+void tag_gradients(const std::vector<runtime::Input>& inputs) {
+  for (const runtime::Input& input : inputs) runtime::tag(input.storage, Tag::kGrad);
 }
 
 // What the blocks are that the op allocates and leaves behind: its results, and what it saves for
@@ -173,10 +194,10 @@ Tag result_tag(const OpRecord& record) {
 // Before an op, or a view through which the contents could be read without one. What brings them
 // runs ops, which use the thread's list too.
 void await_inputs(const at::RecordFunction& fn) {
-  std::vector<const void*> storages;
-  Reads reads{storages};
+  std::vector<runtime::Input> inputs;
+  Reads reads{inputs};
   for (const c10::IValue& value : fn.inputs()) add_value(value, reads);
-  if (!storages.empty()) runtime::await_contents(storages.data(), storages.size());
+  if (!inputs.empty()) runtime::await_contents(inputs.data(), inputs.size());
 }
 
 GuessedSteps g_steps;
@@ -207,22 +228,22 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
     runs_steps();
     g_steps.forward();  // may run ops of its own
   }
-  std::vector<const void*>& storages = state->storages;
-  storages.clear();
-  Reads reads{storages};
+  std::vector<runtime::Input>& inputs = state->inputs_of_op;
+  inputs.clear();
+  Reads reads{inputs};
   // The ops inside a scope bring in what they need themselves; empty_like reads the shape
   // only.
   const bool has_reads = !record->op.scope_marker && info.kind != OpKind::kFactory;
   if (has_reads || info.kind == OpKind::kAccumulateGrad)
     record->reads_tensors = add_inputs(fn, info, record->op, reads);
-  if (info.kind == OpKind::kAccumulateGrad) tag_gradients(storages);
+  if (info.kind == OpKind::kAccumulateGrad) tag_gradients(inputs);
   if (record->op.scope_marker)
-    storages.clear();
+    inputs.clear();
   else
     set_stream(record->op, reads.gpu);
   state->ops.add(1);
-  state->inputs.add(storages.size());
-  runtime::op_begin(&record->op, storages.data(), storages.size());
+  state->inputs.add(inputs.size());
+  runtime::op_begin(&record->op, inputs.data(), inputs.size());
   state->top = record.get();
   return record;
 }

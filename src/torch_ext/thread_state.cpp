@@ -32,7 +32,7 @@ struct Owner {
   std::unique_ptr<ThreadState> held = std::make_unique<ThreadState>();
   ThreadState& state = *held;
   Owner() {
-    state.storages.reserve(256);
+    state.inputs_of_op.reserve(256);
     Registry& all = registry();
     std::lock_guard guard(all.mutex);
     all.live.push_back(&state);

@@ -41,7 +41,7 @@ class Counter {
 
 struct ThreadState {
   OpRecord* top = nullptr;
-  std::vector<const void*> storages;  // of the op that begins or ends
+  std::vector<runtime::Input> inputs_of_op;  // that begins
   OpInfoCache names;
   Counter ops, ignored, inputs;
   struct Free {

@@ -25,9 +25,17 @@ struct Event {
   bool helper = false;  // kAlloc, kOp: of a thread on which no steps run
 };
 
+// Bytes `begin` to `end` of a block are used by an access, and only those of such rows: without any
+// it is the whole block.
+struct Part {
+  std::uint64_t access;  // counted as Event::first
+  std::size_t begin, end;
+};
+
 struct Batch {
   std::vector<Event> events;
   std::vector<std::uint32_t> accesses;  // ids of blocks; Event::first counts from here
+  std::vector<Part> parts;              // in the order of the events
   std::size_t before = 0;               // of the events: allocs of what was alive at the start
   std::uint64_t dropped = 0;            // events that there was no room for
 };

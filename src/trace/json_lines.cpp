@@ -1,4 +1,5 @@
 // Events as JSON lines; docs/trace_format.md describes the keys.
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 
@@ -56,6 +57,20 @@ void append_us(Line& line, float us) {
   line.raw(fraction);
 }
 
+// Flat: which of the accesses, and from where to where in its block.
+void append_parts(Line& line, const Batch& batch, const Event& event) {
+  auto part = std::partition_point(batch.parts.begin(), batch.parts.end(),
+                                   [&](const Part& row) { return row.access < event.first; });
+  const std::uint64_t end = event.first + event.reads + event.writes;
+  const char* before = ",\"parts\":[";
+  for (; part != batch.parts.end() && part->access < end; ++part) {
+    line.raw(before).number(part->access - event.first);
+    line.raw(",").number(part->begin).raw(",").number(part->end);
+    before = ",";
+  }
+  if (*before == ',' && !before[1]) line.raw("]");
+}
+
 void append(Line line, const Batch& batch, const Event& event, std::uint64_t& next_op) {
   const std::uint32_t* accesses = batch.accesses.data() + event.first;
   switch (event.kind) {
@@ -71,6 +86,7 @@ void append(Line line, const Batch& batch, const Event& event, std::uint64_t& ne
       line.raw("{\"e\":\"op\",\"i\":").number(next_op++).raw(",\"name\":").text(event.name);
       line.raw(",\"r\":").ids(accesses, event.reads);
       line.raw(",\"w\":").ids(accesses + event.reads, event.writes);
+      append_parts(line, batch, event);
       if (event.us >= 0) append_us(line.raw(",\"us\":"), event.us);
       break;
     case EventKind::kStep:

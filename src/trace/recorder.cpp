@@ -12,7 +12,7 @@ namespace umem::trace {
 namespace {
 
 struct Access {
-  std::uintptr_t address;
+  Used used;
   std::uint32_t id;
 };
 
@@ -39,6 +39,23 @@ void fill_times(std::vector<Event>& events) {
       event.us = static_cast<float>(found->second.sum / static_cast<double>(found->second.count));
   }
 }
+
+// Moves the rows of ops, which are asked for in their order, to where their accesses go.
+class PartMover {
+ public:
+  PartMover(const std::vector<Part>& from, std::vector<Part>& to) : from_(from), to_(to) {}
+  // Of the accesses from `first` on, which are numbered from `now` on.
+  void move(std::uint64_t first, std::uint64_t count, std::uint64_t now) {
+    while (next_ < from_.size() && from_[next_].access < first) ++next_;
+    for (; next_ < from_.size() && from_[next_].access < first + count; ++next_)
+      to_.push_back({from_[next_].access - first + now, from_[next_].begin, from_[next_].end});
+  }
+
+ private:
+  const std::vector<Part>& from_;
+  std::vector<Part>& to_;
+  std::size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -98,6 +115,7 @@ void Recorder::leave_to_parent() {
 void Recorder::clear() {
   events_.clear();
   accesses_.clear();
+  parts_.clear();
   blocks_.clear();
   first_event_ = 1;  // 0: the blocks that were there before
   first_access_ = 0;
@@ -148,21 +166,31 @@ Event* Recorder::log(Event event) {
 }
 
 // To the accesses, once a list, and only what is still alive.
-void Recorder::add(std::uintptr_t address, std::uint32_t id, std::uint64_t list) {
-  Block* block = blocks_.find(address);
-  if (!block || block->id != id || block->stamp == list) return;
-  block->stamp = list;
-  accesses_.push_back(id);
+void Recorder::add(const Used& used, std::uint32_t id, std::uint64_t list) {
+  Block* block = blocks_.find(used.address);
+  if (!block || block->id != id) return;
+  const bool first = block->stamp != list;
+  const std::size_t end = std::min(used.end, block->bytes);
+  const bool in_part = end > used.begin && end - used.begin < block->bytes;
+  if (first) {
+    block->stamp = list;
+    block->access = first_access_ + accesses_.size();
+    block->in_part = in_part;
+    accesses_.push_back(id);
+  }
+  if (in_part ? block->in_part : block->in_part && !first)
+    parts_.push_back({block->access, in_part ? used.begin : 0, in_part ? end : block->bytes});
 }
 
-void Recorder::begin(OpTimer& span, const std::uintptr_t* inputs, std::size_t count,
-                     std::size_t overwritten, std::size_t written) {
+void Recorder::begin(OpTimer& span, const Used* inputs, std::size_t count, std::size_t overwritten,
+                     std::size_t written) {
   if (!any_on()) return;
   OpenOp& op = *open(span);
   for (std::size_t i = 0; i < count; ++i) {
     if (i == overwritten) op.overwritten = op.inputs.size();
     if (i == written) op.written = op.inputs.size();
-    if (const Block* block = blocks_.find(inputs[i])) op.inputs.push_back({inputs[i], block->id});
+    if (const Block* block = blocks_.find(inputs[i].address))
+      op.inputs.push_back({inputs[i], block->id});
   }
   if (overwritten >= count) op.overwritten = op.inputs.size();
   if (written >= count) op.written = op.inputs.size();
@@ -185,7 +213,7 @@ void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag,
   const bool made = maker && maker->entered_ns != 0;
   if (made) {
     OpenOp& op = *open(*maker);
-    if (op.recording == recording_) op.made.push_back({address, id});
+    if (op.recording == recording_) op.made.push_back({{address}, id});
   }
   blocks_.put({address, bytes, number, id, 0, tag, family, made});
   Event event{EventKind::kAlloc, id, tag, family, bytes, address};
@@ -242,12 +270,12 @@ void Recorder::end(OpTimer& span, const char* name, const char* tag, const char*
   const std::size_t size_before = accesses_.size();
   ++lists_;
   for (std::size_t i = op.overwritten; i < op.inputs.size(); ++i)
-    add(op.inputs[i].address, op.inputs[i].id, lists_);
+    add(op.inputs[i].used, op.inputs[i].id, lists_);
   const std::size_t writes_from = accesses_.size();
   ++lists_;
-  for (std::size_t i = 0; i < op.written; ++i) add(op.inputs[i].address, op.inputs[i].id, lists_);
+  for (std::size_t i = 0; i < op.written; ++i) add(op.inputs[i].used, op.inputs[i].id, lists_);
   for (const Access& made : op.made) {
-    Block* block = blocks_.find(made.address);
+    Block* block = blocks_.find(made.used.address);
     if (!block || block->id != made.id) continue;
     accesses_.push_back(made.id);
     if (tag && block->provisional) {
@@ -262,6 +290,8 @@ void Recorder::end(OpTimer& span, const char* name, const char* tag, const char*
   const bool uses_any = event.reads + event.writes > 0;
   if (!uses_any || !log(event)) {
     accesses_.resize(size_before);
+    while (!parts_.empty() && parts_.back().access >= first_access_ + size_before)
+      parts_.pop_back();
     if (timers_) timers_->disown(first_event_ + events_.size());
   }
   close(span);
@@ -311,10 +341,12 @@ Batch Recorder::take(Sink sink, bool all) {
   const std::size_t copied = batch.before = batch.events.size();
   if (end > state.next) batch.events.insert(batch.events.end(), at(state.next), at(end));
   state.next = std::max(state.next, end);
+  PartMover parts(parts_, batch.parts);
   for (std::size_t i = copied; i < batch.events.size(); ++i) {
     Event& event = batch.events[i];
     if (event.kind != EventKind::kOp) continue;
     const std::size_t from = event.first - first_access_;
+    parts.move(event.first, event.reads + event.writes, batch.accesses.size());
     event.first = batch.accesses.size();
     const auto ids = accesses_.begin() + static_cast<std::ptrdiff_t>(from);
     batch.accesses.insert(batch.accesses.end(), ids, ids + event.reads + event.writes);
@@ -332,6 +364,8 @@ void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
   std::vector<Event> kept(batch.events.begin(),
                           batch.events.begin() + static_cast<std::ptrdiff_t>(batch.before));
   std::vector<std::uint32_t> accesses;  // in the order of the ops, without gaps
+  std::vector<Part> parts;
+  PartMover mover(batch.parts, parts);
   for (std::size_t i = batch.before; i < batch.events.size(); ++i) {
     Event event = batch.events[i];
     if (event.kind == EventKind::kAlloc && event.helper) {
@@ -342,6 +376,7 @@ void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
     if (event.kind == EventKind::kOp) {
       if (event.helper) continue;
       const std::uint64_t first = std::exchange(event.first, accesses.size());
+      mover.move(first, event.reads + event.writes, event.first);
       for (std::uint64_t a = first; a < first + event.reads + event.writes; ++a) {
         accesses.push_back(batch.accesses[a]);
         const auto found = state.from_helpers.find(batch.accesses[a]);
@@ -354,6 +389,7 @@ void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
   }
   batch.events = std::move(kept);
   batch.accesses = std::move(accesses);
+  batch.parts = std::move(parts);
 }
 
 // Forgets what every sink has.
@@ -372,6 +408,7 @@ void Recorder::trim() {
   events_.erase(events_.begin(), events_.begin() + count);
   accesses_.erase(accesses_.begin(),
                   accesses_.begin() + static_cast<std::ptrdiff_t>(accesses - first_access_));
+  std::erase_if(parts_, [&](const Part& part) { return part.access < accesses; });
   first_event_ = keep;
   first_access_ = accesses;
 }

@@ -35,6 +35,12 @@ struct LiveBlock {
   const char* family;
 };
 
+// What an op uses of a block: all of it, or its bytes `begin` to `end`.
+struct Used {
+  std::uintptr_t address = 0;  // of the block
+  std::size_t begin = 0, end = 0;  // end 0: all
+};
+
 extern std::atomic<bool> g_recording;
 inline bool recording() {
   return g_recording.load(std::memory_order_relaxed);
@@ -54,8 +60,8 @@ class Recorder {
 
   // An op that is not a scope marker begins with these inputs: the first `overwritten` are written
   // whole and not read, the further ones up to `written` are changed.
-  void begin(OpTimer& span, const std::uintptr_t* inputs, std::size_t count,
-             std::size_t overwritten, std::size_t written);
+  void begin(OpTimer& span, const Used* inputs, std::size_t count, std::size_t overwritten,
+             std::size_t written);
   // The op is about to run there. By events only one device is timed, the first.
   void time(OpTimer& span, const driver::Table& table, const driver::Place& place,
             cu::CUstream stream);
@@ -90,7 +96,7 @@ class Recorder {
   OpenOp* open(OpTimer& span);
   void close(OpTimer& span);
   bool current(const OpTimer& span) const;
-  void add(std::uintptr_t address, std::uint32_t id, std::uint64_t list);
+  void add(const Used& used, std::uint32_t id, std::uint64_t list);
   Event* log(Event event);
   Event* event_at(std::uint64_t number);
   void rename(const Block& block);  // its alloc event gets the block's tag
@@ -107,6 +113,7 @@ class Recorder {
   std::uint64_t first_event_ = 0;
   std::vector<std::uint32_t> accesses_;  // from number first_access_ on
   std::uint64_t first_access_ = 0;
+  std::vector<Part> parts_;  // of them, in the order of the ops
   std::uint64_t dropped_ = 0;
   std::uint64_t recording_ = 0;  // counts recordings: an op may outlive the one it began in
   std::vector<std::unique_ptr<OpenOp>> ops_;

@@ -96,7 +96,9 @@ void work(unsigned seed, int rounds) {
     std::vector<void*> mine = take_some();
     runtime::Op op;
     op.device = static_cast<int>(seed % 2);
-    runtime::op_begin(&op, mine.data(), mine.size());
+    std::vector<runtime::Input> inputs;
+    for (void* block : mine) inputs.push_back({block});
+    runtime::op_begin(&op, inputs.data(), inputs.size());
     for (int device = 0; device < 2; ++device)
       mine.push_back(
           allocate(random() % 2 ? 1 + random() % 5000 : 1 + random() % (3 * MiB), device));

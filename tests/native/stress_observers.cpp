@@ -33,7 +33,8 @@ void work(unsigned seed, int rounds) {
     runtime::Op outer, inner;
     outer.name = "outer";
     inner.name = "inner";
-    std::vector<const void*> inputs(live.begin(), live.end());
+    std::vector<runtime::Input> inputs;
+    for (void* block : live) inputs.push_back({block});
     runtime::op_begin(&outer, inputs.data(), inputs.size() / 2);
     runtime::op_begin(&inner, inputs.data(), inputs.size());
     const std::size_t bytes = random() % 2 ? 1 + random() % 5000 : 1 + random() % (8 * MiB);

@@ -108,9 +108,9 @@ void work(unsigned seed, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     const std::size_t bytes = random() % 2 ? 1 + random() % 5000 : 1 + random() % (8 * MiB);
     runtime::Op op;
-    std::vector<const void*> inputs;
+    std::vector<runtime::Input> inputs;
     for (const Block& block : live)
-      if (random() % 5 == 0) inputs.push_back(block.ptr);
+      if (random() % 5 == 0) inputs.push_back({block.ptr});
     runtime::op_begin(&op, inputs.data(), inputs.size());
     runtime::Failure failure;
     void* ptr = runtime::allocate(bytes, 0, 0, &failure);

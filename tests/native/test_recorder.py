@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -73,6 +74,49 @@ def test_an_op_reads_writes_and_makes() -> None:
     assert done.us is not None
     for block in (a, b, out):
         _core.release(block)
+
+
+def test_an_op_on_parts_says_which() -> None:
+    _core.record_start("plan")
+    a, b = _core.allocate(8 * MIB), _core.allocate(4 * MIB)
+    taken()
+
+    def parts(inputs: list[int], **counts: object) -> tuple[int, ...]:
+        _core.op_end(_core.op_begin(inputs, "", "", **counts), "")  # type: ignore[arg-type]
+        (done,) = taken()
+        assert isinstance(done, Op)
+        return done.parts
+
+    assert parts([a, b], parts={0: (MIB, MIB)}) == (0, MIB, 2 * MIB)
+    assert parts([b, a, a], parts={1: (0, 5), 2: (7, 2)}) == (1, 0, 5, 1, 7, 9)
+    assert parts([a], parts={0: (0, 8 * MIB)}) == ()
+    # A whole and a part are a whole, in either order.
+    assert parts([a, a], parts={1: (0, 5)}) == ()
+    assert parts([a, a], parts={0: (0, 5)}) == (0, 0, 5, 0, 0, 8 * MIB)
+    # Written, and not read before.
+    assert parts([a], parts={0: (0, 5)}, n_overwritten=1, n_written=1) == (0, 0, 5)
+    # Beyond the block as it was asked for: its range is larger.
+    assert parts([a], parts={0: (4 * MIB, 9 * MIB)}) == (0, 4 * MIB, 8 * MIB)
+    for block in (a, b):
+        _core.release(block)
+
+
+def test_parts_of_helpers_are_left_out_with_their_ops() -> None:
+    _core.record_start("plan")
+    a = _core.allocate(8 * MIB)
+    taken()
+
+    def part(begin: int) -> None:
+        _core.op_end(_core.op_begin([a], "", "", parts={0: (begin, 5)}), "")
+
+    part(1)
+    helper = threading.Thread(target=part, args=(2,))
+    helper.start()
+    helper.join()
+    part(3)
+    found = [done.parts for done in taken() if isinstance(done, Op)]
+    assert found in ([(0, 1, 6), (0, 3, 8)], [(0, 1, 6), (0, 2, 7), (0, 3, 8)])
+    _core.release(a)
 
 
 def test_what_is_overwritten_is_not_read() -> None:

@@ -407,6 +407,12 @@ def test_of_a_key_that_is_twice_the_last_value_counts() -> None:
 
 
 ONE = json.dumps(alloc(1, 100))
+
+
+def parts_of(rows: str) -> str:
+    return f'{{"e":"op","name":"f","us":1,"r":[1],"parts":{rows}}}'
+
+
 BAD = {
     "empty": ([], 1, "empty"),
     "no object": (["[1]"], 1, "not a JSON object"),
@@ -433,6 +439,11 @@ BAD = {
     "no name": ([HEADER, {"e": "op", "us": 1}], 2, "'name' is missing"),
     "NaN": ([HEADER, '{"e":"op","name":"f","us":NaN}'], 2, "us is NaN, not a number"),
     "ids": ([HEADER, '{"e":"op","name":"f","us":1,"r":7}'], 2, "r is 7, not a list"),
+    "parts": ([HEADER, ONE, parts_of("7")], 3, "parts is 7, not a list"),
+    "parts in twos": ([HEADER, ONE, parts_of("[0,0]")], 3, "not in rows of three"),
+    "part of no access": ([HEADER, ONE, parts_of("[1,0,1]")], 3, "access 1, and the op has 1"),
+    "empty part": ([HEADER, ONE, parts_of("[0,5,5]")], 3, "has bytes 5 to 5 of id 1, which has 100"),
+    "long part": ([HEADER, ONE, parts_of("[0,0,101]")], 3, "has bytes 0 to 101 of id 1"),
     "cut off": ([HEADER, '{"e":"step"'], 2, "not JSON: expected ',' or '}' at column 12"),
     "cut string": ([HEADER, '{"e":"st'], 2, "a string without an end"),
     "after": ([HEADER, '{"e":"step"} x'], 2, "text after the object at column 14"),

@@ -78,6 +78,7 @@ def columns(
         "keep": [],
         "waits": [],
         "read_mostly": [],
+        "cut": [],
         "occupancy": [0] * len(ops) if changes.get("gated") else [],
         "gated": 0,
         "capacity": 0,

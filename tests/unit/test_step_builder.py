@@ -310,6 +310,59 @@ def test_steps_are_counted_and_the_last_two_kept() -> None:
             builder.step(index)
 
 
+def test_accesses_to_parts() -> None:
+    big, other, small = 64 * MIB, 40 * MIB, 3 * MIB
+    events: list[Event] = [Alloc(1, big), Alloc(2, other), Alloc(3, small), Alloc(4, big)]
+    events += [
+        Op("whole", (1, 2), (3,), 1.0),
+        Op("half", (1, 2), (), 1.0, parts=(0, 0, big // 2)),
+        # A block that is read in one part and written in another is used in both.
+        Op("both", (2,), (2,), 1.0, parts=(0, 8, 16, 1, 0, 4)),
+        # Wholly in one of two: whole.
+        Op("either", (1,), (1,), 1.0, parts=(1, 0, 4)),
+        Op("again", (1,), (), 1.0, parts=(0, 0, big // 2)),
+        Op("most", (4,), (), 1.0, parts=(0, 5, big)),
+        Step(),
+    ]
+    trace = build(events)
+    assert trace.parts is not None
+    assert trace.access_part is not None
+    of = [
+        [list(zip(*(column.tolist() for column in trace.parts.of(which)), strict=True))
+         if which >= 0 else [] for which in trace.access_part[
+             trace.access_start[op] : trace.access_start[op + 1]].tolist()]
+        for op in range(trace.n_ops)
+    ]  # fmt: skip
+    half = [(0, big // 2)]
+    assert of == [[[], [], []], [half, []], [[(0, 4), (8, 16)]], [[]], [half], [[(5, big)]]]
+    assert len(trace.parts.start) == 4  # three sets
+    # Of 64 MiB and of 40, as at most half of one is used; so is the other of 64.
+    assert trace.cut is not None
+    assert (trace.cut[trace.bytes >= other] == PAGE).all()
+    assert trace.cut[trace.bytes < other].tolist() == [64 * MIB]
+
+
+def test_blocks_are_cut_where_little_of_one_is_used_or_they_were_before() -> None:
+    size = 64 * MIB
+    blocks: list[Event] = [Alloc(1, size), Alloc(2, size + 5), Alloc(3, 5)]
+
+    def cut(*parts: int, before: Iterable[int] = ()) -> list[int] | None:
+        builder = StepBuilder()
+        for event in (*blocks, Op("x", (1, 2, 3), (), 1.0, parts=parts), Step()):
+            builder.add(event)
+        found = builder.step(cut=before).cut
+        return found if found is None else found.tolist()
+
+    assert cut() is None
+    assert cut(0, 0, size // 2 + 1) is None
+    assert cut(0, 0, size // 2) == [PAGE, size, size]
+    assert cut(0, 0, size // 2, 0, size // 2, size) is None  # all of it, in two rows
+    assert cut(1, 7, 8) == [size, PAGE, size]  # another range: 72 MiB
+    assert cut(2, 0, 1) is None  # it does not move on its own
+    assert cut(before=[size]) == [PAGE, size, size]
+    assert cut(before=[4 * MIB]) == [size, size, size]
+
+
 def test_a_trace_without_steps_is_one() -> None:
     builder = StepBuilder()
     for event in (Alloc(0, MIB), Op("x", (0,), ())):

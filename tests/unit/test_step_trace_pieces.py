@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from support.steptraces import PAGE, Op, Tensor, step
+from support.steptraces import LINK, PAGE, Op, Tensor, step
 
+from umem.analysis import bounds
 from umem.base.units import PIECE_BYTES
 from umem.policies import registry
 from umem.policies.base import Fetch, Move, Plan
 from umem.policies.lowering import lower
-from umem.trace.step_trace import Kind
+from umem.simulation.replay import replay_step
+from umem.trace.step_trace import Kind, Parts
 
 PAGES = PIECE_BYTES // PAGE
 
@@ -80,6 +82,67 @@ def test_every_piece_is_overwritten_where_its_tensor_is() -> None:
     assert trace.pieces.access_read is None
 
 
+def parts_of(trace: Any, of: dict[int, list[tuple[int, int]]], **changes: Any) -> Any:
+    """The step with these accesses, by their index, on ranges of bytes only."""
+    rows = [row for ranges in of.values() for row in ranges]
+    part = np.full(len(trace.access_tensor), -1)
+    part[list(of)] = np.arange(len(of))
+    start = np.cumsum([0, *map(len, of.values())])
+    begin, end = np.array(rows).T
+    return replace(trace, access_part=part, parts=Parts(start, begin, end), **changes)
+
+
+def test_an_access_to_a_part_is_one_to_the_pieces_that_hold_some_of_it() -> None:
+    trace = large_step()  # accesses: 0, 1, 4; 2, 1; 2, 3, 0; 0, 3
+    whole = trace.pieces
+    last = 2 * PIECE_BYTES
+    cut = parts_of(trace, {0: [(0, 1), (last - 1, last)], 7: [(last, last + 5)]}).pieces
+    assert cut.whole.tolist() == whole.whole.tolist()
+    of_op = [cut.access_tensor[cut.access_start[i] : cut.access_start[i + 1]] for i in range(4)]
+    assert [pieces.tolist() for pieces in of_op] == [
+        [0, 1, 3, 7, 8], [4, 3], [4, 5, 6, 2], [0, 1, 2, 5, 6]
+    ]  # fmt: skip
+    cut = parts_of(trace, {8: [(last, last + 5)]}).pieces
+    assert cut.access_tensor[cut.access_start[3] :].tolist() == [2, 5, 6]
+    assert (cut.working_set <= trace.working_set).all()
+    assert cut.working_set[3] == trace.working_set[3] - last
+
+
+def test_tensors_are_cut_as_finely_as_the_step_says() -> None:
+    trace = large_step()
+    size = np.array([PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, 8 * PAGE, 8 * PAGE])
+    cut = replace(trace, cut=size).pieces
+    counts = np.bincount(cut.whole).tolist()
+    assert counts == [3, 1, 1, PAGES // 8 + 1, PAGES // 8 + 1]
+    assert np.bincount(cut.whole, cut.bytes).tolist() == trace.bytes.tolist()
+    made, carried = np.flatnonzero(cut.whole == 3), np.flatnonzero(cut.whole == 4)
+    assert cut.next_alias[carried].tolist() == made.tolist()
+    assert cut.offset[made].tolist() == [i * 8 * PAGE for i in range(len(made))]
+    plan = Plan(replace(trace, cut=size), evict=(Move(0, 4),))
+    columns = lower(plan, {0: 1 << 40, 2: 1 << 41, 4: 1 << 42}.__getitem__)
+    assert columns["cut"].tolist() == [(PAGES + 1) * PAGE]
+    assert lower(Plan(trace), {0: 1 << 40, 2: 1 << 41, 4: 1 << 42}.__getitem__)["cut"].size == 0
+
+
+def test_bounds_need_of_a_tensor_what_ops_use_of_it() -> None:
+    pages = 32 * 4
+    tensors = [Tensor(pages), Tensor(pages)]
+    trace = step(tensors, [Op(reads=[t]) for _ in range(4) for t in (0, 1)])
+    quarter = pages * PAGE // 4
+    fine = np.full(2, 8 * PAGE)
+    parts = {a: [(a // 2 * quarter, (a // 2 + 1) * quarter)] for a in range(8)}
+    in_parts = parts_of(trace, parts, cut=fine)
+    assert bounds.largest_op(in_parts).bytes == quarter
+    assert bounds.largest_op(trace).bytes == 4 * quarter
+    budget = 4 * quarter
+    # Each quarter of each comes in once a step, and half of all can stay.
+    assert 0 < bounds.lower_bound_bytes_in(in_parts, budget) <= 8 * quarter
+    assert bounds.lower_bound_bytes_in(trace, budget) == 8 * 4 * quarter
+    found = replay_step(in_parts, "auto", LINK, budget)
+    assert found.bound_bytes_in <= found.bytes_in <= 8 * quarter
+    assert replay_step(trace, "auto", LINK, budget).bytes_in >= 28 * quarter
+
+
 def test_figures_of_the_step_stay() -> None:
     trace = large_step()
     cut = trace.pieces
@@ -112,8 +175,6 @@ def test_a_plan_of_whole_tensors_is_done_to_their_pieces() -> None:
 def test_the_default_policy_plans_by_the_piece() -> None:
     trace = large_step()
     budget = int(trace.working_set.max()) + 4 * PAGE
-    from support.steptraces import LINK
-
     plan = registry.make("auto").plan(trace, LINK, budget)
     assert plan is not None
     assert plan.trace.whole is not None

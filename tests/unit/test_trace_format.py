@@ -33,17 +33,29 @@ json_values = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 KNOWN = {"e", "kind", "v", "device", "source", "note", "id", "bytes", "tag", "family"}
-KNOWN |= {"i", "name", "r", "w", "us", "flops"}
+KNOWN |= {"i", "name", "r", "w", "us", "flops", "parts"}
 extras = st.none() | st.dictionaries(
     text.filter(lambda key: key not in KNOWN), json_values, min_size=1, max_size=2
 )
+
+
+def _parts(which: int, size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Draw rows of the access `which`, of a block of `size` bytes, or none."""
+    if size == 0:
+        return st.just(())
+    begins = st.lists(st.integers(0, size - 1), max_size=2, unique=True)
+    return begins.flatmap(
+        lambda found: st.tuples(*(st.integers(begin + 1, size) for begin in found)).map(
+            lambda ends: tuple(n for row in zip(found, ends, strict=True) for n in (which, *row))
+        )
+    )
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> list[Event]:
     """Valid events in a valid order."""
     events: list[Event] = []
-    live: list[int] = []
+    live: dict[int, int] = {}  # bytes
     numbers = st.none() | st.floats(0, 1e15)
     for _ in range(draw(st.integers(0, 12))):
         kinds = ["alloc", "op", "step", *(["free"] if live else [])]
@@ -51,20 +63,27 @@ def traces(draw: st.DrawFn) -> list[Event]:
         extra = draw(extras)
         if kind == "alloc":
             block = draw(st.integers(0, MAX_ID).filter(lambda i: i not in live))
-            live.append(block)
-            size = draw(st.integers(0, MAX_BYTES) | st.just(0))
             # All blocks together stay below what may be live.
-            events.append(Alloc(block, size >> 4, draw(text), draw(text), extra))
+            live[block] = draw(st.integers(0, MAX_BYTES) | st.just(0)) >> 4
+            events.append(Alloc(block, live[block], draw(text), draw(text), extra))
         elif kind == "free":
-            block = draw(st.sampled_from(live))
-            live.remove(block)
+            block = draw(st.sampled_from(list(live)))
+            del live[block]
             events.append(Free(block, extra))
         elif kind == "op":
-            ids = st.lists(st.sampled_from(live), max_size=4) if live else st.just([])
+            ids = st.lists(st.sampled_from(list(live)), max_size=4) if live else st.just([])
             reads, writes = tuple(draw(ids)), tuple(draw(ids))
             index = draw(st.none() | st.integers(0, MAX_ID))
             us, flops = draw(numbers), draw(numbers)
-            events.append(Op(draw(text), reads, writes, us, flops, index, draw(text), extra))
+            parts = [
+                part
+                for which, block in enumerate(reads + writes)
+                for part in draw(_parts(which, live[block]))
+            ]
+            family = draw(text)
+            events.append(
+                Op(draw(text), reads, writes, us, flops, index, family, tuple(parts), extra)
+            )
         else:
             events.append(Step(extra))
     return events
@@ -116,6 +135,10 @@ def test_memory_is_linear_in_live_blocks() -> None:
         if i >= 5:
             validator.check(Free(i - 5))
     assert len(validator.live) == 5
+
+
+def _op_with(parts: str) -> str:
+    return ALLOC + f'{{"e":"op","name":"x","r":[1],"parts":{parts}}}\n'
 
 
 BAD: dict[str, tuple[str | bytes, str]] = {
@@ -173,6 +196,14 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "us huge": (HEADER + f'{{"e":"op","name":"x","us":{"9" * 4000}}}\n', "2: us is 999"),
     "us very huge": (HEADER + f'{{"e":"op","name":"x","us":{"9" * 5000}}}\n', "2: Exceeds"),
     "flops -1": (HEADER + '{"e":"op","name":"x","flops":-1}\n', "2: flops is -1; allowed"),
+    "parts a number": (HEADER + _op_with("3"), "3: parts must be a list of numbers"),
+    "parts of lists": (HEADER + _op_with("[[0,0,1]]"), "3: parts is \\[0, 0, 1\\], not an integer"),
+    "parts float": (HEADER + _op_with("[0,0,1.0]"), "3: parts is 1.0, not an integer"),
+    "parts -1": (HEADER + _op_with("[0,-1,1]"), "3: parts is -1; allowed"),
+    "parts in twos": (HEADER + _op_with("[0,0,1,0]"), "3: parts is in rows of three, not 4"),
+    "parts of no access": (HEADER + _op_with("[1,0,1]"), "3: parts names access 1 of an op that"),
+    "parts of nothing": (HEADER + _op_with("[0,5,5]"), "3: parts has bytes 5 to 5 of id 1"),
+    "parts too long": (HEADER + _op_with("[0,0,4097]"), "to 4097 of id 1, which has 4096"),
     "i -1": (HEADER + '{"e":"op","name":"x","i":-1}\n', "2: i is -1; allowed"),
     "nested": (HEADER + '{"e":"step","x":' + "[" * 9999 + "]" * 9999 + "}\n", "2: .*nested"),
     "nested a little": (

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..base.units import PIECE_BYTES
 from ..errors import PlanError
 from ..trace.ids import TensorIndex
 from ..trace.step_trace import Bools, Ints, Kind, StepTrace
@@ -72,6 +73,7 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
         **_spans("copy", "until", plan.write_back, ops, tensor),
         "keep": _of_large(np.array(plan.retain, np.int64), tensor),
         "read_mostly": _of_large(_clean(plan), tensor),
+        "cut": _cut_blocks(trace),
         "waits": ops.after(np.array(plan.barriers, np.int64)),
         "occupancy": ops.most(plan),
         "gated": int(plan.gated),
@@ -161,6 +163,14 @@ class _Ops:
             return np.zeros(0, np.int64)
         first = np.searchsorted(self.index, np.arange(self.count))
         return np.maximum.reduceat(plan.occupancy.astype(np.int64), first)
+
+
+def _cut_blocks(trace: StepTrace) -> Ints:
+    """Return the sizes of blocks that are cut into pieces of less than 64 MiB."""
+    if trace.cut is None or trace.whole is None:
+        return np.zeros(0, np.int64)
+    size = np.bincount(trace.whole, trace.bytes).astype(np.int64)
+    return np.unique(size[trace.whole[trace.large & (trace.cut < PIECE_BYTES)]])
 
 
 def _column(values: object) -> Ints:

@@ -314,7 +314,7 @@ class StepPlanner:
 
         assert self._builder is not None
         try:
-            trace = self._builder.step()
+            trace = self._builder.step(cut=core.cut_sizes())
         except TraceError as error:  # such as a step without ops, as without torch
             self._not_planned(str(error), logging.INFO)
             return

@@ -474,6 +474,7 @@ def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) 
 def _columns(step: StepTrace) -> dict[str, Any]:
     updates = {} if step.updates is None else step.updates._asdict()
     return {
+        **_parts(step),
         **{f"update_{name}": column for name, column in updates.items()},
         "op_us": step.op_us,
         "bytes": step.bytes,
@@ -487,6 +488,20 @@ def _columns(step: StepTrace) -> dict[str, Any]:
         "access_start": step.access_start,
         "access_tensor": step.access_tensor,
         "access_write": step.access_write,
+    }
+
+
+def _parts(step: StepTrace) -> dict[str, Any]:
+    if step.access_part is None or step.parts is None:
+        return {}
+    rows = np.diff(step.parts.start)
+    accesses = np.flatnonzero(step.access_part >= 0)
+    which = step.access_part[accesses]
+    at = np.concatenate([np.arange(*step.parts.start[s : s + 2]) for s in which.tolist()] or [which])
+    return {
+        "part_access": np.repeat(accesses, rows[which]),
+        "part_begin": step.parts.begin[at],
+        "part_end": step.parts.end[at],
     }
 
 

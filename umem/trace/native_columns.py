@@ -27,6 +27,8 @@ def events(recorded: core.Recorded) -> Iterator[Event]:
     writes = recorded["writes"].tolist()
     accesses: list[BlockId] = recorded["accesses"].tolist()
     names, families = recorded["name"], recorded["family"]
+    parts = zip(*(recorded[key].tolist() for key in ("part_access", "begin", "end")), strict=True)
+    part = next(parts, None)
     at = 0
     for i, what in enumerate(kind):
         if what == _ALLOC:
@@ -39,9 +41,13 @@ def events(recorded: core.Recorded) -> Iterator[Event]:
             middle = at + reads[i]
             end = middle + writes[i]
             time = us[i] if us[i] >= 0 else None
+            rows: list[int] = []
+            while part is not None and part[0] < end:
+                rows += part[0] - at, part[1], part[2]
+                part = next(parts, None)
             yield Op(
                 names[i], tuple(accesses[at:middle]), tuple(accesses[middle:end]), time,
-                family=families[i],
+                family=families[i], parts=tuple(rows),
             )  # fmt: skip
             at = end
 

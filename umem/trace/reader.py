@@ -169,6 +169,9 @@ def _op(line: _Line) -> Op:
     # Checked here too, because other types can have items as well.
     if (reads and type(reads) is not list) or (writes and type(writes) is not list):
         raise ValueError("r and w must be lists of ids")
+    parts = take("parts", ())
+    if parts and type(parts) is not list:
+        raise ValueError("parts must be a list of numbers")
     return Op(
         take("name"),
         tuple(reads or ()),
@@ -177,6 +180,7 @@ def _op(line: _Line) -> Op:
         take("flops", None),
         take("i", None),
         take("family", ""),
+        tuple(parts or ()),
         line or None,
     )
 

@@ -56,6 +56,9 @@ class Op:
     flops: float | None = None
     index: int | None = None
     family: str = ""
+    # In rows of three: an index into the reads and then the writes, and the bytes of that block,
+    # from the first to the one after the last, that the op uses. Without a row it is all of it.
+    parts: tuple[int, ...] = ()
     extra: Extra = field(default=None, hash=False)
 
 
@@ -118,6 +121,23 @@ class Validator:
             _number("flops", op.flops, MAX_FLOPS)
         if op.index is not None:
             _integer("i", op.index, MAX_ID)
+        if op.parts:
+            self._parts(op)
+
+    def _parts(self, op: Op) -> None:
+        for value in op.parts:
+            _integer("parts", value, MAX_BYTES)
+        if len(op.parts) % 3:
+            raise ValueError(f"parts is in rows of three, not {len(op.parts)} numbers")
+        ids = op.reads + op.writes
+        for which, begin, end in zip(*[iter(op.parts)] * 3, strict=True):
+            if which >= len(ids):
+                raise ValueError(f"parts names access {which} of an op that has {len(ids)}")
+            if not begin < end <= self.live[ids[which]]:
+                raise ValueError(
+                    f"parts has bytes {begin} to {end} of id {ids[which]}, which has "
+                    f"{self.live[ids[which]]}"
+                )
 
     def _alloc(self, alloc: Alloc) -> None:
         _id("id", alloc.id)
@@ -153,6 +173,7 @@ KEYS: dict[str, dict[str, str]] = {
         "us": "us",
         "flops": "flops",
         "family": "family",
+        "parts": "parts",
     },
     "free": {"id": "id"},
     "step": {},

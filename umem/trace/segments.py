@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..base.units import PAGE_BYTES
+from ..base.units import PAGE_BYTES, PIECE_BYTES
 from .step_trace import Bools, Ints, Kind, StepTrace
 
 _NONE = np.int64(-1)
@@ -83,9 +83,18 @@ def with_segments(trace: StepTrace, address: Ints) -> StepTrace:
         access_tensor=key % total,
         access_write=written,
         access_read=None if trace.access_read is None else read[at],
+        access_part=None if trace.access_part is None else _parts(trace.access_part, at),
+        cut=None if trace.cut is None else np.concatenate(
+            (trace.cut[kept], np.full(total - len(kept), PIECE_BYTES))
+        ),
         place=np.concatenate((np.zeros(len(kept), np.int64), pages * PAGE_BYTES,
                               pages[lives] * PAGE_BYTES)),
     )  # fmt: skip
+
+
+def _parts(of: Ints, at: Ints) -> Ints:
+    """Return what accesses are of, where those from the end of `of` on are of whole tensors."""
+    return np.concatenate((of, np.full(int(at.max(initial=0)) + 1, _NONE)))[at]
 
 
 def _kinds(trace: StepTrace, held: Ints, segment: Ints, count: int) -> tuple[Ints, Ints]:

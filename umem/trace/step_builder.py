@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..base.units import PAGE_BYTES
+from ..base.units import PAGE_BYTES, PIECE_BYTES
 from ..errors import TraceError
 from .reader import read
 from .schema import Alloc, Event, Free, Op, Step
-from .step_trace import Bools, Ints, Kind, StepTrace
+from .step_trace import Bools, Ints, Kind, Parts, StepTrace
 
 SMALL_BYTES = 256  # sizes of small tensors are rounded up to a multiple
 ALWAYS_THERE = ("param", "optimizer")  # tags that mean it, where one step does not show it
@@ -120,13 +120,19 @@ class StepBuilder:
             return
         self._now.events.append(event)
 
-    def step(self, index: int = -1) -> StepTrace:
+    def step(self, index: int = -1, cut: Iterable[int] = ()) -> StepTrace:
         """Return the last complete step in steady state; -2 is the one before.
+
+        A block of which an op of the step uses at most half is cut into smaller pieces than others,
+        and so is each of its size: `core.finer_piece`.
+
+        Args:
+            cut: sizes of ranges whose blocks are cut all the same.
 
         Raises:
             TraceError: there is no such step, or it has no op that accesses memory.
         """
-        return _Columns(self._part(index)).build()
+        return _Columns(self._part(index), set(cut)).build()
 
     def events(self, index: int = -1) -> Iterator[Event]:
         """Yield a trace of that step alone; its `step` differs in a few next-step aliases at most.
@@ -174,8 +180,10 @@ class StepBuilder:
 class _Columns:
     """A StepTrace under construction."""
 
-    def __init__(self, part: _Part) -> None:
+    def __init__(self, part: _Part, cut: set[int]) -> None:
         self._part = part
+        self._cut = cut  # sizes of ranges
+        self._ranges: list[tuple[tuple[int, int], ...]] = []  # of each access; (): all
         self._medians = _medians(part.events)
         self._of: dict[int, int] = {}  # the tensor of each live id; -1 if it has no bytes
         self._born: list[_Born] = []
@@ -249,10 +257,24 @@ class _Columns:
         self._op_us.append(us + self._idle_us)
         self._idle_us = 0.0
         self._names.append(op.name)
+        ranges = self._used(op) if op.parts else {}
+        self._ranges.extend(ranges.get(tensor, ()) for tensor in accesses)
         self._tensors.extend(accesses)
         self._writes.extend(accesses.values())
         self._reads.extend(tensor in read for tensor in accesses)
         self._starts.append(len(self._tensors))
+
+    def _used(self, op: Op) -> dict[int, tuple[tuple[int, int], ...]]:
+        """Return the byte ranges of tensors that the op uses parts of."""
+        blocks = op.reads + op.writes
+        rows: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for which, begin, end in zip(*[iter(op.parts)] * 3, strict=True):
+            rows[which].append((begin, end))
+        whole = {self._of[block] for i, block in enumerate(blocks) if i not in rows}
+        used: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+        for which, ranges in rows.items():
+            used[self._of[blocks[which]]].update(ranges)
+        return {t: tuple(sorted(ranges)) for t, ranges in used.items() if t not in whole}
 
     def _inherit(self, family: str, accesses: dict[int, bool]) -> None:
         now = len(self._op_us)
@@ -296,6 +318,8 @@ class _Columns:
         new[kept] = np.arange(len(kept))
         asked = np.array([born.alloc.bytes for born in self._born], np.int64)[kept]
         taken, large = on_device(asked)
+        tensors = new[np.array(self._tensors, np.int64)]
+        part, parts = self._parts()
         next_aliases = self._next_aliases()
         next_alias = np.array([next_aliases.get(t, -1) for t in kept.tolist()], np.int64)
         return StepTrace(
@@ -311,10 +335,45 @@ class _Columns:
             next_alias=np.where(next_alias < 0, -1, new[next_alias]),
             source=np.array([self._born[t].alloc.id for t in kept], np.int64),
             access_start=np.array(self._starts, np.int64),
-            access_tensor=new[np.array(self._tensors, np.int64)],
+            access_tensor=tensors,
             access_write=np.array(self._writes, np.bool_),
             access_read=np.array(self._reads, np.bool_),
+            access_part=part,
+            parts=parts,
+            cut=self._pieces(asked, large, tensors),
         )
+
+    def _parts(self) -> tuple[Ints | None, Parts | None]:
+        """Return what each access is of, and the sets that this names."""
+        if not any(self._ranges):
+            return None, None
+        number = {ranges: i for i, ranges in enumerate(dict.fromkeys(filter(None, self._ranges)))}
+        rows = [row for ranges in number for row in ranges]
+        begin, end = np.array(rows, np.int64).T
+        start = np.concatenate(([0], np.cumsum([len(ranges) for ranges in number])))
+        part = np.array([number.get(ranges, -1) for ranges in self._ranges], np.int64)
+        return part, Parts(start.astype(np.int64), begin, end)
+
+    def _pieces(self, asked: Ints, large: Bools, tensors: Ints) -> Ints | None:
+        """Return the bytes of the pieces that each tensor is cut into; None: 64 MiB each."""
+        used: dict[int, int] = {}  # the least that an access is of
+        for access, ranges in enumerate(self._ranges):
+            if ranges:
+                tensor, size = int(tensors[access]), sum(end - begin for begin, end in ranges)
+                used[tensor] = min(used.get(tensor, size), size)
+        few = [t for t, size in used.items() if large[t] and 2 * size <= asked[t]]
+        if not few and not self._cut:
+            return None
+        from ..base.native import core
+
+        cut = self._cut | {core.range_bytes(int(asked[t])) for t in few}
+        sizes, place = np.unique(asked, return_inverse=True)
+        pieces = [
+            core.finer_piece(size) if size >= PAGE_BYTES and core.range_bytes(size) in cut
+            else PIECE_BYTES
+            for size in sizes.tolist()
+        ]  # fmt: skip
+        return np.array(pieces, np.int64)[place]
 
     def _next_aliases(self) -> dict[int, int]:
         """Match each CARRIED tensor with its MADE tensor, where there is one.

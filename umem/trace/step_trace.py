@@ -54,6 +54,19 @@ class HostUpdates(NamedTuple):
     us: Floats  # of the host's one lane
 
 
+class Parts(NamedTuple):
+    """Sets of byte ranges of a tensor; set s has the ranges start[s] up to start[s + 1]."""
+
+    start: Ints  # [sets + 1]
+    begin: Ints
+    end: Ints
+
+    def of(self, which: int) -> tuple[Ints, Ints]:
+        """Return where the ranges of a set begin, and where they end."""
+        rows = slice(int(self.start[which]), int(self.start[which + 1]))
+        return self.begin[rows], self.end[rows]
+
+
 @dataclass(frozen=True, eq=False)
 class StepTrace:
     """A step in steady state: n ops in program order, m tensors.
@@ -90,6 +103,12 @@ class StepTrace:
     # lives; 0 for a tensor. None: there are no segments.
     place: Ints | None = None
     updates: HostUpdates | None = None  # None: no parameter is updated by the host
+    # What the access is of: a set of `parts`, or -1 for all of the tensor. None: all of each.
+    access_part: Ints | None = None
+    parts: Parts | None = None
+    # [m] Bytes of the pieces that a tensor moves in, where some are cut finer because operators use
+    # parts of such blocks. None: 64 MiB each.
+    cut: Ints | None = None
 
     @property
     def n_ops(self) -> int:
@@ -166,25 +185,29 @@ class StepTrace:
     def pieces(self) -> StepTrace:
         """The same step with large tensors cut into pieces of at most 64 MiB, which move alone.
 
-        The pieces of a tensor are adjacent and take its place in the order.
+        The pieces of a tensor are adjacent and take its place in the order. An access is of those
+        that hold some of what it is of.
         """
         if self.whole is not None:
             return self
-        counts = np.where(self.large, -(-self.bytes // PIECE_BYTES), 1)
+        size = np.full(self.n_tensors, PIECE_BYTES) if self.cut is None else self.cut
+        counts = np.where(self.large, -(-self.bytes // size), 1)
         counts = np.maximum(counts, 1)
         base = np.concatenate(([0], np.cumsum(counts)))
         whole = np.repeat(np.arange(self.n_tensors), counts)
-        offset = (np.arange(base[-1]) - base[whole]) * PIECE_BYTES
-        cut = np.minimum(self.bytes[whole] - offset, PIECE_BYTES)
-        next_alias = np.where(
-            self.next_alias[whole] < 0, -1, base[self.next_alias[whole]] + offset // PIECE_BYTES
-        )
+        place = np.arange(base[-1]) - base[whole]
+        offset = place * size[whole]
+        piece = np.minimum(self.bytes[whole] - offset, size[whole])
+        next_alias = np.where(self.next_alias[whole] < 0, -1, base[self.next_alias[whole]] + place)
         spread = counts[self.access_tensor]
         access = np.repeat(np.arange(len(self.access_tensor)), spread)
         within = np.arange(len(access)) - (np.cumsum(spread) - spread)[access]
+        used = self._used(access, within, size)
+        access, within = access[used], within[used]
+        spread = np.bincount(access, minlength=len(spread))
         return replace(
             self,
-            bytes=np.where(self.large[whole], cut, self.bytes[whole]),
+            bytes=np.where(self.large[whole], piece, self.bytes[whole]),
             large=self.large[whole],
             tags=tuple(map(self.tags.__getitem__, whole.tolist())),
             families=tuple(map(self.families.__getitem__, whole.tolist())),
@@ -201,8 +224,30 @@ class StepTrace:
             offset=offset,
             exempt=None if self.exempt is None else self.exempt[whole],
             place=None if self.place is None else self.place[whole],
-            updates=None if self.updates is None else _cut(self.updates, base, cut),
+            updates=None if self.updates is None else _cut(self.updates, base, piece),
+            access_part=None,
+            parts=None,
+            cut=None if self.cut is None else self.cut[whole],
         )
+
+    @property
+    def in_parts(self) -> StepTrace:
+        """The same step, in pieces if ops use parts of its tensors: an op needs all of each."""
+        return self if self.access_part is None else self.pieces
+
+    def _used(self, access: Ints, within: Ints, size: Ints) -> Bools:
+        """Return whether the access is of some of that piece of its tensor; `size`: of a piece."""
+        used = np.ones(len(access), bool)
+        if self.access_part is None or self.parts is None:
+            return used
+        starts = np.searchsorted(access, np.arange(len(self.access_part) + 1))
+        for a in np.flatnonzero(self.access_part >= 0).tolist():
+            bytes_each = int(size[self.access_tensor[a]])
+            begin, end = self.parts.of(int(self.access_part[a]))
+            pieces = within[starts[a] : starts[a + 1], None]
+            inside = (begin // bytes_each <= pieces) & (pieces <= (end - 1) // bytes_each)
+            used[starts[a] : starts[a + 1]] = inside.any(axis=1)
+        return used
 
     @property
     def is_segment(self) -> Bools:
@@ -223,8 +268,8 @@ class StepTrace:
 
     @cached_property
     def working_set(self) -> Ints:
-        """[n] Bytes of all tensors that each op accesses."""
-        return self.sum_of_accesses(self.bytes)
+        """[n] Bytes of all tensors that each op accesses, or of the pieces that hold its parts."""
+        return self.in_parts.sum_of_accesses(self.in_parts.bytes)
 
     @cached_property
     def live_bytes(self) -> Ints:

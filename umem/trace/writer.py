@@ -26,6 +26,8 @@ def _fields(line: Header | Event, name: str) -> dict[str, Any]:
     fields = {key: getattr(line, field) for key, field in KEYS[name].items()}
     # An op's lists are always written; other empty fields are left out.
     kept = {k: v for k, v in fields.items() if (v is not None and v != "") or k == "name"}
+    if not kept.get("parts", True):
+        del kept["parts"]
     return {**kept, **(line.extra or {})}
 
 

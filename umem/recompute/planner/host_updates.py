@@ -114,6 +114,7 @@ def on_host(step: StepTrace, updates: Iterable[Update], device: DeviceProfile) -
         access_tensor=step.access_tensor[access],
         access_write=step.access_write[access],
         access_read=None if step.access_read is None else step.access_read[access],
+        access_part=None if step.access_part is None else step.access_part[access],
         updates=_more(step.updates, rows),
     )
 

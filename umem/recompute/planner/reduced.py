@@ -46,6 +46,9 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
         access_tensor=tensor[first][order],
         access_write=written[order],
         access_read=None if step.access_read is None else step.access_read[large][first][order],
+        # Of ops that become one it is the whole tensor: the search's estimate may be a bit high.
+        access_part=None,
+        parts=None,
     )
     return made, forward[heads]
 

@@ -185,6 +185,9 @@ class _Rewriter:
             access_write=step.access_write[access],
             access_read=None if step.access_read is None else step.access_read[access],
             updates=step.updates,
+            access_part=None if step.access_part is None else step.access_part[access],
+            parts=step.parts,
+            cut=None if step.cut is None else step.cut[copy_of],
         )
         return Rewritten(
             self.graph, self.selection, self.dropped, self.mode, origin, again, copy_of, made
