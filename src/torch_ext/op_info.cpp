@@ -28,6 +28,10 @@ constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
 
+// Compare tensors without a look at what they hold. `x.data = y` does, of flat parameters too.
+constexpr std::string_view kComparing[] = {"aten::_has_compatible_shallow_copy_type",
+                                           "aten::is_same_size", "aten::is_set_to"};
+
 // Write all of `self`, and read nothing of it.
 constexpr std::string_view kOverwriting[] = {
 #include "torch_ext/overwrites.def"
@@ -81,6 +85,7 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
   if (name == kAccumulate) return OpKind::kAccumulateGrad;
   if (!fn.operator_name() && is_node(name)) return OpKind::kBackward;
   if (among(kFactories, name)) return OpKind::kFactory;
+  if (among(kComparing, name)) return OpKind::kIgnored;
   return is_view(fn) ? OpKind::kIgnored : OpKind::kCompute;
 }
 
