@@ -144,6 +144,25 @@ void note_above_budget(Device& device, Op& op) {
   warn_above_budget(device, *op.name ? op.name : "an op", bytes);
 }
 
+// Without a plan nothing has said which blocks to cut: one of which an op needs at most half, and
+// not all of that half is here, is cut now. A plan's tensors are units as they were when its step was
+// recorded, so with one it waits for the next.
+static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
+  const residency::Engine& engine = device.engine;
+  if (engine.policy().is_planned() || !engine.policy().active()) return;
+  for (std::size_t i = inputs.first; i < inputs.count; ++i) {
+    const Input& input = inputs.all[i];
+    if (input.bytes == 0) continue;  // nearly always
+    const RangeId id = s.ranges.find(input.begin());
+    if (id == managed::kNoRange || s.ranges.device_of(id) != device.place.device ||
+        !engine.ledger().live(id) || !engine.ledger().away(id) ||
+        engine.ledger().at(id).segment || engine.ledger().at(id).bytes < 2 * input.bytes)
+      continue;
+    s.ranges.cut_finer(s.ranges[s.ranges[id].head].bytes);
+    cut_as_others(s, device, id);
+  }
+}
+
 // Pins the units of the inputs on one device, and fetches those that are away. The devices of the
 // other inputs.
 static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& inputs, bool recorded) {
@@ -154,6 +173,7 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   if (!lock.device() || s.forked) return 0;
   Device& device = *lock.device();
   const residency::Ledger& ledger = device.engine.ledger();
+  cut_for_parts(s, device, inputs);
   const std::uint32_t first = op.n_pinned;
   const bool only = s.opened == mask_of(ordinal);  // nearly always
   DeviceMask others = 0;

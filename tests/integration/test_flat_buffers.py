@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from umem.base.native import core  # noqa: E402
 
 MIB = 1 << 20
 COUNT, SIZE = 8, 1 << 20  # tensors of 4 MiB
-STEPS, FIRST = 12, 5  # the first step whose figures count
+STEPS, FIRST = 10, 5  # the first step whose figures count
 
 
 def separate(count: int) -> list[torch.Tensor]:
@@ -58,3 +59,95 @@ def train(make: Callable[[int], list[torch.Tensor]], **options: Any) -> tuple[fl
         del x, weights, gradients, weight, gradient
         gc.collect()
     return total, moved
+
+
+# 80 MiB at the peak: weights, gradients, and what the forward pass makes.
+@pytest.mark.parametrize("policy", ["auto", "lru"])
+@pytest.mark.parametrize("mib", [48, 40, 24])
+def test_a_flat_buffer_moves_what_separate_tensors_do(mib: int, policy: str) -> None:
+    expected, of_separate = train(separate, budget=mib * MIB, policy=policy)
+    total, of_flat = train(flat, budget=mib * MIB, policy=policy)
+    assert total == expected
+    assert of_separate[-1] > 0
+    assert of_flat[-1] <= 1.1 * of_separate[-1]
+
+
+def test_bits_are_those_of_a_program_with_room() -> None:
+    expected, moved = train(flat, budget=200 * MIB)
+    assert set(moved) == {0}
+    for mib in (16, 32):
+        assert train(flat, budget=mib * MIB)[0] == expected
+
+
+def test_the_plan_is_of_the_parts_and_holds() -> None:
+    with umem.enable(device="soft", budget=40 * MIB):
+        block = torch.ones(16 * SIZE)
+        views = block.view(16, SIZE).unbind()
+        hits = []
+        for _ in range(8):
+            for view in views:
+                view.mul_(1.5).sub_(0.25)
+            umem.step()
+            hits.append(core.plan_status()["complete"])
+        assert hits[-1] > 0
+        assert core.cut_sizes() == [64 * MIB]
+        before = umem.stats()
+        for view in views:
+            view.mul_(1.5).sub_(0.25)
+        umem.step()
+        after = umem.stats()
+        assert after.faults == before.faults
+        # Of 64 MiB at least what does not fit into 40 comes and goes, and not much more.
+        assert 24 * MIB <= after.bytes_in - before.bytes_in <= 40 * MIB
+        value = 1.0
+        for _ in range(9):
+            value = value * 1.5 - 0.25
+        assert torch.equal(block, torch.full_like(block, value))
+        del block, views, view
+        gc.collect()
+
+
+def test_a_view_is_used_in_a_thread_while_the_block_is_cut() -> None:
+    """Cuts come from the ends of steps, and from ops; another thread runs ops all the time."""
+    done = threading.Event()
+    errors: list[BaseException] = []
+    with umem.enable(device="soft", budget=32 * MIB):
+        block, other = torch.ones(16 * SIZE), torch.zeros(16 * SIZE)
+        mine = block.view(16, SIZE)[9]
+
+        def work() -> None:
+            try:
+                while not done.is_set():
+                    mine.add_(1)
+            except BaseException as error:  # noqa: BLE001
+                errors.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(6):
+            for i in (*range(9), *range(10, 16)):
+                other.view(16, SIZE)[i].add_(block.view(16, SIZE)[i])
+            umem.step()
+        done.set()
+        thread.join()
+        assert not errors
+        rows = other.view(16, SIZE)
+        assert all(float(rows[i].sum()) == (0 if i == 9 else 6 * SIZE) for i in range(16))
+        assert float(mine.min()) == float(mine.max()) > 1
+        del block, other, mine, rows
+        gc.collect()
+
+
+def test_empty_and_strided_views() -> None:
+    with umem.enable(device="soft", budget=24 * MIB, policy="lru"):
+        block = torch.arange(8 * SIZE, dtype=torch.float32)
+        drive_out = torch.ones(5 * SIZE)
+        assert core.where(block.data_ptr(), 32 * MIB)["evicted_bytes"] > 0
+        before = umem.stats().bytes_in
+        assert block[:0].sum() == 0
+        assert umem.stats().bytes_in == before  # it needs nothing of the block
+        columns = block.view(8, SIZE)[:, :64]  # spread over all of it
+        assert columns.sum(1).tolist() == [float(r[:64].sum()) for r in block.view(8, SIZE)]
+        assert block[SIZE : 2 * SIZE].sum() == torch.arange(SIZE, 2 * SIZE).float().sum()
+        del block, drive_out, columns
+        gc.collect()
