@@ -33,8 +33,8 @@ struct Plan {
   Ints copy_after, copy_until, copy_tensor;
   Ints keep, waits;
   Ints read_mostly;  // persistent, and the step does not write them
-  Ints cut;          // bytes of blocks: those of such ranges are cut finer before units are looked up
-  Ints occupancy;    // [n_ops] where gated
+  Ints cut;        // bytes of blocks: those of such ranges are cut finer before units are looked up
+  Ints occupancy;  // [n_ops] where gated
   std::int64_t gated = 0, capacity = 0;
   std::int64_t order = 0, window = 0, headroom = 0;
 

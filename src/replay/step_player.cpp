@@ -273,7 +273,9 @@ void StepPlayer::each_part(std::size_t first, std::size_t last, Act act) const {
   auto row = static_cast<std::size_t>(
       std::lower_bound(rows.begin(), rows.end(), static_cast<std::int64_t>(first)) - rows.begin());
   for (std::size_t a = first; a < last; ++a) {
-    const auto named = [&] { return row < rows.size() && rows[row] == static_cast<std::int64_t>(a); };
+    const auto named = [&] {
+      return row < rows.size() && rows[row] == static_cast<std::int64_t>(a);
+    };
     if (!named()) {
       const auto tensor = static_cast<std::size_t>(columns_.access_tensor[a]);
       act(a, 0, static_cast<std::size_t>(columns_.bytes[tensor]));

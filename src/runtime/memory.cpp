@@ -124,9 +124,8 @@ void cut_as_others(State& s, Device& device, RangeId id) {
   const managed::MemSpan range{s.ranges[head].base, bytes};
   take_pins_off(s, device, range);
   if (engine.begin_cut(head))
-    s.ranges.cut(head, piece, [&](RangeId cut, RangeId rest, std::size_t at) {
-      engine.split(cut, rest, at);
-    });
+    s.ranges.cut(head, piece,
+                 [&](RangeId cut, RangeId rest, std::size_t at) { engine.split(cut, rest, at); });
   put_pins_on(s, device, range);
 }
 

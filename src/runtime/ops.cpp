@@ -145,18 +145,18 @@ void note_above_budget(Device& device, Op& op) {
 }
 
 // Without a plan nothing has said which blocks to cut: one of which an op needs at most half, and
-// not all of that half is here, is cut now. A plan's tensors are units as they were when its step was
-// recorded, so with one it waits for the next.
+// not all of that half is here, is cut now. A plan's tensors are units as they were when its step
+// was recorded, so with one it waits for the next.
 static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
   const residency::Engine& engine = device.engine;
   if (engine.policy().is_planned() || !engine.policy().active()) return;
-  for (std::size_t i = inputs.first; i < inputs.count; ++i) {
-    const Input& input = inputs.all[i];
+  for (const Input* at = inputs.all + inputs.first; at != inputs.all + inputs.count; ++at) {
+    const Input& input = *at;
     if (input.bytes == 0) continue;  // nearly always
     const RangeId id = s.ranges.find(input.begin());
     if (id == managed::kNoRange || s.ranges.device_of(id) != device.place.device ||
-        !engine.ledger().live(id) || !engine.ledger().away(id) ||
-        engine.ledger().at(id).segment || engine.ledger().at(id).bytes < 2 * input.bytes)
+        !engine.ledger().live(id) || !engine.ledger().away(id) || engine.ledger().at(id).segment ||
+        engine.ledger().at(id).bytes < 2 * input.bytes)
       continue;
     s.ranges.cut_finer(s.ranges[s.ranges[id].head].bytes);
     cut_as_others(s, device, id);

@@ -83,8 +83,7 @@ void begin_addresses(const Input* inputs, std::size_t count) {
 }
 
 // A block that moves alone is its range's only one, wherever in it the storage begins.
-void note_addresses(const State& s, const Device& device, const Input* inputs,
-                    std::size_t count) {
+void note_addresses(const State& s, const Device& device, const Input* inputs, std::size_t count) {
   const residency::Ledger& ledger = device.engine.ledger();
   for (std::size_t i = 0; i < count; ++i) {
     const RangeId id = s.ranges.find(inputs[i].storage);

@@ -37,7 +37,7 @@ struct LiveBlock {
 
 // What an op uses of a block: all of it, or its bytes `begin` to `end`.
 struct Used {
-  std::uintptr_t address = 0;  // of the block
+  std::uintptr_t address = 0;      // of the block
   std::size_t begin = 0, end = 0;  // end 0: all
 };
 

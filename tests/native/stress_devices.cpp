@@ -97,7 +97,7 @@ void work(unsigned seed, int rounds) {
     runtime::Op op;
     op.device = static_cast<int>(seed % 2);
     std::vector<runtime::Input> inputs;
-    for (void* block : mine) inputs.push_back({block});
+    for (void* block : mine) inputs.push_back({block, 0, random() % 2});
     runtime::op_begin(&op, inputs.data(), inputs.size());
     for (int device = 0; device < 2; ++device)
       mine.push_back(

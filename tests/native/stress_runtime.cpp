@@ -1,5 +1,6 @@
 // Threads that allocate, use, hint at and free blocks against one runtime, while one changes budget
-// and policy under them, and where large blocks should lie, and one puts all to sleep and wakes it.
+// and policy under them, and where large blocks should lie, and which are cut, and one puts all to
+// sleep and wakes it. Ops use some blocks in part, and all threads parts of one block.
 // Built with each sanitizer by tests/native/test_sanitizers.py. Every block carries a pattern that
 // is checked before each use and before its release.
 #include <atomic>
@@ -13,8 +14,11 @@
 #include <vector>
 
 #include "base/units.h"
+#include "policy/plan.h"
 #include "runtime/hints.h"
 #include "runtime/layouts.h"
+#include "runtime/ops.h"
+#include "runtime/plans.h"
 #include "runtime/runtime.h"
 
 namespace {
@@ -44,6 +48,14 @@ void check(const Block& block) {
 
 void write(const Block& block) {
   each_probe(block, [&](unsigned char& byte) { byte = block.value; });
+}
+
+// Of one block, which all threads use parts of: the part of a thread's own.
+unsigned char* g_flat = nullptr;
+constexpr std::size_t kFlatBytes = 8 * MiB;
+
+Block part_of(unsigned thread) {
+  return {g_flat + thread * kPageBytes, kPageBytes, static_cast<unsigned char>(thread + 1)};
 }
 
 // One hint on one's own block, between ops. A refusal is fine: it is pinned, there is no room, or
@@ -110,7 +122,12 @@ void work(unsigned seed, int rounds) {
     runtime::Op op;
     std::vector<runtime::Input> inputs;
     for (const Block& block : live)
-      if (random() % 5 == 0) inputs.push_back({block.ptr});
+      if (random() % 5 == 0) {
+        const std::size_t offset = random() % block.bytes;
+        inputs.push_back({block.ptr, offset, random() % 2 ? (block.bytes - offset + 1) / 2 : 0});
+      }
+    const Block part = part_of(seed % 4);
+    inputs.push_back({g_flat, seed % 4 * kPageBytes, kPageBytes});
     runtime::op_begin(&op, inputs.data(), inputs.size());
     runtime::Failure failure;
     void* ptr = runtime::allocate(bytes, 0, 0, &failure);
@@ -123,6 +140,8 @@ void work(unsigned seed, int rounds) {
       write(live.back());
     }
     for (const Block& block : live) check(block);
+    check(part);
+    if (random() % 4 == 0) write(part);
     runtime::op_end(&op, residency::Tag::kActivation);
     if (random() % 4 == 0) runtime::step();  // a layout serves again
     if (!live.empty() && random() % 3 == 0) hint(random, live[random() % live.size()], holds);
@@ -151,6 +170,23 @@ std::uint64_t change_layout(std::mt19937& random) {
   }
   const Status installed = runtime::install_layout(entries, 12 * kPageBytes);
   return installed.ok() ? hits : 0;  // a refusal is fine: blocks of the last one are alive
+}
+
+// A plan of a step that uses the block of all threads, which cuts it.
+void cut_by_plan() {
+  policy::Plan plan;
+  plan.n_ops = 1;
+  plan.bytes = {static_cast<std::int64_t>(kFlatBytes)};
+  plan.kind = {0};
+  plan.next_alias = {-1};
+  plan.address = {reinterpret_cast<std::int64_t>(g_flat)};
+  plan.segment = {0};
+  plan.access_start = {0, 1};
+  plan.access_tensor = {0};
+  plan.op = {policy::number_of("")};
+  plan.cut = plan.bytes;
+  const Result<std::uint64_t> installed = runtime::install_plan(std::move(plan));
+  if (!installed.ok() && installed.code() != Code::kBadState) ++g_wrong;
 }
 
 // While threads hold blocks a layout may be refused, or fit nothing: this one cannot.
@@ -183,16 +219,21 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", status.message().c_str());
     return 2;
   }
+  runtime::Failure no_block;
+  g_flat = static_cast<unsigned char*>(runtime::allocate(kFlatBytes, 0, 0, &no_block));
+  if (!g_flat) return 2;
+  for (unsigned thread = 0; thread < 4; ++thread) write(part_of(thread));
   std::atomic<bool> done{false};
   std::uint64_t layout_hits = 0;
   std::thread changer([&] {
-    const char* policies[] = {"lru", "conv_lru", "lru", "none"};
+    const char* policies[] = {"planned", "conv_lru", "lru", "none"};
     std::mt19937 random(7);
     for (unsigned i = 0; !done; ++i) {
       // A refusal is fine here: what runs may hold more than the new budget.
       Status changed = runtime::set_budget((32 + i % 5 * 8) * MiB, 0);
       changed = runtime::set_policy(policies[i / 4 % 4]);
       if (i % 4 == 0) layout_hits += change_layout(random);
+      if (i % 8 == 2) cut_by_plan();
       if (runtime::stats().resident_bytes > 64 * MiB) ++g_wrong;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -207,6 +248,9 @@ int main(int argc, char** argv) {
   if (g_slept == 0) ++g_wrong;
   layout_hits += runtime::layout_status().hits;
   if (!layout_serves()) ++g_wrong;
+  for (unsigned thread = 0; thread < 4; ++thread) check(part_of(thread));
+  if (runtime::cut_sizes().empty()) ++g_wrong;
+  if (!runtime::release(g_flat)) ++g_wrong;
   const runtime::Stats stats = runtime::stats();
   if (stats.live_bytes != 0 || stats.allocs != stats.frees) ++g_wrong;
   if (Status status = runtime::stop(); !status.ok()) ++g_wrong;

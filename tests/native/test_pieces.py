@@ -124,14 +124,38 @@ def test_an_op_on_a_part_needs_the_pieces_that_hold_some_of_it() -> None:
     fill(ptr, 12 * MIB, 1)
     _core.evict(ptr, 12 * MIB)
     assert set(states(ptr, 12 * MIB)) == {"host"}
-    token = _core.op_begin([ptr], "", "", parts={0: (PIECE - 1, 2)})
+    token = _core.op_begin([ptr], "", "", parts={0: (PIECE // 2, PIECE)})
     assert states(ptr, 12 * MIB) == ["device", "device", "host"]
     with pytest.raises(IndexError, match="an input that there is not"):
         _core.op_begin([ptr], "", "", parts={1: (0, 1)})
     _core.op_end(token, "")
-    token = _core.op_begin([ptr + MIB], "", "", parts={0: (8 * MIB, 2 * MIB)})  # of the storage
+    token = _core.op_begin([ptr + MIB], "", "", parts={0: (8 * MIB, 3 * MIB)})  # of the storage
     assert states(ptr, 12 * MIB)[2] == "device"
     _core.op_end(token, "")
+    assert holds(ptr, 12 * MIB, 1)
+    for address in (ptr, other):
+        assert _core.release(address)
+
+
+def test_without_a_plan_an_op_on_a_part_that_is_away_has_the_block_cut() -> None:
+    _core.start(options(16 * MIB, policy="lru"))
+    ptr = _core.allocate(12 * MIB)
+    fill(ptr, 12 * MIB, 1)
+    other = _core.allocate(12 * MIB)  # drives the first out
+    token = _core.op_begin([other], "", "", parts={0: (0, 4)})
+    _core.op_end(token, "")
+    assert sorted(units()) == [(12, "device"), (12, "host")]  # what is here is left as it is
+    before = _core.stats()["bytes_in"]
+    token = _core.op_begin([ptr], "", "", parts={0: (0, 7 * MIB)})  # of more than a half
+    assert [size for size, _ in units()] == [12, 12]
+    _core.op_end(token, "")
+    _core.evict(ptr, 1)
+    token = _core.op_begin([ptr, ptr], "", "", parts={0: (3 * MIB, 2 * MIB), 1: (9 * MIB, 5)})
+    assert states(ptr, 12 * MIB) == ["host", "device", "device", "host", "device", "host"]
+    assert _core.stats()["bytes_in"] - before == (12 + 6) * MIB
+    _core.op_end(token, "")
+    assert _core.cut_sizes() == [12 * MIB]
+    assert [size for size, _ in units()].count(2) == 6  # the other one is not used yet
     assert holds(ptr, 12 * MIB, 1)
     for address in (ptr, other):
         assert _core.release(address)
@@ -253,7 +277,10 @@ def test_advice_to_the_driver_stays_with_the_bytes_or_ends() -> None:
     _core.read_mostly(own, 14 * MIB, True)  # the program's
     blocks = [Tensor(16, address=ptr), Tensor(14, address=own)]
     _core.install_plan(columns(blocks, [[0, 1]], read_mostly=[0]))
-    assert units() == [(16, "device"), (14, "device")] or units() == [(14, "device"), (16, "device")]
+    assert units() == [(16, "device"), (14, "device")] or units() == [
+        (14, "device"),
+        (16, "device"),
+    ]
     cut((ptr, 16 * MIB), (own, 14 * MIB), sizes=(16 * MIB, 14 * MIB))
     assert len(units()) == 15
     fill(own, PAGE, 60)  # a write takes the page's copy on the host away

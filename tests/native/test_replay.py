@@ -442,7 +442,11 @@ BAD = {
     "parts": ([HEADER, ONE, parts_of("7")], 3, "parts is 7, not a list"),
     "parts in twos": ([HEADER, ONE, parts_of("[0,0]")], 3, "not in rows of three"),
     "part of no access": ([HEADER, ONE, parts_of("[1,0,1]")], 3, "access 1, and the op has 1"),
-    "empty part": ([HEADER, ONE, parts_of("[0,5,5]")], 3, "has bytes 5 to 5 of id 1, which has 100"),
+    "empty part": (
+        [HEADER, ONE, parts_of("[0,5,5]")],
+        3,
+        "has bytes 5 to 5 of id 1, which has 100",
+    ),
     "long part": ([HEADER, ONE, parts_of("[0,0,101]")], 3, "has bytes 0 to 101 of id 1"),
     "cut off": ([HEADER, '{"e":"step"'], 2, "not JSON: expected ',' or '}' at column 12"),
     "cut string": ([HEADER, '{"e":"st'], 2, "a string without an end"),

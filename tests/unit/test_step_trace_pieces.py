@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.steptraces import LINK, PAGE, Op, Tensor, step
 
 from umem.analysis import bounds
@@ -14,7 +16,7 @@ from umem.policies import registry
 from umem.policies.base import Fetch, Move, Plan
 from umem.policies.lowering import lower
 from umem.simulation.replay import replay_step
-from umem.trace.step_trace import Kind, Parts
+from umem.trace.step_trace import Kind, Parts, StepTrace
 
 PAGES = PIECE_BYTES // PAGE
 
@@ -141,6 +143,44 @@ def test_bounds_need_of_a_tensor_what_ops_use_of_it() -> None:
     found = replay_step(in_parts, "auto", LINK, budget)
     assert found.bound_bytes_in <= found.bytes_in <= 8 * quarter
     assert replay_step(trace, "auto", LINK, budget).bytes_in >= 28 * quarter
+
+
+@st.composite
+def steps_in_parts(draw: st.DrawFn) -> StepTrace:
+    """A step whose ops use parts of a few blocks, of which some are made in it."""
+    sizes = draw(st.lists(st.integers(2, 12), min_size=2, max_size=4))
+    n = draw(st.integers(3, 12))
+    tensors = [Tensor(pages, None if draw(st.booleans()) else (0, n - 1)) for pages in sizes]
+    ops, parts = [], {}
+    for _ in range(n):
+        used = draw(
+            st.lists(st.sampled_from(range(len(sizes))), min_size=1, max_size=2, unique=True)
+        )
+        written = [t for t in used if draw(st.booleans())]
+        ops.append(Op(reads=used, writes=written))
+        for t in used:
+            begin = draw(st.integers(0, sizes[t] * PAGE - 1))
+            if draw(st.integers(0, 3)):
+                parts[sum(len(op.touched) for op in ops[:-1]) + used.index(t)] = [
+                    (begin, draw(st.integers(begin + 1, sizes[t] * PAGE)))
+                ]
+    if not parts:
+        parts[0] = [(0, 1)]
+    fine = draw(st.sampled_from((PAGE, 2 * PAGE, PIECE_BYTES)))
+    return parts_of(step(tensors, ops), parts, cut=np.full(len(sizes), fine))  # type: ignore[no-any-return]
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps_in_parts(), st.sampled_from(("auto", "lru", "belady")))
+def test_no_schedule_of_parts_is_below_the_bound(trace: StepTrace, policy: str) -> None:
+    needed = int(trace.working_set.max())
+    assert (trace.working_set <= replace(trace, access_part=None, parts=None).working_set).all()
+    found = replay_step(trace, policy, LINK, max(needed, 8 * PAGE))
+    assert found.bound_bytes_in <= found.bytes_in
+    whole = replace(trace, access_part=None, parts=None)
+    assert bounds.lower_bound_bytes_in(trace, 64 * PAGE) <= bounds.lower_bound_bytes_in(
+        whole, 64 * PAGE
+    )
 
 
 def test_figures_of_the_step_stay() -> None:

@@ -7,9 +7,9 @@ is swapped out in a gap comes back before the gap ends, once per gap, except whe
 the tensor at its end, or overwrites it whole. Every byte that is swapped out has a copy on the
 host, made after its last write: an engine keeps what it cannot know to be dead. Nothing is assumed
 about a tensor outside its gaps (see `IdleIntervals`), about neighbouring steps, the order of
-transfers, or pages: parts of a tensor may move. Where ops use parts of tensors, each piece of such
-a tensor is one here. So the bounds hold for any policy of an engine that protects the tensors of
-the running op, whatever its transfer queues, faults and pools cost.
+transfers, or pages: parts of a tensor may move. Where ops use parts of tensors, such a tensor is
+divided where a part begins or ends. So the bounds hold for any policy of an engine that protects
+the tensors of the running op, whatever its transfer queues, faults and pools cost.
 
 Each function raises PlanError where an op accesses more than `capacity` bytes: then no such
 schedule exists, and an engine has to page inside the op.
@@ -64,7 +64,7 @@ def largest_op(trace: StepTrace) -> Need:
 
     Each small tensor counts as one page, but all of them as at most the pages of small tensors.
     """
-    trace = trace.in_parts
+    trace = trace.in_exact_parts
     large = np.where(trace.large, trace.bytes, 0)
     need = trace.sum_of_accesses(large)
     pages = trace.sum_of_accesses(np.where(trace.large, 0, PAGE_BYTES))
@@ -91,7 +91,7 @@ def cut_bound(trace: StepTrace, capacity: int) -> Cut:
     All that is swapped out at op t comes in after it, once for each gap, but for the U_t bytes that
     are only held. O(n + k).
     """
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     return _largest(_returning(spans, excess_bytes(spans, capacity)))
 
 
@@ -101,7 +101,7 @@ def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
     The largest cut is one of them; the others are the best choice around the rest of the step
     (weighted interval scheduling). So the sum is at least `cut_bound`. O(n log n + k).
     """
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     return _cuts_in(spans, excess_bytes(spans, capacity))
 
 
@@ -114,7 +114,7 @@ def pfoo_l(trace: StepTrace, capacity: int) -> float:
     lower bound because it drops the condition that each op by itself has space for what is kept
     over it. O(k log k).
     """
-    return _by_space_and_time(IdleIntervals(trace.in_parts), capacity)
+    return _by_space_and_time(IdleIntervals(trace.in_exact_parts), capacity)
 
 
 def _by_space_and_time(spans: IdleIntervals, capacity: int) -> float:
@@ -136,7 +136,7 @@ def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
 
     It is the larger of `disjoint_cuts`, which is at least `cut_bound`, and `pfoo_l`.
     """
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     return _bytes_in(spans, capacity, excess_bytes(spans, capacity))
 
 
@@ -149,7 +149,7 @@ def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
     the host stays valid. An engine that can drop the device's copy attains this; one that migrates
     them moves bytes out as well.
     """
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     return _bytes_out(spans, excess_bytes(spans, capacity))
 
 
@@ -166,7 +166,7 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     several such ops in a row (`turning_points`), of all compute, and of the bytes in and out over
     their bandwidths.
     """
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     over = excess_bytes(spans, capacity)
     cut = _largest(over)
     where = cut.ops[0] if cut.ops else -1

@@ -51,7 +51,7 @@ def lp_time_floor(
         NotSupportedError: highspy is not installed.
     """
     floor = closed_form_floor(trace, device, capacity)
-    spans = IdleIntervals(trace.in_parts)
+    spans = IdleIntervals(trace.in_exact_parts)
     excess = excess_bytes(spans, capacity)
     if not excess.any():
         return floor.us

@@ -497,7 +497,9 @@ def _parts(step: StepTrace) -> dict[str, Any]:
     rows = np.diff(step.parts.start)
     accesses = np.flatnonzero(step.access_part >= 0)
     which = step.access_part[accesses]
-    at = np.concatenate([np.arange(*step.parts.start[s : s + 2]) for s in which.tolist()] or [which])
+    at = np.concatenate(
+        [np.arange(*step.parts.start[s : s + 2]) for s in which.tolist()] or [which]
+    )
     return {
         "part_access": np.repeat(accesses, rows[which]),
         "part_begin": step.parts.begin[at],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -193,21 +194,61 @@ class StepTrace:
         size = np.full(self.n_tensors, PIECE_BYTES) if self.cut is None else self.cut
         counts = np.where(self.large, -(-self.bytes // size), 1)
         counts = np.maximum(counts, 1)
+        first = np.cumsum(counts) - counts
+        within = np.arange(counts.sum()) - np.repeat(first, counts)
+        return self._divided(counts, within * np.repeat(size, counts))
+
+    @property
+    def in_parts(self) -> StepTrace:
+        """The same step, in pieces if ops use parts of its tensors: an op needs all of each."""
+        return self if self.access_part is None else self.pieces
+
+    @cached_property
+    def in_exact_parts(self) -> StepTrace:
+        """The same step with large tensors divided where a part of one begins or ends.
+
+        No schedule moves less than the parts that ops use, whatever its pieces are.
+        """
+        if self.access_part is None or self.parts is None:
+            return self
+        counts = np.ones(self.n_tensors, np.int64)
+        # A tensor that is carried over is divided as the one that takes its place.
+        root = np.where(self.next_alias < 0, np.arange(self.n_tensors), self.next_alias)
+        at: defaultdict[int, set[int]] = defaultdict(set)
+        named = self.access_part >= 0
+        uses = zip(root[self.access_tensor[named]].tolist(), self.access_part[named].tolist())
+        for tensor, part in dict.fromkeys(uses):
+            for bounds in self.parts.of(part):
+                at[tensor].update(bounds.tolist())
+        divided = np.flatnonzero(self.large & np.isin(root, list(at))).tolist()
+        places: dict[int, list[int]] = {}
+        for tensor in divided:
+            inside = (b for b in at[int(root[tensor])] if 0 < b < self.bytes[tensor])
+            places[tensor] = [0, *sorted(inside)]
+            counts[tensor] = len(places[tensor])
+        first = np.cumsum(counts) - counts
+        offset = np.zeros(counts.sum(), np.int64)
+        for tensor, found in places.items():
+            offset[first[tensor] : first[tensor] + len(found)] = found
+        return self._divided(counts, offset)
+
+    def _divided(self, counts: Ints, offset: Ints) -> StepTrace:
+        """Return the step with each tensor in so many pieces, which begin at these offsets in it."""
         base = np.concatenate(([0], np.cumsum(counts)))
         whole = np.repeat(np.arange(self.n_tensors), counts)
         place = np.arange(base[-1]) - base[whole]
-        offset = place * size[whole]
-        piece = np.minimum(self.bytes[whole] - offset, size[whole])
+        end = np.append(offset[1:], 0)
+        end[base[1:] - 1] = self.bytes
         next_alias = np.where(self.next_alias[whole] < 0, -1, base[self.next_alias[whole]] + place)
         spread = counts[self.access_tensor]
         access = np.repeat(np.arange(len(self.access_tensor)), spread)
         within = np.arange(len(access)) - (np.cumsum(spread) - spread)[access]
-        used = self._used(access, within, size)
+        used = self._used(access, base, offset, end)
         access, within = access[used], within[used]
         spread = np.bincount(access, minlength=len(spread))
         return replace(
             self,
-            bytes=np.where(self.large[whole], piece, self.bytes[whole]),
+            bytes=end - offset,
             large=self.large[whole],
             tags=tuple(map(self.tags.__getitem__, whole.tolist())),
             families=tuple(map(self.families.__getitem__, whole.tolist())),
@@ -224,29 +265,24 @@ class StepTrace:
             offset=offset,
             exempt=None if self.exempt is None else self.exempt[whole],
             place=None if self.place is None else self.place[whole],
-            updates=None if self.updates is None else _cut(self.updates, base, piece),
+            updates=None if self.updates is None else _cut(self.updates, base, end - offset),
             access_part=None,
             parts=None,
             cut=None if self.cut is None else self.cut[whole],
         )
 
-    @property
-    def in_parts(self) -> StepTrace:
-        """The same step, in pieces if ops use parts of its tensors: an op needs all of each."""
-        return self if self.access_part is None else self.pieces
-
-    def _used(self, access: Ints, within: Ints, size: Ints) -> Bools:
-        """Return whether the access is of some of that piece of its tensor; `size`: of a piece."""
+    def _used(self, access: Ints, base: Ints, begin: Ints, end: Ints) -> Bools:
+        """Return of each access, once for each piece of its tensor, whether it is of some of it."""
         used = np.ones(len(access), bool)
         if self.access_part is None or self.parts is None:
             return used
         starts = np.searchsorted(access, np.arange(len(self.access_part) + 1))
         for a in np.flatnonzero(self.access_part >= 0).tolist():
-            bytes_each = int(size[self.access_tensor[a]])
-            begin, end = self.parts.of(int(self.access_part[a]))
-            pieces = within[starts[a] : starts[a + 1], None]
-            inside = (begin // bytes_each <= pieces) & (pieces <= (end - 1) // bytes_each)
-            used[starts[a] : starts[a + 1]] = inside.any(axis=1)
+            tensor = int(self.access_tensor[a])
+            pieces = slice(int(base[tensor]), int(base[tensor + 1]))
+            first, last = (bounds[:, None] for bounds in self.parts.of(int(self.access_part[a])))
+            inside = (first < end[pieces]) & (last > begin[pieces])
+            used[starts[a] : starts[a + 1]] = inside.any(axis=0)
         return used
 
     @property
