@@ -215,7 +215,10 @@ def a_step() -> Mapping[str, Any]:
         kept, scratch = BlockId(made), BlockId(made + 1)
         builder.add(Alloc(kept, 2 * PAGE_BYTES, "activation", "conv"))
         builder.add(Alloc(scratch, 5000))
-        builder.add(Op("forward", (BlockId(0), BlockId(made - 1)), (kept, scratch), 50.0))
+        parts = (0, 0, PAGE_BYTES, 0, 2 * PAGE_BYTES, 2 * PAGE_BYTES + 7)
+        builder.add(
+            Op("forward", (BlockId(0), BlockId(made - 1)), (kept, scratch), 50.0, parts=parts)
+        )
         builder.add(Free(BlockId(made - 1)))
         builder.add(Op("backward", (kept,), (BlockId(0), scratch), 80.0))
         builder.add(Free(kept))

@@ -1,4 +1,4 @@
-"""Tensors that are views of one block move on their own, as separate ones do, where steps show them."""
+"""Tensors that are views of one block move on their own, as separate ones do."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def test_a_view_is_used_in_a_thread_while_the_block_is_cut() -> None:
         block, other = torch.ones(16 * SIZE), torch.zeros(16 * SIZE)
         mine = block.view(16, SIZE)[9]
 
-        def work() -> None:
+        def work(mine: torch.Tensor) -> None:
             try:
                 while not done.is_set():
                     mine.add_(1)
             except BaseException as error:  # noqa: BLE001
                 errors.append(error)
 
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, args=(mine,))
         thread.start()
         for _ in range(6):
             for i in (*range(9), *range(10, 16)):

@@ -109,6 +109,41 @@ def test_what_an_op_overwrites_whole_is_not_read() -> None:
         assert any(op.writes == (out.id(a),) for op in out.ops("aten::mul"))
 
 
+def test_an_op_on_views_says_which_parts_of_the_block_it_uses(tmp_path: Path) -> None:
+    """In the recording and in the file, from which a replay moves no more than these."""
+    path = tmp_path / "trace.jsonl"
+    mib = 1 << 20
+    with umem.enable(budget="64MiB", device="soft", observer="native", trace=path):
+        block, other = torch.zeros(4 << 20), torch.ones(4 << 20)
+
+        def work() -> None:
+            block.view(4, 1 << 20)[1].add_(other[: 1 << 20])
+            block[1:].mul_(2)
+            block.view(4, 1 << 20)[:, : 1 << 10].sub_(1)
+            block.sum()
+
+        recorded = Recorded(work)
+        (added,), (multiplied,), (less,), *_ = (
+            recorded.ops(f"aten::{name}") for name in ("add_", "mul_", "sub_")
+        )
+        assert set(added.reads) == {recorded.id(block), recorded.id(other)}
+        rows = [added.parts[i : i + 3] for i in range(0, len(added.parts), 3)]
+        assert {(added.reads + added.writes)[which] for which, _, _ in rows} == set(added.reads)
+        assert {row[1:] for row in rows} == {(0, 4 * mib), (4 * mib, 8 * mib)}
+        assert {multiplied.parts[i : i + 2] for i in (1, 4)} == {(4, 16 * mib)}
+        assert {less.parts[i : i + 2] for i in (1, 4)} == {(0, 12 * mib + 4096)}
+        assert all(op.parts == () for op in recorded.ops("aten::sum"))
+        for _ in range(2):
+            work()
+            umem.step()
+        del block, other, work
+    in_file = [event for event in read(path) if type(event) is Op and event.parts]
+    assert {op.name for op in in_file} == {"aten::add_", "aten::mul_", "aten::sub_"}
+    step = read_step(path)
+    assert step.parts is not None
+    assert step.cut is not None
+
+
 def test_lists_of_tensors_are_written_too() -> None:
     with umem.enable(budget="64MiB", device="soft", policy="lru"):
         many = [torch.ones(16) for _ in range(200)]

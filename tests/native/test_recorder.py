@@ -33,8 +33,10 @@ def taken() -> list[Event]:
     return list(native_columns.events(_core.record_take("plan")))
 
 
-def op(name: str, inputs: list[int], makes: int = 0, **counts: int) -> list[int]:
-    token = _core.op_begin(inputs, "linear", "forward", name, **counts)
+def op(
+    name: str, inputs: list[int], makes: int = 0, n_overwritten: int = 0, n_written: int = 0
+) -> list[int]:
+    token = _core.op_begin(inputs, "linear", "forward", name, n_overwritten, n_written)
     made = [_core.allocate(4 * MIB) for _ in range(makes)]
     _core.op_end(token, "activation")
     return made

@@ -216,8 +216,8 @@ class StepTrace:
         root = np.where(self.next_alias < 0, np.arange(self.n_tensors), self.next_alias)
         at: defaultdict[int, set[int]] = defaultdict(set)
         named = self.access_part >= 0
-        uses = zip(root[self.access_tensor[named]].tolist(), self.access_part[named].tolist())
-        for tensor, part in dict.fromkeys(uses):
+        uses = np.stack((root[self.access_tensor[named]], self.access_part[named]), axis=1)
+        for tensor, part in np.unique(uses, axis=0).tolist():
             for bounds in self.parts.of(part):
                 at[tensor].update(bounds.tolist())
         divided = np.flatnonzero(self.large & np.isin(root, list(at))).tolist()
@@ -233,7 +233,7 @@ class StepTrace:
         return self._divided(counts, offset)
 
     def _divided(self, counts: Ints, offset: Ints) -> StepTrace:
-        """Return the step with each tensor in so many pieces, which begin at these offsets in it."""
+        """Return the step with so many pieces of each tensor, which begin at these offsets."""
         base = np.concatenate(([0], np.cumsum(counts)))
         whole = np.repeat(np.arange(self.n_tensors), counts)
         place = np.arange(base[-1]) - base[whole]
