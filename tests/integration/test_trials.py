@@ -28,6 +28,7 @@ MIB = 1 << 20
         ("adversaries", 123, 2),
         ("all_gather", 129, 2),
         ("ddp", 170, 2),
+        ("fsdp1", 136, 2),
         ("fsdp2", 125, 2),
     ],
 )
@@ -43,3 +44,17 @@ def test_bits_are_equal_and_plans_hold(name: str, peak_mib: int, share: int) -> 
     for rank in found.ranks:
         counted = rank.complete[trial.FIRST :]
         assert sum(plan > 0 for plan in counted) >= 0.85 * len(counted)  # all but one
+
+
+def test_views_of_a_bucket_move_alone() -> None:
+    """All gradients are views of two buckets, and each op uses one of them."""
+    peak_mib = 148
+    plain = trial.run("ddp_view", "plain")
+    found = trial.run("ddp_view", "1/4", bytes_of_budget=peak_mib // 4 * MIB)
+    assert not plain.error
+    assert not found.error
+    assert found.bits == plain.bits
+    assert found.peak_live_bytes >= 0.9 * peak_mib * MIB
+    assert found.hit_share is not None
+    assert found.hit_share >= 0.95
+    assert found.each("bytes_in") <= 1.5 * found.peak_live_bytes  # ten times it with whole buckets
