@@ -117,3 +117,38 @@ with torch.no_grad():
     assert core.steps() == 6, core.steps()
 assert umem.stats().hook_errors == 0
 """)
+
+
+def test_views_of_a_block_above_the_budget_move_alone(program: Program) -> None:
+    """The first op, which fills the block, does not fit: part of it is used on the host then."""
+    out, err = program(
+        """
+load.compute()
+from umem.base.native import core
+def train(device, step_ended):
+    block = torch.zeros(8 << 20, device=device)  # 32 MiB
+    views = block.view(8, 1 << 20).unbind()
+    for step in range(8):
+        for i, view in enumerate(views):
+            view.add_(i + step)
+        step_ended()
+    return block
+expected = train("cpu", lambda: None)
+moved = []
+def step_ended():
+    torch.cuda.synchronize()
+    umem.step()
+    stats = umem.stats()
+    moved.append(stats.bytes_in)
+with enable("16MiB", policy="auto"):
+    found = train("cuda", step_ended)
+    assert core.cut_sizes() == [32 << 20], core.cut_sizes()
+    assert core.plan_status()["complete"] > 0, core.plan_status()
+    assert moved[-1] - moved[-2] <= 32 << 20, moved
+    assert umem.stats().hook_errors == 0
+    assert bool((found.cpu() == expected).all())
+    del found
+print("fine")
+"""
+    )
+    assert out == "fine\n", err
