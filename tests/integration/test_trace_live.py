@@ -116,7 +116,7 @@ def test_an_op_on_views_says_which_parts_of_the_block_it_uses(tmp_path: Path) ->
     with umem.enable(budget="64MiB", device="soft", observer="native", trace=path):
         block, other = torch.zeros(4 << 20), torch.ones(4 << 20)
 
-        def work() -> None:
+        def work(block: torch.Tensor = block, other: torch.Tensor = other) -> None:
             block.view(4, 1 << 20)[1].add_(other[: 1 << 20])
             block[1:].mul_(2)
             block.view(4, 1 << 20)[:, : 1 << 10].sub_(1)
