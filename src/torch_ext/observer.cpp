@@ -205,8 +205,8 @@ GuessedSteps g_steps;
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   ThreadState* state = thread_state();
   if (!state) return nullptr;
+  if (runtime::awaiting()) await_inputs(fn);  // first: ops that it runs look up names too
   const OpInfo& info = state->names.find(fn);
-  if (runtime::awaiting()) await_inputs(fn);
   OpRecord* parent = state->top;
   // Memory that an op takes for itself is the op's: the allocator sees it by the stack.
   const bool inner_factory = info.kind == OpKind::kFactory && parent;
