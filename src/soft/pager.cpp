@@ -57,7 +57,7 @@ void Pager::close() {
   allocations_.clear();
   free_space_.clear();
   free_frames_.clear();
-  used_list_ = discarded_ = unused_ = thrashing_ = {};
+  used_list_ = discarded_ = unused_ = held_ = thrashing_ = {};
   operation_ = 0;
   thrashed_ = 0;
 }
@@ -110,11 +110,8 @@ bool Pager::release_page(std::size_t index) {
   const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (framed) {
     if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
-    if (page.pinned || held(page)) {
-      --fixed_;
-    } else {
-      remove(list_of(page), index);
-    }
+    if (page.pinned || held(page)) --fixed_;
+    if (!page.pinned) remove(list_of(page), index);
     give_frame(page.frame);
   }
   if (page.attached) detach(index);
@@ -163,15 +160,20 @@ void Pager::remove(List& list, std::size_t index) {
 }
 
 bool Pager::shrink_to(std::size_t frames, Moved& moved) {
-  while (used_ > frames) {
-    if (unused_.head) {
-      detach(unused_.head - 1);
-      continue;
-    }
-    const std::uint32_t victim = discarded_.head ? discarded_.head : used_list_.head;
-    if (!victim || !evict(victim - 1, Frame::kGiven, moved)) return false;
-  }
+  while (used_ > frames)
+    if (!free_a_frame(moved)) return false;
   return true;
+}
+
+bool Pager::free_a_frame(Moved& moved) {
+  if (unused_.head) {
+    detach(unused_.head - 1);
+    return true;
+  }
+  if (discarded_.head) return evict(discarded_.head - 1, Frame::kGiven, moved);
+  if (calls_hold_too_much() && held_.head && hand_over(held_.head - 1, moved)) return true;
+  if (used_list_.head) return evict(used_list_.head - 1, Frame::kGiven, moved);
+  return held_.head && hand_over(held_.head - 1, moved);
 }
 
 bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
@@ -472,21 +474,46 @@ std::size_t Pager::end_operation() {
   for (std::uint32_t id = thrashing_.head; id != 0;) {
     const std::size_t index = id - 1;
     id = pages_[index].next;
-    unmap_remote(index);
+    if (pages_[index].windows == 0) {
+      unmap_remote(index);
+      continue;
+    }
+    // Until the system call returns.
+    remove(thrashing_, index);
+    pages_[index].remote = pages_[index].thrashing = false;
   }
   return std::exchange(thrashed_, 0);
 }
 
-// Half of the frames at most, so that no system call takes the memory that all others work in.
-bool Pager::can_hold(const Page& page) const {
-  if (page.state == PageState::kVoid || page.state == PageState::kHost) return false;
-  return fixed_ < frames_ / 2 && fixed_ + kMinFrames < frames_;
+// Beyond half of the frames a page that is held goes before one that is not, so that no system call
+// takes the memory that all others work in.
+bool Pager::calls_hold_too_much() const {
+  return 2 * fixed_ > frames_ || fixed_ + kMinFrames > frames_;
+}
+
+// Takes the frame from a page that is held. The call may be accessing its memory, so that stays in
+// its place and counts as the host's, and the frame gets new memory with its next contents.
+bool Pager::hand_over(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  UMEM_ASSERT(held(page), "only a page that a system call accesses is handed over");
+  if (!space_.open_frame(page.frame)) return false;
+  if (!is_open(page, true) && !space_.protect(index, kReadWrite)) return false;
+  remove(held_, index);
+  --fixed_;
+  hold_host(page);
+  space_.drop_host(index);  // an older copy
+  if (page.state == PageState::kDevice) moved.bytes_out += kPageBytes;
+  page.state = PageState::kHost;
+  page.read_only = page.leaves = false;
+  give_frame(page.frame);
+  return true;
 }
 
 bool Pager::hold(std::size_t index, bool writes) {
   List& list = list_of(pages_[index]);
   if (!is_open(pages_[index], writes) && !make_writable(index)) return false;
   remove(list, index);
+  append(held_, index);
   ++fixed_;
   return true;
 }
@@ -494,26 +521,24 @@ bool Pager::hold(std::size_t index, bool writes) {
 // After the last window on a page that was held.
 void Pager::let_go(std::size_t index, Moved& moved) {
   --fixed_;
+  remove(held_, index);
   append(used_list_, index);
   // Where the kernel refuses, the page stays on the device.
   if (std::exchange(pages_[index].leaves, false)) leave(index, moved);
 }
 
-bool Pager::open_on(std::size_t index, bool writes, Moved& moved) {
-  Page& page = pages_[index];
+bool Pager::open_on(std::size_t index, bool writes) {
+  const Page& page = pages_[index];
   if (mapped_from_host(page)) return true;
   if (held(page)) return is_open(page, writes) || make_writable(index);
-  if (can_hold(page)) return hold(index, writes);
-  const std::int8_t last = page.last_prefetch;
-  const bool moved_out = to_host({index, 1}, moved);
-  page.last_prefetch = last;
-  return moved_out && map_remote(index);
+  const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
+  return framed ? hold(index, writes) : map_remote(index);
 }
 
 bool Pager::open_window(Extent extent, bool writes, Moved& moved) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     if (pages_[i].pinned) continue;
-    if (!open_on(i, writes, moved)) {
+    if (!open_on(i, writes)) {
       close_window({extent.first, i - extent.first}, moved);
       return false;
     }

@@ -1,6 +1,7 @@
 // The pager: where each 2 MiB page of managed memory is, and the moves between frames and the host
 // store. Eviction order is the driver's: free frames, unused ones, discarded pages, then used pages
-// by their last allocation or migration (not by access).
+// by their last allocation or migration (not by access). Pages that system calls access go after
+// them, as long as those leave half of the frames to others.
 //
 // Not thread-safe: device.cpp's lock is held around every call. No call allocates memory but
 // `allocate`, `free` and `set_frames`, since the others run inside the fault handler too.
@@ -89,14 +90,14 @@ class Pager {
     return page.state == PageState::kDuplicate && !write;
   }
   // For the length of a system call the pages are accessible and stay in the same memory: a disk
-  // may have been told to write there. Pages on the device keep their frames, as long as enough
-  // others are left to fault into; all others are mapped from the host. `writes`: to the pages.
+  // may have been told to write there. Pages on the device keep their frames until others need
+  // those; all others are mapped from the host, so that nothing moves. `writes`: to the pages.
   bool open_window(Extent extent, bool writes, Moved& moved);
   void close_window(Extent extent, Moved& moved);
   // As if all calls had returned: in a forked child their threads are gone.
   void close_all_windows(Moved& moved);
 
-  // As when no other frame is to be had: of a page that has one, and is neither pinned nor held.
+  // As when no other frame is to be had: of a page that has one and is not pinned. False if held.
   bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
   void set_poison(bool on) { poison_ = on; }
@@ -123,17 +124,19 @@ class Pager {
   static bool mapped_from_host(const Page& page) {
     return page.remote || (page.windows > 0 && page.state == PageState::kHost);
   }
-  // In no list, so that nothing evicts it.
+  // Accessed by a system call in its frame.
   static bool held(const Page& page) { return page.windows > 0 && !mapped_from_host(page); }
   void append(List& list, std::size_t index);
   void remove(List& list, std::size_t index);
   List& list_of(const Page& page) {
+    if (held(page)) return held_;
     if (page.attached) return unused_;
     return page.state == PageState::kDiscarded ? discarded_ : used_list_;
   }
 
   // Evicts in the driver's order until at most `frames` are used.
   bool shrink_to(std::size_t frames, Moved& moved);
+  bool free_a_frame(Moved& moved);
   bool take_frame(std::uint32_t& frame, Moved& moved);
   bool frame_for(std::size_t index, std::uint32_t& frame, Moved& moved);
   void give_frame(std::uint32_t frame);
@@ -146,10 +149,11 @@ class Pager {
   void detach(std::size_t index);
   bool duplicate(std::size_t index, Moved& moved);
   bool make_writable(std::size_t index);
-  bool can_hold(const Page& page) const;
   bool hold(std::size_t index, bool writes);
   void let_go(std::size_t index, Moved& moved);
-  bool open_on(std::size_t index, bool writes, Moved& moved);
+  bool calls_hold_too_much() const;
+  bool hand_over(std::size_t index, Moved& moved);
+  bool open_on(std::size_t index, bool writes);
   bool release_page(std::size_t index);
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
@@ -163,8 +167,8 @@ class Pager {
   std::vector<std::uint32_t> free_frames_;
   std::size_t frames_ = 0, opened_ = 0, used_ = 0, peak_ = 0;
   std::size_t host_pages_ = 0, peak_host_pages_ = 0;
-  std::size_t fixed_ = 0;  // frames that cannot be taken: pinned or held
-  List used_list_, discarded_, unused_, thrashing_;
+  std::size_t fixed_ = 0;  // frames that are pinned or held
+  List used_list_, discarded_, unused_, held_, thrashing_;
   std::uint32_t operation_ = 0;  // its number; 0: nothing says when one ends
   std::size_t thrashed_ = 0;     // pages, in this operation
   bool poison_ = false, uvm_ = false;

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
 import pickle
+import platform
 import socket
 import subprocess
 import sys
@@ -16,6 +19,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
+
+from support.system_calls import reading  # noqa: E402
 
 import umem  # noqa: E402
 
@@ -143,21 +148,70 @@ def test_sockets_with_timeouts(tensor: torch.Tensor, want: bytes) -> None:
     assert exchange(tensor, lambda end, view: end.sendall(view), receive) == want
 
 
-@pytest.mark.parametrize("call", ["sendmsg", "sendto"])
+@pytest.mark.parametrize("call", ["sendto", "sendmsg"])
+@pytest.mark.parametrize("receive", ["recvfrom_into", "recvmsg_into"])
+def test_datagrams_with_addresses(
+    tensor: torch.Tensor, want: bytes, call: str, receive: str
+) -> None:
+    """All of it, in datagrams that begin and end anywhere in its blocks."""
+    back = torch.empty_like(tensor)
+    into = emptied(back)
+    view = raw(tensor)
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as left,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as right,
+    ):
+        right.bind(("127.0.0.1", 0))
+        right.settimeout(60)
+        address = right.getsockname()
+        for at in range(0, BYTES, 60_001):
+            part, middle = view[at : at + 60_001], at + 20_000
+            if call == "sendto":
+                sent = left.sendto(part, address)
+            else:
+                sent = left.sendmsg([part[:11], part[11:]], [], 0, address)
+            if receive == "recvfrom_into":
+                got = right.recvfrom_into(into[at : at + 60_001])[0]
+            else:
+                got = right.recvmsg_into([into[at:middle], into[middle : middle + 40_001]])[0]
+            assert sent == got == len(part)
+    assert raw(back).tobytes() == want
+
+
 def test_calls_that_are_not_wrapped_are_errors_and_not_damage(
-    tensor: torch.Tensor, want: bytes, call: str
+    tensor: torch.Tensor, want: bytes
 ) -> None:
     """The kernel may refuse them, or take them: it must not send other bytes."""
-    left, right = socket.socketpair()
-    with left, right:
-        view = raw(tensor)[:4096]
-        try:
-            sent = left.sendmsg([view]) if call == "sendmsg" else left.sendto(view, b"")
-        except OSError as error:
-            assert error.errno in (14, 2, 22, 106)  # EFAULT, or what the address meets  # noqa: PT017
+    number = {"x86_64": 1, "aarch64": 64}[platform.machine()]
+    libc = ctypes.CDLL(None, use_errno=True)
+    reader, writer = os.pipe()
+    try:
+        address, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(4096)
+        sent = libc.syscall(ctypes.c_long(number), ctypes.c_long(writer), address, size)
+        if sent == -1:
+            assert ctypes.get_errno() == errno.EFAULT
         else:
-            assert right.recv(sent) == want[:sent]
+            assert os.read(reader, 4096) == want[:sent]
+    finally:
+        os.close(reader)
+        os.close(writer)
     assert raw(tensor).tobytes() == want
+
+
+def test_a_page_that_an_op_maps_from_the_host_stays_while_a_call_accesses_it(
+    tensor: torch.Tensor, want: bytes
+) -> None:
+    """Pages that thrash are mapped from the host until the op ends; a call may not be over then."""
+    array = tensor.numpy()
+    page = 2 * MIB // 4
+    for _ in range(6):  # over more pages than fit, again and again
+        array[::page].sum()
+    with reading(tensor.data_ptr(), BYTES) as end:
+        torch.ones(8).add_(1)  # what was between two ops ends
+        other = torch.ones(6 * MIB // 4).add_(1)
+        end(b"filled")
+    assert raw(tensor).tobytes() == b"filled" + want[6:]
+    assert other.eq(2).all()
 
 
 def test_pipe_to_a_child(tensor: torch.Tensor, want: bytes) -> None:

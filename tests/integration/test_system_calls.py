@@ -137,8 +137,9 @@ def test_safetensors(tmp_path: Path) -> None:
     assert safetensors.load_file(tmp_path / "t.safetensors")["t"].numpy().tobytes() == want
 
 
-def test_what_is_resident_stays_where_it_is(tmp_path: Path) -> None:
-    umem.enable(budget="128MiB", device="soft")
+@pytest.mark.parametrize("budget", ["128MiB", "24MiB"])
+def test_what_is_resident_stays_where_it_is(tmp_path: Path, budget: str) -> None:
+    umem.enable(budget=budget, device="soft")
     tensor = torch.ones(16 * MIB // 4)
     view = memoryview(tensor.numpy()).cast("B")
     path = tmp_path / "file"
@@ -153,6 +154,9 @@ def test_what_is_resident_stays_where_it_is(tmp_path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     os.writev(descriptor, [view[:MIB], view[MIB:]])
     os.preadv(descriptor, [view[:MIB], view[MIB:]], 0)
+    os.pwritev(descriptor, [view[:MIB], view[MIB:]], 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.readv(descriptor, [view[:MIB], view[MIB:]])
     os.close(descriptor)
     left, right = socket.socketpair()
     reader = threading.Thread(

@@ -8,14 +8,12 @@ import ctypes
 import errno
 import mmap
 import os
-import platform
 import random
+import select
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +29,9 @@ from support.driver import (
     SUCCESS,
     Driver,
 )
+from support.system_calls import as_buffer, evicted, reading
 
 READ_MOSTLY, UNSET_READ_MOSTLY, SET_PREFERRED, SET_ACCESSED_BY = 1, 2, 3, 5
-
-
-def as_buffer(ptr: int, nbytes: int) -> memoryview:
-    """Managed memory as Python sees a tensor's: a buffer that faults when touched."""
-    return memoryview((ctypes.c_char * nbytes).from_address(ptr)).cast("B")
 
 
 def test_touch_faults_once_a_page(driver: Driver) -> None:
@@ -271,14 +265,6 @@ def test_every_entry_point_can_be_made_to_fail(driver: Driver) -> None:
 
 
 # --- system calls on evicted pages ---------------------------------------------------------------
-
-
-def evicted(driver: Driver, pages: int) -> tuple[int, bytes]:
-    ptr = driver.alloc(pages)
-    data = random.Random(7).randbytes(pages * PAGE)
-    driver.calls.store(ptr, data)
-    driver.prefetch(ptr, pages, HOST)
-    return ptr, data
 
 
 def test_write_and_read_reach_evicted_pages(driver: Driver, tmp_path: Path) -> None:
@@ -586,34 +572,6 @@ def test_an_evicted_datagram_is_sent(driver: Driver, call: str, tmp_path: Path) 
 # --- pages stay where they are while a system call accesses them ---------------------------------
 
 
-@contextlib.contextmanager
-def reading(ptr: int, nbytes: int) -> Iterator[Callable[[bytes], None]]:
-    """Within it a thread is in read(2) of that memory; ends it with the bytes that it is given."""
-    reader, writer = os.pipe()
-    result: list[int | None] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            result.append(file.readinto(as_buffer(ptr, nbytes)))
-
-    with os.fdopen(reader, "rb", buffering=0) as file, os.fdopen(writer, "wb", buffering=0) as pipe:
-        thread = threading.Thread(target=read)
-        thread.start()
-        task = Path(f"/proc/self/task/{thread.native_id}/syscall")
-        while not task.read_text().startswith(f"{READ} "):
-            time.sleep(0.001)
-
-        def end(data: bytes) -> None:
-            pipe.write(data)
-            thread.join(30)
-            assert result == [len(data)]
-
-        yield end
-
-
-READ = {"x86_64": 0, "aarch64": 63}[platform.machine()]
-
-
 def test_what_a_call_accesses_is_not_evicted(driver: Driver) -> None:
     ptr = driver.alloc(FRAMES)
     driver.calls.touch(ptr, FRAMES * PAGE)
@@ -643,20 +601,83 @@ def test_a_page_that_is_sent_to_the_host_during_a_call_goes_afterwards(driver: D
     assert driver.calls.load(ptr, 6) == b"filled"
 
 
-def test_calls_hold_half_of_the_frames_at_most(driver: Driver) -> None:
+def test_calls_leave_half_of_the_frames_to_others(driver: Driver) -> None:
     ptr = driver.alloc(FRAMES)
-    driver.calls.touch(ptr, FRAMES * PAGE)
+    data = random.Random(3).randbytes(FRAMES * PAGE)
+    driver.calls.store(ptr, data)
+    before = driver.calls.telemetry()
     with reading(ptr, FRAMES * PAGE) as end:
-        assert driver.states(ptr, FRAMES).count("device") == FRAMES // 2
+        assert driver.states(ptr, FRAMES) == ["device"] * FRAMES  # as long as no one else works
         other = driver.alloc(FRAMES)
-        driver.calls.touch(other, FRAMES * PAGE)
-        driver.calls.store(other, b"room")
-        driver.calls.touch(other + PAGE, (FRAMES - 1) * PAGE)
-        assert driver.calls.load(other, 4) == b"room"
+        for _ in range(3):  # half of the frames: each page comes once, and stays
+            driver.calls.touch(other, FRAMES // 2 * PAGE)
+        after = driver.calls.telemetry()
+        assert after["faults"] == before["faults"] + FRAMES // 2
+        assert after["pressure_bytes_out"] == before["pressure_bytes_out"] + FRAMES // 2 * PAGE
+        assert driver.states(ptr, FRAMES).count("device") == FRAMES // 2
+        driver.calls.touch(other, FRAMES * PAGE)  # they take no more of it
+        assert driver.states(ptr, FRAMES).count("device") == FRAMES // 2
+        assert driver.calls.load(ptr, len(data)) == data
         end(b"filled")
-    assert driver.calls.load(ptr, 6) == b"filled"
+    assert driver.calls.load(ptr, len(data)) == b"filled" + data[6:]
     driver.calls.touch(ptr, FRAMES * PAGE)  # all frames can be had again
     assert driver.states(ptr, FRAMES) == ["device"] * FRAMES
+
+
+def test_a_smaller_budget_during_a_call_takes_the_pages_of_the_call(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    data = random.Random(3).randbytes(FRAMES * PAGE)
+    driver.calls.store(ptr, data)
+    with reading(ptr, FRAMES * PAGE) as end:
+        driver.calls.resize(4 * PAGE)
+        assert driver.states(ptr, FRAMES).count("device") <= 4
+        driver.calls.touch(driver.alloc(8), 8 * PAGE)
+        end(b"filled")
+    assert driver.calls.load(ptr, len(data)) == b"filled" + data[6:]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_during_a_call_that_lost_frames_has_its_own_copy(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    data = random.Random(3).randbytes(FRAMES * PAGE)
+    driver.calls.store(ptr, data)
+    other = driver.alloc(4)
+    with reading(ptr, FRAMES * PAGE) as end:
+        driver.calls.touch(other, 4 * PAGE)
+        child = os.fork()
+        if child == 0:
+            good = driver.calls.load(ptr, len(data)) == data
+            driver.calls.store(ptr, b"child!" * (FRAMES * PAGE // 6))
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        end(b"filled")
+    assert driver.calls.load(ptr, len(data)) == b"filled" + data[6:]
+
+
+def test_a_call_reads_a_duplicated_page_that_loses_its_frame(driver: Driver) -> None:
+    ptr = driver.alloc(FRAMES)
+    data = random.Random(3).randbytes(FRAMES * PAGE)
+    driver.calls.store(ptr, data)
+    driver.prefetch(ptr, FRAMES, HOST)
+    assert driver.calls.cuMemAdvise(ptr, FRAMES * PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    driver.prefetch(ptr, FRAMES, DEVICE)
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as pipe, os.fdopen(writer, "wb", buffering=0):
+        thread = threading.Thread(target=os.writev, args=(writer, [as_buffer(ptr, len(data))]))
+        thread.start()
+        while not select.select([pipe], [], [], 1)[0]:
+            pass
+        out = driver.calls.telemetry()["pressure_bytes_out"]
+        driver.calls.touch(driver.alloc(4), 4 * PAGE)
+        assert driver.calls.telemetry()["pressure_bytes_out"] == out  # the host has the bytes
+        assert driver.states(ptr, FRAMES).count("host") == 4
+        driver.calls.store(ptr + len(data) - 4, b"last")  # the call is not there yet
+        got = bytearray()
+        while len(got) < len(data):
+            got += pipe.read(PAGE)
+        thread.join(60)
+    assert bytes(got) == data[:-4] + b"last"
+    assert driver.calls.load(ptr, len(data)) == data[:-4] + b"last"
 
 
 def test_a_call_into_a_page_that_another_only_reads(driver: Driver) -> None:

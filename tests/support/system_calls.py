@@ -1,0 +1,56 @@
+"""System calls on managed memory, made by its address."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from support.driver import HOST, PAGE, Driver
+
+
+def as_buffer(ptr: int, nbytes: int) -> memoryview:
+    """Managed memory as Python sees a tensor's: a buffer that faults when touched."""
+    return memoryview((ctypes.c_char * nbytes).from_address(ptr)).cast("B")
+
+
+def evicted(driver: Driver, pages: int) -> tuple[int, bytes]:
+    ptr = driver.alloc(pages)
+    data = random.Random(7).randbytes(pages * PAGE)
+    driver.calls.store(ptr, data)
+    driver.prefetch(ptr, pages, HOST)
+    return ptr, data
+
+
+READ = {"x86_64": 0, "aarch64": 63}[platform.machine()]  # its number
+
+
+@contextlib.contextmanager
+def reading(ptr: int, nbytes: int) -> Iterator[Callable[[bytes], None]]:
+    """Within it a thread is in read(2) of that memory; ends it with the bytes that it is given."""
+    reader, writer = os.pipe()
+    result: list[int | None] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            result.append(file.readinto(as_buffer(ptr, nbytes)))
+
+    with os.fdopen(reader, "rb", buffering=0) as file, os.fdopen(writer, "wb", buffering=0) as pipe:
+        thread = threading.Thread(target=read)
+        thread.start()
+        task = Path(f"/proc/self/task/{thread.native_id}/syscall")
+        while not task.read_text().startswith(f"{READ} "):
+            time.sleep(0.001)
+
+        def end(data: bytes) -> None:
+            pipe.write(data)
+            thread.join(30)
+            assert result == [len(data)]
+
+        yield end
