@@ -2,25 +2,40 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <fcntl.h>
 #include <link.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bitset>
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <utility>
 
 #include "soft/fault_handler.h"
+#include "soft/lock.h"
 
 namespace umem::soft {
 namespace {
+
+constexpr std::size_t kMaxParts = IOV_MAX;  // the kernel refuses more
+
+// Looks at addresses only: what is not managed pays for nothing else.
+bool any_managed(const iovec* parts, std::size_t count) {
+  return parts && std::any_of(parts, parts + std::min(count, kMaxParts),
+                              [](const iovec& part) { return g_bounds.contain(part.iov_base); });
+}
 
 // A window on buffers for the length of a scope, at whose end errno is the call's still.
 class Access {
@@ -46,8 +61,6 @@ class Access {
   bool refused() const { return refused_; }
 
  private:
-  static constexpr std::size_t kMaxParts = 1024;  // IOV_MAX: the kernel refuses more
-
   const iovec* parts_;
   std::size_t count_;
   std::bitset<kMaxParts> open_;
@@ -56,14 +69,50 @@ class Access {
 
 constexpr auto kReads = Access::kReads, kWrites = Access::kWrites;
 
+// The same for the buffers of several messages.
+class MessagesAccess {
+ public:
+  MessagesAccess(const mmsghdr* messages, std::size_t count, Access::Mode mode) {
+    for (std::size_t i = 0; messages && i < count && !refused_; ++i) {
+      const msghdr& message = messages[i].msg_hdr;
+      if (!any_managed(message.msg_iov, message.msg_iovlen)) continue;
+      Node* node = new (std::nothrow) Node{{message.msg_iov, message.msg_iovlen, mode}, last_};
+      refused_ = !node || node->access.refused();
+      if (node) last_ = node;
+    }
+  }
+  ~MessagesAccess() {
+    const int error = errno;
+    while (last_) delete std::exchange(last_, last_->previous);
+    errno = error;
+  }
+  MessagesAccess(const MessagesAccess&) = delete;
+  MessagesAccess& operator=(const MessagesAccess&) = delete;
+
+  bool refused() const { return refused_; }
+
+ private:
+  struct Node {
+    Access access;
+    Node* previous;
+  };
+  Node* last_ = nullptr;
+  bool refused_ = false;
+};
+
+template <class Access, class Call>
+auto call_within(const Access& access, Call call) -> decltype(call()) {
+  if (!access.refused()) return call();
+  errno = ENOMEM;  // as where the kernel cannot pin the pages
+  return -1;
+}
+
 // The window opens before the call, not after an EFAULT: a datagram that could not be delivered is
 // gone, and pages that a direct read fills must not become another's meanwhile.
 template <class Call>
 ssize_t with_access(const iovec* parts, std::size_t count, Access::Mode mode, Call call) {
-  const Access access(parts, count, mode);
-  if (!access.refused()) return call();
-  errno = ENOMEM;  // as where the kernel cannot pin the pages
-  return -1;
+  if (!any_managed(parts, count)) return call();
+  return call_within(Access(parts, count, mode), call);
 }
 
 // Of an array that the kernel refuses where it is negative.
@@ -142,12 +191,82 @@ ssize_t pwritev2_(int fd, const iovec* parts, int count, off_t at, int flags) {
                      [&] { return ::pwritev2(fd, parts, count, at, flags); });
 }
 ssize_t recvmsg_(int fd, msghdr* message, int flags) {
+  if (!message) return ::recvmsg(fd, message, flags);
   return with_access(message->msg_iov, message->msg_iovlen, kWrites,
                      [&] { return ::recvmsg(fd, message, flags); });
 }
 ssize_t sendmsg_(int fd, const msghdr* message, int flags) {
+  if (!message) return ::sendmsg(fd, message, flags);
   return with_access(message->msg_iov, message->msg_iovlen, kReads,
                      [&] { return ::sendmsg(fd, message, flags); });
+}
+int recvmmsg_(int fd, mmsghdr* messages, unsigned count, int flags, timespec* timeout) {
+  return call_within(MessagesAccess(messages, count, kWrites),
+                     [&] { return ::recvmmsg(fd, messages, count, flags, timeout); });
+}
+int sendmmsg_(int fd, mmsghdr* messages, unsigned count, int flags) {
+  return call_within(MessagesAccess(messages, count, kReads),
+                     [&] { return ::sendmmsg(fd, messages, count, flags); });
+}
+// By the id of the process or of one of its threads, which name the same memory. A child's pages
+// have the same addresses as its parent's.
+bool is_this_process(pid_t id) {
+  const int error = errno;
+  const bool same = id == getpid() || (id > 0 && syscall(SYS_tgkill, getpid(), id, 0) == 0);
+  errno = error;
+  return same;
+}
+template <class Call>
+ssize_t between_processes(pid_t id, const iovec* local, std::size_t local_count,
+                          const iovec* remote, std::size_t remote_count, Access::Mode of_local,
+                          Call call) {
+  return with_access(local, local_count, of_local, [&] {
+    if (!any_managed(remote, remote_count) || !is_this_process(id)) return call();
+    return with_access(remote, remote_count, of_local == kWrites ? kReads : kWrites, call);
+  });
+}
+ssize_t process_vm_readv_(pid_t id, const iovec* local, unsigned long local_count,
+                          const iovec* remote, unsigned long remote_count, unsigned long flags) {
+  return between_processes(id, local, local_count, remote, remote_count, kWrites, [&] {
+    return ::process_vm_readv(id, local, local_count, remote, remote_count, flags);
+  });
+}
+ssize_t process_vm_writev_(pid_t id, const iovec* local, unsigned long local_count,
+                           const iovec* remote, unsigned long remote_count, unsigned long flags) {
+  return between_processes(id, local, local_count, remote, remote_count, kReads, [&] {
+    return ::process_vm_writev(id, local, local_count, remote, remote_count, flags);
+  });
+}
+// As much as a pipe with room takes without waiting.
+ssize_t write_a_page(int fd, const iovec* parts, std::size_t count) {
+  const iovec* end = parts + count;
+  const iovec* first = std::find_if(parts, end, [](const iovec& part) { return part.iov_len > 0; });
+  if (first == end) return 0;
+  return write_(fd, first->iov_base, std::min<std::size_t>(first->iov_len, PIPE_BUF));
+}
+// Like vmsplice, takes what fits, and waits only for a pipe that is full.
+ssize_t copy_to_pipe(int fd, const iovec* parts, std::size_t count, unsigned flags) {
+  const bool waits = !(flags & SPLICE_F_NONBLOCK) && !(fcntl(fd, F_GETFL) & O_NONBLOCK);
+  for (;;) {
+    const ssize_t taken = pwritev2_(fd, parts, static_cast<int>(count), -1, RWF_NOWAIT);
+    // Named pipes, and before Linux 6.4 all pipes, know no call that does not wait.
+    const bool refused = taken < 0 && errno == EOPNOTSUPP;
+    if (taken >= 0 || (errno != EAGAIN && !refused)) return taken;
+    pollfd room = {fd, POLLOUT, 0};
+    const int ready = poll(&room, 1, waits ? -1 : 0);
+    if (ready == 0) errno = EAGAIN;
+    if (ready <= 0) return -1;
+    if (refused) return write_a_page(fd, parts, count);
+  }
+}
+// A pipe would keep the pages after the call, while their memory becomes another's: it gets a copy.
+ssize_t vmsplice_(int fd, const iovec* parts, std::size_t count, unsigned flags) {
+  const auto splice = [&] { return ::vmsplice(fd, parts, count, flags); };
+  if (!any_managed(parts, count) || count > kMaxParts || fcntl(fd, F_GETPIPE_SZ) < 0)
+    return splice();
+  if ((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY)
+    return with_access(parts, count, kWrites, splice);
+  return copy_to_pipe(fd, parts, count, flags);
 }
 // Where the kernel refuses a window these fail by themselves, and set the file's error.
 std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
@@ -162,6 +281,20 @@ std::size_t fwrite_(const void* p, std::size_t size, std::size_t n, std::FILE* f
   const iovec buffer = part(p, size * n);
   const Access access(&buffer, 1, kReads);
   return std::fwrite(p, size, n, file);
+}
+std::size_t fread_unlocked_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
+  const iovec buffer = part(p, size * n);
+  const Access access(&buffer, 1, kWrites);
+  return ::fread_unlocked(p, size, n, file);
+}
+std::size_t fread_unlocked_chk(void* p, std::size_t, std::size_t size, std::size_t n,
+                               std::FILE* file) {
+  return fread_unlocked_(p, size, n, file);
+}
+std::size_t fwrite_unlocked_(const void* p, std::size_t size, std::size_t n, std::FILE* file) {
+  const iovec buffer = part(p, size * n);
+  const Access access(&buffer, 1, kReads);
+  return ::fwrite_unlocked(p, size, n, file);
 }
 int sigaction_(int number, const struct sigaction* action, struct sigaction* previous) {
   if (number == SIGSEGV) return chain_sigaction(action, previous);
@@ -228,9 +361,17 @@ const Replacement kReplacements[] = {
     replace("pwritev2", pwritev2_),
     replace("pwritev64v2", pwritev2_),
     replace("sendmsg", sendmsg_),
+    replace("recvmmsg", recvmmsg_),
+    replace("sendmmsg", sendmmsg_),
+    replace("process_vm_readv", process_vm_readv_),
+    replace("process_vm_writev", process_vm_writev_),
+    replace("vmsplice", vmsplice_),
     replace("fread", fread_),
     replace("__fread_chk", fread_chk),
     replace("fwrite", fwrite_),
+    replace("fread_unlocked", fread_unlocked_),
+    replace("__fread_unlocked_chk", fread_unlocked_chk),
+    replace("fwrite_unlocked", fwrite_unlocked_),
     replace("sigaction", sigaction_),
     replace("signal", signal_),
     replace("dlsym", dlsym_, dlsym_in_python),
