@@ -115,6 +115,15 @@ std::string no_concurrent_access(const Capabilities& c) {
 
 }  // namespace
 
+int nearest_host_node(const Table& table, int ordinal) {
+  CUdevice device = 0;
+  int node = -1;
+  if (table.cuDeviceGet(&device, ordinal) != CUDA_SUCCESS) return -1;
+  const CUresult result =
+      table.cuDeviceGetAttribute(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device);
+  return result == CUDA_SUCCESS ? node : -1;
+}
+
 Status read_capabilities(const Driver& driver, Capabilities& capabilities) {
   capabilities = {};
   const Table& table = driver.table;

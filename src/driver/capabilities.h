@@ -37,6 +37,10 @@ struct Capabilities {
 // before a failure stays in `capabilities`.
 Status read_capabilities(const Driver& driver, Capabilities& capabilities);
 
+// The NUMA node of the host that is nearest to the device of that ordinal; -1 where the driver
+// knows none.
+int nearest_host_node(const Table& table, int ordinal);
+
 // Why managed memory cannot be used, so that plain device memory has to do; empty where it can.
 std::string managed_memory_problem(const Capabilities& capabilities);
 

@@ -13,6 +13,12 @@ bool unsupported(cu::CUresult result) {
   return result == cu::CUDA_ERROR_NOT_FOUND || result == cu::CUDA_ERROR_NOT_SUPPORTED;
 }
 
+// A location, rather than the call.
+bool refused(cu::CUresult result) {
+  return unsupported(result) || result == cu::CUDA_ERROR_INVALID_VALUE ||
+         result == cu::CUDA_ERROR_INVALID_DEVICE;
+}
+
 cu::CUmemLocation location_of(Where where, int device) {
   if (where == Where::kHost) return {cu::CU_MEM_LOCATION_TYPE_HOST, 0};
   return {cu::CU_MEM_LOCATION_TYPE_DEVICE, device};
@@ -23,6 +29,8 @@ cu::CUmemLocation location_of(Where where, int device) {
 MemoryOps::MemoryOps(const driver::Table& table, int device) : table_(table), device_(device) {}
 
 cu::CUmemLocation MemoryOps::location(Where where) const {
+  if (where == Where::kHost && host_node_ >= 0)
+    return {cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, host_node_};
   return location_of(where, device_);
 }
 
@@ -37,21 +45,36 @@ void MemoryOps::to_pieces(const std::vector<MemSpan>& spans) {
   }
 }
 
+// The result, and of which call it is.
+cu::CUresult MemoryOps::prefetch_pieces(cu::CUmemLocation where, cu::CUstream stream,
+                                        Entry& entry) {
+  if (batched_) {
+    std::size_t first = 0;
+    entry = Entry::cuMemPrefetchBatchAsync;
+    const cu::CUresult result = table_.cuMemPrefetchBatchAsync(
+        ptrs_.data(), sizes_.data(), ptrs_.size(), &where, &first, 1, 0, stream);
+    if (!unsupported(result)) return result;
+    batched_ = false;
+  }
+  entry = Entry::cuMemPrefetchAsync;
+  for (std::size_t i = 0; i < ptrs_.size(); ++i)
+    if (const cu::CUresult result =
+            table_.cuMemPrefetchAsync(ptrs_[i], sizes_[i], where, 0, stream);
+        result != cu::CUDA_SUCCESS)
+      return result;
+  return cu::CUDA_SUCCESS;
+}
+
 Status MemoryOps::prefetch(const std::vector<MemSpan>& spans, Where to, cu::CUstream stream) {
   to_pieces(spans);
   if (ptrs_.empty()) return {};
-  cu::CUmemLocation where = location(to);
-  if (batched_) {
-    std::size_t first = 0;
-    const cu::CUresult result = table_.cuMemPrefetchBatchAsync(
-        ptrs_.data(), sizes_.data(), ptrs_.size(), &where, &first, 1, 0, stream);
-    if (!unsupported(result)) return check(result, Entry::cuMemPrefetchBatchAsync);
-    batched_ = false;
+  Entry entry = Entry::cuMemPrefetchBatchAsync;
+  cu::CUresult result = prefetch_pieces(location(to), stream, entry);
+  if (to == Where::kHost && host_node_ >= 0 && refused(result)) {
+    host_node_ = -1;  // such as a node without memory of its own
+    result = prefetch_pieces(location(to), stream, entry);
   }
-  for (std::size_t i = 0; i < ptrs_.size(); ++i)
-    UMEM_RETURN_IF_ERROR(check(table_.cuMemPrefetchAsync(ptrs_[i], sizes_[i], where, 0, stream),
-                               Entry::cuMemPrefetchAsync));
-  return {};
+  return check(result, entry);
 }
 
 Status MemoryOps::discard(const std::vector<MemSpan>& spans, cu::CUstream stream) {

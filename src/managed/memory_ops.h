@@ -22,6 +22,10 @@ class MemoryOps {
  public:
   MemoryOps(const driver::Table& table, int device);
 
+  // What is prefetched to the host goes to this NUMA node while it has room, then to any (UVM's
+  // block_alloc_cpu_chunk); -1: to that of the thread that calls.
+  void set_host_node(int node) { host_node_ = node; }
+
   // Stream-ordered; never on the legacy NULL stream, which the batch calls refuse.
   Status prefetch(const std::vector<MemSpan>& spans, Where to, cu::CUstream stream);
   // The bytes become indeterminate. Spans are shrunk to whole pages. No-op without driver support.
@@ -32,10 +36,12 @@ class MemoryOps {
 
  private:
   cu::CUmemLocation location(Where where) const;
+  cu::CUresult prefetch_pieces(cu::CUmemLocation where, cu::CUstream stream, driver::Entry& entry);
   void to_pieces(const std::vector<MemSpan>& spans);
 
   const driver::Table& table_;
   int device_;
+  int host_node_ = -1;
   bool batched_ = true;
   bool can_discard_ = true;
   std::vector<cu::CUdeviceptr> ptrs_;

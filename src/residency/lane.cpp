@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "driver/capabilities.h"
 
 namespace umem::residency {
 
@@ -49,7 +50,10 @@ Lane::~Lane() {
 Status Lane::open() {
   UMEM_RETURN_IF_ERROR(
       check(table_.cuStreamCreate(&stream_, cu::CU_STREAM_NON_BLOCKING), Entry::cuStreamCreate));
-  if (place_.context) watched_ = Watchdog::the().watch(place_.device);
+  if (place_.context) {
+    watched_ = Watchdog::the().watch(place_.device);
+    memory_ops_.set_host_node(driver::nearest_host_node(table_, place_.device));
+  }
   if (threaded_) thread_ = std::thread([this] { work(); });
   return {};
 }
