@@ -251,6 +251,11 @@ bool Engine::in_use(RangeId id) const {
   return found;
 }
 
+void Engine::begin_collective(const RangeId* ids, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    state_.ledger.begin_collective(ids[i], state_.limits.budget_bytes / 4);
+}
+
 bool Engine::begin_cut(RangeId id) {
   if (!state_.managed || (state_.place.captures && *state_.place.captures > 0)) return false;
   bool may = true;
@@ -284,6 +289,7 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
   Ticket newest = 0, populated = 0;
   for (std::size_t i = 0; i < count; ++i) {
     state_.ledger.pin(ids[i]);
+    state_.ledger.end_collective(ids[i]);
     const Unit& unit = state_.ledger.at(ids[i]);
     newest = std::max(newest, unit.arrival);
     populated = std::max(populated, unit.populated);
@@ -373,6 +379,7 @@ void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
 
 void Engine::step_ended() {
   check_invariants();
+  (void)state_.ledger.end_collectives();  // whether there was any
   moves_.step_ended();
   zero_copy_.step_ended();
   if (!state_.active() || !state_.policy->is_planned()) return;

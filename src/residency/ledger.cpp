@@ -102,11 +102,31 @@ void Ledger::split(RangeId id, RangeId rest, std::size_t at) {
   made.host_bytes = unit.host_bytes - std::min(unit.host_bytes, at);
   unit.bytes = at;
   unit.host_bytes -= made.host_bytes;
+  if (unit.in_collective) collectives_.push_back(rest);
   if (List* list = list_of(unit.state)) {  // beside it: it was used when the unit was
     made.older = id;
     (unit.newer ? units_[unit.newer].older : list->newest) = rest;
     unit.newer = rest;
   }
+}
+
+void Ledger::begin_collective(RangeId id, std::size_t most) {
+  std::erase_if(collectives_, [this](RangeId known) { return !units_[known].in_collective; });
+  if (units_[id].state != State::kDevice || units_[id].in_collective) return;
+  units_[id].in_collective = true;
+  collectives_.push_back(id);
+  std::size_t bytes = 0;
+  for (auto at = collectives_.rbegin(); at != collectives_.rend(); ++at) {
+    bytes += units_[*at].bytes;
+    units_[*at].in_collective = bytes <= most;
+  }
+}
+
+bool Ledger::end_collectives() {
+  bool any = false;
+  for (RangeId id : std::exchange(collectives_, {}))
+    any = std::exchange(units_[id].in_collective, false) || any;
+  return any;
 }
 
 void Ledger::drop(RangeId id) {
@@ -131,6 +151,7 @@ void Ledger::set_state(RangeId id, State state) {
   UMEM_ASSERT(may_become(unit.state, state), "no such change of state");
   if (unit.dropped) dropped_ -= unit.bytes;
   unit.dropped = unit.discarded = false;
+  if (state != State::kDevice) unit.in_collective = false;
   if (state == State::kDevice) unit.first_use = 0;
   account(unit, false);
   if (List* list = list_of(unit.state)) unlink(*list, id);

@@ -56,11 +56,13 @@ struct Unit {
   bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
   bool by_policy = false;          // and the policy did it
   bool clean = false;              // and for all we know the host's copy is valid
-  std::uint32_t used_on = 0;       // streams of ops that used it, as bits of Streams
-  cu::CUstream stream = nullptr;   // that its blocks are allocated on
-  std::uint64_t arrival = 0;       // what the lane in brings it with; 0: nothing is under way
-  std::uint64_t departure = 0;     // and the lane out
-  std::uint64_t populated = 0;     // what the local lane populates it with
+  // A collective may be using it on a stream of its own: until an op uses it after that.
+  bool in_collective = false;
+  std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
+  cu::CUstream stream = nullptr;  // that its blocks are allocated on
+  std::uint64_t arrival = 0;      // what the lane in brings it with; 0: nothing is under way
+  std::uint64_t departure = 0;    // and the lane out
+  std::uint64_t populated = 0;    // what the local lane populates it with
 };
 
 class Ledger {
@@ -117,6 +119,12 @@ class Ledger {
     UMEM_ASSERT(op_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
     op_pinned_ -= unit.bytes;
   }
+  // Begins, for as long as `Unit::in_collective` says: for those that came first it ends where all
+  // together are more than `most` bytes.
+  void begin_collective(RangeId id, std::size_t most);
+  void end_collective(RangeId id) { units_[id].in_collective = false; }
+  // Ends all; whether there was any.
+  bool end_collectives();
   // Shared pages between two lives count as dead or dropped units do, and hold host memory.
   void add_idle_dead(std::size_t bytes) {
     resident_ += bytes;
@@ -220,6 +228,7 @@ class Ledger {
 
   std::vector<Unit> units_;
   std::vector<Exemption> exemptions_;
+  std::vector<RangeId> collectives_;  // units that are in one, or were
   List resident_list_, dead_list_;
   std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, op_pinned_ = 0, user_pinned_ = 0,
               live_ = 0;

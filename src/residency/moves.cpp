@@ -125,6 +125,8 @@ bool Moves::make_room(std::size_t bytes) {
   if (!state_.fits(wanted)) {
     const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
+    // Slow, as the collective may be using them, but not as slow as what does not fit.
+    if (!state_.fits(wanted) && state_.ledger.end_collectives()) evict(wanted);
     short_now_ = short_now_ || state_.counters.evictions > before;
   }
   return state_.fits(bytes);

@@ -16,10 +16,12 @@ struct CandidateView {
   std::size_t min_swap_bytes;
   std::size_t available_bytes = 0;  // could be brought in now without evicting anything that lives
 
-  // May leave now: resident, live, not in use by a running op, and the program does not keep it.
+  // May leave now: resident, live, not in use by a running op or a collective, and the program does
+  // not keep it.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
-    return unit.state == State::kDevice && unit.op_pins == 0 && !ledger.kept_in_place(id);
+    return unit.state == State::kDevice && unit.op_pins == 0 && !unit.in_collective &&
+           !ledger.kept_in_place(id);
   }
   // The program wants it left where it is.
   bool kept_in_place(RangeId id) const { return ledger.kept_in_place(id); }

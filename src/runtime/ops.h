@@ -28,6 +28,8 @@ struct Op {
   // Encloses ops (an autograd node, an optimizer step), and is not an op itself.
   bool scope_marker = false;
   const char* name = "";  // stays valid for ever
+  // Starts work on a stream of its own that uses what it was given after it has ended.
+  bool collective = false;
   // Of the inputs: so many are written whole and not read, and so many, these included, are
   // written; they come first.
   std::uint32_t n_overwritten = 0, n_written = 0;

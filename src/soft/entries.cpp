@@ -106,6 +106,9 @@ CUresult device_attribute(int* value, CUdevice_attribute attribute, CUdevice ord
       case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
         *value = 0;
         return CUDA_SUCCESS;
+      case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+        *value = -1;
+        return CUDA_SUCCESS;
     }
     return CUDA_ERROR_INVALID_VALUE;
   });

@@ -116,7 +116,10 @@ SharedTable& shared_table() {
 }
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
-  return {std::string(name), {}, "other", family_of(name), kind_of(fn, name), uses_of(fn, name)};
+  return {std::string(name), {},
+          "other",           family_of(name),
+          kind_of(fn, name), name.starts_with("c10d::"),
+          uses_of(fn, name)};
 }
 
 }  // namespace

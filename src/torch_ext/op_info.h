@@ -28,6 +28,7 @@ struct OpInfo {
   const char* label = "other";  // the name, where that stays valid for ever
   residency::Family family = residency::Family::kNone;
   OpKind kind = OpKind::kCompute;
+  bool collective = false;  // of torch.distributed
   // One an argument, empty where the op writes none of them.
   std::vector<Use> uses;
 };
