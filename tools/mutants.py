@@ -214,13 +214,13 @@ MUTANTS = (
         "if (copy) space_.copy_in(frame, index);", "", DEVICE,
     ),
     Mutant(
-        "a frame more than there are", _PAGER, "while (used_ > frames) {",
-        "while (used_ > frames + 1) {", DEVICE,
+        "a frame more than there are", _PAGER, "while (used_ > frames)\n",
+        "while (used_ > frames + 1)\n", DEVICE,
     ),
     Mutant(
         "live pages leave before discarded ones", _PAGER,
-        "discarded_.head ? discarded_.head : used_list_.head",
-        "used_list_.head ? used_list_.head : discarded_.head", DEVICE,
+        "if (discarded_.head) return evict(discarded_.head",
+        "if (discarded_.head && !used_list_.head) return evict(discarded_.head", DEVICE,
     ),
     Mutant(
         "a page leaves while a system call accesses it", _PAGER,
@@ -228,7 +228,7 @@ MUTANTS = (
     ),
     Mutant(
         "system calls hold all frames", _PAGER,
-        "fixed_ < frames_ / 2 && fixed_ + kMinFrames < frames_", "true", DEVICE,
+        "return 2 * fixed_ > frames_ || fixed_ + kMinFrames > frames_;", "return false;", DEVICE,
     ),
     Mutant(
         "a write to a duplicate leaves two versions", _PAGER,
