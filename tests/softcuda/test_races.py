@@ -26,7 +26,7 @@ def kernel(name, stream, reads=(), writes=()):
     ranges += [(p.value + first, n, 1) for p, first, n in writes]
     array = (Range * len(ranges))(*ranges)
     described = Kernel(name.encode(), ctypes.addressof(array), len(ranges))
-    ok(d.softcuda_enqueue(stream, byref(described), NOTHING, NOTHING, None))
+    ok(d.softcuda_enqueue(stream, byref(described), NOTHING, NOTHING, None, 0))
 
 def record(event, stream):
     ok(d.cuEventRecord(event, stream))
