@@ -639,7 +639,12 @@ def test_an_optimizer_may_be_collected_on_the_thread_that_updates(
         gc.enable()
 
 
-def test_an_interrupt_lets_the_parameter_arrive_first(held: threading.Event) -> None:
+def test_an_interrupt_lets_the_parameter_arrive_first(
+    held: threading.Event, request: pytest.FixtureRequest
+) -> None:
+    # A process that a shell starts in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with umem.enable(budget="96MiB", device="soft", policy="lru"):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
