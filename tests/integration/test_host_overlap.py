@@ -75,6 +75,17 @@ def begun(held: threading.Event, make: Callable[[Any], Any] | None = None) -> tu
     return model, optimizer, paged
 
 
+def stepped() -> tuple[Any, Any, Any, list[torch.Tensor]]:
+    """A model, its optimizer and the handle after a step, and the weights that it makes."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    paged = umem.page_optimizer(optimizer, update="host", overlap=True)
+    backward(model)
+    wanted = [w.detach() - w.grad for w in model.parameters()]
+    optimizer.step()
+    return model, optimizer, paged, wanted
+
+
 def train(page: Callable[[Any], Any], steps: int = 5, **adam: Any) -> list[torch.Tensor]:
     """Each step's loss, and the weights at the end."""
     model = net()
@@ -623,12 +634,7 @@ def test_an_optimizer_may_be_collected_on_the_thread_that_updates(
     gc.disable()
     try:
         with umem.enable(budget="96MiB", device="soft", policy="lru"):
-            model = net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            paged = umem.page_optimizer(optimizer, update="host", overlap=True)
-            backward(model)
-            wanted = [w.detach() - w.grad for w in model.parameters()]
-            optimizer.step()
+            model, optimizer, paged, wanted = stepped()
             cycle: list[Any] = [optimizer]
             cycle.append(cycle)
             del optimizer, paged, cycle
@@ -646,12 +652,7 @@ def test_an_interrupt_lets_the_parameter_arrive_first(
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with umem.enable(budget="96MiB", device="soft", policy="lru"):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        paged = umem.page_optimizer(optimizer, update="host", overlap=True)
-        backward(model)
-        wanted = [w.detach() - w.grad for w in model.parameters()]
-        optimizer.step()
+        model, optimizer, paged, wanted = stepped()
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         threading.Timer(0.3, held.set).start()
         with pytest.raises(KeyboardInterrupt):

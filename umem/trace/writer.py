@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from ..errors import TraceError
 from .schema import KEYS, KIND, NAMES, Event, Header, Validator, check_header
 
+_ALWAYS = ("name", "r", "w")  # are written, empty or not
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -24,10 +25,7 @@ def to_json(event: Event) -> str:
 
 def _fields(line: Header | Event, name: str) -> dict[str, Any]:
     fields = {key: getattr(line, field) for key, field in KEYS[name].items()}
-    # An op's lists are always written; other empty fields are left out.
-    kept = {k: v for k, v in fields.items() if (v is not None and v != "") or k == "name"}
-    if not kept.get("parts", True):
-        del kept["parts"]
+    kept = {k: v for k, v in fields.items() if k in _ALWAYS or v not in (None, "", ())}
     return {**kept, **(line.extra or {})}
 
 
