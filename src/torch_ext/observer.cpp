@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "base/thread_role.h"
 #include "base/units.h"
@@ -270,16 +271,31 @@ at::CallbackHandle add_callback() {
                    at::RecordScope::USER_SCOPE}));
 }
 
-// A thread's first op copies torch's list of callbacks under torch's lock. fork() makes all threads
-// wait that allocate, and copying a list with entries allocates: the child would have the lock in
-// the hands of a thread that it does not have. An empty list is copied without allocating, so the
-// observer is out of it during a fork. Ops that begin meanwhile are not seen.
+// A thread's first op, and any op after a change, copies torch's list of callbacks under torch's
+// lock. fork() makes all threads wait that allocate, and copying a list with entries allocates: the
+// child would have the lock in the hands of a thread that it does not have. An empty list is copied
+// without allocating, so the observer is out of it during a fork. Ops that begin meanwhile are not
+// seen.
 void prepare_fork() {
   g_mutex.lock();
   lock_names_for_fork();
   lock_threads_for_fork();
   if (g_handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_handle);
 }
+
+// The last thing before the fork. Taking the observer out has sent every thread that runs ops to
+// torch's lock: one that lost its core there needs it back before the child is made.
+void wait_for_torch_lock() {
+  constexpr int kRounds = 8;
+  for (int round = 0; round < kRounds; ++round) {
+    at::hasGlobalCallbacks();  // takes the lock
+    std::this_thread::yield();
+  }
+}
+
+// Handlers run before a fork in the reverse order of their registration: this one comes after the
+// runtime's and the device's, which may have to wait.
+const int g_registered = pthread_atfork(&wait_for_torch_lock, nullptr, nullptr);
 
 void end_fork() {
   if (g_handle != at::INVALID_CALLBACK_HANDLE) g_handle = add_callback();
