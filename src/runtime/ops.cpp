@@ -254,6 +254,17 @@ static residency::OpUse used_on(const State& s, const Op& op, int ordinal,
   return {own.data(), own.size(), inputs, policy::number_of(op.name)};
 }
 
+// What ranks exchange, and nobody said to be anything else: buckets, and what gathers shards.
+static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& used) {
+  using residency::Tag;
+  for (std::size_t i = 0; i < used.count; ++i) {
+    if (!ledger.has(used.ids[i])) continue;
+    const residency::Unit& unit = ledger.at(used.ids[i]);
+    if (unit.tag == Tag::kInput || unit.tag == Tag::kTemp)
+      ledger.set_tag(used.ids[i], Tag::kComm, unit.family);
+  }
+}
+
 // Tags what the op allocated and what outlives it, marks what it used as used now, and unpins it.
 static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUse& used,
                       residency::Tag tag) {
@@ -266,6 +277,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
     if (ledger.has(id) && ledger.at(id).tag == residency::Tag::kWorkspace)
       ledger.set_tag(id, tag, op.family);
   }
+  if (op.exchanges) tag_exchanged(ledger, used);
   const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
                                              : reinterpret_cast<cu::CUstream>(op.stream);
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);

@@ -30,6 +30,8 @@ struct Op {
   const char* name = "";  // stays valid for ever
   // Starts work on a stream of its own that uses what it was given after it has ended.
   bool collective = false;
+  // What it uses are buffers of the exchange between ranks, where nobody said what else.
+  bool exchanges = false;
   // Of the inputs: so many are written whole and not read, and so many, these included, are
   // written; they come first.
   std::uint32_t n_overwritten = 0, n_written = 0;

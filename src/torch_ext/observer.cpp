@@ -221,6 +221,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   record->feeds_grad = info.kind == OpKind::kAccumulateGrad || (parent && parent->feeds_grad);
   record->op.name = info.label;
   record->op.collective = info.collective;
+  record->op.exchanges = info.exchanges;
   record->op.family = family_within(parent, info.family);
   record->op.phase = phase_within(parent, info.kind);
   record->op.scope_marker = is_scope_marker(info.kind);

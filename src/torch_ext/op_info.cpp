@@ -55,6 +55,8 @@ constexpr std::string_view kReceiving[] = {"c10d::allgather_",
 // Of these it is read too, on some rank or all.
 constexpr std::string_view kInPlace[] = {"c10d::broadcast_", "c10d::allreduce_",
                                          "c10d::allreduce_coalesced_", "c10d::reduce_"};
+// Of these one rank has the data: weights, or a batch.
+constexpr std::string_view kFromOneRank[] = {"c10d::broadcast_", "c10d::scatter_"};
 
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
 // composites such as contiguous(), whose copy is an op of its own when there is one.
@@ -116,9 +118,14 @@ SharedTable& shared_table() {
 }
 
 OpInfo describe(const at::RecordFunction& fn, std::string_view name) {
-  return {std::string(name), {},
-          "other",           family_of(name),
-          kind_of(fn, name), name.starts_with("c10d::"),
+  const bool collective = name.starts_with("c10d::");
+  return {std::string(name),
+          {},
+          "other",
+          family_of(name),
+          kind_of(fn, name),
+          collective,
+          collective && !among(kFromOneRank, name),
           uses_of(fn, name)};
 }
 

@@ -29,6 +29,7 @@ struct OpInfo {
   residency::Family family = residency::Family::kNone;
   OpKind kind = OpKind::kCompute;
   bool collective = false;  // of torch.distributed
+  bool exchanges = false;   // one, of which no rank is the source of all data
   // One an argument, empty where the op writes none of them.
   std::vector<Use> uses;
 };

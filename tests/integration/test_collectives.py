@@ -76,6 +76,66 @@ def test_what_is_reduced_in_place_is_read_and_written(name: str, tmp_path: Path)
     assert torch.all(x == 1)
 
 
+def tag_of(tensor: Any) -> str:
+    (row,) = umem.tensors(tensor)
+    return str(row.tag)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", [*OUT_OF_PLACE, *IN_PLACE])
+def test_buffers_of_an_exchange_are_tagged(name: str) -> None:
+    """Not what one rank hands out: that may be the batch."""
+    umem.enable(budget="64MiB", device="soft", policy="lru")
+    out, x = torch.empty(COUNT), torch.ones(COUNT)
+    if name in OUT_OF_PLACE:
+        OUT_OF_PLACE[name](out, x)
+    else:
+        IN_PLACE[name](x)
+    expected = "input" if name in ("c10d::broadcast_", "c10d::scatter_") else "comm"
+    assert tag_of(x) == expected
+
+
+@pytest.mark.usefixtures("group")
+def test_what_an_exchange_uses_keeps_the_tag_that_it_has() -> None:
+    umem.enable(budget="64MiB", device="soft", policy="lru")
+    weight, named = torch.nn.Parameter(torch.ones(COUNT)), torch.ones(COUNT)
+    weight.square().sum().backward()
+    umem.tag([named], "kv_cache")
+    dist.all_reduce(weight.grad)
+    dist.all_reduce(named)
+    assert (tag_of(weight.grad), tag_of(named)) == ("grad", "kv_cache")
+
+
+# Their results come into being with them, and a rank reads what others wrote by plain loads.
+WRITE_NO_ARGUMENT = {
+    "_rendezvous", "_barrier", "barrier", "monitored_barrier_", "send", "isend", "check_for_nan",
+    "nccl_put_signal", "nccl_put_with_signal", "nvshmem_put_with_signal", "nccl_wait_signal",
+    "nccl_wait_for_signal", "nvshmem_wait_for_signal",
+}  # fmt: skip
+BY_ANOTHER = {"irecv", "batch_p2p_ops"}  # call operators of c10d, which are known
+
+
+def test_what_collectives_write_is_known() -> None:
+    """By their schema, or by a table; those that return new tensors write none of their arguments.
+
+    A newer torch with a collective that neither holds for fails here.
+    """
+    import torch.distributed._symmetric_memory
+
+    table = (Path(__file__).parents[2] / "src" / "torch_ext" / "op_info.cpp").read_text()
+    unknown = []
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        if space not in ("c10d", "_c10d_functional", "c10d_functional", "symm_mem"):
+            continue
+        says = any(a.alias_info and a.alias_info.is_write for a in schema.arguments)
+        makes = any(str(result.type) in ("Tensor", "List[Tensor]") for result in schema.returns)
+        by_hand = f'"{schema.name}"' in table or name in WRITE_NO_ARGUMENT | BY_ANOTHER
+        if not (says or by_hand or (makes and not name.endswith("_"))):
+            unknown.append(schema.name)
+    assert unknown == []
+
+
 @pytest.mark.usefixtures("group")
 def test_what_receives_into_its_own_input_is_read_too(tmp_path: Path) -> None:
     """The input may be a part of the output, which then must not count as dead before."""
