@@ -21,7 +21,7 @@ from umem.recompute.planner.graph import RecomputeGraph
 from umem.recompute.planner.host_updates import SHARES, Candidates, candidates, on_host
 from umem.simulation import replay
 from umem.simulation.replay import replay_step, simulate_updates
-from umem.trace.step_trace import Kind, StepTrace
+from umem.trace.step_trace import HostUpdates, Kind, StepTrace
 
 HOST = replace(LINK, host_bytes_per_us=50_000.0)  # 50 GB/s
 PAGE_US = PAGE / 20_000.0  # of the link, each way
@@ -252,6 +252,19 @@ def test_a_gradient_that_is_read_again_leaves_once() -> None:
     result = replay_step(new, "auto", slow, 66 * PAGE)
     bound = lower_bound_us(RecomputeGraph(trace), slow, result.budget, found.updates)
     assert result.step_us >= bound * (1 - 1e-6)
+
+
+def test_a_parameter_that_the_last_op_and_the_first_one_use_is_updated_between_them() -> None:
+    """As in a step whose ops are merged for the search; nothing is left to hide the update."""
+    tensors = [Tensor(20, tag="param"), Tensor(20, (1, 1), "grad"), Tensor(30, (0, 1))]
+    ops = [Op("linear", [0], [2], 100.0), Op("linear_backward", [0, 2], [1], 100.0)]
+    plain = step(tensors, ops)
+    rows = HostUpdates(np.array([0]), np.array([1]), np.array([300.0]))
+    trace = replace(plain, updates=rows)
+    alone = 200.0 + 20 * PAGE_US + 300.0 + 20 * PAGE_US  # compute, out, update, back
+    found = Auto().estimate_us(trace, HOST, 60 * PAGE)
+    assert found == pytest.approx(alone, rel=0.05)
+    assert replay_step(trace, "auto", HOST, 70 * PAGE).step_us == pytest.approx(alone, rel=0.05)
 
 
 def test_a_share_that_fits_is_better_than_one_that_does_not() -> None:

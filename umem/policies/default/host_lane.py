@@ -35,14 +35,16 @@ def updated(trace: StepTrace, device: DeviceProfile, gaps: Gaps) -> Updated | No
     rows = trace.updates
     if rows is None or not len(rows.us):
         return None
+    wanted = rows.parameter[rows.parameter >= 0]
+    every = joined(gaps, _without_ops_between(trace, gaps, wanted))
     place = np.full(trace.n_tensors, -1)
-    around = np.flatnonzero(gaps.end >= trace.n_ops)
-    place[gaps.tensor[around]] = around
-    parameters = place[rows.parameter[rows.parameter >= 0]]
-    assert (parameters >= 0).all(), "a parameter has no time away"
+    around = np.flatnonzero(every.end >= trace.n_ops)
+    place[every.tensor[around]] = around
+    parameters = place[wanted]
+    others = np.setdiff1d(np.arange(len(gaps.tensor)), parameters)
     gradients = np.unique(rows.gradient)
     left = trace.last[gradients]
-    of_parameters = select(gaps, parameters)
+    of_parameters = select(every, parameters)
     # A parameter leaves when its gradient is complete, so that both are updated then.
     count = len(parameters)
     away = joined(of_parameters, Gaps(gradients, left, left + 1, np.zeros(len(gradients))))
@@ -63,8 +65,22 @@ def updated(trace: StepTrace, device: DeviceProfile, gaps: Gaps) -> Updated | No
         rank[:count],
         HostUpdates(rank[found.parameter], rank[found.gradient], found.us),
         _held(trace, gradients, arrives[count:]),
-        np.setdiff1d(np.arange(len(gaps.tensor)), parameters),
+        others,
     )
+
+
+def _without_ops_between(trace: StepTrace, gaps: Gaps, parameters: Ints) -> Gaps:
+    """Return the gaps of those that the last op uses and the first one of the next step.
+
+    No gap of the step is without an op inside; but a parameter that the host updates leaves and
+    returns all the same, where no op is left that takes its place.
+    """
+    around = gaps.tensor[gaps.end >= trace.n_ops]
+    tensor = np.setdiff1d(parameters, around)
+    uses = [trace.uses(one) for one in tensor.tolist()]
+    start = np.array([use[-1] for use in uses], np.int64)
+    end = np.array([use[0] + trace.n_ops for use in uses], np.int64)
+    return Gaps(tensor, start, end, np.zeros(len(tensor)))
 
 
 def _held(trace: StepTrace, gradients: Ints, arrives: Floats) -> Ints:
