@@ -334,6 +334,28 @@ def test_top_shows_this_process(home: Path, form: str, capsys: pytest.CaptureFix
     assert main(["top", "--once", "--interval", "0.02"]) == 0  # the only one
 
 
+def test_top_shows_all_processes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.start(True, about)
+    other = server.Server(None, about)
+    (home / "123.sock").write_text("not one of them")
+    assert main(["top", "--all", "--once", "--interval", "0.02", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [view["pid"] for view in found["processes"]] == [os.getpid()] * 2
+    assert all(view["in_bytes_per_s"] == 0 for view in found["processes"])
+    assert main(["top", "--all", "--once", "--interval", "0.02"]) == 0
+    assert capsys.readouterr().out.startswith("umem top: 2 processes\n")
+    other.close()
+    assert main(["top", "--all", "1"]) == 2
+    assert "only one of them" in capsys.readouterr().err
+
+
+def test_top_of_all_says_where_there_are_none(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--all"]) == 2
+    assert "start one with UMEM_TOP=1" in capsys.readouterr().err
+
+
 def test_top_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top"]) == 2
     assert "start one with UMEM_TOP=1" in capsys.readouterr().err

@@ -65,6 +65,43 @@ def test_figures_that_a_hostile_peer_chose_are_shown() -> None:
     assert "lane in   8388608.00 TiB" in top.render(top.view(now, sample(1e-300)))
 
 
+def ranks(*steps: float, moved: tuple[int, ...] = (0, 0, 0)) -> list[dict[str, Any]]:
+    """Views of processes 1, 2, ... over one second."""
+    found = []
+    for pid, (n, count) in enumerate(zip(steps, moved, strict=False), 1):
+        now = sample(1.0, pid=pid, program=f"[rank {pid - 1} of {len(steps)}] x.py", bytes_in=count,
+                     steps=round(1000 * n), resident_bytes=MIB, budget_bytes=4 * MIB)  # fmt: skip
+        found.append(top.view(now, sample(-999.0, pid=pid)))
+    return found
+
+
+def test_processes_are_summed_and_the_slowest_is_named() -> None:
+    found = top.overall(ranks(3.0, 2.0, 3.0, moved=(1000 * MIB, 0, 2000 * MIB)))
+    assert found["slowest"] == 2
+    assert found["sum"]["resident_bytes"] == 3 * MIB
+    assert found["sum"]["in_bytes_per_s"] == 3 * MIB
+    lines = top.render_all(found).splitlines()
+    assert lines[0] == "umem top: 3 processes"
+    assert lines[4].split() == [
+        "2", "1", "MiB", "4", "MiB", "0", "B", "0", "B", "0", "B", "0", "2.00", "-",
+        "[rank", "1", "of", "3]", "x.py",
+    ]  # fmt: skip
+    assert lines[6].split()[:5] == ["sum", "3", "MiB", "12", "MiB"]
+    assert lines[-1] == "slowest: 2 [rank 1 of 3] x.py"
+
+
+def test_of_ranks_in_lockstep_the_slowest_moves_the_most() -> None:
+    assert top.overall(ranks(3.0, 2.99, 3.0, moved=(5, 0, 9)))["slowest"] == 3
+
+
+def test_a_process_alone_or_without_steps_is_not_the_slowest() -> None:
+    assert top.overall(ranks(3.0))["slowest"] is None
+    assert top.overall(ranks(3.0, 0.0))["slowest"] is None
+    unknown = top.overall([top.view(sample(1.0, pid=n, program="x\x1b"), None) for n in (1, 2)])
+    assert unknown["slowest"] is None
+    assert "\x1b" not in top.render_all(unknown)
+
+
 def test_a_programs_name_moves_no_cursor() -> None:
     shown = top.render(top.view(sample(1.0, program="x\x1b[2J\n.py"), None))
     assert "\x1b" not in shown

@@ -1,31 +1,36 @@
-"""``umem top [PID]``: show live statistics of a running process."""
+"""``umem top [PID | --all]``: show live statistics of running processes."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ConfigError, StateError
 from .base import Subparsers
 
 _CLEAR = "\x1b[H\x1b[2J"
+_NOBODY = "no process answers; start one with UMEM_TOP=1, as `UMEM_TOP=1 umem run train.py`"
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `umem top`."""
     parser = subparsers.add_parser(
         "top",
-        help="show live statistics of a running process",
+        help="show live statistics of running processes",
         description="Show live statistics of a running process of the same user that was started "
-        "with UMEM_TOP=1. With --once, or if the output is not a terminal: print one sample.",
+        "with UMEM_TOP=1, or of all of them. With --once, or if the output is not a terminal: "
+        "print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
+    parser.add_argument("--all", action="store_true",
+                        help="all that answer, a line each, and their sum")  # fmt: skip
     parser.add_argument("--socket", type=Path, metavar="PATH", help="its socket, if it has its own")
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
                         help="time between two samples; default 1")  # fmt: skip
@@ -34,31 +39,63 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Show samples until the process ends, or one.
+    """Show samples until the process, or the last of all, ends; or one.
 
     Raises:
-        ConfigError: both a process and a socket were given.
+        ConfigError: more than one of a process, a socket and all was asked for.
         StateError: no such process answers, or several do and none was named.
     """
-    from ..monitor import server, top
+    from ..monitor import top
 
-    path = _socket(args)
-    before = server.ask(path)
+    sample: Callable[[], _Samples]
+    if args.all:
+        if args.pid is not None or args.socket is not None:
+            raise ConfigError("give --all, a process id or --socket, only one of them")
+        sample = _of_all
+    else:
+        sample = functools.partial(_of_one, _socket(args))
+    before = sample()
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:
         while True:
             time.sleep(args.interval)
             try:
-                now = server.ask(path)
+                now = sample()
             except StateError:
                 if once:
                     raise
                 return 0  # the process ended
-            view = top.view(now, before)
-            show(json.dumps(view) if args.json else top.render(view))
+            views = [top.view(now[path], before.get(path)) for path in now]
+            if args.all:
+                found = top.overall(views)
+                show(json.dumps(found) if args.json else top.render_all(found))
+            else:
+                show(json.dumps(views[0]) if args.json else top.render(views[0]))
             if once:
                 return 0
             before = now
+
+
+_Samples: TypeAlias = "dict[Path, dict[str, Any]]"  # by socket
+
+
+def _of_one(path: Path) -> _Samples:
+    from ..monitor import server
+
+    return {path: server.ask(path)}
+
+
+def _of_all() -> _Samples:
+    """Ask every process; one that ended, or is too busy to answer, is left out this time."""
+    from ..monitor import server
+
+    found = {}
+    for path in server.running():
+        with contextlib.suppress(StateError):
+            found[path] = server.ask(path)
+    if not found:
+        raise StateError(_NOBODY)
+    return found
 
 
 def _socket(args: argparse.Namespace) -> Path:
@@ -75,9 +112,10 @@ def _socket(args: argparse.Namespace) -> Path:
         return sockets[0]
     names = ", ".join(path.stem for path in sockets)
     raise StateError(
-        f"several processes answer: {names}; name one, as `umem top {sockets[0].stem}`"
+        f"several processes answer: {names}; name one, as `umem top {sockets[0].stem}`, or use "
+        "--all"
         if sockets
-        else "no process answers; start one with UMEM_TOP=1, as `UMEM_TOP=1 umem run train.py`"
+        else _NOBODY
     )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.units import format_bytes
 from ..errors import plain
 
 _BAR = 30
+_SAME = 0.02  # steps a second that differ by less than this share are the same
+_SUMMED = ("resident_bytes", "budget_bytes", "host_bytes")
+_SUMMED_RATES = ("in_bytes_per_s", "out_bytes_per_s", "faults_per_s")
 _MIN_S = 1e-3  # shorter times, which a peer could claim, give no rate
 Sample = Mapping[str, Any]  # as umem/monitor/server.py sends it
 
@@ -66,6 +69,71 @@ def render(view: Mapping[str, Any]) -> str:
         f"{'tag':<12}{'blocks':>8}{'bytes':>14}{'resident':>14}{'away':>14}",
     ]
     return "\n".join(lines + [_row(name, row) for name, row in _largest(view["tags"])])
+
+
+def overall(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the views of several processes with their sum, and the number of the slowest one.
+
+    The slowest has the fewest steps a second. Ranks that wait for each other have the same; of
+    those within `_SAME` of it, the slowest moves the most bytes. None where fewer than two step.
+    """
+    stepping = [view for view in views if view["steps_per_s"]]
+    slowest = None
+    if len(stepping) > 1:
+        fewest = min(view["steps_per_s"] for view in stepping)
+        near = (view for view in stepping if view["steps_per_s"] <= fewest * (1 + _SAME))
+        slowest = max(near, key=_moved_per_s)["pid"]
+    return {
+        "processes": list(views),
+        "sum": {
+            **{name: sum(view["stats"][name] for view in views) for name in _SUMMED},
+            **{name: sum(view[name] or 0.0 for view in views) for name in _SUMMED_RATES},
+        },
+        "slowest": slowest,
+    }
+
+
+def render_all(found: Mapping[str, Any]) -> str:
+    """Format what `overall` returns as a table, a process a line, without control characters."""
+    views, total = found["processes"], found["sum"]
+    count = f"{len(views)} process{'' if len(views) == 1 else 'es'}"
+    head = ("pid", "resident", "budget", "host", "in/s", "out/s", "faults/s", "steps/s", "plan")
+    lines = [f"umem top: {count}", "", _columns(*head, "program")]
+    for view in views:
+        steps, share = view["steps_per_s"], view["plan_hit_share"]
+        lines.append(
+            _columns(
+                str(view["pid"]),
+                *_figures(view["stats"], view),
+                "-" if steps is None else f"{steps:.2f}",
+                "-" if share is None else f"{100 * share:.1f} %",
+                plain(view["program"]),
+            )
+        )
+    lines.append(_columns("sum", *_figures(total, total), "", "", ""))
+    for view in views:
+        if view["pid"] == found["slowest"]:
+            lines += ["", f"slowest: {view['pid']} {plain(view['program'])}"]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _moved_per_s(view: Mapping[str, Any]) -> float:
+    return float((view["in_bytes_per_s"] or 0.0) + (view["out_bytes_per_s"] or 0.0))
+
+
+def _figures(stats: Mapping[str, int], rates: Mapping[str, float | None]) -> Iterator[str]:
+    for name in _SUMMED:
+        yield format_bytes(stats[name])
+    for name in ("in_bytes_per_s", "out_bytes_per_s"):
+        rate = rates[name]
+        yield "-" if rate is None else format_bytes(round(rate))
+    faults = rates["faults_per_s"]
+    yield "-" if faults is None else f"{faults:.0f}"
+
+
+def _columns(pid: str, *cells: str) -> str:
+    *figures, program = cells
+    return f"{pid:>8}" + "".join(f"{cell:>12}" for cell in figures) + f"  {program}"
 
 
 def _largest(tags: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Mapping[str, int]]]:
