@@ -176,6 +176,27 @@ def test_a_picture_has_the_ops_and_the_memory(small: Path, tmp_path: Path) -> No
     ]
 
 
+def test_traces_of_ranks_become_one_picture(tmp_path: Path) -> None:
+    """Each in rows of its own, as it would be drawn alone."""
+    alone = {}
+    for rank, us in enumerate((5.0, 7.0)):
+        name = f"t.rank{rank}.jsonl"
+        events = [Step(), Alloc(1, 4 * MIB, "param"), Op("mm", (), (1,), us=us), Step()]
+        write(tmp_path / name, events)
+        assert main(["trace", "convert", str(tmp_path / name), str(tmp_path / "one.json")]) == 0
+        alone[name] = json.loads((tmp_path / "one.json").read_text())["traceEvents"]
+    target = tmp_path / "all.json"
+    assert main(["trace", "convert", *(str(tmp_path / name) for name in alone), str(target)]) == 0
+    drawn = json.loads(target.read_text())["traceEvents"]
+    groups = {e["pid"]: e["args"]["name"] for e in drawn if e["name"] == "process_name"}
+    assert list(groups.values()) == list(alone)
+    for process, name in groups.items():
+        mine = [{**e, "pid": 1} for e in drawn if e["pid"] == process and e["ph"] != "M"]
+        assert mine == [e for e in alone[name] if e["ph"] != "M"]
+        (op,) = [e for e in mine if e["name"] == "mm"]
+        assert op["dur"] == (5.0 if "rank0" in name else 7.0)
+
+
 def frames(*names: str) -> list[dict[str, Any]]:
     return [{"name": n, "filename": f, "line": 3} for n, _, f in (n.partition("@") for n in names)]
 
@@ -326,6 +347,9 @@ def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
         (["convert", "bad.jsonl", "no/t.jsonl"], "no/t.jsonl: No such file or directory"),
         (["convert", "bad.jsonl", "no/t.json"], "no/t.json: No such file or directory"),
         (["convert", "bad.jsonl", "t.jsonl", "--gpu", "0"], "--gpu is for memory snapshots"),
+        (["convert", "empty.jsonl", "bad.jsonl", "t.json"], "bad.jsonl:3: free of id 7"),
+        (["convert", "empty.jsonl", "empty.jsonl", "t.jsonl"], "t.jsonl: several traces become"),
+        (["convert", "a.jsonl", "b.jsonl", "t.json", "--gpu", "0"], "--gpu is for one memory"),
         (["convert", "empty.jsonl", "t.jsonl", "--step", "last"], "no step: the trace has no op"),
     ],
 )

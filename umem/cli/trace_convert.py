@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..errors import ConfigError
 from .base import Subparsers
 
 
@@ -13,10 +14,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "convert",
         help="convert a trace to another format",
         description="Convert IN to the format of OUT: .jsonl or .jsonl.gz (a trace), or .json ("
-        "Chrome trace JSON for ui.perfetto.dev).",
+        "Chrome trace JSON for ui.perfetto.dev). Several traces, such as those of all ranks, "
+        "become one .json.",
     )
     parser.add_argument(
-        "source", metavar="IN", help="a trace, or a pickled torch.cuda.memory._snapshot()"
+        "sources",
+        metavar="IN",
+        nargs="+",
+        help="a trace, or a pickled torch.cuda.memory._snapshot()",
     )
     parser.add_argument("target", metavar="OUT", help="replaced if it exists")
     parser.add_argument("--step", choices=("last",), help="convert only the last complete step")
@@ -32,15 +37,17 @@ def main(args: argparse.Namespace) -> int:
     """Convert; return the exit code.
 
     Raises:
+        ConfigError: --gpu, which is for one memory snapshot, with several traces.
         TraceError: IN is malformed, or OUT cannot be written.
     """
-    from ..trace.convert import convert
+    from ..trace.convert import convert, merge
 
-    convert(
-        args.source,
-        args.target,
-        last_step=args.step == "last",
-        gpu=args.gpu,
-        partial=args.partial,
-    )
+    last_step = args.step == "last"
+    if len(args.sources) > 1:
+        if args.gpu is not None:
+            raise ConfigError("--gpu is for one memory snapshot, not for several traces")
+        merge(args.sources, args.target, last_step=last_step, partial=args.partial)
+        return 0
+    (source,) = args.sources
+    convert(source, args.target, last_step=last_step, gpu=args.gpu, partial=args.partial)
     return 0

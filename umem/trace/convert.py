@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import TraceError
@@ -13,7 +14,8 @@ from .schema import Event, Header
 from .step_builder import StepBuilder
 from .writer import Writer
 
-FORMS = (".jsonl", ".jsonl.gz", ".json")
+_DRAWN = ".json"
+FORMS = (".jsonl", ".jsonl.gz", _DRAWN)
 
 
 def convert(
@@ -42,10 +44,48 @@ def convert(
     header, events = _open(source, gpu, partial)
     if last_step:
         events = _last_step(source, events)
-    # Written next to the target, and moved into its place only when complete; the suffix is kept.
-    part = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
+    with _replacing(target) as part:
         _write(part, header, events)
+
+
+def merge(
+    sources: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
+    *,
+    last_step: bool = False,
+    partial: bool = False,
+) -> None:
+    """Draw several traces, such as those of all ranks, into one Chrome trace JSON.
+
+    Args:
+        sources: traces; each has a group of rows, named after its file.
+        target: .json. Replaced once all is written.
+        last_step: only the last complete step of each.
+        partial: keep the whole lines of traces that are cut off.
+
+    Raises:
+        TraceError: a source is malformed, or the target cannot be written.
+    """
+    target = Path(target)
+    if not target.name.endswith(_DRAWN):
+        raise TraceError(
+            f"{target}: several traces become one picture only; the name must end in {_DRAWN}"
+        )
+    traces = []
+    for source in map(Path, sources):
+        header, events = _open(source, None, partial)
+        events = _last_step(source, events) if last_step else events
+        traces.append(perfetto.Shown(source.name, header, events))
+    with _replacing(target) as part, part.open("w", encoding="utf-8") as stream:
+        perfetto.write(stream, traces)
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Give a file next to the target, and move it into its place only when it is complete."""
+    part = target.with_name(f".{os.getpid()}.{target.name}")  # the suffix is kept
+    try:
+        yield part
         part.replace(target)
     except OSError as error:
         raise TraceError(f"{target}: {error.strerror or error}") from None
@@ -78,9 +118,9 @@ def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _write(path: Path, header: Header, events: Iterable[Event]) -> None:
-    if path.suffix == ".json":
+    if path.suffix == _DRAWN:
         with path.open("w", encoding="utf-8") as stream:
-            perfetto.write(stream, header, events)
+            perfetto.write(stream, [perfetto.Shown("umem trace", header, events)])
         return
     with Writer(path, header) as writer:
         for event in events:

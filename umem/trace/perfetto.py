@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TextIO
 
 from .info import LiveBytes
 from .schema import Alloc, Event, Free, Header, Op, Step
 
 UNKNOWN_US = 1.0  # drawn length of an op without a time
-_PROCESS = 1
 _STEPS, _OPS = 1, 2  # rows
 
 
-def write(stream: TextIO, header: Header, events: Iterable[Event]) -> None:
-    """Write the events, one per line, without keeping them in memory."""
-    about = {"device": header.device, "source": header.source, "note": header.note}
-    stream.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n')
-    for row, name in ((_STEPS, "steps"), (_OPS, "ops")):
-        named = {"ph": "M", "pid": _PROCESS, "tid": row, "name": "thread_name"}
-        stream.write(json.dumps({**named, "args": {"name": name}}) + ",\n")
-    for drawn in _Drawing().draw(events):
-        stream.write(json.dumps(drawn) + ",\n")
-    process = {"ph": "M", "pid": _PROCESS, "name": "process_name", "args": {"name": "umem trace"}}
-    stream.write(json.dumps(process) + "\n]}\n")
+class Shown(NamedTuple):
+    """A trace to draw, and what its group of rows is called."""
+
+    name: str
+    header: Header
+    events: Iterable[Event]
+
+
+def write(stream: TextIO, traces: Sequence[Shown]) -> None:
+    """Write the events, one per line, without keeping them in memory.
+
+    Each trace has a group of rows of its own. All begin at 0, as a trace has no clock: operators
+    follow each other without the time between them.
+    """
+    about = [{"device": h.device, "source": h.source, "note": h.note} for _, h, _ in traces]
+    other = json.dumps(about[0] if len(about) == 1 else {"traces": about})
+    stream.write(f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n')
+    last = len(traces)
+    for process, (name, _, events) in enumerate(traces, 1):
+        for row, title in ((_STEPS, "steps"), (_OPS, "ops")):
+            named = {"ph": "M", "pid": process, "tid": row, "name": "thread_name"}
+            stream.write(json.dumps({**named, "args": {"name": title}}) + ",\n")
+        for drawn in _Drawing(process).draw(events):
+            stream.write(json.dumps(drawn) + ",\n")
+        group = {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
+        stream.write(json.dumps(group) + (",\n" if process < last else "\n]}\n"))
 
 
 class _Drawing:
-    def __init__(self) -> None:
+    def __init__(self, process: int) -> None:
+        self._process = process
         self._memory = LiveBytes()
         self._now = 0.0
         self._step_begin = 0.0
@@ -71,7 +86,7 @@ class _Drawing:
     def _slice(
         self, row: int, name: str, begin: float, us: float, **more: object
     ) -> dict[str, Any]:
-        place = {"ph": "X", "pid": _PROCESS, "tid": row, "ts": begin, "dur": us}
+        place = {"ph": "X", "pid": self._process, "tid": row, "ts": begin, "dur": us}
         return {**place, "name": name, **more}
 
     def _counter(self, by_tag: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -81,5 +96,5 @@ class _Drawing:
         values = {tag or "untagged": 0 for tag in self._shown}
         values |= {tag or "untagged": count for tag, count in by_tag.items()}
         self._shown = by_tag
-        place = {"ph": "C", "pid": _PROCESS, "ts": self._now, "name": "live bytes"}
+        place = {"ph": "C", "pid": self._process, "ts": self._now, "name": "live bytes"}
         yield {**place, "args": dict(sorted(values.items()))}
