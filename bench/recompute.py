@@ -215,18 +215,18 @@ def _replayed(mode: str, new: Rewritten, device: DeviceProfile, budget: int) -> 
 def activation_cut(graph: RecomputeGraph) -> dict[str, float]:
     """Return how far recomputation alone lowers the activation peak, and its time."""
     nothing = np.zeros(graph.step.n_tensors, bool)
-    whole = _activations(rewrite(graph, nothing, nothing))
+    whole = _activations(rewrite(graph, nothing, nothing, nothing))
     found = [rewrite(graph, *per_block(graph))]
     for count in (3, 4, 6, 8, 12):
         points = Checkpoints(graph, count)
         for share in (0.8, 0.9, 1.0):
-            found += [rewrite(graph, *points.cheapest(share), "speed")]
-            found += [rewrite(graph, *points.cheapest(share), "memory")]
-    cuts = [(whole / _activations(new), new.step.compute_us / graph.step.compute_us, new.mode)
-            for new in found]  # fmt: skip
+            chosen = points.cheapest(share)
+            found += [rewrite(graph, *chosen), rewrite(graph, *chosen._replace(free=~nothing))]
+    cuts = [(whole / _activations(new), new.step.compute_us / graph.step.compute_us,
+             bool(new.freed.any())) for new in found]  # fmt: skip
     enough = [one for one in cuts if one[0] >= CUT]
-    cut, time_ratio, mode = min(enough, key=lambda one: one[1]) if enough else max(cuts)
-    return {"cut": cut, "step_over_compute": time_ratio, "memory_mode": float(mode == "memory")}
+    cut, time_ratio, freed = min(enough, key=lambda one: one[1]) if enough else max(cuts)
+    return {"cut": cut, "step_over_compute": time_ratio, "freed": float(freed)}
 
 
 def _activations(new: Rewritten) -> int:

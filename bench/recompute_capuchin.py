@@ -80,4 +80,4 @@ def _made_again(
         for other in cost:
             if tensor in sources[other]:
                 cost[other] += us
-    return Selection(drop, nothing)
+    return Selection(drop, nothing, nothing)

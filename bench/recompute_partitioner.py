@@ -206,7 +206,7 @@ def selection(graph: RecomputeGraph, kept_ops: Sequence[int]) -> Selection:
     kept = np.zeros(graph.step.n_tensors, bool)
     for op in kept_ops:
         kept[[graph.tensor_of[value] for value in graph.outputs[op]]] = True
-    return Selection(graph.droppable & ~kept, kept)
+    return Selection(graph.droppable & ~kept, kept, np.zeros_like(kept))
 
 
 def compared(

@@ -54,7 +54,7 @@ def test_no_replay_is_below_the_bound(seed: int) -> None:
     bound = lower_bound_us(graph, LINK, budget)
     assert bound >= trace.compute_us
     for chosen in (drop, graph.droppable, np.zeros_like(drop)):
-        new = rewrite(graph, chosen, np.zeros_like(chosen))
+        new = rewrite(graph, chosen, *np.zeros((2, len(chosen)), bool))
         if replay.min_budget(new.step) > budget:
             continue
         found = replay.replay_step(new.step, "auto", LINK, budget)

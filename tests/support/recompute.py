@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from umem.recompute.planner.plan import RecomputePlan
+
+Freed = Literal["none", "some", "all"]  # which dropped values are freed after each use
+FREED = get_args(Freed)
 
 # What has no output of its own to drop.
 _VIEWS = ("view", "t.", "transpose", "expand", "select", "slice", "unsqueeze", "permute", "detach",
@@ -34,10 +37,15 @@ def names_of(forward: Callable[[], object]) -> tuple[str, ...]:
     return tuple(mode.names)
 
 
+def freed_of(drop: list[int], freed: Freed) -> tuple[int, ...]:
+    """Return the ops whose results are freed after each use; "some": of five in a row, three."""
+    if freed == "some":
+        return tuple(drop[i] for i in range(len(drop)) if i % 5 in (0, 1, 3))
+    return tuple(drop) if freed == "all" else ()
+
+
 def plan_for(
-    forward: Callable[[], object],
-    keep: tuple[str, ...] = (),
-    mode: Literal["speed", "memory"] = "speed",
+    forward: Callable[[], object], keep: tuple[str, ...] = (), freed: Freed = "none"
 ) -> RecomputePlan:
     """Drop every output but those of the ops named in `keep`; runs `forward` to see its ops."""
     names = names_of(forward)
@@ -46,7 +54,7 @@ def plan_for(
         for i, name in enumerate(names)
         if not name.startswith(tuple(f"aten.{bare}" for bare in (*_VIEWS, *keep)))
     ]
-    return RecomputePlan(names, tuple(drop), mode)
+    return RecomputePlan(names, tuple(drop), freed_of(drop, freed))
 
 
 def gradients(net: torch.nn.Module) -> list[torch.Tensor]:

@@ -62,7 +62,7 @@ def _life(ops: Sequence[Op], tensor: int) -> tuple[int, int]:
 def drop_of(graph: RecomputeGraph, tensors: Sequence[int]) -> Selection:
     drop = np.zeros(graph.step.n_tensors, bool)
     drop[list(tensors)] = True
-    return Selection(drop, np.zeros_like(drop))
+    return Selection(drop, np.zeros_like(drop), np.zeros_like(drop))
 
 
 def check_step(new: Rewritten) -> None:
@@ -120,16 +120,21 @@ def _symbols(trace: StepTrace, origin: np.ndarray) -> list[list[object]]:
     return read
 
 
-@pytest.mark.parametrize("mode", ["speed", "memory"])
-def test_a_dropped_chain_is_made_again_in_order(mode: str) -> None:
+@pytest.mark.parametrize(
+    ("freed", "runs"), [((), 3), ((0, 1, 2), 3 + 3 + 2 + 1), ((0,), 3 + 1 + 1), ((2,), 3 + 1)]
+)
+def test_a_dropped_chain_is_made_again_in_order(freed: tuple[int, ...], runs: int) -> None:
     graph = RecomputeGraph(training(6))
     acts = list(range(7, 13))
-    new = rewrite(graph, *drop_of(graph, acts[1:4]), mode)  # type: ignore[arg-type]
+    chain = acts[1:4]
+    free = drop_of(graph, [chain[i] for i in freed]).drop
+    new = rewrite(graph, *drop_of(graph, chain)._replace(free=free))
     check_step(new)
     check_values(new)
     assert new.drop_ops == (1, 2, 3)
-    # Backward of layer 4 wants activation 3 and, in speed mode, all three are made then.
-    assert new.again.sum() == (3 if mode == "speed" else 3 + 3 + 2 + 1)
+    assert new.free_ops == tuple(1 + i for i in freed)
+    # Backward of layer 4 wants activation 3, and all three are made then.
+    assert new.again.sum() == runs
 
 
 def test_dropping_nothing_changes_nothing() -> None:
@@ -153,7 +158,7 @@ def test_dropping_nothing_changes_nothing() -> None:
 def test_all_dropped_turns_over_and_checkpoints_do_not() -> None:
     graph = RecomputeGraph(training(32))
     nothing = np.zeros(graph.step.n_tensors, bool)
-    everything = rewrite(graph, graph.droppable, nothing)
+    everything = rewrite(graph, graph.droppable, nothing, nothing)
     assert everything.step.peak_bytes >= 0.9 * graph.step.peak_bytes
     cut = rewrite(graph, *Checkpoints(graph, 6).cheapest(1.0))
     assert cut.step.peak_bytes < 0.5 * graph.step.peak_bytes
@@ -252,11 +257,13 @@ def test_any_selection_gives_a_valid_step_with_the_same_values(
     trace: StepTrace, data: st.DataObject
 ) -> None:
     graph = RecomputeGraph(trace)
-    drop, keep = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(2))
-    for mode in ("speed", "memory"):
-        new = rewrite(graph, drop, keep, mode)
+    drop, keep, free = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(3))
+    for freed in (~drop, free, drop | ~drop):
+        new = rewrite(graph, drop, keep, freed)
         check_step(new)
         check_values(new)
+        assert not (new.freed & ~new.dropped).any()
+        assert set(new.free_ops) <= set(new.drop_ops)
         if not new.dropped.any():
             assert not new.again.any()
 
@@ -266,8 +273,8 @@ def test_any_selection_gives_a_valid_step_with_the_same_values(
 def test_no_step_that_fits_is_below_the_bound(trace: StepTrace, data: st.DataObject) -> None:
     pytest.importorskip("highspy")
     graph = RecomputeGraph(trace)
-    drop, keep = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(2))
-    new = rewrite(graph, drop, keep)
+    drop, keep, free = (np.array(data.draw(_bools(trace.n_tensors)), bool) for _ in range(3))
+    new = rewrite(graph, drop, keep, free)
     assert lower_bound_us(graph, LINK, new.step.peak_bytes) <= new.step.compute_us + 1e-3
 
 
@@ -292,7 +299,7 @@ def test_a_temporary_that_is_kept_while_the_program_holds_it_counts_once(held: i
     graph = RecomputeGraph(step(tensors, ops))
     drop, keep = np.zeros((2, 5), bool)
     drop[2] = keep[1] = True
-    new = rewrite(graph, drop, keep)
+    new = rewrite(graph, drop, keep, np.zeros_like(drop))
     slow = replace(LINK, bytes_per_us_in=PAGE / 2000, bytes_per_us_out=PAGE / 2000)
     assert new.recompute_us == 10.0
     assert lower_bound_us(graph, slow, new.step.peak_bytes) <= new.step.compute_us + 1e-3
@@ -306,8 +313,8 @@ def test_copies_that_go_after_each_use_lower_the_peak() -> None:
     for layers, pages in itertools.product((4, 9, 16), (2, 8)):
         graph = RecomputeGraph(training(layers, pages=pages))
         nothing: Bools = np.zeros(graph.step.n_tensors, bool)
-        memory = rewrite(graph, graph.droppable, nothing, "memory")
-        speed = rewrite(graph, graph.droppable, nothing, "speed")
+        memory = rewrite(graph, graph.droppable, nothing, ~nothing)
+        speed = rewrite(graph, graph.droppable, nothing, nothing)
         assert memory.step.peak_bytes <= min(speed.step.peak_bytes, graph.step.peak_bytes)
         assert memory.recompute_us >= speed.recompute_us
 
@@ -319,7 +326,7 @@ def test_the_reduced_step_has_the_same_decisions(trace: StepTrace) -> None:
     small = RecomputeGraph(*reduced(trace, graph.forward, graph.last_wanted))
     assert (small.droppable == graph.droppable).all()
     nothing: Bools = np.zeros(trace.n_tensors, bool)
-    whole, less = (rewrite(one, one.droppable, nothing) for one in (graph, small))
+    whole, less = (rewrite(one, one.droppable, nothing, nothing) for one in (graph, small))
     small_bytes = int((trace.bytes * ~trace.large).sum())
     # Where something is made again of small tensors, these may need large temporaries, or others.
     small_inputs = any(not trace.large[graph.tensor_of[v]] for op in graph.inputs for v in op)
@@ -406,13 +413,19 @@ def test_modes_are_checked_by_name() -> None:
 
 
 def test_a_plan_goes_through_json() -> None:
-    plan = RecomputePlan(("aten.relu.default",) * 3, (0, 2), "memory", 4096)
+    plan = RecomputePlan(("aten.relu.default",) * 3, (0, 2), (2,), 4096)
     assert "relu" not in repr(plan)  # hundreds of names would hide the rest
     assert RecomputePlan.from_dict(plan.as_dict()) == plan
     with pytest.raises(PlanError, match="ascending"):
         RecomputePlan(("aten.relu.default",), (1,))
-    with pytest.raises(PlanError, match="speed, memory"):
-        RecomputePlan((), (), "fast")  # type: ignore[arg-type]
-    for bad in ({}, {**plan.as_dict(), "drop": ["0"]}, {**plan.as_dict(), "names": "relu"}):
+    for free in ((0, 2), (1, 0)):
+        with pytest.raises(PlanError, match="out of drop"):
+            RecomputePlan(("aten.relu.default",) * 3, (0, 1), free)
+    for bad in (
+        {},
+        {**plan.as_dict(), "drop": ["0"]},
+        {**plan.as_dict(), "free": 2},
+        {**plan.as_dict(), "names": "relu"},
+    ):
         with pytest.raises(PlanError, match="not a recompute plan"):
             RecomputePlan.from_dict(bad)

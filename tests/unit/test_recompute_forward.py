@@ -6,13 +6,21 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from support.recompute import gradients, names_of, plan_for, same  # noqa: E402
+from support.recompute import (  # noqa: E402
+    FREED,
+    Freed,
+    freed_of,
+    gradients,
+    names_of,
+    plan_for,
+    same,
+)
 from support.recompute_nets import Convolutional, transformer  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
@@ -23,17 +31,16 @@ from umem.errors import StateError  # noqa: E402
 from umem.recompute.executor.forward import Prepared, Tally, dropping  # noqa: E402
 from umem.recompute.planner.plan import RecomputePlan  # noqa: E402
 
-Mode = Literal["speed", "memory"]
-MODES = pytest.mark.parametrize("mode", ["speed", "memory"])
+EACH_FREED = pytest.mark.parametrize("freed", FREED)
 Forward = Callable[..., Tensor]
 
 
 def compare(
-    forward: Forward, net: nn.Module, x: Tensor, mode: Mode = "speed", keep: tuple[str, ...] = ()
+    forward: Forward, net: nn.Module, x: Tensor, freed: Freed = "none", keep: tuple[str, ...] = ()
 ) -> Tally:
     """Run a step plainly and under a plan: gradients, buffers and the generator must agree."""
     scratch, plain = copy.deepcopy(net), copy.deepcopy(net)
-    plan = plan_for(lambda: forward(scratch, x.detach().requires_grad_()), keep, mode)
+    plan = plan_for(lambda: forward(scratch, x.detach().requires_grad_()), keep, freed)
 
     def step(model: nn.Module, tally: list[Tally]) -> tuple[list[Tensor], list[Tensor], Tensor]:
         torch.manual_seed(3)
@@ -61,31 +68,31 @@ def call(net: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-@MODES
+@EACH_FREED
 @pytest.mark.parametrize("keep", [(), ("convolution",), ("relu", "native_batch_norm")])
-def test_a_convolutional_net_has_the_same_gradients(mode: Mode, keep: tuple[str, ...]) -> None:
-    tally = compare(call, Convolutional(), torch.randn(4, 3, 16, 16), mode, keep)
+def test_a_convolutional_net_has_the_same_gradients(freed: Freed, keep: tuple[str, ...]) -> None:
+    tally = compare(call, Convolutional(), torch.randn(4, 3, 16, 16), freed, keep)
     assert tally.mismatch == ""
     assert tally.dropped >= 10
 
 
-@MODES
+@EACH_FREED
 @pytest.mark.parametrize("keep", [(), ("addmm", "mm"), ("native_layer_norm", "add")])
-def test_a_transformer_has_the_same_gradients(mode: Mode, keep: tuple[str, ...]) -> None:
-    tally = compare(call, transformer(), torch.randn(2, 8, 32), mode, keep)
+def test_a_transformer_has_the_same_gradients(freed: Freed, keep: tuple[str, ...]) -> None:
+    tally = compare(call, transformer(), torch.randn(2, 8, 32), freed, keep)
     assert tally.mismatch == ""
     assert tally.dropped >= 15
     assert tally.refused == 0
 
 
-@MODES
-def test_in_bfloat16_under_autocast(mode: Mode) -> None:
+@EACH_FREED
+def test_in_bfloat16_under_autocast(freed: Freed) -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             out: Tensor = net(x)
         return out.float()
 
-    assert compare(forward, transformer(), torch.randn(2, 8, 32), mode).dropped >= 20
+    assert compare(forward, transformer(), torch.randn(2, 8, 32), freed).dropped >= 20
 
 
 class Watch:
@@ -109,8 +116,8 @@ def tanhs(n: int) -> nn.Module:
     return nn.Sequential(*(nn.Tanh() for _ in range(n)))
 
 
-@MODES
-def test_what_is_dropped_is_freed_and_what_is_rebuilt_too(mode: Mode) -> None:
+@EACH_FREED
+def test_what_is_dropped_is_freed_and_what_is_rebuilt_too(freed: Freed) -> None:
     net = tanhs(8)
     watch = Watch(net)
     x = torch.randn(64, requires_grad=True)
@@ -119,7 +126,8 @@ def test_what_is_dropped_is_freed_and_what_is_rebuilt_too(mode: Mode) -> None:
     out = net(x)
     assert watch.count() == 8
     watch.alive.clear()
-    plan = RecomputePlan(names, tuple(i for i in range(8) if i != 4), mode)
+    drop = [i for i in range(8) if i != 4]
+    plan = RecomputePlan(names, tuple(drop), freed_of(drop, freed))
     with dropping(Prepared(plan)):
         out = net(x)
     assert watch.count() == 2  # the one that is kept, and the output
@@ -128,31 +136,32 @@ def test_what_is_dropped_is_freed_and_what_is_rebuilt_too(mode: Mode) -> None:
     assert watch.count() == 0
 
 
-@pytest.mark.parametrize(("mode", "times"), [("speed", 7), ("memory", 28)])
-def test_how_often_the_ops_run_again(mode: Mode, times: int) -> None:
+@pytest.mark.parametrize(("freed", "times"), [("none", 7), ("some", 12), ("all", 28)])
+def test_how_often_the_ops_run_again(freed: Freed, times: int) -> None:
     net = tanhs(7)
     x = torch.randn(64, requires_grad=True)
-    plan = plan_for(lambda: net(x), mode=mode)
+    plan = plan_for(lambda: net(x), freed=freed)
     with dropping(Prepared(plan)):
         out = net(x)
     loss = out.sum()
     assert names_of(loss.backward).count("aten.tanh.default") == times
 
 
-def test_values_rebuilt_on_the_way_are_freed_in_mode_memory() -> None:
+def test_values_rebuilt_on_the_way_are_freed_where_the_plan_says_so() -> None:
     """The peak of rebuilding the last of a chain is a few tensors, not the chain."""
     net = tanhs(50)
     x = torch.randn(1000, requires_grad=True)
     peak = {}
-    for mode in ("speed", "memory"):
-        plan = plan_for(lambda: net(x), mode=mode)
+    for freed in FREED:
+        plan = plan_for(lambda: net(x), freed=freed)
         with dropping(Prepared(plan)):
             loss = net(x).sum()
         with _Alive() as alive:
             loss.backward()
-        peak[mode] = alive.peak
-    assert peak["speed"] > 45
-    assert peak["memory"] < 8
+        peak[freed] = alive.peak
+    assert peak["none"] > 45
+    assert 15 < peak["some"] < 35
+    assert peak["all"] < 8
 
 
 class _Alive(TorchDispatchMode):
@@ -172,18 +181,18 @@ class _Alive(TorchDispatchMode):
         return out
 
 
-@MODES
-def test_a_long_chain_does_not_recurse(mode: Mode) -> None:
+@EACH_FREED
+def test_a_long_chain_does_not_recurse(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         for _ in range(3000):
             x = x * 1.0001
         return x.tanh().sin()
 
-    compare(forward, nn.Identity(), torch.randn(4), mode)
+    compare(forward, nn.Identity(), torch.randn(4), freed)
 
 
-@MODES
-def test_an_input_that_is_overwritten_in_forward_is_copied_before(mode: Mode) -> None:
+@EACH_FREED
+def test_an_input_that_is_overwritten_in_forward_is_copied_before(freed: Freed) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -195,11 +204,11 @@ def test_an_input_that_is_overwritten_in_forward_is_copied_before(mode: Mode) ->
             self.mean.mul_(0.5).add_(x.detach())
             return (hidden * self.mean).sin() * hidden
 
-    assert compare(call, Net(), torch.randn(16), mode).dropped >= 3
+    assert compare(call, Net(), torch.randn(16), freed).dropped >= 3
 
 
-@MODES
-def test_views_that_are_written_in_place(mode: Mode) -> None:
+@EACH_FREED
+def test_views_that_are_written_in_place(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         hidden = (x * 2).view(4, 4)
         hidden[1].mul_(3)
@@ -208,27 +217,27 @@ def test_views_that_are_written_in_place(mode: Mode) -> None:
         first = first.sin()
         return torch.cat([first, second.clone().tanh_()]).exp() * hidden
 
-    compare(forward, nn.Identity(), torch.randn(16), mode)
+    compare(forward, nn.Identity(), torch.randn(16), freed)
 
 
-@MODES
-def test_a_buffer_filled_piece_by_piece(mode: Mode) -> None:
+@EACH_FREED
+def test_a_buffer_filled_piece_by_piece(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         held = torch.empty(2, 16)
         held[0].copy_(x.sin())
         held[1].copy_(x.cos())
         return held.exp().tanh()
 
-    compare(forward, nn.Identity(), torch.randn(16), mode)
+    compare(forward, nn.Identity(), torch.randn(16), freed)
 
 
-@MODES
-def test_an_input_written_in_place(mode: Mode) -> None:
+@EACH_FREED
+def test_an_input_written_in_place(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         y = x.clone()
         return y.mul_(2).relu_().sin().add_(y.detach()).exp_()
 
-    compare(forward, nn.Identity(), torch.randn(16), mode)
+    compare(forward, nn.Identity(), torch.randn(16), freed)
 
 
 def dropped_tanhs() -> tuple[nn.Parameter, Tensor]:
@@ -279,17 +288,17 @@ class Twice(Function):
         return gradient * 2 * out / x
 
 
-@MODES
-def test_a_function_with_its_own_backward(mode: Mode) -> None:
+@EACH_FREED
+def test_a_function_with_its_own_backward(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         out: Tensor = Twice.apply((x + 3).exp()).sin()
         return out.tanh()
 
-    assert compare(forward, nn.Identity(), torch.rand(16), mode).dropped >= 2
+    assert compare(forward, nn.Identity(), torch.rand(16), freed).dropped >= 2
 
 
-@MODES
-def test_hooks_of_the_users_win_inside(mode: Mode) -> None:
+@EACH_FREED
+def test_hooks_of_the_users_win_inside(freed: Freed) -> None:
     packed = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -302,24 +311,24 @@ def test_hooks_of_the_users_win_inside(mode: Mode) -> None:
             x = x.exp().cos()
         return x.sigmoid().tanh()
 
-    compare(forward, nn.Identity(), torch.rand(16), mode)
+    compare(forward, nn.Identity(), torch.rand(16), freed)
     assert len(packed) >= 2 * 3
 
 
-@MODES
+@EACH_FREED
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_of_the_users_are_left_alone(mode: Mode, reentrant: bool) -> None:
+def test_checkpoints_of_the_users_are_left_alone(freed: Freed, reentrant: bool) -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         x = x.sin().tanh()
         out: Tensor = checkpoint(net, x, use_reentrant=reentrant)
         return out.sigmoid().tanh()
 
     net = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Tanh())
-    assert compare(forward, net, torch.rand(4, 16), mode).dropped >= 2
+    assert compare(forward, net, torch.rand(4, 16), freed).dropped >= 2
 
 
-@MODES
-def test_backward_twice_and_gradients_of_gradients(mode: Mode) -> None:
+@EACH_FREED
+def test_backward_twice_and_gradients_of_gradients(freed: Freed) -> None:
     x = torch.rand(16, requires_grad=True)
 
     def forward() -> Tensor:
@@ -331,24 +340,24 @@ def test_backward_twice_and_gradients_of_gradients(mode: Mode) -> None:
         (second,) = torch.autograd.grad(again.square().sum(), x)
         return [once, again.detach(), second]
 
-    with dropping(Prepared(plan_for(forward, mode=mode))) as tally:
+    with dropping(Prepared(plan_for(forward, freed=freed))) as tally:
         out = forward()
     assert tally.dropped >= 3
     assert same(all_gradients(forward()), all_gradients(out))
 
 
-@MODES
-def test_a_gradient_inside_of_the_forward_pass(mode: Mode) -> None:
+@EACH_FREED
+def test_a_gradient_inside_of_the_forward_pass(freed: Freed) -> None:
     def forward(net: nn.Module, x: Tensor) -> Tensor:
         hidden = net(x).tanh()
         (penalty,) = torch.autograd.grad(hidden.sum(), x, create_graph=True)
         return (hidden * penalty.square()).sin().tanh()
 
-    compare(forward, nn.Linear(8, 8), torch.rand(4, 8), mode)
+    compare(forward, nn.Linear(8, 8), torch.rand(4, 8), freed)
 
 
-@MODES
-def test_another_forward_pass_than_planned_keeps_everything_from_there(mode: Mode) -> None:
+@EACH_FREED
+def test_another_forward_pass_than_planned_keeps_everything_from_there(freed: Freed) -> None:
     x = torch.rand(16, requires_grad=True)
 
     def forward(branch: bool) -> Tensor:
@@ -356,7 +365,7 @@ def test_another_forward_pass_than_planned_keeps_everything_from_there(mode: Mod
         y = y.cos() if branch else y.sigmoid()
         return y.tanh().sin()
 
-    plan = plan_for(lambda: forward(True), mode=mode)
+    plan = plan_for(lambda: forward(True), freed=freed)
     with dropping(Prepared(plan)) as tally:
         out = forward(False)
     assert tally.mismatch == "op 3 is aten.sigmoid.default, planned was aten.cos.default"
@@ -366,27 +375,27 @@ def test_another_forward_pass_than_planned_keeps_everything_from_there(mode: Mod
     assert torch.equal(found, expected)
 
 
-@MODES
-def test_shapes_that_depend_on_data(mode: Mode) -> None:
+@EACH_FREED
+def test_shapes_that_depend_on_data(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         y = x.sin().tanh()
         chosen = y[(y > 0.3).nonzero().squeeze(1)].exp().tanh()
         return chosen * float(y.detach().max().item()) * y[y < 0.9].sum().sin()
 
-    compare(forward, nn.Identity(), torch.rand(16), mode)
+    compare(forward, nn.Identity(), torch.rand(16), freed)
 
 
-@MODES
-def test_complex_and_conjugated_tensors(mode: Mode) -> None:
+@EACH_FREED
+def test_complex_and_conjugated_tensors(freed: Freed) -> None:
     def forward(_net: nn.Module, x: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(x.sin())
         return torch.fft.irfft(spectrum * spectrum.conj() * spectrum).tanh().exp()
 
-    compare(forward, nn.Identity(), torch.rand(16), mode)
+    compare(forward, nn.Identity(), torch.rand(16), freed)
 
 
-@MODES
-def test_recurrent_nets(mode: Mode) -> None:
+@EACH_FREED
+def test_recurrent_nets(freed: Freed) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -396,7 +405,7 @@ def test_recurrent_nets(mode: Mode) -> None:
             out: Tensor = self.lstm(x)[0].tanh()
             return out.sin()
 
-    compare(call, Net(), torch.rand(5, 4, 8), mode)
+    compare(call, Net(), torch.rand(5, 4, 8), freed)
 
 
 def test_a_generator_of_the_programs_own() -> None:

@@ -43,7 +43,7 @@ class DropPlan(Protocol):
     @property
     def drop(self) -> tuple[int, ...]: ...
     @property
-    def mode(self) -> str: ...
+    def free(self) -> tuple[int, ...]: ...
     @property
     def keep_below(self) -> int: ...
 
@@ -53,10 +53,10 @@ class Prepared:
 
     def __init__(self, plan: DropPlan) -> None:
         counted = [i for i, name in enumerate(plan.names) if is_counted(name)]
-        drop = frozenset(plan.drop)
+        drop, free = frozenset(plan.drop), frozenset(plan.free)
         self.names = [sys.intern(plan.names[i]) for i in counted]
         self.drop = [i in drop for i in counted]
-        self.keep_rebuilt = plan.mode == "speed"
+        self.free = [i in free for i in counted]
         self.keep_below = plan.keep_below
 
 
@@ -105,14 +105,14 @@ class _Kept:
 class _Dropped:
     """A saved tensor that is rebuilt."""
 
-    __slots__ = ("keep", "ref")
+    __slots__ = ("ref",)
 
-    def __init__(self, ref: Ref, keep: bool) -> None:
-        self.ref, self.keep = ref, keep
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
 
     def unpack(self) -> torch.Tensor:
         assert self.ref.value is not None
-        tensor = rebuild(self.ref.value, self.keep)
+        tensor = rebuild(self.ref.value)
         with torch.no_grad():
             return self.ref.of(tensor)
 
@@ -130,8 +130,8 @@ class _Dropping(DispatchMode):
         self.counted = 0
         # Weak where the value holds the storage itself, which then stays as long.
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
-        self._names, self._drop = plan.names, plan.drop
-        self._keep, self._keep_below = plan.keep_rebuilt, plan.keep_below
+        self._names, self._drop, self._free = plan.names, plan.drop, plan.free
+        self._keep_below = plan.keep_below
         self._matches = True
         self._packing = False
         self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
@@ -143,7 +143,7 @@ class _Dropping(DispatchMode):
             if value is not None and value.made:
                 self.tally.dropped += 1
                 self.tally.dropped_bytes += tensor.untyped_storage().nbytes()
-                return _Dropped(refer(tensor, value), self._keep)
+                return _Dropped(refer(tensor, value))
             with torch._C._DisableTorchDispatch():  # this mode would cost more than the rest
                 return _Kept(tensor)
         self._packing = True
@@ -219,7 +219,8 @@ class _Dropping(DispatchMode):
         if operator.random:
             random = RandomState(device, named.get("generator"))
         scratch = operator.statistics if operator.updates_statistics(args) else frozenset()
-        node = Node(operator, func, random, scratch)
+        free = self._free[self.counted - 1]  # it is counted already
+        node = Node(operator, func, random, scratch, free)
         writing: list[tuple[torch.Tensor, Ref]] = []
         node.args = tuple(self._refs(node, writing, i, value) for i, value in enumerate(args))
         node.named = {key: self._refs(node, writing, key, value) for key, value in named.items()}

@@ -30,7 +30,7 @@ class Value:
     says that the program has changed it since.
     """
 
-    __slots__ = ("__weakref__", "held", "made", "node", "reads", "storage", "version")
+    __slots__ = ("__weakref__", "held", "made", "node", "reads", "rebuilt", "storage", "version")
 
     def __init__(self, version: int, held: torch.Tensor | None, node: Node | None) -> None:
         self.version = version
@@ -39,6 +39,19 @@ class Value:
         self.made = node is not None  # by an op that runs again, whose result nothing else sees
         self.reads = 0  # the number of ops and handles that have referred to it
         self.storage: weakref.ref[Any] | None = None  # tells when the program has released it
+        self.rebuilt: weakref.ref[Any] | None = None  # the storage that it was rebuilt in last
+
+    @property
+    def free(self) -> bool:
+        """True if it is rebuilt for each use."""
+        return self.node is not None and self.node.free
+
+    def alive(self) -> torch.Tensor | None:
+        """Return the content that was rebuilt for another use that has not ended; else None."""
+        storage = None if self.rebuilt is None else self.rebuilt()
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def checked(self) -> torch.Tensor:
         """Return `held`, unless it was changed.
@@ -106,6 +119,7 @@ class Node:
     func: Any
     random: RandomState | None
     scratch: frozenset[Place]  # arguments that it writes and whose content does not matter
+    free: bool = False  # its results are freed after each use
     args: tuple[Any, ...] = ()  # tensors replaced by their Refs
     named: dict[str, Any] = field(default_factory=dict)
     refs: list[Ref] = field(default_factory=list)
@@ -148,58 +162,65 @@ class RandomState:
             torch.set_rng_state(state)
 
 
-def rebuild(wanted: Value, keep: bool) -> torch.Tensor:
+def rebuild(wanted: Value) -> torch.Tensor:
     """Run again what makes `wanted`; return any tensor over its storage.
 
-    Args:
-        keep: what is rebuilt stays for as long as anything refers to it, and what it came from is
-            let go; else only the tensor returned is left.
+    What is rebuilt stays for as long as anything refers to it, and what it came from is let go. A
+    value that is freed after each use stays until the last op here that reads it, or, if it is
+    `wanted`, while the caller uses it.
 
     Raises:
         StateError: the program has changed an input since the forward pass.
     """
     if wanted.held is not None:
         return wanted.checked()
-    order = _order(wanted)
+    passing: dict[Value, torch.Tensor] = {}
+    order = _order(wanted, passing)
+    left = Counter(
+        ref.value for node in order for ref in node.refs if ref.value is not None and ref.value.free
+    )
+    left[wanted] += 1
     # As in the forward pass: some ops make less where no gradient is wanted. No gradient
     # is computed, because no tensor here requires one.
     with torch.enable_grad():
-        if keep:
-            while order:
-                _keep(order.pop())
-            assert wanted.held is not None
-            return wanted.held
-        return _passing(wanted, order)
+        while order:
+            _run_again(order.pop(), passing, left)
+    found = passing.get(wanted, wanted.held)
+    assert found is not None
+    if wanted.free:
+        wanted.rebuilt = weakref.ref(found.untyped_storage())
+    return found
 
 
-def _keep(node: Node) -> None:
-    """Run the node; its outputs hold their tensors from now on, and no longer the node."""
-    for value, tensor in _run(node, {}):
-        value.held, value.version, value.node = tensor, tensor._version, None
-
-
-def _passing(wanted: Value, order: list[Node]) -> torch.Tensor:
-    """Run the nodes, last first; each intermediate tensor goes after its last reader."""
-    left = Counter(ref.value for node in order for ref in node.refs if ref.value is not None)
-    left[wanted] += 1
-    found: dict[Value, torch.Tensor] = {}
-    while order:
-        node = order.pop()
-        found.update((v, tensor) for v, tensor in _run(node, found) if left[v])
-        for ref in node.refs:
-            if ref.value is None:
-                continue
+def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Value]) -> None:
+    """Run the node; its outputs pass, or hold their tensors from now on and no longer the node."""
+    for value, tensor in _run(node, passing):
+        if not node.free:
+            value.held, value.version, value.node = tensor, tensor._version, None
+        elif left[value]:
+            passing[value] = tensor
+    for ref in node.refs:
+        if ref.value in left:
             left[ref.value] -= 1
             if not left[ref.value]:
-                found.pop(ref.value, None)
-    return found[wanted]
+                passing.pop(ref.value, None)
+                del left[ref.value]
 
 
-def _order(wanted: Value) -> list[Node]:
-    """Return the nodes to run, the first one last."""
+def _order(wanted: Value, passing: dict[Value, torch.Tensor]) -> list[Node]:
+    """Return the nodes to run, the first one last; add what another use keeps to `passing`."""
     order: list[Node] = []
     seen: set[int] = set()
-    stack = [(wanted.node, False)]
+
+    def missing(value: Value | None) -> bool:
+        if value is None or value.held is not None or value in passing:
+            return False
+        tensor = value.alive()
+        if tensor is not None:
+            passing[value] = tensor
+        return tensor is None
+
+    stack = [(wanted.node, False)] if missing(wanted) else []
     while stack:
         node, inputs_done = stack.pop()
         assert node is not None
@@ -208,9 +229,11 @@ def _order(wanted: Value) -> list[Node]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            for ref in node.refs:
-                if ref.value is not None and ref.value.held is None:
-                    stack.append((ref.value.node, False))
+            stack += [
+                (ref.value.node, False)
+                for ref in node.refs
+                if ref.value is not None and missing(ref.value)
+            ]
     order.reverse()
     return order
 
@@ -220,7 +243,7 @@ def _run(node: Node, found: dict[Value, torch.Tensor]) -> list[tuple[Value, torc
     own: dict[Value, torch.UntypedStorage] = {}  # private copies of what is written
     for ref in node.refs:
         if ref.use == WRITE and ref.value is not None and ref.value not in own:
-            own[ref.value] = _to_write(ref.value, found)
+            own[ref.value] = _to_write(node, ref.value, found)
     written: dict[int, torch.Tensor] = {}  # by id of the Ref
 
     def tensor(ref: Ref) -> torch.Tensor:
@@ -255,10 +278,14 @@ def _content(value: Value, found: dict[Value, torch.Tensor]) -> torch.Tensor:
     return value.checked() if tensor is None else tensor
 
 
-def _to_write(value: Value, found: dict[Value, torch.Tensor]) -> torch.UntypedStorage:
-    """Return the value's content in a storage that may be changed; a copy if others need it."""
+def _to_write(node: Node, value: Value, found: dict[Value, torch.Tensor]) -> torch.UntypedStorage:
+    """Return the value's content in a storage that may be changed; a copy if others need it.
+
+    What stays, and is changed by a node that runs for each use, is needed for the next one.
+    """
     storage = _content(value, found).untyped_storage()
-    return storage if value.made and value.reads == 1 else copied(storage)
+    once = value.made and value.reads == 1 and (value.free or not node.free)
+    return storage if once else copied(storage)
 
 
 def _filled(value: Any, tensor: Any) -> Any:

@@ -132,7 +132,7 @@ class Relaxation:
             at = np.concatenate([*variables.values()]) if variables else np.zeros(0, np.int64)
             picked[list(variables)] = self.program.values[at] > threshold
             chosen.append(picked)
-        return Selection(chosen[0] & self.graph.droppable, chosen[1])
+        return Selection(chosen[0] & self.graph.droppable, chosen[1], np.zeros_like(chosen[0]))
 
     def _time_of_ops(self, ops: Ints) -> None:
         row = self.program.rows(1)

@@ -15,10 +15,15 @@ EXPENSIVE = ("conv", "linear", "attention", "rnn", "loss", "embedding")
 
 
 class Selection(NamedTuple):
-    """Saved tensors to drop, and temporaries to keep for rebuilding others."""
+    """Saved tensors to drop, temporaries to keep for rebuilding others, and copies to free early.
+
+    A copy of a dropped tensor stays until nothing needs it; if it is in `free`, it is freed after
+    each op of backward that it was rebuilt for, and rebuilt again for the next one.
+    """
 
     drop: Bools  # [m]
     keep: Bools  # [m]
+    free: Bools  # [m]
 
 
 class Checkpoints:
@@ -54,13 +59,14 @@ class Checkpoints:
         drop: Bools = np.zeros(len(self.keep), bool)
         count = int(np.searchsorted(self.reached, share + 1e-9, side="right"))
         drop[self.order[:count]] = True
-        return Selection(drop, self.keep)
+        return Selection(drop, self.keep, np.zeros_like(drop))
 
 
 def cheap(graph: RecomputeGraph) -> Selection:
     """Drop results of norms, activation functions and the like; keep products, which swap."""
     others = np.array([family not in EXPENSIVE for family in graph.step.families], bool)
-    return Selection(graph.droppable & others, np.zeros(len(others), bool))
+    nothing: Bools = np.zeros(len(others), bool)
+    return Selection(graph.droppable & others, nothing, nothing)
 
 
 def per_block(graph: RecomputeGraph) -> Selection:
@@ -81,7 +87,7 @@ def per_block(graph: RecomputeGraph) -> Selection:
             keep[carried] = True
     if keep.sum() < 2:
         keep = Checkpoints(graph, round(float(graph.droppable.sum()) ** 0.5)).keep
-    return Selection(graph.droppable & ~keep, keep)
+    return Selection(graph.droppable & ~keep, keep, np.zeros_like(keep))
 
 
 def _cuts(graph: RecomputeGraph, count: int) -> list[int]:

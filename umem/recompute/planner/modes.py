@@ -15,7 +15,7 @@ from ...trace.step_trace import StepTrace
 from . import candidates
 from .candidates import Selection
 from .graph import RecomputeGraph
-from .plan import Keep, RecomputePlan, check
+from .plan import RecomputePlan, check
 from .rewrite import Rewritten, rewrite
 from .search import Choice, Search
 
@@ -63,7 +63,7 @@ class RecomputePlanner:
         return self._finalists
 
     def _rewritten(self, choice: Choice) -> Rewritten:
-        return rewrite(self.graph, *choice.selection, choice.mode)
+        return rewrite(self.graph, *choice.selection)
 
     def _other(self, mode: str) -> Rewritten | None:
         graph = self.graph
@@ -74,8 +74,9 @@ class RecomputePlanner:
             return self._rewritten(self._search.swap_only)
         if mode == "per_block":
             return rewrite(graph, *candidates.per_block(graph))
-        keep: Keep = "speed" if mode == "speed" else "memory"
-        return rewrite(graph, *candidates.cheap(graph), keep)
+        cheap = candidates.cheap(graph)
+        every = np.array(graph.may_drop, bool)
+        return rewrite(graph, *(cheap if mode == "speed" else cheap._replace(free=every)))
 
 
 def graph_of(step: StepTrace, recording: Recording) -> tuple[RecomputeGraph, Sequence[int]]:
@@ -98,5 +99,5 @@ def graph_of(step: StepTrace, recording: Recording) -> tuple[RecomputeGraph, Seq
 
 def executable(new: Rewritten, recording: Recording, ordinals: Sequence[int]) -> RecomputePlan:
     """Return the plan by which a running program executes a rewritten step."""
-    drop = sorted({ordinals[op] for op in new.drop_ops})
-    return RecomputePlan(recording.forward, tuple(drop), new.mode, keep_below=PAGE_BYTES)
+    drop, free = (sorted({ordinals[op] for op in ops}) for ops in (new.drop_ops, new.free_ops))
+    return RecomputePlan(recording.forward, tuple(drop), tuple(free), keep_below=PAGE_BYTES)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ...errors import ConfigError, PlanError, did_you_mean
-
-Keep = Literal["speed", "memory"]
 
 # What each mode drops; the default policy swaps the rest, as far as the budget requires.
 MODES = {
@@ -17,7 +15,7 @@ MODES = {
     "recompute": "what the search finds fastest without any swapping",
     "per_block": "all but the inputs of blocks",
     "speed": "cheap results (norms, activation functions); copies stay until their last use",
-    "memory": "cheap results; copies go after each use",
+    "memory": "cheap results; copies are freed after each use",
 }
 
 
@@ -43,18 +41,19 @@ class RecomputePlan:
             rebuilt there. They include ops that change a dropped output in place, and ops whose
             outputs autograd does not save but a rebuild needs: the output of an op that is not
             listed is held from the forward pass on if a rebuild needs it.
-        mode: "speed": a rebuilt tensor stays until nothing in the rest of backward needs it, or a
-            rebuild from it; "memory": it is freed after the op that needs it.
+        free: ascending indices, out of `drop`, of the ops whose rebuilt outputs are freed after
+            each use. Those of the others stay until nothing in the rest of backward needs them, or
+            a rebuild from them.
         keep_below: smaller outputs, in bytes, of the ops in `drop` are kept, such as the mean and
             deviation of a norm, because rebuilding them would cost the whole op.
 
     Raises:
-        PlanError: `drop` is not ascending or not within `names`, or the mode is unknown.
+        PlanError: `drop` is not ascending or not within `names`, or `free` not within `drop`.
     """
 
     names: tuple[str, ...] = field(repr=False)  # hundreds
     drop: tuple[int, ...]
-    mode: Keep = "speed"
+    free: tuple[int, ...] = ()
     keep_below: int = 0
 
     def __post_init__(self) -> None:
@@ -64,15 +63,15 @@ class RecomputePlan:
                 f"drop={self.drop[:8]}...; allowed: ascending indices below {len(self.names)}, the "
                 "number of ops in names"
             )
-        if self.mode not in get_args(Keep):
-            raise PlanError(f"mode={self.mode!r}; allowed: {', '.join(get_args(Keep))}")
+        if sorted(set(self.drop) & set(self.free)) != list(self.free):
+            raise PlanError(f"free={self.free[:8]}...; allowed: ascending indices out of drop")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as a dictionary for JSON, which `from_dict` takes."""
         return {
             "names": list(self.names),
             "drop": list(self.drop),
-            "mode": self.mode,
+            "free": list(self.free),
             "keep_below": self.keep_below,
         }
 
@@ -84,11 +83,11 @@ class RecomputePlan:
             PlanError: `fields` is not such a dictionary.
         """
         try:
-            names, drop, mode = fields["names"], fields["drop"], fields["mode"]
-            if isinstance(names, str) or not all(type(i) is int for i in drop):
-                raise TypeError("names is a list of strings, drop one of integers")
+            names, drop, free = fields["names"], fields["drop"], fields["free"]
+            if isinstance(names, str) or not all(type(i) is int for i in [*drop, *free]):
+                raise TypeError("names is a list of strings, drop and free are of integers")
             keep_below = int(fields["keep_below"])
-            return cls(tuple(map(str, names)), tuple(drop), mode, keep_below)
+            return cls(tuple(map(str, names)), tuple(drop), tuple(free), keep_below)
         except (KeyError, TypeError, ValueError) as error:
             raise PlanError(
                 f"not a recompute plan ({error!r}); allowed: a result of RecomputePlan.as_dict"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,6 @@ import numpy as np
 from ...trace.step_trace import Bools, Ints, StepTrace
 from .candidates import Selection
 from .graph import RecomputeGraph
-from .plan import Keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class Rewritten:
     graph: RecomputeGraph
     selection: Selection  # as asked for
     dropped: Bools  # [m] not kept for backward: saved tensors, and temporaries they are made from
-    mode: Keep
+    freed: Bools  # [m] dropped, and the copies are freed after each use
     origin: Ints  # [n'] the op of the original step that each op is, or repeats
     again: Bools  # [n'] whether the op is run again
     copy_of: Ints  # [m'] the tensor of the original step that each one is, or is a copy of
@@ -47,9 +46,14 @@ class Rewritten:
         """The forward ops with dropped results, ascending."""
         return tuple(sorted(self.graph.ops_of(np.flatnonzero(self.dropped).tolist())))
 
+    @cached_property
+    def free_ops(self) -> tuple[int, ...]:
+        """The forward ops whose rebuilt results are freed after each use, ascending."""
+        return tuple(sorted(self.graph.ops_of(np.flatnonzero(self.freed).tolist())))
+
 
 def rewrite(
-    graph: RecomputeGraph, drop: Bools, keep: Bools, mode: Keep = "speed", *, labels: bool = True
+    graph: RecomputeGraph, drop: Bools, keep: Bools, free: Bools, *, labels: bool = True
 ) -> Rewritten:
     """Drop tensors, and rebuild them before the first op in backward that reads them.
 
@@ -61,11 +65,12 @@ def rewrite(
         graph: the graph of the original step.
         drop: saved tensors that are not kept, [m]; those that are not `droppable` are kept.
         keep: tensors that backward does not read and that are kept for rebuilding others, [m].
-        mode: "speed": copies stay until nothing needs them; "memory": until the op that needs them
-            ends.
+        free: tensors whose copies are freed, and rebuilt for each op that needs them, [m]. A copy
+            that such an op reads stays until the op ends, one that is only rebuilt from until
+            then. Copies of other tensors stay until nothing needs them.
         labels: whether ops and tensors of the new step get names; a search needs none.
     """
-    rewriter = _Rewriter(graph, drop, keep, mode)
+    rewriter = _Rewriter(graph, Selection(drop, keep, free))
     rewriter.run()
     return rewriter.build(labels)
 
@@ -73,16 +78,19 @@ def rewrite(
 class _Rewriter:
     """The state of one rewrite. Values are numbered as in the graph."""
 
-    def __init__(self, graph: RecomputeGraph, drop: Bools, keep: Bools, mode: Keep) -> None:
-        self.graph, self.mode, self.count = graph, mode, graph.step.n_tensors
-        self.selection = Selection(drop, keep)
-        self.dropped = dropped_by(graph, drop, keep)
+    def __init__(self, graph: RecomputeGraph, selection: Selection) -> None:
+        self.graph, self.count = graph, graph.step.n_tensors
+        self.selection = selection
+        self.dropped = dropped_by(graph, selection.drop, selection.keep)
+        self.freed = freed_by(graph, self.dropped, selection.free)
         self.gone: list[bool] = self.dropped.tolist()
+        self.passing: list[bool] = self.freed.tolist()
         self.before: list[int] = []  # for each op run again: the op that it precedes
         self.again: list[int] = []
         self.copies: list[int] = []  # the original tensor of each copy
         self.here: dict[int, int] = {}  # the latest copy of each tensor
         self.holds: dict[int, int] = {}  # the value that this copy holds
+        self.to_free: list[int] = []  # the tensors of `here` that are freed after use
         # The copies that ops access: of ops run again, by index into `again`, and of other ops.
         self.names: list[dict[int, int]] = []
         self.wanted: dict[int, dict[int, int]] = {}
@@ -94,24 +102,35 @@ class _Rewriter:
             missing = [tensor for tensor in wanted if gone[tensor]]
             if not missing:
                 continue
-            # For most ops the copies exist already.
-            if any(holds.get(tensor) != final[tensor] for tensor in missing):
-                for again in self._needed([final[tensor] for tensor in missing]):
-                    self.before.append(op)
-                    self._run_again(again)
-            self.wanted[op] = {tensor: here[tensor] for tensor in missing}
-            if self.mode == "memory":
-                here.clear()
-                holds.clear()
+            names = self.wanted[op] = {}
+            # One after the other, as autograd asks for them. For most ops the copies exist already.
+            for tensor in missing:
+                if holds.get(tensor) != final[tensor]:
+                    for again in self._needed(final[tensor]):
+                        self.before.append(op)
+                        self._run_again(again)
+                names[tensor] = here[tensor]
+                self._free(names)
+            self._free(())
 
-    def _needed(self, values: list[int]) -> list[int]:
-        """Return the forward ops that have to run again for these values, in order.
+    def _free(self, used: Container[int]) -> None:
+        """Forget the copies to free, except those of `used`."""
+        left = []
+        for tensor in self.to_free:
+            if tensor in used:
+                left.append(tensor)
+            elif self.here.pop(tensor, None) is not None:
+                self.holds.pop(tensor, None)
+        self.to_free = left
+
+    def _needed(self, value: int) -> list[int]:
+        """Return the forward ops that have to run again for a value, in order.
 
         If a copy was changed in place after the version that is needed, it is rebuilt.
         """
         graph, gone, holds = self.graph, self.gone, self.holds
         tensor_of, final, writer = graph.tensor_of, graph.final, graph.writer
-        stack, seen, ops = list(values), set(values), set()
+        stack, seen, ops = [value], {value}, set()
         while stack:
             value = stack.pop()
             tensor = tensor_of[value]
@@ -147,6 +166,8 @@ class _Rewriter:
             if graph.is_first[value] or tensor not in holds:
                 here[tensor] = self.count + len(self.copies)
                 self.copies.append(tensor)
+                if self.passing[tensor]:
+                    self.to_free.append(tensor)
             holds[tensor] = value
             names[tensor] = here[tensor]
         self.names.append(names)
@@ -190,7 +211,7 @@ class _Rewriter:
             cut=None if step.cut is None else step.cut[copy_of],
         )
         return Rewritten(
-            self.graph, self.selection, self.dropped, self.mode, origin, again, copy_of, made
+            self.graph, self.selection, self.dropped, self.freed, origin, again, copy_of, made
         )
 
     def _renamed(self, tensor: Ints, starts: Ints, again: Bools, place: Ints) -> Ints:
@@ -214,8 +235,27 @@ class _Rewriter:
         copy = tensor >= count
         np.minimum.at(first, tensor[copy], op[copy])
         later = copy | again[op]  # an op that runs again extends the lifetime of its inputs
-        np.maximum.at(last, tensor[later], op[later])
+        np.maximum.at(last, tensor[later], self._until(place, again, op, tensor)[later])
         return first, last
+
+    def _until(self, place: Ints, again: Bools, op: Ints, tensor: Ints) -> Ints:
+        """Return the op up to which each access keeps its tensor.
+
+        What is freed after use can be rebuilt for as long as autograd refers to it, which is up to
+        the end of the op that uses it: what it is rebuilt from stays until then.
+        """
+        if not self.freed.any():
+            return op
+        ends = np.arange(len(again))
+        ends[again] = np.where(self._is_freed(), place[self.before], ends[again])
+        copied = np.concatenate((np.arange(self.count), np.array(self.copies, np.int64)))
+        return np.where(self.freed[copied[tensor]], op, ends[op])
+
+    def _is_freed(self) -> Bools:
+        """Return whether each op run again makes what is freed after use."""
+        freed: Bools = np.zeros(self.graph.step.n_ops, bool)
+        freed[list(self.graph.ops_of(np.flatnonzero(self.freed).tolist()))] = True
+        return np.asarray(freed[self.again], bool)
 
 
 def dropped_by(graph: RecomputeGraph, drop: Bools, keep: Bools) -> Bools:
@@ -239,6 +279,21 @@ def dropped_by(graph: RecomputeGraph, drop: Bools, keep: Bools) -> Bools:
         stack += siblings
         stack += graph.temporaries[tensor]
     return np.array(dropped, bool)
+
+
+def freed_by(graph: RecomputeGraph, dropped: Bools, free: Bools) -> Bools:
+    """Return the tensors whose copies are freed after use, [m]: `free` where they are dropped.
+
+    Outputs of an op are freed together, because a plan lists ops: only if all of them are.
+    """
+    freed: list[bool] = (free & dropped).tolist()
+    stack = np.flatnonzero(dropped & ~free).tolist()
+    while stack:
+        for other in graph.siblings[stack.pop()]:
+            if freed[other]:
+                freed[other] = False
+                stack.append(other)
+    return np.array(freed, bool)
 
 
 def _picked(names: Sequence[str], index: Ints, labels: bool) -> tuple[str, ...]:

@@ -16,14 +16,13 @@ from . import score
 from .bound import Relaxation
 from .candidates import Checkpoints, Selection
 from .graph import RecomputeGraph
-from .plan import Keep
 from .reduced import reduced
-from .rewrite import dropped_by, rewrite
+from .rewrite import dropped_by, freed_by, rewrite
 
 LINK = 0.8  # share of the bandwidth to plan with: a link slower than planned costs more than this
 _WHOLE = 1 / LINK
 COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # numbers of checkpoints
-_FEW = (3, 6, 12)  # in mode memory, where each chain runs once for each of its tensors
+_FEW = (3, 6, 12)  # where all copies are freed, and each chain runs once for each of its tensors
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the droppable bytes, refined around the best
 _FINER = (0.1, 0.05, 0.025)
 # The bound assumes a fully used link, which no schedule attains: choices are also made for slower
@@ -40,6 +39,10 @@ _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
 _RELAXED = (0.7, 0.5, 0.3)  # link factors for which the linear program is solved
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
 _KEPT = 0.15  # share of the trials that keep, or drop, a temporary instead
+_FREED = 60_000  # as _TRIED, for choices that free copies
+_TOGGLED = 0.5  # share of these trials that free copies after each use, or keep them
+_TOGGLED_RUNS = (1, 1, 1, 2, 3, 5)  # of how many dropped tensors next to each other
+_IDLE = 16  # the max number of copies that are tried first, those idle for the longest
 _BETTER = 1 - 1e-4
 _EXCHANGED = 900_000  # as _LOOKED, for choices that need no estimate
 _EXCHANGES = 600  # the max number of exchanges
@@ -59,7 +62,6 @@ class Choice:
     floors: Floats  # lower bounds, for each of _BOUNDED
     compute_us: float
     over: int  # bytes over the room without swapping
-    mode: Keep = "speed"
 
     def min_us(self, factor: float) -> float:
         """Return a lower bound of the step time at this link factor."""
@@ -86,6 +88,7 @@ class Search:
     _known: dict[bytes, Choice] = field(default_factory=dict)
     _estimates: dict[tuple[Choice, float], float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
+    _every: Bools = field(init=False)  # all that can be freed
     _latest: tuple[Choice, StepTrace] | None = None  # the last choice made, its step
 
     def __post_init__(self) -> None:
@@ -97,18 +100,21 @@ class Search:
         written = whole.bytes[(whole.kind == Kind.PERSISTENT) & ~whole.clean].sum()
         self.updates = int(written) > _UPDATES * self.room
         nothing: Bools = np.zeros(whole.n_tensors, bool)
-        self.swap_only = self.look(Selection(nothing, nothing))
+        self._every: Bools = np.array(self.small.may_drop, bool)
+        self.swap_only = self.look(Selection(nothing, nothing, nothing))
 
-    def look(self, selection: Selection, mode: Keep = "speed") -> Choice:
+    def look(self, selection: Selection) -> Choice:
         """Return the choice for a selection; rewrite the step if it is new."""
-        key = np.packbits(dropped_by(self.small, *selection)).tobytes() + mode.encode()
+        dropped = dropped_by(self.small, selection.drop, selection.keep)
+        freed = freed_by(self.small, dropped, selection.free)
+        key = np.packbits((dropped, freed)).tobytes()
         found = self._known.get(key)
         if found is None:
-            made = rewrite(self.small, *selection, mode, labels=False)
+            made = rewrite(self.small, *selection, labels=False)
             step, begins = made.step, [0, made.behind_backward] if self.updates else [0]
             floors = score.floors_us(step, self.link, self.room, _BOUNDED, begins)
             over = step.peak_bytes - self.room
-            found = self._known[key] = Choice(selection, floors, step.compute_us, over, mode)
+            found = self._known[key] = Choice(selection, floors, step.compute_us, over)
             self._latest = found, step
         return found
 
@@ -121,7 +127,7 @@ class Search:
             if self._latest and self._latest[0] is choice:
                 step = self._latest[1]
             else:  # there are too many steps to keep them all
-                step = rewrite(self.small, *choice.selection, choice.mode, labels=False).step
+                step = rewrite(self.small, *choice.selection, labels=False).step
             link = score.derated(self.link, factor)
             found = score.estimate_us(step, link, self.room, compare=False)
             self._estimates[choice, factor] = found
@@ -169,7 +175,7 @@ class Search:
             for count in _FEW:
                 points = Checkpoints(self.small, count)
                 for share in (0.8, 0.9, 1.0):
-                    self.look(points.cheapest(share), "memory")
+                    self.look(points.cheapest(share)._replace(free=self._every))
         return next(iter(self._alone()), None)
 
     def _shrink(self) -> None:
@@ -261,20 +267,37 @@ class Search:
         return choice
 
     def _settled(self, choice: Choice, factor: float = 1.0) -> Choice:
-        """Change a few tensors at random, where the estimate at a link factor falls; seeded."""
+        """Change a few tensors at random, where the estimate at a link factor falls; seeded.
+
+        First with copies as they are, then with the most idle ones freed, and others at random.
+        """
+        choice = self._walked(choice, factor, _TRIED)
+        looks = _FREED // max(len(self.small.step.access_tensor), 1)
+        for tensor in [] if choice.fits else self._idle_copies(choice)[: looks // 4]:
+            free = choice.selection.free.copy()
+            free[tensor] = True
+            other = self.look(choice.selection._replace(free=free))
+            choice = self._fastest([choice, other], factor)
+            looks -= 2
+        return self._walked(choice, factor, _FREED, _TOGGLED)
+
+    def _walked(self, choice: Choice, factor: float, looked: int, toggled: float = 0.0) -> Choice:
+        """Change a few tensors at random; `toggled` is the share of trials that free copies."""
         graph, generator = self.small, random.Random(0)  # noqa: S311 - a reproducible walk
         saved = np.flatnonzero(graph.droppable)
-        temporary = np.flatnonzero(np.array(graph.may_drop, bool) & ~graph.saved)
+        temporary = np.flatnonzero(self._every & ~graph.saved)
         now = self.estimate_us(choice, factor)
-        left = _TRIED // max(len(graph.step.access_tensor), 1) if len(saved) else 0
+        left = looked // max(len(graph.step.access_tensor), 1) if len(saved) else 0
         seen = {choice}
         tries = 4 * left  # equal trials cost no look; this ends the loop when few are new
         while left > 0 and tries > 0:
             tries -= 1
-            if len(temporary) and generator.random() < _KEPT:
-                drop, keep = choice.selection.drop, choice.selection.keep.copy()
+            if toggled and generator.random() < toggled:
+                other = self._toggled(choice, generator)
+            elif len(temporary) and generator.random() < _KEPT:
+                keep = choice.selection.keep.copy()
                 keep[generator.choice(temporary.tolist())] ^= True
-                other = self.look(Selection(drop, keep), choice.mode)
+                other = self.look(choice.selection._replace(keep=keep))
             else:
                 other = self._exchanged(choice, saved, generator)
             if other in seen:
@@ -300,7 +323,34 @@ class Search:
         else:
             begin = generator.randrange(len(saved))
             tensors = saved[begin : begin + generator.choice(_FLIPPED)]
-        return self.look(_flipped(choice.selection, tensors), choice.mode)
+        return self.look(_flipped(choice.selection, tensors))
+
+    def _toggled(self, choice: Choice, generator: random.Random) -> Choice:
+        """Free copies of a few dropped tensors next to each other, or keep them, at random."""
+        drop, keep, free = choice.selection
+        gone = np.flatnonzero(dropped_by(self.small, drop, keep))
+        if not len(gone):
+            return choice
+        begin = generator.randrange(len(gone))
+        tensors = gone[begin : begin + generator.choice(_TOGGLED_RUNS)]
+        free = free.copy()
+        free[tensors] = not free[tensors[0]]
+        return self.look(Selection(drop, keep, free))
+
+    def _idle_copies(self, choice: Choice) -> list[int]:
+        """Return the tensors whose copies take the most bytes for the longest time between uses."""
+        new = rewrite(self.small, *choice.selection, labels=False)
+        step, count = new.step, self.small.step.n_tensors
+        order = np.lexsort((step.access_op, step.access_tensor))
+        order = order[step.access_tensor[order] >= count]
+        tensor, op = step.access_tensor[order], step.access_op[order]
+        ends = np.cumsum(step.op_us)
+        idle = np.where(np.diff(tensor) == 0, (ends - step.op_us)[op[1:]] - ends[op[:-1]], 0)
+        cost = idle * step.bytes[tensor[1:]]
+        most: Floats = np.zeros(count)
+        np.maximum.at(most, new.copy_of[tensor[1:]], cost)
+        found = np.argsort(-most, kind="stable")[:_IDLE]
+        return [int(one) for one in found[most[found] > 0]]
 
     def _groups(self, choice: Choice) -> Iterator[Ints]:
         """Yield groups of alike droppable tensors, such as a layer of all blocks: all, then parts.
@@ -346,7 +396,7 @@ def _flipped(selection: Selection, tensors: Ints) -> Selection:
     drop, keep = selection.drop.copy(), selection.keep.copy()
     drop[tensors] = ~drop[tensors]
     keep[tensors] &= ~drop[tensors]
-    return Selection(drop, keep)
+    return selection._replace(drop=drop, keep=keep)
 
 
 def _top(choices: Sequence[Choice], factor: float, count: int) -> list[Choice]:
