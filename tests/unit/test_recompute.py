@@ -14,6 +14,7 @@ from support.benches import module
 from support.steptraces import LINK, PAGE, Op, Tensor, step
 
 from umem.errors import ConfigError, PlanError
+from umem.recompute.planner import search
 from umem.recompute.planner.bound import lower_bound_us
 from umem.recompute.planner.candidates import Checkpoints, Selection, per_block
 from umem.recompute.planner.graph import RecomputeGraph
@@ -305,6 +306,34 @@ def test_a_temporary_that_is_kept_while_the_program_holds_it_counts_once(held: i
     assert lower_bound_us(graph, slow, new.step.peak_bytes) <= new.step.compute_us + 1e-3
 
 
+def test_the_bound_knows_copies_that_are_freed_between_two_uses() -> None:
+    """Tensor 1 is cheap to rebuild, and the room between its uses is needed for tensor 2."""
+    pytest.importorskip("highspy")
+    tensors = [
+        Tensor(1, tag="param"),
+        Tensor(50, (0, 4)),
+        Tensor(55, (1, 1)),
+        Tensor(55, (3, 3), "temp"),
+        Tensor(1, (2, 5), "grad"),
+    ]
+    ops = [
+        Op("make", [0], [1], 10.0),
+        Op("large", [], [2], 10_000.0),
+        Op("backward", [1], [4], 10.0),
+        Op("large_backward", [], [3], 10_000.0),
+        Op("backward", [1], [4], 10.0),
+        Op("update", [4], [0], 10.0),
+    ]
+    graph = RecomputeGraph(step(tensors, ops), np.arange(6) < 2)
+    drop = drop_of(graph, [1])
+    kept, freed = rewrite(graph, *drop), rewrite(graph, *drop._replace(free=drop.drop))
+    assert (kept.recompute_us, freed.recompute_us) == (10.0, 20.0)
+    assert freed.step.peak_bytes + 40 * PAGE < kept.step.peak_bytes
+    slow = replace(LINK, bytes_per_us_in=PAGE / 2000, bytes_per_us_out=PAGE / 2000)
+    bound = lower_bound_us(graph, slow, freed.step.peak_bytes)
+    assert graph.step.compute_us + 19.9 <= bound <= freed.step.compute_us + 1e-3
+
+
 def _bools(count: int) -> st.SearchStrategy[list[bool]]:
     return st.lists(st.booleans(), min_size=count, max_size=count)
 
@@ -353,6 +382,46 @@ def test_the_search_is_never_slower_than_recompute_or_swap_alone(share: float) -
     assert alone is None or alone.fits
     again = Search(graph, LINK, budget_of(graph, share)).best()
     assert (again.selection.drop == best.selection.drop).all()
+
+
+def joined(layers: int, *, pages: int = 8, us: float = 100.0) -> StepTrace:
+    """As `training`, but the second half of the layers reads the first half's results, in reverse.
+
+    Backward needs those twice, with much in between.
+    """
+    whole = training(layers, pages=pages, us=us)
+    ops, n = [], layers
+    for op in range(whole.n_ops):
+        span = slice(int(whole.access_start[op]), int(whole.access_start[op + 1]))
+        touched = zip(whole.access_tensor[span].tolist(), whole.access_write[span].tolist(),
+                      strict=True)  # fmt: skip
+        reads, writes = [], []
+        for tensor, write in touched:
+            (writes if write else reads).append(tensor)
+        layer = op if op < n else 2 * n - 1 - op
+        if layer > n // 2:
+            reads.append(n + 1 + n - 1 - layer)
+        ops.append(Op(whole.op_names[op], reads, writes, float(whole.op_us[op])))
+    tensors = [Tensor(1, tag="param") for _ in range(n)]
+    tensors.append(Tensor(pages, None, "input"))
+    tensors += [Tensor(pages, _life(ops, n + 1 + i), "activation") for i in range(2 * n)]
+    return step(tensors, ops)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.4, 0.3])
+def test_freeing_single_copies_is_faster_than_none_or_all(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = RecomputeGraph(joined(24))
+    found = Search(graph, LINK, budget_of(graph, share))
+    best = found.best()
+    us = found.estimate_us(best)
+    monkeypatch.setattr(search, "_FREED", 0)
+    whole = Search(graph, LINK, budget_of(graph, share))
+    assert us < whole.estimate_us(whole.best())
+    drop, keep, free = best.selection
+    for every in (np.zeros_like(free), np.ones_like(free)):
+        assert us < found.estimate_us(found.look(Selection(drop, keep, every)))
 
 
 def test_a_step_that_fits_is_left_alone() -> None:

@@ -194,17 +194,18 @@ def rebuild(wanted: Value) -> torch.Tensor:
 
 def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Value]) -> None:
     """Run the node; its outputs pass, or hold their tensors from now on and no longer the node."""
-    for value, tensor in _run(node, passing):
+    for made, tensor in _run(node, passing):
         if not node.free:
-            value.held, value.version, value.node = tensor, tensor._version, None
-        elif left[value]:
-            passing[value] = tensor
+            made.held, made.version, made.node = tensor, tensor._version, None
+        elif left[made]:
+            passing[made] = tensor
     for ref in node.refs:
-        if ref.value in left:
-            left[ref.value] -= 1
-            if not left[ref.value]:
-                passing.pop(ref.value, None)
-                del left[ref.value]
+        value = ref.value
+        if value is not None and value in left:
+            left[value] -= 1
+            if not left[value]:
+                passing.pop(value, None)
+                del left[value]
 
 
 def _order(wanted: Value, passing: dict[Value, torch.Tensor]) -> list[Node]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def lower_bound_us(
     *,
     time_limit_s: float = 60.0,
 ) -> float:
-    """Return the min step time in µs of plans that rebuild a tensor once, when it is first needed.
+    """Return the min step time in µs of plans that rebuild tensors when backward needs them.
 
     Variables: for each tensor that may be dropped, the share y that is; for each temporary, the
     share k that is kept and the share d that is rebuilt; for each forward op, the share z that runs
@@ -40,7 +41,9 @@ def lower_bound_us(
     instant while compute runs, and comes back after it while compute and recomputation run; else
     there is a stall. This holds for the step as it is, and for the step taken to start after
     backward. What the program holds after its last use is not dropped and never comes back. The
-    program minimises recomputation time and the stall. It is a relaxation: rebuilt copies, and
+    program minimises recomputation time and the stall. For each tensor and pause between two ops
+    of backward that read it, the share f of it is freed and rebuilt again at the second one, at no
+    less than the time of the ops that write it. It is a relaxation: rebuilt copies, and
     chains of them, take no memory, and shares are fractions rather than sets of tensors.
 
     With `updates`, a share u of each is done by the host: its ops take less time on the device, its
@@ -52,7 +55,8 @@ def lower_bound_us(
         PlanError: an op accesses more than the budget, or the time limit was reached.
         NotSupportedError: highspy is not installed.
     """
-    return Relaxation(graph, device, budget, updates).min_us(time_limit_s=time_limit_s)
+    program = Relaxation(graph, device, budget, updates, pauses=True)
+    return program.min_us(time_limit_s=time_limit_s)
 
 
 class Relaxation:
@@ -64,7 +68,13 @@ class Relaxation:
         device: DeviceProfile,
         budget: int,
         updates: Sequence[Update] = (),
+        *,
+        pauses: bool = False,
     ) -> None:
+        """Set the program up; without `pauses` no tensor is freed between uses, and rebuilt again.
+
+        A bound needs them; the search, which starts from the shares that are dropped, does not.
+        """
         # What may be dropped is held by no variable, and is counted by the rows of memory.
         spans = IdleIntervals(graph.step, kept=~np.array(graph.may_drop, bool))
         over = excess_bytes(spans, budget)
@@ -93,6 +103,7 @@ class Relaxation:
                 self.instants = np.union1d(self.instants, more)
         self.right: dict[int, float] = {}
         self._memory()
+        self.pauses = list(self._pauses()) if pauses else []
         self._link(device, spans)
 
     def min_us(
@@ -135,7 +146,7 @@ class Relaxation:
         return Selection(chosen[0] & self.graph.droppable, chosen[1], np.zeros_like(chosen[0]))
 
     def _time_of_ops(self, ops: Ints) -> None:
-        row = self.program.rows(1)
+        row = self.time = self.program.rows(1)
         self.program.add(row, self.again, -1.0)
         for op, us in zip(ops.tolist(), self.graph.step.op_us[ops].tolist(), strict=True):
             self.program.add(row, self.ops[op].reshape(1), us / _US)
@@ -186,6 +197,31 @@ class Relaxation:
                 program.add(row[inside], np.repeat(variable, count), size)
         self._minus(row, self.terms.needed(self.instants) / MIB)
 
+    def _pauses(self) -> Iterator[tuple[int, Ints, float]]:
+        """Add the shares f; yield for each the op at which it is rebuilt, the variable, and its ms.
+
+        An op that makes several tensors is run once for all of them: each has a part of its time.
+        """
+        program, graph, step = self.program, self.graph, self.graph.step
+        used: dict[int, list[int]] = {}
+        for op, tensors in graph.wanted_at:
+            for tensor in tensors:
+                used.setdefault(tensor, []).append(op)
+        for tensor in np.flatnonzero(graph.droppable).tolist():
+            ops, size = used[tensor], float(step.bytes[tensor]) / MIB
+            ms = sum(step.op_us[op] / len(graph.outputs[op]) for op in graph.writers[tensor]) / _US
+            for begin, end in pairwise(ops):
+                inside = self.memory[(self.instants > begin) & (self.instants < end)]
+                if not len(inside):
+                    continue
+                freed = program.variables(1, upper=1.0)
+                row = program.rows(1)  # freed - share <= 0
+                program.add(row, freed, 1.0)
+                program.add(row, self.share[tensor], -1.0)
+                program.add(self.time, freed, ms)
+                program.add(inside, np.repeat(freed, len(inside)), -size)
+                yield end, freed, ms
+
     def _minus(self, row: Ints, less: Floats) -> None:
         """Add to the left side of rows, less for each share of an update, [u, rows]."""
         for variable, amounts in zip(self.updated, less, strict=True):
@@ -221,6 +257,10 @@ class Relaxation:
         for op, k in zip(needed, place.tolist(), strict=True):
             if k < len(sums):
                 program.add(row[k : k + 1], self.ops[op].reshape(1), -graph.step.op_us[op] / _US)
+        for op, freed, ms in self.pauses:
+            k = int(np.searchsorted(self.instants, op))
+            if k < len(sums):
+                program.add(row[k : k + 1], freed, -ms)
         return sums
 
     def _link(self, device: DeviceProfile, spans: IdleIntervals) -> None:

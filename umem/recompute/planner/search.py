@@ -39,7 +39,7 @@ _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
 _RELAXED = (0.7, 0.5, 0.3)  # link factors for which the linear program is solved
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
 _KEPT = 0.15  # share of the trials that keep, or drop, a temporary instead
-_FREED = 60_000  # as _TRIED, for choices that free copies
+_FREED = 40_000  # as _TRIED, for choices that free copies
 _TOGGLED = 0.5  # share of these trials that free copies after each use, or keep them
 _TOGGLED_RUNS = (1, 1, 1, 2, 3, 5)  # of how many dropped tensors next to each other
 _IDLE = 16  # the max number of copies that are tried first, those idle for the longest
@@ -269,25 +269,31 @@ class Search:
     def _settled(self, choice: Choice, factor: float = 1.0) -> Choice:
         """Change a few tensors at random, where the estimate at a link factor falls; seeded.
 
-        First with copies as they are, then with the most idle ones freed, and others at random.
+        First with copies that stay; then all copies are freed, those that are idle for the longest
+        one by one, and others at random.
         """
-        choice = self._walked(choice, factor, _TRIED)
-        looks = _FREED // max(len(self.small.step.access_tensor), 1)
-        for tensor in [] if choice.fits else self._idle_copies(choice)[: looks // 4]:
+        accesses = max(len(self.small.step.access_tensor), 1)
+        choice = self._walked(choice, factor, _TRIED // accesses)
+        if choice.fits:  # more recomputation makes no step shorter that swaps nothing
+            return choice
+        looks = _FREED // accesses
+        drop, keep, _ = choice.selection
+        choice = self._fastest([choice, self.look(Selection(drop, keep, self._every))], factor)
+        for tensor in self._idle_copies(choice)[: looks // 4]:
             free = choice.selection.free.copy()
             free[tensor] = True
             other = self.look(choice.selection._replace(free=free))
             choice = self._fastest([choice, other], factor)
             looks -= 2
-        return self._walked(choice, factor, _FREED, _TOGGLED)
+        return self._walked(choice, factor, looks, _TOGGLED)
 
-    def _walked(self, choice: Choice, factor: float, looked: int, toggled: float = 0.0) -> Choice:
+    def _walked(self, choice: Choice, factor: float, looks: int, toggled: float = 0.0) -> Choice:
         """Change a few tensors at random; `toggled` is the share of trials that free copies."""
         graph, generator = self.small, random.Random(0)  # noqa: S311 - a reproducible walk
         saved = np.flatnonzero(graph.droppable)
         temporary = np.flatnonzero(self._every & ~graph.saved)
         now = self.estimate_us(choice, factor)
-        left = looked // max(len(graph.step.access_tensor), 1) if len(saved) else 0
+        left = looks if len(saved) else 0
         seen = {choice}
         tries = 4 * left  # equal trials cost no look; this ends the loop when few are new
         while left > 0 and tries > 0:
