@@ -395,7 +395,8 @@ def joined(layers: int, *, pages: int = 8, us: float = 100.0) -> StepTrace:
         span = slice(int(whole.access_start[op]), int(whole.access_start[op + 1]))
         touched = zip(whole.access_tensor[span].tolist(), whole.access_write[span].tolist(),
                       strict=True)  # fmt: skip
-        reads, writes = [], []
+        reads: list[int] = []
+        writes: list[int] = []
         for tensor, write in touched:
             (writes if write else reads).append(tensor)
         layer = op if op < n else 2 * n - 1 - op
