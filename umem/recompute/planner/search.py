@@ -269,16 +269,14 @@ class Search:
     def _settled(self, choice: Choice, factor: float = 1.0) -> Choice:
         """Change a few tensors at random, where the estimate at a link factor falls; seeded.
 
-        First with copies that stay; then all copies are freed, those that are idle for the longest
-        one by one, and others at random.
+        First with copies that stay; then those that are idle for the longest are freed one by one,
+        and others at random. All at once is not tried: it runs most ops many times.
         """
         accesses = max(len(self.small.step.access_tensor), 1)
         choice = self._walked(choice, factor, _TRIED // accesses)
         if choice.fits:  # more recomputation makes no step shorter that swaps nothing
             return choice
         looks = _FREED // accesses
-        drop, keep, _ = choice.selection
-        choice = self._fastest([choice, self.look(Selection(drop, keep, self._every))], factor)
         for tensor in self._idle_copies(choice)[: looks // 4]:
             free = choice.selection.free.copy()
             free[tensor] = True
