@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/headeronly/version.h>
 
+#include "torch_ext/bind_kernels.h"
 #include "torch_ext/cpu_allocator.h"
 #ifdef UMEM_WITH_CUDA
 #include "torch_ext/cuda/install.h"
@@ -56,6 +57,7 @@ PYBIND11_MODULE(_torch_ext, module) {
   module.def("remove_observer", &remove_observer);
   module.def("observer_installed", &observer_installed);
   module.def("observer_counters", &counters, "Ops and storages seen since the process began.");
+  bind_kernels(module);
   module.def("bench_cpu_alloc", &bench_cpu_alloc, py::arg("nbytes"), py::arg("iterations"),
              "Mean ns of one allocation and free through torch's present CPU allocator.");
 }

@@ -12,8 +12,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "base/thread_role.h"
@@ -22,6 +24,7 @@
 #include "runtime/awaited.h"
 #include "runtime/ops.h"
 #include "torch_ext/guessed_steps.h"
+#include "torch_ext/kernels.h"
 #include "torch_ext/thread_state.h"
 
 namespace umem::torch_ext {
@@ -138,8 +141,12 @@ bool wants_gradient(const c10::IValue& value) {
 }
 
 // Below autograd tensors no longer say so: inside an op it is the outermost op that knows.
+bool knows_of_autograd(const OpRecord* parent) {
+  return parent && (!parent->op.scope_marker || parent->kind == OpKind::kCompiled);
+}
+
 bool is_recorded(const OpRecord* parent, const at::RecordFunction& fn) {
-  if (parent && !parent->op.scope_marker) return parent->recorded;
+  if (knows_of_autograd(parent)) return parent->recorded;
   if (!c10::GradMode::is_enabled()) return false;
   const auto inputs = fn.inputs();
   return std::any_of(inputs.begin(), inputs.end(), wants_gradient);
@@ -164,7 +171,8 @@ Phase phase_within(const OpRecord* parent, OpKind kind) {
 }
 
 bool is_scope_marker(OpKind kind) {
-  return kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad || kind == OpKind::kOptimizer;
+  return kind == OpKind::kBackward || kind == OpKind::kAccumulateGrad ||
+         kind == OpKind::kOptimizer || kind == OpKind::kCompiled;
 }
 
 // Where the op's inputs have to arrive: the current stream of its GPU on this thread, which is
@@ -203,6 +211,27 @@ void await_inputs(const at::RecordFunction& fn) {
 
 GuessedSteps g_steps;
 
+// What an op's name and the op around it say.
+void describe(OpRecord& record, const OpInfo& info, OpRecord* parent) {
+  record.kind = info.kind;
+  record.parent = parent;
+  record.feeds_grad = info.kind == OpKind::kAccumulateGrad || (parent && parent->feeds_grad);
+  record.op.name = info.label;
+  record.op.collective = info.collective;
+  record.op.exchanges = info.exchanges;
+  record.op.family = family_within(parent, info.family);
+  record.op.phase = phase_within(parent, info.kind);
+  record.op.scope_marker = is_scope_marker(info.kind);
+}
+
+void begin(ThreadState& state, OpRecord& record) {
+  const std::vector<runtime::Input>& inputs = state.inputs_of_op;
+  state.ops.add(1);
+  state.inputs.add(inputs.size());
+  runtime::op_begin(&record.op, inputs.data(), inputs.size());
+  state.top = &record;
+}
+
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   ThreadState* state = thread_state();
   if (!state) return nullptr;
@@ -216,16 +245,9 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
     return nullptr;
   }
   std::unique_ptr<OpRecord> record(new OpRecord);  // make_unique would clear its pin array
-  record->kind = info.kind;
-  record->parent = parent;
-  record->feeds_grad = info.kind == OpKind::kAccumulateGrad || (parent && parent->feeds_grad);
-  record->op.name = info.label;
-  record->op.collective = info.collective;
-  record->op.exchanges = info.exchanges;
-  record->op.family = family_within(parent, info.family);
-  record->op.phase = phase_within(parent, info.kind);
-  record->op.scope_marker = is_scope_marker(info.kind);
-  record->recorded = !record->op.scope_marker && is_recorded(parent, fn);
+  describe(*record, info, parent);
+  const bool may_record = !record->op.scope_marker || info.kind == OpKind::kCompiled;
+  record->recorded = may_record && is_recorded(parent, fn);
   if (!parent && record->op.phase == Phase::kBackward) g_steps.backward();
   if (!parent && record->recorded) {
     runs_steps();
@@ -244,10 +266,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
     inputs.clear();
   else
     set_stream(record->op, reads.gpu);
-  state->ops.add(1);
-  state->inputs.add(inputs.size());
-  runtime::op_begin(&record->op, inputs.data(), inputs.size());
-  state->top = record.get();
+  begin(*state, *record);
   return record;
 }
 
@@ -261,6 +280,25 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (record.kind == OpKind::kOptimizer && outermost) g_steps.optimizer_stepped();
 }
 
+// By the order in which the runtime wants them: what is written comes first.
+void add_kernel_inputs(std::span<const KernelArgument> arguments, runtime::Op& op, Reads& reads) {
+  const auto add = [&](bool written) {
+    for (const KernelArgument& argument : arguments)
+      if (argument.written == written) add_storage(*argument.tensor, reads);
+  };
+  add(true);
+  op.n_written = static_cast<std::uint32_t>(reads.inputs.size());
+  add(false);
+}
+
+void await_kernel_inputs(std::span<const KernelArgument> arguments) {
+  std::vector<runtime::Input> inputs;
+  Reads reads{inputs};
+  for (const KernelArgument& argument : arguments) add_storage(*argument.tensor, reads);
+  if (!inputs.empty()) runtime::await_contents(inputs.data(), inputs.size());
+}
+
+std::atomic<bool> g_observing{false};
 std::mutex g_mutex;
 at::CallbackHandle g_handle = at::INVALID_CALLBACK_HANDLE;
 
@@ -322,6 +360,38 @@ void register_fork_handlers() {
 
 }  // namespace
 
+bool observing() {
+  return g_observing.load(std::memory_order_relaxed);
+}
+
+std::unique_ptr<OpRecord> begin_kernel(const OpInfo& info,
+                                       std::span<const KernelArgument> arguments) {
+  ThreadState* state = observing() ? thread_state() : nullptr;
+  if (!state) return nullptr;
+  if (runtime::awaiting()) await_kernel_inputs(arguments);
+  std::unique_ptr<OpRecord> record(new OpRecord);
+  OpRecord* parent = state->top;
+  describe(*record, info, parent);
+  record->recorded = knows_of_autograd(parent) && parent->recorded;
+  record->reads_tensors = !arguments.empty();
+  state->inputs_of_op.clear();
+  Reads reads{state->inputs_of_op};
+  add_kernel_inputs(arguments, record->op, reads);
+  set_stream(record->op, reads.gpu);
+  begin(*state, *record);
+  return record;
+}
+
+void end_kernel(std::unique_ptr<OpRecord> record) {
+  ThreadState* state = thread_state();
+  if (!record || !state) return;
+  // Innermost, nearly always; regions of a program can end out of order.
+  OpRecord** link = &state->top;
+  while (*link && *link != record.get()) link = &(*link)->parent;
+  if (*link) *link = record->parent;
+  runtime::op_end(&record->op, result_tag(*record));
+}
+
 bool observer_installed() {
   std::lock_guard guard(g_mutex);
   return g_handle != at::INVALID_CALLBACK_HANDLE;
@@ -333,6 +403,7 @@ void install_observer() {
   register_fork_handlers();
   g_steps.reset();
   g_handle = add_callback();
+  g_observing = true;
 }
 
 void remove_observer() {
@@ -340,6 +411,7 @@ void remove_observer() {
   if (g_handle == at::INVALID_CALLBACK_HANDLE) return;
   at::removeCallback(g_handle);
   g_handle = at::INVALID_CALLBACK_HANDLE;
+  g_observing = false;
 }
 
 ObserverCounters observer_counters() {

@@ -32,6 +32,9 @@ constexpr std::string_view kFactories[] = {
 constexpr std::string_view kComparing[] = {"aten::_has_compatible_shallow_copy_type",
                                            "aten::is_same_size", "aten::is_set_to"};
 
+// The autograd function around the forward pass of compiled code (torch/_functorch/_aot_autograd).
+constexpr std::string_view kCompiledFunction = "CompiledFunction";
+
 // Write all of `self`, and read nothing of it.
 constexpr std::string_view kOverwriting[] = {
 #include "torch_ext/overwrites.def"
@@ -86,6 +89,7 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
   if (name.starts_with(kOptimizerStep)) return OpKind::kOptimizer;
   if (name == kAccumulate) return OpKind::kAccumulateGrad;
   if (!fn.operator_name() && is_node(name)) return OpKind::kBackward;
+  if (!fn.operator_name() && name == kCompiledFunction) return OpKind::kCompiled;
   if (among(kFactories, name)) return OpKind::kFactory;
   if (among(kComparing, name)) return OpKind::kIgnored;
   return is_view(fn) ? OpKind::kIgnored : OpKind::kCompute;

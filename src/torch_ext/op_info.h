@@ -16,6 +16,7 @@ enum class OpKind : unsigned char {
   kBackward,        // the autograd engine's scope around one node, and the node itself
   kAccumulateGrad,  // the node that hands a leaf its gradient
   kOptimizer,       // an optimizer's step
+  kCompiled,        // the forward pass of what torch.compile made, around its kernels
 };
 
 // What an op does with an argument. What it overwrites it does not read, where the tensor is all of

@@ -50,7 +50,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
         ext: the extension; None if it is not available.
         device: the type of the tensors that umem has: "cpu" or "cuda".
     """
-    from . import forward_steps, hooks, list_ops
+    from . import compiled, forward_steps, hooks, list_ops
 
     started = kind(observer, ext)
     if started == "off":
@@ -59,6 +59,7 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
     if native:
         assert ext is not None
         parts.add(_NativeObserver(ext))
+        parts.add(compiled.CompiledKernels(ext))
     else:
         parts.add(hooks.PythonObserver())
     parts.add(hooks.Tagger(step_boundaries=not native))

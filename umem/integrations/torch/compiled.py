@@ -1,0 +1,208 @@
+"""Kernels that torch.compile generates: each call of one is an operator for umem.
+
+Inductor's code calls them without torch's dispatcher, so that the observer does not see them. They
+are wrapped where Inductor's code gets them from: on the CPU when a module of that code is loaded,
+compiled now or found in a cache; on a GPU in the launcher of Triton kernels.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+_log = logging.getLogger("umem")
+_LOADER = "torch._inductor.async_compile"
+_LAUNCHER = "torch._inductor.runtime.triton_heuristics"
+_MADE = "_umem_made"  # of an AsyncCompile: the kernels of the module that it loads, and their uses
+
+
+class CompiledKernels:
+    """Lets umem see generated kernels, of modules loaded from its construction until `remove`.
+
+    Inductor is not imported for that: it takes long, and most programs compile nothing. Kernels
+    that were wrapped stay so; while umem is off they are called directly.
+
+    Args:
+        ext: the C++ extension.
+    """
+
+    def __init__(self, ext: ModuleType) -> None:
+        self._ext = ext
+        self._before: list[tuple[Any, str, Any]] = []
+        self._said: set[str] = set()
+        self._launches: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._imports = _Imports({_LOADER: self._put_loader, _LAUNCHER: self._put_launcher})
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Give Inductor its own functions back."""
+        self._imports.remove()
+        while self._before:
+            owner, name, before = self._before.pop()
+            setattr(owner, name, before)
+
+    def _put(self, module: ModuleType, owner: str, name: str, around: Callable[..., Any]) -> None:
+        """Call `around(original, *args)` for a method; torch without it is left as it is."""
+        found = getattr(module, owner, None)
+        original = getattr(found, name, None)
+        if not callable(original):
+            self._say(
+                f"{module.__name__} has no {owner}.{name} in this torch: umem does not see the "
+                "kernels of torch.compile, whose data moves by page faults"
+            )
+            return
+
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        self._before.append((found, name, original))
+        setattr(found, name, instead)
+
+    def _put_loader(self, module: ModuleType) -> None:
+        self._put(module, "AsyncCompile", "cpp_pybinding", self._made)
+        self._put(module, "AsyncCompile", "wait", self._loaded)
+
+    def _put_launcher(self, module: ModuleType) -> None:
+        self._put(module, "CachingAutotuner", "run", self._launched)
+
+    def _made(
+        self, original: Any, compiler: Any, argtypes: Any, source: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        made = original(compiler, argtypes, source, *args, **kwargs)
+        try:
+            uses = cpp_uses(argtypes)
+            compiler.__dict__.setdefault(_MADE, []).append((made, uses))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+            self._say_unknown("C++", error)
+        return made
+
+    def _loaded(self, original: Any, compiler: Any, scope: dict[str, Any], *args: Any) -> Any:
+        made = compiler.__dict__.pop(_MADE, [])
+        wrapped = {
+            name: uses for name, value in scope.items() for known, uses in made if known is value
+        }
+        result = original(compiler, scope, *args)
+        for name, uses in wrapped.items():
+            scope[name] = self._ext.Kernel(name, uses, scope[name])
+        return result
+
+    def _launched(self, original: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._ext.observer_installed():
+            return original(tuner, *args, **kwargs)
+        kernel = self._launch(original, tuner, args)
+        return (
+            original(tuner, *args, **kwargs) if kernel is None else kernel(tuner, *args, **kwargs)
+        )
+
+    def _launch(self, original: Any, tuner: Any, args: Sequence[Any]) -> Any:
+        """Return what launches the kernel of `tuner` as an operator; None if that is unknown."""
+        try:
+            kernel = self._launches.get(tuner)
+            if kernel is None:
+                name, uses = triton_uses(tuner.triton_meta, tuner.inductor_meta, args)
+                # The first argument is the tuner.
+                kernel = self._launches[tuner] = self._ext.Kernel(name, "-" + uses, original)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+            self._say_unknown("Triton", error)
+            return None
+        return kernel
+
+    def _say_unknown(self, kind: str, error: Exception) -> None:
+        self._say(
+            f"umem does not understand the {kind} kernels that this torch generates ({error!r}) "
+            "and does not see them; their data moves by page faults"
+        )
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            _log.warning("%s", message)
+
+
+def cpp_uses(argtypes: Sequence[str]) -> str:
+    """Return for each argument of a C++ kernel r (reads), w (writes) or - (no tensor).
+
+    Through a pointer that is not to constants it may read too, or write a part only.
+    """
+    return "".join("-" if "*" not in kind else "r" if "const" in kind else "w" for kind in argtypes)
+
+
+def triton_uses(
+    meta: dict[str, Any], inductor_meta: dict[str, Any], args: Iterable[Any]
+) -> tuple[str, str]:
+    """Return the name of a Triton kernel, and for each argument r, w or - as in `cpp_uses`."""
+    import torch
+
+    kinds = {name: str(kind) for name, kind in meta["signature"].items() if kind != "constexpr"}
+    mutated = set(inductor_meta.get("mutated_arg_names") or ())
+    given = [isinstance(value, torch.Tensor) for value in args]
+    expected = [kind.startswith("*") for kind in kinds.values()]
+    name = str(inductor_meta.get("kernel_name") or "triton_kernel")
+    if (
+        given != expected[: len(given)]
+    ):  # the names are those of other arguments: any may be written
+        return name, "".join("w" if is_tensor else "-" for is_tensor in given)
+    written = (arg in mutated or arg.startswith(("out_ptr", "in_out_ptr")) for arg in kinds)
+    return name, "".join(
+        "-" if not is_tensor else "w" if writes else "r"
+        for is_tensor, writes in zip(given, written, strict=False)
+    )
+
+
+class _Imports(importlib.abc.MetaPathFinder):
+    """Calls a function with each of some modules: now if it is imported, else when it is."""
+
+    def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._calls = calls
+        self._on = False
+
+    def install(self) -> None:
+        self._on = True
+        sys.meta_path.insert(0, self)
+        for name in self._calls:
+            if (module := sys.modules.get(name)) is not None:
+                self.imported(module)
+
+    def remove(self) -> None:
+        self._on = False
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def imported(self, module: ModuleType) -> None:
+        if self._on:
+            self._calls[module.__name__](module)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._calls:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.imported)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """The loader of a module, and a call when it is loaded."""
+
+    def __init__(self, loader: Any, imported: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._imported = imported
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._imported(module)
