@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .residency.hints import prefetch as prefetch
     from .residency.hints import tag as tag
     from .residency.hints import unpin as unpin
+    from .residency.operators import uses as uses
     from .residency.placement import TensorPlacement as TensorPlacement
     from .residency.placement import scope as scope
     from .residency.placement import tensors as tensors
@@ -95,6 +96,7 @@ _NAMES = {
     "offload.optimizer.paging": "PagedOptimizer page_optimizer",
     "recompute.optimize": "deoptimize optimize",
     "residency.hints": "PinHandle advise discard evict exclude keep pin prefetch tag unpin",
+    "residency.operators": "uses",
     "residency.placement": "TensorPlacement scope tensors where",
     "residency.sleep": "Sleep sleep wake",
     "session.session": "Session disable enable is_enabled reset_peak_stats set_budget stats step "

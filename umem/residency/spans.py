@@ -53,6 +53,19 @@ def parts(target: object, what: str) -> list[StorageSpan]:
     return list(found.values())
 
 
+def tensors_in(target: object, what: str) -> list[Any]:
+    """Return the tensors in `target`, without a look at what memory they have.
+
+    Args:
+        target: as for `parts`.
+        what: the caller, for messages.
+
+    Raises:
+        ConfigError: something in it is no tensor.
+    """
+    return [tensor for _, tensor in _named(target, "", what)]
+
+
 def is_module(target: object) -> bool:
     """Return whether the target is like a torch.nn.Module."""
     return hasattr(target, "named_parameters") and hasattr(target, "named_buffers")

@@ -217,6 +217,17 @@ def sees_every_thread() -> bool:
     return _session is not None and _session.attached.observer == "native"
 
 
+def observer() -> str:
+    """Return what reports operators to umem: "native" or "python"; "off" while umem is off.
+
+    Without torch nothing does; its user's own reports are taken as with "python".
+    """
+    if _session is None or _session.settings.observer == "off":
+        return "off"
+    seen_by = _session.attached.observer
+    return "python" if seen_by == "off" else seen_by
+
+
 def current_settings() -> Settings | None:
     """Return the options in force; None if umem is off."""
     return None if _session is None else _session.settings
