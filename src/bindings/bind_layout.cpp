@@ -13,7 +13,7 @@ namespace {
 
 using Column = py::array_t<std::int64_t, py::array::c_style>;
 
-void install(const Column& sizes, const Column& offsets, std::size_t total) {
+void install(const Column& sizes, const Column& offsets, std::size_t total, int device) {
   if (sizes.ndim() != 1 || offsets.ndim() != 1 || sizes.size() != offsets.size())
     throw py::value_error("install_layout: sizes and offsets are columns of one length");
   std::vector<arena::LayoutEntry> entries;
@@ -24,11 +24,11 @@ void install(const Column& sizes, const Column& offsets, std::size_t total) {
         {static_cast<std::size_t>(sizes.at(i)),
          offsets.at(i) < 0 ? arena::kNoPlace : static_cast<std::size_t>(offsets.at(i))});
   }
-  run([&] { return runtime::install_layout(entries, total); });
+  run([&] { return runtime::install_layout(entries, total, device); });
 }
 
-py::dict status() {
-  const arena::LayoutStatus now = unlocked([&] { return runtime::layout_status(); });
+py::dict status(int device) {
+  const arena::LayoutStatus now = unlocked([&] { return runtime::layout_status(device); });
   py::dict result;
   result["entries"] = now.entries;
   result["bytes"] = now.bytes;
@@ -41,12 +41,16 @@ py::dict status() {
 }  // namespace
 
 void bind_layout(py::module_& module) {
-  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("total"));
-  module.def("clear_layout", [] {
-    py::gil_scoped_release unlocked;
-    runtime::clear_layout();
-  });
-  module.def("layout_status", &status);
+  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("total"),
+             py::arg("device") = 0);
+  module.def(
+      "clear_layout",
+      [](int device) {
+        py::gil_scoped_release unlocked;
+        runtime::clear_layout(device);
+      },
+      py::arg("device") = 0);
+  module.def("layout_status", &status, py::arg("device") = 0);
 }
 
 }  // namespace umem::bindings

@@ -101,15 +101,16 @@ policy::Plan plan_of(const py::dict& columns) {
   return plan;
 }
 
-std::uint64_t install(const py::dict& columns) {
+std::uint64_t install(const py::dict& columns, int device) {
   policy::Plan plan = plan_of(columns);
-  Result<std::uint64_t> number = unlocked([&] { return runtime::install_plan(std::move(plan)); });
+  Result<std::uint64_t> number =
+      unlocked([&] { return runtime::install_plan(std::move(plan), device); });
   if (!number.ok()) raise_if_error(number.take_status());
   return number.value();
 }
 
-py::dict status() {
-  Result<policy::PlanStatus> read = unlocked([&] { return runtime::plan_status(); });
+py::dict status(int device) {
+  Result<policy::PlanStatus> read = unlocked([&] { return runtime::plan_status(device); });
   if (!read.ok()) raise_if_error(read.take_status());
   const policy::PlanStatus& now = read.value();
   py::dict result;
@@ -121,31 +122,32 @@ py::dict status() {
   return result;
 }
 
-void clear() {
-  run([] { return runtime::clear_plans(); });
+void clear(int device) {
+  run([=] { return runtime::clear_plans(device); });
 }
 
-void replace(std::uint64_t number, const py::dict& columns) {
+void replace(std::uint64_t number, const py::dict& columns, int device) {
   policy::Plan plan = plan_of(columns);
-  run([&] { return runtime::replace_plan(number, std::move(plan)); });
+  run([&] { return runtime::replace_plan(number, std::move(plan), device); });
 }
 
-void roll_back(std::uint64_t number) {
-  run([&] { return runtime::roll_back_plan(number); });
+void roll_back(std::uint64_t number, int device) {
+  run([=] { return runtime::roll_back_plan(number, device); });
 }
 
 }  // namespace
 
 void bind_plan(py::module_& module) {
-  module.def("install_plan", &install);
+  module.def("install_plan", &install, py::arg("columns"), py::arg("device") = 0);
   module.def("cut_sizes", &runtime::cut_sizes);
   module.def("range_bytes", &runtime::range_bytes, py::arg("block"));
   module.def("finer_piece", &runtime::finer_piece, py::arg("block"));
   module.def("number_of_op", &policy::number_of, py::arg("name"));
-  module.def("clear_plans", &clear);
-  module.def("replace_plan", &replace, py::arg("number"), py::arg("columns"));
-  module.def("roll_back_plan", &roll_back, py::arg("number"));
-  module.def("plan_status", &status);
+  module.def("clear_plans", &clear, py::arg("device") = 0);
+  module.def("replace_plan", &replace, py::arg("number"), py::arg("columns"),
+             py::arg("device") = 0);
+  module.def("roll_back_plan", &roll_back, py::arg("number"), py::arg("device") = 0);
+  module.def("plan_status", &status, py::arg("device") = 0);
 }
 
 }  // namespace umem::bindings

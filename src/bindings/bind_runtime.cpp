@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "bindings/bind.h"
 #include "policy/registry.h"
 #include "runtime/runtime.h"
@@ -10,8 +12,13 @@ namespace py = pybind11;
 namespace umem::bindings {
 namespace {
 
-py::dict stats_dict() {
-  const runtime::Stats stats = unlocked([&] { return runtime::stats(); });
+py::dict stats_dict(std::optional<int> device) {
+  Result<runtime::Stats> read = unlocked([&]() -> Result<runtime::Stats> {
+    if (device) return runtime::device_stats(*device);
+    return runtime::stats();
+  });
+  if (!read.ok()) raise_if_error(read.take_status());
+  const runtime::Stats& stats = read.value();
   py::dict result;
 #define UMEM_STAT(name, doc) result[#name] = stats.name;
 #include "runtime/stats.def"
@@ -58,7 +65,8 @@ void bind_runtime(py::module_& module) {
     return std::vector<std::string>(policy::names().begin(), policy::names().end());
   });
   module.def("profiles", &profiles);
-  module.def("stats", &stats_dict);
+  module.def("stats", &stats_dict, py::arg("device") = py::none());
+  module.def("opened_devices", &runtime::opened_devices);
   module.def("stats_docs", &stats_docs);
   module.def("faults_by_operator", [] { return unlocked(&runtime::faults_by_operator); });
   module.def("reset_peak_stats", [] {

@@ -54,6 +54,7 @@ py::dict take(const std::string& sink) {
   result["id"] = column<std::int64_t>(events, [](const Event& e) { return e.id; });
   result["bytes"] = column<std::int64_t>(events, [](const Event& e) { return e.bytes; });
   result["address"] = column<std::int64_t>(events, [](const Event& e) { return e.address; });
+  result["device"] = column<std::int64_t>(events, [](const Event& e) { return e.device; });
   result["us"] = column<double>(events, [](const Event& e) { return e.us; });
   result["reads"] = column<std::int64_t>(events, [](const Event& e) { return e.reads; });
   result["writes"] = column<std::int64_t>(events, [](const Event& e) { return e.writes; });

@@ -19,7 +19,8 @@ bool has_key(std::string_view kind, std::string_view key) {
   if (kind == "op")
     return key == "name" || key == "r" || key == "w" || key == "us" || key == "flops" ||
            key == "i" || key == "family" || key == "parts";
-  if (kind == "alloc") return key == "id" || key == "bytes" || key == "tag" || key == "family";
+  if (kind == "alloc")
+    return key == "id" || key == "bytes" || key == "tag" || key == "family" || key == "device";
   return kind == "free" && key == "id";
 }
 
@@ -149,6 +150,7 @@ bool Reader::parse_value(std::string_view key) {
     event_.family = residency::find_family(text);
     return true;
   }
+  if (key == "device") return scanner_.integer("device", kMaxId, value);
   if (key == "i") return scanner_.null() || scanner_.integer("i", kMaxId, value);
   if (key == "flops") return scanner_.null() || scanner_.number("flops", kMaxFlops, ignored);
   return scanner_.skip();

@@ -19,14 +19,17 @@ Status drop_idle_layout(Device& device) {
   return status;
 }
 
-Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes) {
+Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes,
+                      int ordinal) {
   State& s = state();
-  DeviceLock lock(s.slot(0));
+  if (!State::has_slot(ordinal)) return no_such_device(ordinal);
+  DeviceLock lock(s.slot(ordinal));
   Device* device = s.open() ? lock.device() : nullptr;
   if (!device)
-    return {Code::kBadState,
-            "layouts are for the first device, which is not open: call umem.enable() first (a GPU "
-            "is opened by its first allocation)"};
+    return {
+        Code::kBadState,
+        "the layout's device is not open: call umem.enable() first (a GPU is opened by its first "
+        "allocation)"};
   if (!device->engine.managed())
     return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
   if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
@@ -38,9 +41,10 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
   return {};
 }
 
-void clear_layout() {
+void clear_layout(int ordinal) {
   State& s = state();
-  const DeviceLock lock(s.slot(0));
+  if (!State::has_slot(ordinal)) return;
+  const DeviceLock lock(s.slot(ordinal));
   Device* device = s.open() ? lock.device() : nullptr;
   if (!device) return;
   device->arena.retire_layout();
@@ -48,9 +52,10 @@ void clear_layout() {
   (void)status;  // it serves no block, and the stop gives it back
 }
 
-arena::LayoutStatus layout_status() {
+arena::LayoutStatus layout_status(int ordinal) {
   State& s = state();
-  const DeviceLock lock(s.slot(0));
+  if (!State::has_slot(ordinal)) return {};
+  const DeviceLock lock(s.slot(ordinal));
   const Device* device = s.open() ? lock.device() : nullptr;
   const arena::Layout* layout = device ? device->arena.layout() : nullptr;
   return layout ? layout->status() : arena::LayoutStatus();

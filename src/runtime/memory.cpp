@@ -93,10 +93,11 @@ void wait_for_pending(State& s, DeviceLock& lock) {
   retire_reclaimed(device);
 }
 
-void record_alloc(State& s, const arena::Allocation& block, std::size_t bytes, Op* op) {
+void record_alloc(State& s, const Device& device, const arena::Allocation& block, std::size_t bytes,
+                  Op* op) {
   const Purpose why = purpose(op);
   RecorderLock(s)->alloc(reinterpret_cast<std::uintptr_t>(block.ptr), bytes,
-                         residency::name(why.tag), family_name(why.family),
+                         residency::name(why.tag), family_name(why.family), device.place.device,
                          op && !op->scope_marker ? &op->trace : nullptr);
 }
 
@@ -198,7 +199,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
     return out_of_memory(device, status.code(), bytes, status.message());
   }
   name_block(s, device, taken.value(), bytes);
-  if (trace::recording()) record_alloc(s, taken.value(), bytes, op);
+  if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);
   const residency::Engine& engine = device.engine;
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->scope_marker) {

@@ -11,17 +11,17 @@ namespace {
 
 using residency::RangeId;
 
-// With the first device's lock.
-Device* first_device(const State& s, const DeviceLock& lock) {
+// With the device's lock.
+Device* device_with(const State& s, const DeviceLock& lock) {
   return s.open() ? lock.device() : nullptr;
 }
 
 Result<policy::Planned*> planned_policy(const State& s, const DeviceLock& lock) {
-  Device* device = first_device(s, lock);
+  Device* device = device_with(s, lock);
   if (!device)
     return Status(Code::kBadState,
-                  "plans are for the first device, which is not open: call umem.enable() first (a "
-                  "GPU is opened by its first allocation)");
+                  "the plan's device is not open: call umem.enable() first (a GPU is opened by its "
+                  "first allocation)");
   auto* planned = dynamic_cast<policy::Planned*>(&device->engine.policy());
   if (planned) return planned;
   return Status(Code::kBadState, std::string("the policy is '") + device->engine.policy().name() +
@@ -34,7 +34,8 @@ RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, 
   const std::int64_t address = plan.address[t];
   if (address == 0) return residency::kNoRange;
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
-  if (id == residency::kNoRange || s.ranges.device_of(id) != 0) return residency::kNoRange;
+  if (id == residency::kNoRange || s.ranges.device_of(id) != device.place.device)
+    return residency::kNoRange;
   const residency::Engine& engine = device.engine;
   const bool segment = plan.segment[t] != 0;
   const auto kind = static_cast<policy::Kind>(plan.kind[t]);
@@ -52,7 +53,7 @@ void cut_blocks(State& s, Device& device, const policy::Plan& plan) {
   if (s.ranges.cut_sizes().empty()) return;
   for (const std::int64_t address : plan.address) {
     const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
-    const bool large = id != residency::kNoRange && s.ranges.device_of(id) == 0 &&
+    const bool large = id != residency::kNoRange && s.ranges.device_of(id) == device.place.device &&
                        device.engine.ledger().has(id) && !device.engine.ledger().at(id).segment;
     if (large) cut_as_others(s, device, id);
   }
@@ -60,10 +61,11 @@ void cut_blocks(State& s, Device& device, const policy::Plan& plan) {
 
 }  // namespace
 
-Result<std::uint64_t> install_plan(policy::Plan plan) {
+Result<std::uint64_t> install_plan(policy::Plan plan, int device) {
   UMEM_RETURN_IF_ERROR(policy::check(plan));
   State& s = state();
-  const DeviceLock lock(s.slot(0));
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   cut_blocks(s, *lock.device(), plan);
@@ -86,10 +88,11 @@ std::size_t finer_piece(std::size_t block) {
   return state().ranges.piece_of(block, true);
 }
 
-Status clear_plans() {
+Status clear_plans(int device) {
   State& s = state();
-  const DeviceLock lock(s.slot(0));
-  if (!first_device(s, lock)) return {};
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
+  if (!device_with(s, lock)) return {};
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
@@ -103,9 +106,10 @@ static Status no_plan(std::uint64_t number) {
                                       std::to_string(policy::Planned::kMaxPlans) + " used last"};
 }
 
-Status roll_back_plan(std::uint64_t number) {
+Status roll_back_plan(std::uint64_t number, int device) {
   State& s = state();
-  const DeviceLock lock(s.slot(0));
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   if (!planned.value()->roll_back(number)) return no_plan(number);
@@ -114,10 +118,11 @@ Status roll_back_plan(std::uint64_t number) {
   return {};
 }
 
-Status replace_plan(std::uint64_t number, policy::Plan plan) {
+Status replace_plan(std::uint64_t number, policy::Plan plan, int device) {
   UMEM_RETURN_IF_ERROR(policy::check(plan));
   State& s = state();
-  const DeviceLock lock(s.slot(0));
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   const policy::Plan* old = planned.value()->plan(number);
@@ -131,10 +136,11 @@ Status replace_plan(std::uint64_t number, policy::Plan plan) {
   return {};
 }
 
-Result<policy::PlanStatus> plan_status() {
+Result<policy::PlanStatus> plan_status(int device) {
   State& s = state();
-  const DeviceLock lock(s.slot(0));
-  if (!first_device(s, lock)) return policy::PlanStatus();
+  if (!State::has_slot(device)) return no_such_device(device);
+  const DeviceLock lock(s.slot(device));
+  if (!device_with(s, lock)) return policy::PlanStatus();
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   return planned.value()->status();

@@ -27,7 +27,7 @@ std::vector<trace::LiveBlock> live_blocks(const State& s, const HeldDevices& all
         found.push_back(
             {tagged ? ledger.at(id).born : 0,
              {block.address, block.requested, tagged ? residency::name(ledger.at(id).tag) : "",
-              tagged ? family_name(ledger.at(id).family) : ""}});
+              tagged ? family_name(ledger.at(id).family) : "", device.place.device}});
       }
     }
   });

@@ -384,6 +384,34 @@ Stats stats() {
   return result;
 }
 
+Result<Stats> device_stats(int ordinal) {
+  State& s = state();
+  if (!State::has_slot(ordinal)) return no_such_device(ordinal);
+  std::unique_lock registry(s.registry);
+  Stats result;
+  result.host_budget_bytes = s.options.host_budget_bytes;
+  const bool soft = s.driver.telemetry != nullptr;  // the one device, and its figures are of it
+  if (!soft) registry.unlock();
+  const DeviceLock lock(s.slot(ordinal));
+  if (s.open() && lock.device()) {
+    add_device(s, *lock.device(), result);
+    if (soft) add_telemetry(s, result);
+  }
+  result.allocs = lock.slot().allocs;
+  result.frees = lock.slot().frees;
+  result.ooms = lock.slot().ooms;
+  result.steps = s.steps;
+  result.plans_rolled_back = s.plans_rolled_back;
+  return result;
+}
+
+std::vector<int> opened_devices() {
+  State& s = state();
+  std::vector<int> ordinals;
+  if (s.open() && !s.forked) each_ordinal(s.opened, [&](int o) { ordinals.push_back(o); });
+  return ordinals;
+}
+
 std::vector<std::pair<std::string, std::uint64_t>> faults_by_operator() {
   State& s = state();
   std::vector<std::pair<std::string, std::uint64_t>> result;

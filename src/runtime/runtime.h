@@ -35,6 +35,11 @@ UMEM_API Status set_budget(std::size_t device_bytes, std::size_t host_bytes);
 UMEM_API Status set_policy(const std::string& name);
 
 UMEM_API Stats stats();
+// Of one device: zeros before its first use. Steps, and plans that were rolled back, are counted
+// for all of them together. kInvalidArgument: umem does not serve it.
+UMEM_API Result<Stats> device_stats(int ordinal);
+// Of what was used so far, in order.
+UMEM_API std::vector<int> opened_devices();
 UMEM_API void reset_peak_stats();
 // The operators that took page faults, by name, most first. The software device knows; a GPU's
 // driver does not tell.

@@ -13,6 +13,7 @@ struct Block {
   std::size_t bytes = 0;       // as asked for
   std::uint64_t event = 0;     // number of its alloc event
   std::uint32_t id = 0;
+  int device = 0;
   std::uint64_t stamp = 0;  // of the last list that it was put in
   const char* tag = "";
   const char* family = "";

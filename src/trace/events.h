@@ -19,6 +19,7 @@ struct Event {
   const char* family = "";              // kOp, kAlloc
   std::size_t bytes = 0;                // kAlloc: as asked for
   std::uintptr_t address = 0;           // kAlloc
+  int device = 0;                       // kAlloc
   float us = -1;                        // kOp: below 0 where it is not known
   std::uint32_t reads = 0, writes = 0;  // kOp: so many of the accesses that follow `first`
   std::uint64_t first = 0;

@@ -78,6 +78,7 @@ void append(Line line, const Batch& batch, const Event& event, std::uint64_t& ne
       line.raw("{\"e\":\"alloc\",\"id\":").number(event.id);
       line.raw(",\"bytes\":").number(event.bytes);
       if (*event.name) line.raw(",\"tag\":").text(event.name);
+      if (event.device > 0) line.raw(",\"device\":").number(event.device);
       break;
     case EventKind::kFree:
       line.raw("{\"e\":\"free\",\"id\":").number(event.id);

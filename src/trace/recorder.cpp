@@ -65,6 +65,7 @@ struct OpenOp {
   std::vector<Access> inputs;
   std::size_t overwritten = 0, written = 0;  // of the inputs
   std::vector<Access> made;
+  Timers* timers = nullptr;  // of the device that the op runs on; null: it is not timed
   int timer = kNoTimer;
   bool in_use = false;
 };
@@ -82,7 +83,8 @@ void Recorder::start(Sink sink, const std::vector<LiveBlock>& live, bool by_even
     ++recording_;
     by_events_ = by_events;
     for (const LiveBlock& block : live)
-      blocks_.put({block.address, block.bytes, 0, next_id_++, 0, block.tag, block.family, false});
+      blocks_.put({block.address, block.bytes, 0, next_id_++, block.device, 0, block.tag,
+                   block.family, false});
   }
   SinkState& state = sinks_[sink];
   state = {};
@@ -90,8 +92,8 @@ void Recorder::start(Sink sink, const std::vector<LiveBlock>& live, bool by_even
   state.next = first_event_ + events_.size();
   state.dropped_before = dropped_;
   blocks_.each([&](const Block& block) {
-    state.before.push_back(
-        {EventKind::kAlloc, block.id, block.tag, block.family, block.bytes, block.address});
+    state.before.push_back({EventKind::kAlloc, block.id, block.tag, block.family, block.bytes,
+                            block.address, block.device});
   });
   std::sort(state.before.begin(), state.before.end(),
             [](const Event& a, const Event& b) { return a.id < b.id; });
@@ -103,13 +105,14 @@ void Recorder::stop(Sink sink) {
   if (any_on()) return trim();
   g_recording = false;
   clear();
-  timers_.reset();
+  timers_.clear();
 }
 
 void Recorder::leave_to_parent() {
   sinks_ = {};
   g_recording = false;
-  static_cast<void>(new std::shared_ptr<Timers>(std::move(timers_)));
+  static_cast<void>(new auto(std::move(timers_)));
+  timers_.clear();
 }
 
 void Recorder::clear() {
@@ -140,6 +143,7 @@ OpenOp* Recorder::open(OpTimer& span) {
   op->inputs.clear();
   op->made.clear();
   op->overwritten = op->written = 0;
+  op->timers = nullptr;
   op->timer = kNoTimer;
   op->in_use = true;
   return span.open = op;
@@ -199,14 +203,15 @@ void Recorder::begin(OpTimer& span, const Used* inputs, std::size_t count, std::
 void Recorder::time(OpTimer& span, const driver::Table& table, const driver::Place& place,
                     cu::CUstream stream) {
   if (!by_events_ || !current(span)) return;
-  if (!timers_) timers_ = std::make_shared<Timers>(table, place);
-  if (timers_->place().device != place.device) return;
-  if (timers_->full()) resolve();  // a step may have more ops than there are pairs
-  span.open->timer = timers_->start(stream);
+  std::shared_ptr<Timers>& timers = timers_[place.device];
+  if (!timers) timers = std::make_shared<Timers>(table, place);
+  if (timers->full()) resolve();  // a step may have more ops than there are pairs
+  span.open->timers = timers.get();
+  span.open->timer = timers->start(stream);
 }
 
 void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
-                     OpTimer* maker) {
+                     int device, OpTimer* maker) {
   if (!any_on()) return;
   const std::uint32_t id = next_id_++;
   const std::uint64_t number = first_event_ + events_.size();
@@ -215,8 +220,8 @@ void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag,
     OpenOp& op = *open(*maker);
     if (op.recording == recording_) op.made.push_back({{address}, id});
   }
-  blocks_.put({address, bytes, number, id, 0, tag, family, made});
-  Event event{EventKind::kAlloc, id, tag, family, bytes, address};
+  blocks_.put({address, bytes, number, id, device, 0, tag, family, made});
+  Event event{EventKind::kAlloc, id, tag, family, bytes, address, device};
   event.helper = helps_only();
   log(event);
 }
@@ -251,12 +256,18 @@ void Recorder::tag(std::uintptr_t address, const char* tag) {
 }
 
 void Recorder::timed(OpTimer& span, cu::CUstream stream, OpTimer* parent) {
-  const int above = parent && current(*parent) ? parent->open->timer : kNoTimer;
-  if (!timers_ || !current(span)) return;
-  if (span.open->timer == kNoTimer) return timers_->spoil(above);
+  if (!current(span)) return;
+  const OpenOp* around = parent && current(*parent) ? parent->open : nullptr;
+  OpenOp& op = *span.open;
+  if (op.timer == kNoTimer) {
+    if (around && around->timers) around->timers->spoil(around->timer);
+    return;
+  }
+  // What runs on another device is no part of the time of the op around it.
+  const int above = around && around->timers == op.timers ? around->timer : kNoTimer;
   // The op's event is the next one: between this and `end` the lock is held.
-  timers_->stop(span.open->timer, stream, first_event_ + events_.size(), above);
-  span.open->timer = kNoTimer;
+  op.timers->stop(op.timer, stream, first_event_ + events_.size(), above);
+  op.timer = kNoTimer;
 }
 
 void Recorder::end(OpTimer& span, const char* name, const char* tag, const char* family) {
@@ -292,7 +303,7 @@ void Recorder::end(OpTimer& span, const char* name, const char* tag, const char*
     accesses_.resize(size_before);
     while (!parts_.empty() && parts_.back().access >= first_access_ + size_before)
       parts_.pop_back();
-    if (timers_) timers_->disown(first_event_ + events_.size());
+    if (op.timers) op.timers->disown(first_event_ + events_.size());
   }
   close(span);
 }
@@ -303,16 +314,19 @@ void Recorder::step() {
 
 // The events live as long as the timers.
 std::function<void()> Recorder::times() {
-  if (!timers_) return [] {};
-  return [timers = timers_, events = timers_->ended()] { timers->wait(events); };
+  std::vector<std::pair<std::shared_ptr<Timers>, std::vector<cu::CUevent>>> all;
+  for (const auto& [device, timers] : timers_) all.emplace_back(timers, timers->ended());
+  return [all = std::move(all)] {
+    for (const auto& [timers, events] : all) timers->wait(events);
+  };
 }
 
 void Recorder::resolve() {
-  if (!timers_) return;
-  timers_->resolve([this](std::uint64_t number, float us) {
-    Event* event = event_at(number);
-    if (event && event->kind == EventKind::kOp) event->us = us;
-  });
+  for (const auto& [device, timers] : timers_)
+    timers->resolve([this](std::uint64_t number, float us) {
+      Event* event = event_at(number);
+      if (event && event->kind == EventKind::kOp) event->us = us;
+    });
 }
 
 // Number of the first event that may still change.
@@ -320,7 +334,8 @@ std::uint64_t Recorder::settled() const {
   std::uint64_t first = first_event_ + events_.size();
   for (const auto& op : ops_)
     if (op->in_use && op->recording == recording_) first = std::min(first, op->first_event);
-  return timers_ ? std::min(first, timers_->first_open(first)) : first;
+  for (const auto& [device, timers] : timers_) first = std::min(first, timers->first_open(first));
+  return first;
 }
 
 std::size_t Recorder::waiting(Sink sink) const {

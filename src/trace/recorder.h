@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -33,6 +34,7 @@ struct LiveBlock {
   std::size_t bytes;
   const char* tag;
   const char* family;
+  int device;
 };
 
 // What an op uses of a block: all of it, or its bytes `begin` to `end`.
@@ -62,12 +64,12 @@ class Recorder {
   // whole and not read, the further ones up to `written` are changed.
   void begin(OpTimer& span, const Used* inputs, std::size_t count, std::size_t overwritten,
              std::size_t written);
-  // The op is about to run there. By events only one device is timed, the first.
+  // The op is about to run there.
   void time(OpTimer& span, const driver::Table& table, const driver::Place& place,
             cu::CUstream stream);
   // `maker`: the op that runs, when it is not a scope marker.
   void alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
-             OpTimer* maker);
+             int device, OpTimer* maker);
   void free(std::uintptr_t address);
   void tag(std::uintptr_t address, const char* tag);
   // The op's work is given out.
@@ -120,7 +122,7 @@ class Recorder {
   std::vector<OpenOp*> spare_ops_;
   std::uint64_t lists_ = 0;  // of accesses
   bool by_events_ = false;
-  std::shared_ptr<Timers> timers_;
+  std::map<int, std::shared_ptr<Timers>> timers_;  // by device
 };
 
 // The process's one, never destroyed.

@@ -23,16 +23,20 @@ def profile_of(gpu: str) -> DeviceProfile:
     return found
 
 
-def profile() -> DeviceProfile:
-    """Return the figures of the device that umem manages."""
+def profile(device: int | None = None) -> DeviceProfile:
+    """Return the figures of a device that umem manages.
+
+    Args:
+        device: its number; None: the current one.
+    """
     options = core.current_options()
     if options.device == "soft":
         return device_profiles.find(options.profile)
-    return profile_of(gpu_name())
+    return profile_of(gpu_name(device))
 
 
-def hides_transfers() -> bool:
-    """Return whether the device that umem manages moves bytes beside compute.
+def hides_transfers(device: int | None = None) -> bool:
+    """Return whether a device that umem manages moves bytes beside compute; None: the current one.
 
     On the software device the processor does both. On an integrated GPU, whose memory is the
     host's, both share its bandwidth.
@@ -41,10 +45,10 @@ def hides_transfers() -> bool:
         return False
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return not getattr(device, "is_integrated", False)
-    devices = core.probe_cuda()["devices"]
-    return not (devices and devices[0]["integrated"])
+        number = torch.cuda.current_device() if device is None else device
+        return not getattr(torch.cuda.get_device_properties(number), "is_integrated", False)
+    found = core.probe_cuda()["devices"][device or 0 :]
+    return not (found and found[0]["integrated"])
 
 
 def _nearest_profile(gpu: str) -> str:
@@ -56,11 +60,12 @@ def _nearest_profile(gpu: str) -> str:
     return _GPU_DEFAULT
 
 
-def gpu_name() -> str:
+def gpu_name(device: int | None = None) -> str:
+    """Return the name of a GPU that the program uses; of the current one for None."""
     torch = sys.modules.get("torch")
     if torch is None:  # a program of CuPy or cuda.core
-        found = core.probe_cuda()["devices"]
+        found = core.probe_cuda()["devices"][device or 0 :]
         return found[0]["name"] if found else "cuda"
     # Before the program uses the GPU, asking would start CUDA, and then no child could be forked.
     used: bool = torch.cuda.is_initialized()
-    return str(torch.cuda.get_device_name()) if used else "cuda"
+    return str(torch.cuda.get_device_name(device)) if used else "cuda"

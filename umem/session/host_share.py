@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..recompute.planner.host_updates import Candidates, Update
     from ..trace.step_trace import StepTrace
-    from .step_planner import PlannedStep
+    from .device_planner import PlannedStep
 
 _MEASURED_BYTES = 64 << 20  # of each of the four tensors of a trial update: beyond caches
 _TRIALS = 3

@@ -25,7 +25,7 @@ class _Made(NamedTuple):
 
 
 class Layouts:
-    """The layouts of the plans, of which one is installed: that of the present kind of step.
+    """The layouts of a device's plans, of which one is installed: that of the present kind of step.
 
     The layout of the first planned step is installed at once, another one after two consecutive
     steps that followed its plan, so that an epoch's last, smaller batch changes nothing. If such a
@@ -33,10 +33,11 @@ class Layouts:
 
     Args:
         mode: auto, on or off, as the option `layout`.
+        device: the device's number.
     """
 
-    def __init__(self, mode: str) -> None:
-        self._mode = mode
+    def __init__(self, mode: str, device: int = 0) -> None:
+        self._mode, self._device = mode, device
         self._made: dict[int, _Made] = {}  # by plan number
         self._installed = self._last = 0  # numbers of plans; 0: none
 
@@ -55,9 +56,9 @@ class Layouts:
     def step_ended(self, complete: int) -> None:
         """Install or renew layouts after a step that followed plan `complete`; 0 for none."""
         if complete and complete == self._last:
-            if complete != self._installed or not core.layout_status()["entries"]:
+            if complete != self._installed or not core.layout_status(self._device)["entries"]:
                 self._install(complete)  # a trim of cached memory removed the installed one
-            elif (made := self._made.get(complete)) and made.guessed and _left():
+            elif (made := self._made.get(complete)) and made.guessed and self._left():
                 self._installed = 0
                 self._make(complete, made.step, guess=False)
                 self._install(complete)
@@ -67,7 +68,7 @@ class Layouts:
         """Use no layouts from now on; blocks in a layout stay until they are freed."""
         self._mode = "off"
         self._made.clear()
-        core.clear_layout()
+        core.clear_layout(self._device)
 
     def _make(self, number: int, step: StepTrace, *, guess: bool) -> None:
         from ..layout.layout import NO_PLACE, layout
@@ -90,7 +91,7 @@ class Layouts:
             return
         made = self._made[number].layout
         try:
-            core.install_layout(made.sizes, made.offsets, made.bytes)
+            core.install_layout(made.sizes, made.offsets, made.bytes, self._device)
         except StateError:
             return  # blocks of the previous layout are alive; a later step retries
         except UmemError as error:
@@ -99,8 +100,7 @@ class Layouts:
             return
         self._installed = number
 
-
-def _left() -> bool:
-    """Return whether a layout is installed that the last step did not follow."""
-    status = core.layout_status()
-    return status["entries"] > 0 and not status["followed"]
+    def _left(self) -> bool:
+        """Return whether a layout is installed that the last step did not follow."""
+        status = core.layout_status(self._device)
+        return status["entries"] > 0 and not status["followed"]

@@ -40,9 +40,13 @@ class Meter:
 
     Time is host time, so both have to be called while the device is idle. On the software device it
     is the virtual time that compute waited, because its compute takes no time.
+
+    Args:
+        device: the number of the device whose moved bytes count; None: those of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: int | None = None) -> None:
+        self._device = device
         self._begin = Cost(0, 0)
         self._soft = False
 
@@ -57,7 +61,7 @@ class Meter:
         return Cost(now.bytes - self._begin.bytes, now.us - self._begin.us)
 
     def _now(self) -> Cost:
-        stats = core.stats()
+        stats = core.stats(self._device)
         us = stats["stall_us"] if self._soft else time.perf_counter() * 1e6
         return Cost(stats["bytes_in"] + stats["bytes_out"], us)
 

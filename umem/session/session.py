@@ -25,11 +25,13 @@ from ..policies.registry import name_of
 from . import resolve
 
 if TYPE_CHECKING:
+    import torch
+
     from ..integrations.bindings import Attached
     from ..monitor.summary import Summary
     from ..policies.base import PlanFunction, Policy
+    from .device_planner import PlannedStep
     from .step_driver import StepLoop
-    from .step_planner import PlannedStep
 
 _log = logging.getLogger("umem")
 _ROOT = __name__.removesuffix(".session.session")
@@ -233,15 +235,31 @@ def current_settings() -> Settings | None:
     return None if _session is None else _session.settings
 
 
-def stats() -> Stats:
+def stats(device: int | torch.device | str | None = None) -> Stats:
     """Return umem's present statistics; all zero before the first `enable`.
 
+    Args:
+        device: the device to count, as torch names it, such as 1 or "cuda:1". None: all that the
+            program uses together. `steps` and `plans_rolled_back` are those of the program.
+
     Raises:
+        ConfigError: umem serves no such device.
         NotSupportedError: the native core is not installed.
     """
     from ..base.native import core
 
-    return Stats(**core.stats())
+    return Stats(**core.stats(None if device is None else _ordinal(device)))
+
+
+def _ordinal(device: int | torch.device | str) -> int:
+    if isinstance(device, int):
+        return device
+    import torch
+
+    index = torch.device(device).index
+    if index is None:
+        return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+    return int(index)
 
 
 def reset_peak_stats() -> None:
@@ -339,9 +357,12 @@ def replan() -> None:
             _driver.restart()
 
 
-def planned_step() -> PlannedStep | None:
-    """Return the step that was recorded and planned last, with its addresses; None before one."""
-    return _driver.planned_step() if _driver is not None else None
+def planned_step(device: int = 0) -> PlannedStep | None:
+    """Return the step of a device that was recorded and planned last; None before one.
+
+    With the addresses of its tensors.
+    """
+    return _driver.planned_step(device) if _driver is not None else None
 
 
 def host_memory() -> contextlib.AbstractContextManager[None]:

@@ -9,6 +9,7 @@ import errno
 import logging
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, refusal
 from .layout_driver import Layouts
-from .step_planner import PlannedStep, StepPlanner
+from .step_planner import StepPlanner
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..trace.file_recorder import TraceFile
     from ..trace.schema import Header
     from .auto_budget import AutoBudget
+    from .device_planner import PlannedStep
 
 _log = logging.getLogger("umem")
 
@@ -58,9 +60,9 @@ class StepLoop:
         """Say why steps had no plan; empty without a reason."""
         return self.planner.why_unplanned() if self.planner is not None else ""
 
-    def planned_step(self) -> PlannedStep | None:
-        """Return the step that was planned last; None before one."""
-        return self.planner.planned if self.planner is not None else None
+    def planned_step(self, device: int) -> PlannedStep | None:
+        """Return the step of a device that was planned last; None before one."""
+        return self.planner.planned(device) if self.planner is not None else None
 
     def stop(self) -> None:
         """Before umem goes off."""
@@ -95,7 +97,7 @@ def start(settings: Settings, policy: Policy | None) -> StepLoop | None:
     """
     planner = None
     if policy is not None:
-        planner = StepPlanner(policy, _device, _budget, Layouts(settings.layout))
+        planner = StepPlanner(policy, _device, _budget, partial(Layouts, settings.layout))
         if (victims := getattr(policy, "victims", None)) is not None:
             from ..policies.victim_callback import victim_callback
 
@@ -116,14 +118,14 @@ def _follower(settings: Settings) -> AutoBudget | None:
     return auto_budget.AutoBudget(options.floor_bytes, headroom)
 
 
-def _device() -> DeviceProfile:
+def _device(number: int) -> DeviceProfile:
     """Return the device to plan for."""
-    hides = current_device.hides_transfers()
-    return replace(current_device.profile(), hides_transfers=hides)
+    hides = current_device.hides_transfers(number)
+    return replace(current_device.profile(number), hides_transfers=hides)
 
 
-def _budget() -> int:
-    return core.stats()["budget_bytes"]
+def _budget(device: int) -> int:
+    return core.stats(device)["budget_bytes"]
 
 
 def _open(settings: Settings, path: Path) -> TraceFile | None:

@@ -26,13 +26,14 @@ def events(recorded: core.Recorded) -> Iterator[Event]:
     reads = recorded["reads"].tolist()
     writes = recorded["writes"].tolist()
     accesses: list[BlockId] = recorded["accesses"].tolist()
+    devices = recorded["device"].tolist()
     names, families = recorded["name"], recorded["family"]
     parts = zip(*(recorded[key].tolist() for key in ("part_access", "begin", "end")), strict=True)
     part = next(parts, None)
     at = 0
     for i, what in enumerate(kind):
         if what == _ALLOC:
-            yield Alloc(ids[i], sizes[i], names[i], families[i])
+            yield Alloc(ids[i], sizes[i], names[i], families[i], devices[i])
         elif what == _FREE:
             yield Free(ids[i])
         elif what == _STEP:

@@ -160,7 +160,14 @@ def _no_event(name: object) -> NoReturn:
 
 def _alloc(line: _Line) -> Alloc:
     take = line.pop
-    return Alloc(take("id"), take("bytes"), take("tag", ""), take("family", ""), line or None)
+    return Alloc(
+        take("id"),
+        take("bytes"),
+        take("tag", ""),
+        take("family", ""),
+        take("device", 0),
+        line or None,
+    )
 
 
 def _op(line: _Line) -> Op:

@@ -42,6 +42,7 @@ class Alloc:
     bytes: int  # as requested
     tag: str = ""
     family: str = ""
+    device: int = 0  # its number among the program's
     extra: Extra = field(default=None, hash=False)
 
 
@@ -144,6 +145,7 @@ class Validator:
         _integer("bytes", alloc.bytes, MAX_BYTES)
         _text("tag", alloc.tag)
         _text("family", alloc.family)
+        _integer("device", alloc.device, MAX_ID)
         if alloc.id in self.live:
             raise ValueError(f"id {alloc.id} is allocated twice without a free between")
         self.live_bytes += alloc.bytes
@@ -164,7 +166,7 @@ _NOT_LIVE = "which is not live: never allocated, or freed already"
 # The keys of each line besides "kind" or "e", and their fields.
 KEYS: dict[str, dict[str, str]] = {
     "header": {"v": "v", "device": "device", "source": "source", "note": "note"},
-    "alloc": {"id": "id", "bytes": "bytes", "tag": "tag", "family": "family"},
+    "alloc": {"id": "id", "bytes": "bytes", "tag": "tag", "family": "family", "device": "device"},
     "op": {
         "i": "index",
         "name": "name",

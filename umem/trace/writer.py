@@ -26,6 +26,8 @@ def to_json(event: Event) -> str:
 def _fields(line: Header | Event, name: str) -> dict[str, Any]:
     fields = {key: getattr(line, field) for key, field in KEYS[name].items()}
     kept = {k: v for k, v in fields.items() if k in _ALWAYS or v not in (None, "", ())}
+    if kept.get("device") == 0:  # nearly always
+        del kept["device"]
     return {**kept, **(line.extra or {})}
 
 

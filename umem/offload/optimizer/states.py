@@ -99,7 +99,7 @@ def acting() -> bool:
         return False
     from ...base.native import core
 
-    if planning() and core.plan_status()["active"]:
+    if planning() and any(core.plan_status(d)["active"] for d in core.opened_devices()):
         return False
     used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     return not (used and torch.cuda.is_current_stream_capturing())
