@@ -485,7 +485,7 @@ def test_only_planned_follows_plans(program: Program) -> None:
 def test_no_plans_where_no_device_is_open() -> None:
     assert _core.plan_status()["plans"] == []  # as on a GPU before its first allocation
     _core.clear_plans()
-    with pytest.raises(StateError, match="plans are for the first device, which is not open"):
+    with pytest.raises(StateError, match="the plan's device is not open"):
         _core.install_plan(columns([Tensor()], [[0]]))
 
 

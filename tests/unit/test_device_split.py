@@ -37,13 +37,13 @@ def on(device: int, *blocks: BlockId) -> list[Event]:
 def test_a_log_of_one_device_is_left_as_it_is() -> None:
     events = list(training(3, 4 * MIB, 8 * MIB))
     assert split(events) == {0: events, 1: [e for e in events if isinstance(e, Step)]}
-    moved = [Alloc(A, MIB, device=1), Op("f", (A,), (), 2.0), Free(A), Step()]
+    moved: list[Event] = [Alloc(A, MIB, device=1), Op("f", (A,), (), 2.0), Free(A), Step()]
     assert split(moved) == {0: [Step()], 1: moved}
 
 
 def test_each_device_gets_its_blocks_and_the_ops_that_use_them() -> None:
-    first = [*on(0, A), Op("f", (), (A,), 1.0), Free(A)]
-    second = [*on(1, B), Op("g", (), (B,), 1.0), Free(B)]
+    first: list[Event] = [*on(0, A), Op("f", (), (A,), 1.0), Free(A)]
+    second: list[Event] = [*on(1, B), Op("g", (), (B,), 1.0), Free(B)]
     found = split([*first, *second, Step()])
     assert found == {0: [*first, Step()], 1: [*second, Step()]}
 
@@ -87,7 +87,11 @@ def test_devices_side_by_side_wait_only_at_the_end_of_the_step() -> None:
 
 def test_the_devices_of_a_step_are_those_with_ops_in_it() -> None:
     one = DeviceSplit()
-    steps = [[*on(0, A), Op("f", (A,), (), 1.0)], [*on(1, B), Op("g", (B,), (), 1.0)], [Free(A)]]
+    steps: list[list[Event]] = [
+        [*on(0, A), Op("f", (A,), (), 1.0)],
+        [*on(1, B), Op("g", (B,), (), 1.0)],
+        [Free(A)],
+    ]
     used = []
     for events in steps:
         for event in [*events, Step()]:
@@ -98,9 +102,12 @@ def test_the_devices_of_a_step_are_those_with_ops_in_it() -> None:
 
 def test_a_device_that_a_step_does_not_use_has_no_step() -> None:
     one, two = StepBuilder(), StepBuilder()
-    log = [*on(0, A), *on(1, B)]
+    log: list[Event] = [*on(0, A), *on(1, B)]
     for step in range(4):
-        log += [Op("f", (A,), (), 1.0), *([Op("g", (B,), (), 1.0)] if step == 1 else []), Step()]
+        log.append(Op("f", (A,), (), 1.0))
+        if step == 1:
+            log.append(Op("g", (B,), (), 1.0))
+        log.append(Step())
     found = split(log)
     for builder, events in ((one, found[0]), (two, found[1])):
         for event in events:

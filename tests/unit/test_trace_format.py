@@ -65,7 +65,9 @@ def traces(draw: st.DrawFn) -> list[Event]:
             block = draw(st.integers(0, MAX_ID).filter(lambda i: i not in live))
             # All blocks together stay below what may be live.
             live[block] = draw(st.integers(0, MAX_BYTES) | st.just(0)) >> 4
-            events.append(Alloc(block, live[block], draw(text), draw(text), extra))
+            events.append(
+                Alloc(block, live[block], draw(text), draw(text), draw(st.integers(0, 3)), extra)
+            )
         elif kind == "free":
             block = draw(st.sampled_from(list(live)))
             del live[block]

@@ -158,7 +158,7 @@ OPTIONS = (
         "layout", "UMEM_LAYOUT", "choice", parsers.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),
         "Whether large blocks whose lifetimes do not overlap share addresses, as planned from a "
         "recorded step (docs/sharing.md): `auto` where the step fits the budget. For policies that "
-        "plan, on the first device.",
+        "plan.",
     ),
     Option(
         "summary", "UMEM_SUMMARY", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,

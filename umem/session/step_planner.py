@@ -113,7 +113,7 @@ class StepPlanner:
             planner.step_begins()
 
     def _passed(self, device: int, *, taken: bool) -> bool:
-        """Return whether the last step did not use the device, but only others, if that is known."""
+        """Return whether the last step is known to have used other devices only."""
         if len(self._planners) == 1:
             return False
         if taken:
