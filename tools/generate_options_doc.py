@@ -47,8 +47,8 @@ MIDDLE = """
 ## Statistics
 
 The fields of `umem.stats()`, all whole numbers. Bytes or a count, as the name says; `_us` is
-microseconds. `umem.stats(device)` has the figures of one device, such as `1` or `"cuda:1"`; `steps` and
-`plans_rolled_back` are always those of the program.
+microseconds. `umem.stats(device)` has the figures of one device, such as `1` or `"cuda:1"`; `steps`
+and `plans_rolled_back` are always those of the program.
 
 | Field | Meaning |
 |---|---|

@@ -187,3 +187,32 @@ with enable("48MiB", policy="auto"):
     gc.collect()
 """,
     )
+
+
+def test_the_recorder_knows_devices_and_times_the_ops_of_each(program: Program) -> None:
+    two_devices(
+        program,
+        """
+from umem.base.native import core
+with enable("64MiB", policy="lru"):
+    x, y = torch.zeros(MIB, device="cuda:0"), torch.zeros(MIB, device="cuda:1")
+    for sink in ("plan", "file"):
+        core.record_start(sink)
+    z = torch.empty(MIB, device="cuda:1")
+    x.add_(1)
+    y.mul_(2)
+    z.copy_(x)
+    for device in (0, 1):
+        torch.cuda.synchronize(device)
+    taken = core.record_take("plan")
+    assert taken["device"][taken["kind"] == 0].tolist() == [0, 1, 1], taken
+    times = {name: us for name, us, kind in zip(taken["name"], taken["us"], taken["kind"])
+             if kind == 1}
+    assert times["aten::add_"] >= 0 and times["aten::mul_"] >= 0, times
+    lines = core.record_lines("file", True)[0].decode().splitlines()
+    assert ['"device":1' in line for line in lines if '"alloc"' in line] == [False, True, True]
+    for sink in ("plan", "file"):
+        core.record_stop(sink)
+    del x, y, z
+""",
+    )

@@ -24,7 +24,7 @@ _BETTER = 0.99  # of the time without updates on the host: a smaller gain is not
 
 
 def host_updated(
-    parameters: Collection[int], after: PlannedStep | None, *, released: bool
+    parameters: Collection[int], after: PlannedStep | None, *, released: bool, device: int = 0
 ) -> frozenset[int] | None:
     """Return the addresses of the parameters to update on the host.
 
@@ -35,11 +35,12 @@ def host_updated(
         parameters: the addresses of the optimizer's parameters.
         after: the step that was looked at last.
         released: gradients leave in the backward pass, and not in the optimizer's step.
+        device: the number of the device that has them.
 
     Returns:
         None as long as no step was planned, but for `after`, that updates one of them.
     """
-    planned = session.planned_step()
+    planned = session.planned_step(device)
     if planned is None or planned is after:
         return None
     return choose(planned, parameters, measured_rate, released=released)

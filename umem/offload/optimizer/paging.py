@@ -339,8 +339,10 @@ class PagedOptimizer(OfOptimizer):
         if self._automatic:
             parameters = self._plain(parameters)
         here = {p.data_ptr() for p in parameters}
-        chosen = host_updated(here, self._planned, released=self._release is not None)
-        self._planned = session.planned_step()
+        device = (parameters[0].device.index or 0) if parameters else 0
+        released = self._release is not None
+        chosen = host_updated(here, self._planned, released=released, device=device)
+        self._planned = session.planned_step(device)
         self._undecided = 0 if chosen is not None else self._undecided - 1
         mine = [p for p in parameters if p.data_ptr() in (chosen or ())]
         if not mine:
