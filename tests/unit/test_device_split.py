@@ -131,3 +131,15 @@ def test_both_halves_are_valid_traces_whose_times_are_those_of_the_step() -> Non
         totals.append(builder.step().op_us.sum())
         assert builder.step().n_tensors > 0
     assert totals[0] == pytest.approx(totals[1])
+
+
+def test_what_was_there_before_another_device_joins_is_the_first_ones() -> None:
+    found = split(
+        [
+            *on(0, A), Op("f", (A,), (), 5.0), *on(1, B),
+            Op("copy", (A,), (B,), 1.0), Free(A), Op("g", (B,), (), 2.0), Step(),
+        ]
+    )  # fmt: skip
+    assert times(found[0]) == [("f", 5), ("copy", 1), ("", 2)]
+    assert times(found[1]) == [("", 5), ("copy", 1), ("g", 2)]
+    assert Free(A) in found[0] and Free(A) not in found[1]

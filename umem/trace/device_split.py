@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .ids import BlockId
-from .schema import Alloc, Event, Free, Op
+from .schema import Alloc, Event, Free, Op, Step
 
 EVERY = -1  # instead of a device's number
 
@@ -20,7 +20,8 @@ class DeviceSplit:
     """
 
     def __init__(self) -> None:
-        self._device: dict[BlockId, int] = {}  # of the live blocks
+        self._alone = True  # so far all blocks were of device 0, which needs no table
+        self._device: dict[BlockId, int] = {}  # of the live blocks; else it is 0
         self._us: dict[int, float] = {}  # since the step's begin; of devices that had ops in it
         self._last: list[int] = [0]  # devices of the last op
         self.used: frozenset[int] = frozenset()  # devices that had ops in the last complete step
@@ -28,6 +29,13 @@ class DeviceSplit:
     def take(self, event: Event) -> Iterable[tuple[int, Event]]:
         """Return the events for each device that come from this one; a step's end is for EVERY."""
         kind = type(event)
+        if self._alone:
+            if kind is Op:
+                self._us[0] = self._us.get(0, 0.0) + (event.us or 0.0)  # type: ignore[union-attr]
+                return ((0, event),)
+            if kind is not Alloc or event.device == 0:  # type: ignore[union-attr]
+                return self._step(event) if kind is Step else ((0, event),)
+            self._alone = False
         if kind is Op:
             return self._op(event)  # type: ignore[arg-type]
         if kind is Alloc:
