@@ -142,4 +142,5 @@ def test_what_was_there_before_another_device_joins_is_the_first_ones() -> None:
     )  # fmt: skip
     assert times(found[0]) == [("f", 5), ("copy", 1), ("", 2)]
     assert times(found[1]) == [("", 5), ("copy", 1), ("g", 2)]
-    assert Free(A) in found[0] and Free(A) not in found[1]
+    assert Free(A) in found[0]
+    assert Free(A) not in found[1]
