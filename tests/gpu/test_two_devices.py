@@ -43,12 +43,10 @@ def same(one, other):
 """
 
 
-def two_devices(program: Program, code: str, **environ: str) -> str:
-    out, err = program(
-        code, SOFTCUDA_DEVICES="2", SOFTCUDA_BYTES=str(512 << 20), OMP_NUM_THREADS="1", **environ
-    )
+def two_devices(program: Program, code: str) -> None:
+    environ = {"SOFTCUDA_DEVICES": "2", "SOFTCUDA_BYTES": str(512 << 20), "OMP_NUM_THREADS": "1"}
+    _, err = program(code, timeout=300, **environ)
     assert "Traceback" not in err, err
-    return out
 
 
 WATCHED = """
