@@ -58,3 +58,10 @@ def test_it_ends_the_same(example: str, budget: str, tmp_path: Path) -> None:
         ends = re.findall(r"^umem(.*): \d+ steps, plan hits ([\d.]+) %", output, re.MULTILINE)
         assert sorted(who for who, _ in ends) == [" [rank 0]", " [rank 1]"]
         assert min(float(share) for _, share in ends) >= 95
+
+
+def test_ray_train_ends_the_same() -> None:
+    pytest.importorskip("ray")
+    plain = last(run("examples/ray_digits.py"))
+    assert "sha256=" in plain
+    assert last(run("examples/ray_digits.py", UMEM="1", UMEM_BUDGET="32MiB")) == plain
