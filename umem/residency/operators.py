@@ -45,9 +45,7 @@ def _begin(name: str, written: list[Any], read: list[Any]) -> Callable[[], objec
     if observer == "off":
         return lambda: None
     if observer == "native" and all(hasattr(x, "untyped_storage") for x in (*written, *read)):
-        from ..integrations.torch.observer import extension
-
-        region = extension().begin_region(name, written, read)
+        region = session.torch_extension().begin_region(name, written, read)
         end: Callable[[], object] = region.end
         return end
     from ..base.native import core

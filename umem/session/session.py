@@ -230,6 +230,13 @@ def observer() -> str:
     return "python" if seen_by == "off" else seen_by
 
 
+def torch_extension() -> ModuleType:
+    """Return the C++ extension for torch, where the observer is "native"."""
+    from ..integrations.torch.observer import extension
+
+    return extension()
+
+
 def current_settings() -> Settings | None:
     """Return the options in force; None if umem is off."""
     return None if _session is None else _session.settings
