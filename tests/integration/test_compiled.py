@@ -96,101 +96,19 @@ def test_a_program_that_compiles_nothing_does_not_import_inductor() -> None:
     assert out.split() == ["False"]
 
 
-# Moved bytes and followed ops of the last steps, at half of the peak.
-TRAINING = """
-from torch import nn
-from torch.nn import functional as F
-
-class Residual(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2))
-    def forward(self, x):
-        y = F.relu(self.norms[0](self.first(x)))
-        return F.relu(x + self.norms[1](self.second(y)))
-
-class ResNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(3, 32, 3, padding=1)
-        self.blocks = nn.Sequential(*(Residual(32) for _ in range(4)))
-        self.head = nn.Linear(32, 10)
-    def forward(self, images, labels):
-        return F.cross_entropy(self.head(self.blocks(self.stem(images)).mean((2, 3))), labels)
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.qkv, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-    def forward(self, x):
-        rows, length, width = x.shape
-        parts = self.qkv(self.norms[0](x)).view(rows, length, 3, 4, -1)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-class GPT(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(1024, 192)
-        self.blocks = nn.ModuleList(Block(192) for _ in range(4))
-        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 1024, bias=False)
-    def forward(self, x, y):
-        x = self.tokens(x)
-        for block in self.blocks:
-            x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), y.flatten())
-
-def make():
-    torch.manual_seed(0)
-    if os.environ["NET"] == "resnet":
-        return ResNet(), (torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,)))
-    return GPT(), (torch.randint(0, 1024, (32, 64)), torch.randint(0, 1024, (32, 64)))
-
-def train(compiles, budget, steps):
-    torch.compiler.reset()
-    umem.enable(budget=budget, device="soft", policy="auto")
-    umem.reset_peak_stats()
-    net, batch = make()
-    run = torch.compile(net) if compiles else net
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    before = umem.stats()
-    for i in range(steps):
-        if i == 2:
-            before = umem.stats()
-        loss = run(*batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    loss = loss.item()
-    now = umem.stats()
-    hits, misses = (getattr(now, n) - getattr(before, n) for n in ("plan_hits", "plan_misses"))
-    moved = now.bytes_in + now.bytes_out - before.bytes_in - before.bytes_out
-    del net, run, optimizer, batch
-    torch.compiler.reset()
-    gc.collect()
-    umem.disable()
-    return {"peak": now.peak_live_bytes, "loss": loss, "moved": moved / max(steps - 2, 1),
-            "hits": hits / max(hits + misses, 1), "faults": now.faults - before.faults}
-
-umem.disable()
-for compiles in (False, True):
-    half = train(compiles, "1GiB", 2)["peak"] // 2
-    print(json.dumps(train(compiles, half, 8)))
-"""
-
-
 @pytest.mark.parametrize("net", ["resnet", "gpt"])
 def test_a_compiled_step_is_planned_and_moves_no_more_than_an_eager_one(
     net: str, cache: str
 ) -> None:
-    out = run("import json\n" + TRAINING, cache, NET=net)
-    eager, fused = map(json.loads, out.splitlines())
+    command = [sys.executable, str(ROOT / "bench" / "compiled.py"), "--measure", net]
+    environment = child_environment() | {"TORCHINDUCTOR_CACHE_DIR": cache}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    if "InvalidCxxCompiler" in done.stderr:
+        pytest.skip("torch.compile finds no C++ compiler here")
+    assert done.returncode == 0, done.stderr
+    eager, fused = map(json.loads, done.stdout.splitlines())
     assert fused["loss"] == pytest.approx(eager["loss"], rel=1e-3)
     assert fused["hits"] >= 0.95
     assert 0 < fused["moved"] <= 1.1 * eager["moved"]
