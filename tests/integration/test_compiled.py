@@ -120,8 +120,15 @@ def test_a_compiled_step_is_planned_and_moves_no_more_than_an_eager_one(
 class FakeAutotuner:
     """Launches as Inductor's CachingAutotuner does."""
 
-    triton_meta: dict[str, Any]
-    inductor_meta: dict[str, Any]
+    def __init__(
+        self, signature: dict[str, str], mutated: tuple[str, ...] = (), kind: str = "POINTWISE"
+    ) -> None:
+        self.triton_meta = {"signature": signature}
+        # Without the list of what is changed in place, which Inductor takes out of it.
+        self.inductor_meta = {"kernel_name": "k"} if kind == "POINTWISE" else {}
+        self.mutated_arg_names = list(mutated)
+        self.heuristic_type = SimpleNamespace(name=kind)
+        self.fn = SimpleNamespace(__name__="of_the_program")
 
     def run(self, *args: Any, stream: int) -> Any:
         return args, stream
@@ -132,13 +139,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> ModuleT
     module.__dict__.update(contents)
     monkeypatch.setitem(sys.modules, name, module)
     return module
-
-
-def launcher(signature: dict[str, str], mutated: tuple[str, ...] = ()) -> FakeAutotuner:
-    tuner = FakeAutotuner()
-    tuner.triton_meta = {"signature": signature}
-    tuner.inductor_meta = {"kernel_name": "triton_poi_fused_add_0", "mutated_arg_names": mutated}
-    return tuner
 
 
 POINTWISE = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"}
@@ -152,7 +152,7 @@ def test_launches_of_triton_kernels_are_operators(
     original = FakeAutotuner.run
     ext = cpu.extension()
     hook = compiled.CompiledKernels(ext)
-    tuner, a, b = launcher(POINTWISE), torch.ones(4), torch.ones(4)
+    tuner, a, b = FakeAutotuner(POINTWISE), torch.ones(4), torch.ones(4)
     before = ext.observer_counters()
     assert tuner.run(a, b, 4, stream=7) == ((a, b, 4), 7)
     after = ext.observer_counters()
@@ -167,7 +167,7 @@ def test_a_launch_that_raises_ends_its_operator(
     del on
     fake(monkeypatch, LAUNCHER, CachingAutotuner=FakeAutotuner)
     hook = compiled.CompiledKernels(cpu.extension())
-    tuner, a = launcher(POINTWISE), torch.zeros(1 << 20)
+    tuner, a = FakeAutotuner(POINTWISE), torch.zeros(1 << 20)
     with pytest.raises(TypeError):
         tuner.run(a, a, 4)  # type: ignore[call-arg]
     hook.remove()
@@ -176,16 +176,32 @@ def test_a_launch_that_raises_ends_its_operator(
 
 def test_what_a_triton_kernel_writes_is_known_by_its_signature() -> None:
     a = torch.ones(1)
-    inductor = {"kernel_name": "k", "mutated_arg_names": ["in_ptr1"]}
     signature = {"in_ptr0": "*fp32", "n": "i32", "in_ptr1": "*fp32", "out_ptr0": "*fp32"}
-    uses = compiled.triton_uses({"signature": signature}, inductor, (a, 1, a, a))
-    assert uses == ("k", "r-ww")
+    tuner = FakeAutotuner(signature, ("in_ptr1",))
+    assert compiled.triton_uses(tuner, (a, 1, a, a)) == ("k", "r-ww")
 
 
 def test_arguments_that_do_not_match_the_signature_count_as_written() -> None:
     a = torch.ones(1)
-    uses = compiled.triton_uses({"signature": POINTWISE}, {}, (1, a, a))
-    assert uses == ("triton_kernel", "-ww")
+    assert compiled.triton_uses(FakeAutotuner(POINTWISE), (1, a, a)) == ("k", "-ww")
+
+
+@pytest.mark.parametrize("kind", ["TEMPLATE", "USER_AUTOTUNE", "FIXED"])
+def test_templates_and_kernels_of_the_program_may_write_all_arguments(kind: str) -> None:
+    """Nothing says what they write: y_ptr here, LSE in flex attention's template."""
+    a = torch.ones(1)
+    tuner = FakeAutotuner({"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}, kind=kind)
+    assert compiled.triton_uses(tuner, (a, a, 4)) == ("of_the_program", "ww-")
+
+
+def test_this_inductor_has_what_the_hook_of_triton_kernels_reads() -> None:
+    """Its launcher needs no Triton to be imported."""
+    hints = pytest.importorskip("torch._inductor.runtime.hints")
+    source = Path(torch.__file__).parent / "_inductor" / "runtime" / "triton_heuristics.py"
+    text = source.read_text()
+    assert set(compiled._GENERATED) <= set(hints.HeuristicType.__members__)
+    for name in ("triton_meta", "inductor_meta", "mutated_arg_names", "heuristic_type", "fn"):
+        assert f"self.{name} = " in text or f"self.{name}: " in text, name
 
 
 def test_arguments_of_a_cpp_kernel_are_known_by_their_types() -> None:

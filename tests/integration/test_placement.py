@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -71,3 +73,15 @@ def test_the_report_adds_up() -> None:
     assert "4 MiB pinned" in text
     assert "not managed" in text
     assert text.splitlines()[-1].split()[:2] == ["total", "2"]
+
+
+@pytest.mark.usefixtures("on")
+def test_figures_of_a_device_are_those_of_the_device_asked_for() -> None:
+    block = torch.ones(1 << 20)
+    assert umem.stats(0).live_bytes == umem.stats("cpu").live_bytes == umem.stats().live_bytes > 0
+    assert umem.stats(torch.device("cpu:0")).allocs == umem.stats().allocs
+    wrongs: list[Any] = [True, -1, 99, 1 << 40, 1.5, object(), "", "bogus", "meta", "cuda:0"]
+    for wrong in wrongs:
+        with pytest.raises(umem.ConfigError):
+            umem.stats(wrong)
+    del block

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,19 @@ def double(source: torch.Tensor, target: torch.Tensor) -> None:
     n = source.numel()
     values = (ctypes.c_float * n).from_address(source.data_ptr())
     (ctypes.c_float * n).from_address(target.data_ptr())[:] = [2 * value for value in values]
+
+
+@pytest.mark.usefixtures("on")
+def test_what_cannot_be_announced_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that one layout is new
+        made = [torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()]
+    for sparse in made:
+        with pytest.raises(ConfigError, match="no storage of its own"), umem.uses(sparse):
+            pass
+    for name in ("", "\ud800", "a\n"):
+        with pytest.raises(ConfigError, match="a name that can be printed"), umem.uses(name=name):
+            pass
 
 
 @pytest.mark.usefixtures("on")

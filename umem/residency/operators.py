@@ -29,8 +29,8 @@ def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses")
     Raises:
         ConfigError: something is no tensor, or the name is empty.
     """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"umem.uses(name={name!r}): allowed: a non-empty name")
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise ConfigError(f"umem.uses(name={name!r}): allowed: a name that can be printed")
     written, read = tensors_in(writes, "uses"), tensors_in(tensors, "uses")
     end = _begin(name, written, read)
     try:
@@ -39,12 +39,17 @@ def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses")
         end()
 
 
+def _has_storage(tensor: Any) -> bool:
+    """Return whether it is a tensor of torch in one piece; of others `parts` knows or complains."""
+    return hasattr(tensor, "untyped_storage") and str(tensor.layout) == "torch.strided"
+
+
 def _begin(name: str, written: list[Any], read: list[Any]) -> Callable[[], object]:
     """Begin the operator; calling what this returns ends it."""
     observer = session.observer()
     if observer == "off":
         return lambda: None
-    if observer == "native" and all(hasattr(x, "untyped_storage") for x in (*written, *read)):
+    if observer == "native" and all(map(_has_storage, (*written, *read))):
         region = session.torch_extension().begin_region(name, written, read)
         end: Callable[[], object] = region.end
         return end

@@ -259,14 +259,28 @@ def stats(device: int | torch.device | str | None = None) -> Stats:
 
 
 def _ordinal(device: int | torch.device | str) -> int:
-    if isinstance(device, int):
+    """Return the number of a device; that of the software device, which is torch's cpu, is 0."""
+    from ..base.native import core
+
+    refused = f"umem.stats({device!r}): allowed: a number, or a device as torch names it (cuda:1)"
+    if isinstance(device, int) and not isinstance(device, bool):
+        if not 0 <= device < 1 << 16:
+            raise ConfigError(refused)
         return device
     import torch
 
-    index = torch.device(device).index
-    if index is None:
+    if not isinstance(device, (str, torch.device)):
+        raise ConfigError(refused)
+    try:
+        named = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(refused) from None
+    served = "cpu" if core.current_options().device == "soft" else "cuda"
+    if named.type != served:
+        raise ConfigError(f"umem.stats({device!r}): umem serves torch's device {served}")
+    if named.index is None:
         return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
-    return int(index)
+    return int(named.index)
 
 
 def reset_peak_stats() -> None:

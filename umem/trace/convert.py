@@ -58,7 +58,8 @@ def merge(
     """Draw several traces, such as those of all ranks, into one Chrome trace JSON.
 
     Args:
-        sources: traces; each has a group of rows, named after its file.
+        sources: traces; each has a group of rows, named after its file, or its path where the
+            names of files are alike.
         target: .json. Replaced once all is written.
         last_step: only the last complete step of each.
         partial: keep the whole lines of traces that are cut off.
@@ -71,11 +72,13 @@ def merge(
         raise TraceError(
             f"{target}: several traces become one picture only; the name must end in {_DRAWN}"
         )
+    paths = [Path(source) for source in sources]
+    alike = len({path.name for path in paths}) < len(paths)
     traces = []
-    for source in map(Path, sources):
+    for source in paths:
         header, events = _open(source, None, partial)
         events = _last_step(source, events) if last_step else events
-        traces.append(perfetto.Shown(source.name, header, events))
+        traces.append(perfetto.Shown(str(source) if alike else source.name, header, events))
     with _replacing(target) as part, part.open("w", encoding="utf-8") as stream:
         perfetto.write(stream, traces)
 

@@ -19,6 +19,8 @@ from typing import Any
 _log = logging.getLogger("umem")
 _LOADER = "torch._inductor.async_compile"
 _LAUNCHER = "torch._inductor.runtime.triton_heuristics"
+# Of Inductor's HeuristicType: kernels whose arguments have names that tell what is written.
+_GENERATED = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
 _MADE = "_umem_made"  # of an AsyncCompile: the kernels of the module that it loads, and their uses
 
 
@@ -105,7 +107,7 @@ class CompiledKernels:
         try:
             kernel = self._launches.get(tuner)
             if kernel is None:
-                name, uses = triton_uses(tuner.triton_meta, tuner.inductor_meta, args)
+                name, uses = triton_uses(tuner, args)
                 # The first argument is the tuner.
                 kernel = self._launches[tuner] = self._ext.Kernel(name, "-" + uses, original)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
@@ -133,20 +135,24 @@ def cpp_uses(argtypes: Sequence[str]) -> str:
     return "".join("-" if "*" not in kind else "r" if "const" in kind else "w" for kind in argtypes)
 
 
-def triton_uses(
-    meta: dict[str, Any], inductor_meta: dict[str, Any], args: Iterable[Any]
-) -> tuple[str, str]:
-    """Return the name of a Triton kernel, and for each argument r, w or - as in `cpp_uses`."""
+def triton_uses(tuner: Any, args: Iterable[Any]) -> tuple[str, str]:
+    """Return the name of a Triton kernel, and for each argument r, w or - as in `cpp_uses`.
+
+    Of what Inductor generates itself the names of arguments tell, and the list of those that are
+    changed in place. Templates, and kernels that the program brings, may write any argument.
+
+    Args:
+        tuner: the CachingAutotuner that launches the kernel.
+    """
     import torch
 
-    kinds = {name: str(kind) for name, kind in meta["signature"].items() if kind != "constexpr"}
-    mutated = set(inductor_meta.get("mutated_arg_names") or ())
+    kinds = {name: str(k) for name, k in tuner.triton_meta["signature"].items() if k != "constexpr"}
     given = [isinstance(value, torch.Tensor) for value in args]
     expected = [kind.startswith("*") for kind in kinds.values()]
-    name = str(inductor_meta.get("kernel_name") or "triton_kernel")
-    if (
-        given != expected[: len(given)]
-    ):  # the names are those of other arguments: any may be written
+    name = str(tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__)
+    known = tuner.heuristic_type.name in _GENERATED and given == expected[: len(given)]
+    mutated = set(tuner.mutated_arg_names)
+    if not known:
         return name, "".join("w" if is_tensor else "-" for is_tensor in given)
     written = (arg in mutated or arg.startswith(("out_ptr", "in_out_ptr")) for arg in kinds)
     return name, "".join(
@@ -197,6 +203,8 @@ class _Loader(importlib.abc.Loader):
         self._imported = imported
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of a copy that is not made yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
