@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("hints", "optimize", "optimizer_state", "policies", "streaming")
+PAGES = ("compile", "hints", "optimize", "optimizer_state", "policies", "streaming")
 
 
 @pytest.mark.parametrize("name", PAGES)

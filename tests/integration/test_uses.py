@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from support.filled import MIB, full  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
-from umem.config.settings import child_environment  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
 
 BUDGET = "32MiB"
@@ -179,16 +175,3 @@ def test_a_custom_operator_of_torch_is_seen_by_its_schema(tmp_path: Path) -> Non
     assert (len(op["r"]), len(op["w"])) == (2, 1)
     assert b[0].item() == 2 * a[0].item()
     del a, b
-
-
-def test_the_example_of_the_page_prints_what_it_says() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "compile.md").read_text()
-    found = re.search(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    done = subprocess.run(
-        [sys.executable, "-c", found[1]],
-        capture_output=True, text=True, timeout=120, check=False,
-        env=child_environment() | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == found[2]

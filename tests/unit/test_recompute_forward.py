@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -259,6 +261,75 @@ def test_an_input_changed_after_forward_is_an_error_and_never_a_wrong_gradient()
         weight.add_(1)
     with pytest.raises(StateError, match=r"at version 1; expected version 0.*clone\(\)"):
         out.sum().backward()
+
+
+class Energy(Function):
+    """Its gradients are the saved tensors themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Any, h: Any) -> Any:
+        ctx.save_for_backward(w, h)
+        return (w * h).sum()
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        w, h = ctx.saved_tensors
+        return h, w
+
+
+@pytest.mark.parametrize("how", ["a hook", "a second time"])
+def test_a_freed_copy_that_became_a_gradient_and_was_changed_is_not_used_again(how: str) -> None:
+    def forward(w: Tensor, v: Tensor) -> Tensor:
+        h = torch.tanh(v)
+        total: Tensor = torch.square(h).sum() + Energy.apply(w, h)
+        return total
+
+    def leaves() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(4, requires_grad=True) for _ in range(2)]
+
+    def found(plan: RecomputePlan | None) -> list[Any]:
+        w, v = leaves()
+        with dropping(Prepared(plan)) if plan else contextlib.nullcontext():
+            out = forward(w, v)
+        if how == "a hook":
+
+            def scale(leaf: Tensor) -> None:
+                leaf.grad.mul_(100.0)
+
+            w.register_post_accumulate_grad_hook(scale)
+            out.backward()
+        else:
+            out.backward(retain_graph=True)
+            w.grad.zero_()
+            v.grad.zero_()
+            out.backward()
+        return [w.grad, v.grad]
+
+    names = names_of(lambda: forward(*leaves()))[2:]  # without those that make the leaves
+    tanh = names.index("aten.tanh.default")
+    plan = RecomputePlan(names, (tanh,), (tanh,))
+    for expected, got in zip(found(None), found(plan), strict=True):
+        assert torch.equal(expected, got)
+
+
+def test_parts_with_version_counters_of_their_own() -> None:
+    """What reads the whole before it is written keeps its content, though no counter tells."""
+
+    def loss(w: Any) -> Any:
+        x = (w * 1).add_(0.5)
+        parts = [part.sigmoid() for part in torch.unsafe_split(x, 2, 1)]
+        y = x.mul_(3.0)
+        return sum((part * part).sum() for part in parts) + y.sin().sum()
+
+    w = torch.randn(3, 4, requires_grad=True)
+    names = tuple(names_of(lambda: loss(w)))
+    expected = torch.autograd.grad(loss(w), w)[0]
+    for count in (1, 2, 3):
+        for drop in itertools.combinations(range(len(names)), count):
+            with dropping(Prepared(RecomputePlan(names, drop))):
+                made = loss(w)
+            assert torch.equal(torch.autograd.grad(made, w)[0], expected), drop
 
 
 def test_a_kept_tensor_changed_after_forward_is_an_error_as_in_torch() -> None:

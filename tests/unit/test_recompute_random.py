@@ -60,6 +60,7 @@ OPS: dict[str, Op] = {
     "row_": lambda x, _: (x[1].mul_(0.5), x)[1],
     "column_": lambda x, y: (x[:, 2].copy_(y[:, 1]), x)[1],
     "fill_": lambda x, _: (x[2].fill_(0.25), x)[1],
+    "parts": lambda x, _: torch.cat([part.sigmoid() for part in torch.unsafe_split(x, 2, 1)], 1),
     "data_": lambda x, y: (y.detach().mul_(0.9), x * 1)[1],
 }
 PROGRAMS = st.lists(

@@ -338,7 +338,9 @@ class _Shares:
         updates = self.candidates.updates
         try:
             if self._program is None:
-                self._program = Relaxation(self.graph, self.device, self.budget, updates)
+                self._program = Relaxation(
+                    self.graph, self.device, self.budget, updates, pauses=True
+                )
             return self._program.min_us(updated=self.candidates.first(share))
         except (NotSupportedError, PlanError):
             return 0.0

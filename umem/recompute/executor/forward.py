@@ -114,7 +114,7 @@ class _Dropped:
         assert self.ref.value is not None
         tensor = rebuild(self.ref.value)
         with torch.no_grad():
-            return self.ref.of(tensor)
+            return self.ref.shared(tensor)
 
 
 def _unpack(saved: _Kept | _Dropped) -> torch.Tensor:
@@ -282,6 +282,9 @@ class _Dropping(DispatchMode):
         key = tensor.untyped_storage()._cdata
         value = self._at(key)
         if value is not None and value.version != tensor._version:
+            # No longer known, so that no write through another version counter would be seen.
+            with torch._C._DisableTorchDispatch():  # where a hook calls, ops are not the program's
+                _privately(value)
             del self.live[key]
             return None
         return value
@@ -298,10 +301,7 @@ class _Dropping(DispatchMode):
             value = self._at(key := tensor.untyped_storage()._cdata)
             if value is None:
                 continue
-            if value.held is not None and value.reads and value.held._version == value.version:
-                storage = copied(value.held.untyped_storage())
-                value.held = refer(value.held, None).in_storage(storage)
-                value.version = value.held._version
+            _privately(value)
             self.live.pop(key, None)
 
     def _gone(self, key: StorageKey, dead: weakref.ref[Any]) -> None:
@@ -320,6 +320,14 @@ class _Dropping(DispatchMode):
             return False
         stream = int(torch._C._cuda_getCurrentRawStream(device.index))
         return self._streams.setdefault(device, stream) == stream
+
+
+def _privately(value: Value) -> None:
+    """Copy the content for the nodes that read it, if it is unchanged."""
+    if value.held is not None and value.reads and value.held._version == value.version:
+        storage = copied(value.held.untyped_storage())
+        value.held = refer(value.held, None).in_storage(storage)
+        value.version = value.held._version
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

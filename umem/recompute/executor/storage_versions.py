@@ -39,7 +39,8 @@ class Value:
         self.made = node is not None  # by an op that runs again, whose result nothing else sees
         self.reads = 0  # the number of ops and handles that have referred to it
         self.storage: weakref.ref[Any] | None = None  # tells when the program has released it
-        self.rebuilt: weakref.ref[Any] | None = None  # the storage that it was rebuilt in last
+        # The storage that it was rebuilt in last, and an empty tensor with its version counter.
+        self.rebuilt: tuple[weakref.ref[Any], torch.Tensor, int] | None = None
 
     @property
     def free(self) -> bool:
@@ -48,10 +49,20 @@ class Value:
 
     def alive(self) -> torch.Tensor | None:
         """Return the content that was rebuilt for another use that has not ended; else None."""
-        storage = None if self.rebuilt is None else self.rebuilt()
-        if storage is None:
+        if self.rebuilt is None:
             return None
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        known, counter, version = self.rebuilt
+        storage = known()
+        if storage is None or counter._version != version:  # freed, or changed by the program
+            self.rebuilt = None
+            return None
+        return over(counter, storage)
+
+    def lent(self, tensor: torch.Tensor) -> None:
+        """Remember the tensor, rebuilt for a use, for others while it is alive and unchanged."""
+        empty = torch.empty(0, dtype=torch.uint8, device=tensor.device).untyped_storage()
+        storage = tensor.untyped_storage()
+        self.rebuilt = weakref.ref(storage), over(tensor, empty), tensor._version
 
     def checked(self) -> torch.Tensor:
         """Return `held`, unless it was changed.
@@ -88,6 +99,12 @@ class Ref:
         ):
             return base
         return self.in_storage(base.untyped_storage())
+
+    def shared(self, base: torch.Tensor) -> torch.Tensor:
+        """As `of`, with the version counter of `base`."""
+        if base.dtype != self.dtype:  # rare: a view as another dtype
+            return self.of(base)
+        return over(base, base.untyped_storage(), self)
 
     def in_storage(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Return the view of this place in a storage."""
@@ -188,7 +205,7 @@ def rebuild(wanted: Value) -> torch.Tensor:
     found = passing.get(wanted, wanted.held)
     assert found is not None
     if wanted.free:
-        wanted.rebuilt = weakref.ref(found.untyped_storage())
+        wanted.lent(found)
     return found
 
 
@@ -320,3 +337,23 @@ def changed(tensor: torch.Tensor, expected: int) -> str:
         "are rebuilt from it in backward: change it after backward, or change a clone(), or turn "
         "recomputation off for this model by umem.deoptimize(model)"
     )
+
+
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+
+
+def over(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, ref: Ref | None = None
+) -> torch.Tensor:
+    """Return a tensor over `storage` with the version counter of `tensor`."""
+    with torch.no_grad():
+        made = tensor.detach()
+        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, True)
+        try:
+            if ref is None:
+                count = storage.nbytes() // made.element_size()
+                return made.set_(storage, 0, (count,), (1,))
+            return made.set_(storage, ref.offset, ref.size, ref.stride)
+        finally:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
