@@ -13,7 +13,7 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-from gpt import SEED, Config, load_text, loss_of, make_step
+from gpt import SEED, Config, batch_of, load_text, loss_of, make_step
 from torch.distributed.fsdp import fully_shard
 
 STEPS, BATCH = 12, 8  # of each process
@@ -33,8 +33,7 @@ def train(rank: int) -> str:
     torch.manual_seed(SEED + rank)  # other batches in each
     digest = hashlib.sha256()
     for step in range(STEPS):
-        starts = torch.randint(len(text) - WIDE.context - 1, (BATCH,)).tolist()
-        tokens = torch.stack([text[start : start + WIDE.context + 1] for start in starts])
+        tokens = batch_of(text, WIDE.context, BATCH)
         optimizer.zero_grad()
         loss = loss_of(net, tokens)
         loss.backward()

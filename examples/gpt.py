@@ -124,17 +124,24 @@ def weights_sha256(net: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    torch.set_num_threads(THREADS)
+def batch_of(text: Tensor, context: int, rows: int) -> Tensor:
+    """Return pieces of the text from random places, each of `context` tokens and the next one."""
+    starts = torch.randint(len(text) - context - 1, (rows,)).tolist()
+    return torch.stack([text[start : start + context + 1] for start in starts])
+
+
+def train(threads: int, compiled: Callable[[nn.Module], nn.Module] = lambda net: net) -> None:
+    """Train the small network, called as `compiled` makes it, and print the losses and the end."""
+    torch.set_num_threads(threads)
     torch.manual_seed(SEED)
     text = load_text(100_000)
     net, optimizer, _, _ = make_step(SMALL)
+    called = compiled(net)
     loss = torch.tensor(float("nan"))
     for step in range(STEPS):
-        starts = torch.randint(len(text) - SMALL.context - 1, (BATCH,)).tolist()
-        tokens = torch.stack([text[start : start + SMALL.context + 1] for start in starts])
+        tokens = batch_of(text, SMALL.context, BATCH)
         optimizer.zero_grad()
-        loss = loss_of(net, tokens)
+        loss = loss_of(called, tokens)
         loss.backward()
         optimizer.step()
         print(f"step {step:2}: loss {loss.item():.4f}", flush=True)
@@ -142,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train(THREADS)

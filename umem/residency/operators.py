@@ -27,7 +27,7 @@ def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses")
         name: of the operator, in traces and summaries; the same at each call.
 
     Raises:
-        ConfigError: something is no tensor, or the name is empty.
+        ConfigError: something is no tensor, or the name is empty or cannot be printed.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f"umem.uses(name={name!r}): allowed: a name that can be printed")

@@ -216,7 +216,7 @@ def is_enabled() -> bool:
 
 def sees_every_thread() -> bool:
     """Return whether umem is on and learns of torch's operators on all threads."""
-    return _session is not None and _session.attached.observer == "native"
+    return observer() == "native"
 
 
 def observer() -> str:
