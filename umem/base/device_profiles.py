@@ -144,7 +144,7 @@ def load(path: Path | str) -> DeviceProfile:
         ConfigError: the file cannot be read, or a key is missing, unknown or out of bounds.
     """
     path = Path(path)
-    table = _Table(_read(path), f"{path}")
+    table = Table(read_table(path), f"{path}")
     compute = table.optional("compute")
     profile = DeviceProfile(
         name=table.text("name"),
@@ -153,14 +153,14 @@ def load(path: Path | str) -> DeviceProfile:
         fault_us=table.rate("fault_us", least=0.0),
         memory_bytes=table.size("memory"),
         source=table.text("source"),
-        compute=None if compute is None else _compute(_Table(compute, f"{path}: compute")),
+        compute=None if compute is None else _compute(Table(compute, f"{path}: compute")),
         host_bytes_per_us=table.rate("host_gb_s", default=HOST_BYTES_PER_US / 1e3) * 1e3,
     )
     table.end()
     return profile
 
 
-def _compute(table: _Table) -> Compute:
+def _compute(table: Table) -> Compute:
     compute = Compute(
         half_flops_per_us=table.rate("tflops_half") * 1e6,
         tf32_flops_per_us=table.rate("tflops_tf32") * 1e6,
@@ -174,14 +174,12 @@ def _compute(table: _Table) -> Compute:
     return compute
 
 
-class _Table:
+class Table:
     """A table of a file whose keys are taken one by one; the keys left at the end are unknown."""
 
-    def __init__(self, values: object, where: str) -> None:
+    def __init__(self, values: object, where: str, keys: str = f"{__name__}.load") -> None:
         if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"{where} is not a table of keys; see umem.base.device_profiles.load for the keys"
-            )
+            raise ConfigError(f"{where} is not a table of keys; see {keys} for the keys")
         self.values = dict(values)
         self.where = where
         self.known: list[str] = []
@@ -193,16 +191,19 @@ class _Table:
         return self.values.pop(key)
 
     def optional(self, key: str) -> object:
+        """Take a key of any value; None where it is not there."""
         self.known.append(key)
         return self.values.pop(key, None)
 
     def text(self, key: str) -> str:
+        """Take a text that is not empty."""
         value = self._take(key)
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f"{self.where}: {key}={value!r}; allowed: a non-empty text")
         return value
 
     def rate(self, key: str, least: float | None = None, default: float | None = None) -> float:
+        """Take a number above 0, or of at least `least`; `default` where it is not there."""
         if default is not None and key not in self.values:
             self.known.append(key)
             return default
@@ -214,6 +215,7 @@ class _Table:
         raise ConfigError(f"{self.where}: {key}={given!r}; allowed: a finite number {bound}")
 
     def size(self, key: str) -> int:
+        """Take bytes, at least the smallest budget, as a number or as text such as 40GiB."""
         value = self._take(key)
         least = FLOOR_PAGES * PAGE_BYTES
         try:
@@ -226,7 +228,15 @@ class _Table:
             )
         return count
 
+    def count(self, key: str) -> int:
+        """Take a whole number of things, at least one."""
+        value = self._take(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{self.where}: {key}={value!r}; allowed: a whole number, 1 and up")
+        return value
+
     def end(self) -> None:
+        """Refuse the keys that are left."""
         for key in self.values:
             hint = did_you_mean(str(key), self.known)
             raise ConfigError(
@@ -241,7 +251,12 @@ def _number(value: object) -> float | None:
     return float(value) if abs(value) < 1e300 else None  # NaN fails the comparison
 
 
-def _read(path: Path) -> object:
+def read_table(path: Path) -> object:
+    """Read a TOML file, or a JSON file if its name ends so.
+
+    Raises:
+        ConfigError: it cannot be read, or is too large to be a profile.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -43,7 +43,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
-        for owner, name, value in _replacements(ways):
+        for owner, name, value in (*_replacements(ways), _resizing(scope)):
             stack.enter_context(replaced(owner, name, value))
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(ways)
@@ -52,7 +52,7 @@ def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
 
 def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
     lists = torch.utils._foreach_utils
-    types = [torch.Tensor, nn.Parameter, FakeTensor]
+    types = [*optimizers._foreach_supported_types, FakeTensor]
     devices = [*lists._get_foreach_kernels_supported_devices(), "cpu"]
     return [
         (optimizers, "_foreach_supported_types", types),
@@ -71,6 +71,18 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "synchronize", lambda *_args: None),
         (torch.cuda, "empty_cache", lambda: None),
     ]
+
+
+def _resizing(scope: Scope) -> tuple[Any, str, Any]:
+    """Return a storage's `resize_` that tells of it, as no op does: FSDP frees memory so."""
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, *args: Any) -> Any:
+        result = resize(storage, *args)
+        scope.tracer.resized(storage)
+        return result
+
+    return torch.UntypedStorage, "resize_", resized
 
 
 @contextlib.contextmanager

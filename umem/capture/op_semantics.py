@@ -27,6 +27,19 @@ _MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_e
 # They read the shape of their input and not its data.
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                "new_zeros", "new_ones", "new_full"}  # fmt: skip
+# Namespaces of what ranks exchange, and those ops whose schemas do not say that they write their
+# first argument: whole, or what was there before and is read too.
+COLLECTIVES = ("c10d::", "_c10d_functional::")
+_RECEIVING = frozenset(f"c10d::{name}" for name in (
+    "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
+    "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "gather_",
+    "scatter_", "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
+))  # fmt: skip
+_SUMMING = frozenset(f"c10d::{name}" for name in (
+    "broadcast_", "allreduce_", "allreduce_coalesced_", "reduce_",
+))  # fmt: skip
+# FSDP2's copies into and out of what is exchanged. The first writes its second argument in part.
+_OF_SHARDS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 # They keep a state of their own, change what a storage is, or return no tensor.
 _UNREPEATABLE = {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "resize_as_",
                  "record_stream", "_local_scalar_dense",
@@ -76,7 +89,17 @@ class OpSemantics:
     @cached_property
     def overwrites(self) -> bool:
         """Whether it writes all of what it changes and reads nothing of it."""
-        return self.bare in OVERWRITES
+        return self.bare in OVERWRITES or self.name in _RECEIVING
+
+    @cached_property
+    def collective(self) -> bool:
+        """Whether ranks exchange data by it."""
+        return self.name.startswith(COLLECTIVES)
+
+    @cached_property
+    def of_shards(self) -> bool:
+        """Whether what it writes is what ranks exchange, or comes from it."""
+        return self.collective or self.name in _OF_SHARDS
 
     @cached_property
     def makes_empty(self) -> bool:
@@ -148,15 +171,26 @@ def describe(func: Any) -> OpSemantics:
     return OpSemantics(
         overload=str(func),
         name=name,
-        writes=tuple(
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ),
+        writes=_said(schema) or _unsaid(schema),
         statistics=frozenset(positions),
         training=training,
         random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def _said(schema: Any) -> tuple[tuple[int, str], ...]:
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _unsaid(schema: Any) -> tuple[tuple[int, str], ...]:
+    """Return what an op writes although its schema does not say so."""
+    if schema.name in _RECEIVING or schema.name in _SUMMING:
+        return ((0, schema.arguments[0].name),)
+    return ((1, schema.arguments[1].name),) if schema.name == _OF_SHARDS[0] else ()
 
 
 def is_counted(overload: str) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from ..base.nodes import Node
 from ..trace.ids import BlockId
 from ..trace.schema import Alloc, Event, Free, Op, Step
 
@@ -21,6 +22,18 @@ class Block:
     on_host: bool = False  # in a program that says itself what goes to the device
 
 
+class Exchange(NamedTuple):
+    """What an op sends to other ranks."""
+
+    bytes: float  # over each link of a ring
+    ranks: tuple[int, ...]  # on the ring
+
+    def us(self, node: Node) -> float:
+        """Return its time in a cluster of such nodes, on which ranks are in order."""
+        nodes = len({rank // node.devices for rank in self.ranks})
+        return self.bytes / node.ring_bytes_per_us(len(self.ranks), nodes)
+
+
 @dataclass(frozen=True, slots=True)
 class OpCost:
     """The cost of an op on any device, and its place in the program."""
@@ -31,6 +44,7 @@ class OpCost:
     bytes: int  # that it moves between the device's memory and its cores
     precision: str  # of its products: half, tf32, fp32, fp64
     ordinal: int = -1  # its index into Recording.forward; -1 after the forward pass
+    exchange: Exchange | None = None  # with other ranks
 
 
 # The microseconds that an op takes.

@@ -44,6 +44,9 @@ class Blocks(Protocol):
     def on_device(self) -> contextlib.AbstractContextManager[None]:
         """Make the tensors of the context on the device."""
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage's size has changed."""
+
     def remark(self, text: str) -> None:
         """Note once where the plan may differ from a run."""
 

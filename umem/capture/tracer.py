@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import (
 
 from ..trace.ids import BlockId, StorageKey
 from ..trace.schema import Alloc, Free, Op, Step
-from . import flops, op_semantics, source_lines
+from . import collectives, flops, op_semantics, source_lines
 from .dispatch import DispatchMode
 from .op_semantics import OpSemantics
 from .recording import Block, OpCost, Recording
@@ -91,6 +91,13 @@ class Tracer(DispatchMode):
         finally:
             self.making_on_device = before
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """End the block of a storage whose size has changed; the next use begins a new one."""
+        key = StorageKey(storage._cdata)
+        known = self._live.get(key)
+        if known is not None and self.recording.blocks[known[0]].bytes != storage.nbytes():
+            self._died(key, known[0])
+
     def remark(self, text: str) -> None:
         """Note once where the plan may differ from a run."""
         if text not in self.recording.remarks:
@@ -102,6 +109,18 @@ class Tracer(DispatchMode):
             for block in self.recording.blocks.values():
                 block.on_host = False
         return self.recording
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Let a DTensor make its ops and collectives on this rank's part, which come here then."""
+        if any(each.__name__ == "DTensor" for each in types):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the op on the fake tensors and record it."""
@@ -151,11 +170,19 @@ class Tracer(DispatchMode):
             bytes=flops.bytes_of(operator.bare, reads, writes),
             precision=flops.precision_of(family, [*inputs, *outputs]),
             ordinal=len(self._forward) - 1 if phase == "forward" else -1,
+            exchange=collectives.exchange_of(operator, args),
         )
         self.recording.costs[len(self.recording.events)] = cost
         self.recording.events.append(op)
         for tensor in made:
             self.made_in(tensor, cost.module)
+        if operator.of_shards:
+            self._tag_exchanged(writes)
+
+    def _tag_exchanged(self, tensors: Iterable[torch.Tensor]) -> None:
+        for block in map(self.block, tensors):
+            if self.recording.blocks[block].tag in ("input", "temp"):
+                self.recording.blocks[block].tag = "comm"
 
     def _call(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         try:
@@ -176,8 +203,11 @@ class Tracer(DispatchMode):
     def block(
         self, tensor: torch.Tensor, tag: str = "input", family: str = "", on_host: bool = False
     ) -> BlockId:
-        """Return the tensor's block; a storage that is new, or grew, begins a new one."""
-        storage = tensor.untyped_storage()
+        """Return the tensor's block; a storage that is new, or grew, begins a new one.
+
+        A DTensor's is that of this rank's part.
+        """
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         key = StorageKey(storage._cdata)
         known = self._live.get(key)
         size = storage.nbytes()

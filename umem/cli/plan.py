@@ -13,7 +13,7 @@ from ..base import device_profiles
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
-from . import plan_optimizer, plan_recompute, plan_text, program
+from . import plan_optimizer, plan_ranks, plan_recompute, plan_text, program
 from .base import share_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
     )
+    plan_ranks.add_arguments(parser)
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
     text = f"also evaluate activation recomputation: all, or one of {', '.join(MODES)}"
@@ -81,16 +82,19 @@ def main(args: argparse.Namespace) -> int:
 def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     """Trace the program, analyse its memory, and replay it under the policies."""
     _check_program(args)
-    device = _device(args)
+    cluster = plan_ranks.cluster(args)
+    device = _device(args) if cluster is None else cluster.device
     budget = None if args.budget is None else _budget(args.budget)
     policies = _policies(args.policy)
     modes = plan_recompute.modes(args.recompute)
     share = None if args.optimizer is None else share_of(args.optimizer)
     _check_out(args.out)
     began = time.monotonic()
-    name, recording = program.record(args)
+    with plan_ranks.as_rank(cluster):
+        name, recording = program.record(args)
     seconds = time.monotonic() - began
-    events = recording.device_events(_clock(args, device, recording))
+    clock = _clock(args, device, recording)
+    events = recording.device_events(clock) if cluster is None else cluster.events(recording, clock)
     from ..analysis import bounds, summary
     from ..simulation import replay
     from ..trace.step_builder import last_step
@@ -129,6 +133,9 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         updated=None
         if args.optimizer is None
         else plan_optimizer.answer(step, recording, device, room, share),
+        ranks=None
+        if cluster is None
+        else plan_ranks.answer(cluster, recording, clock, step, results),
     )
 
 
@@ -161,6 +168,7 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
         "remarks": outcome.recording.remarks,
         "recompute": None if outcome.recomputed is None else outcome.recomputed.as_dict(),
         "optimizer": None if outcome.updated is None else outcome.updated.as_dict(),
+        "ranks": None if outcome.ranks is None else outcome.ranks.as_dict(),
     }
 
 

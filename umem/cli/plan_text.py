@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..simulation.replay import Result
     from ..trace.schema import Event
     from ..trace.step_trace import StepTrace
-    from . import plan_optimizer, plan_recompute
+    from . import plan_optimizer, plan_ranks, plan_recompute
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 14  # width of the first column
@@ -40,11 +40,14 @@ class PlanAnswer(NamedTuple):
     seconds: float
     recomputed: plan_recompute.Table | None = None
     updated: plan_optimizer.Answer | None = None
+    ranks: plan_ranks.Answer | None = None
 
 
 def render(outcome: PlanAnswer) -> str:
     """Format the whole answer, some lines per topic."""
-    parts = (_program, _memory, _budget, _policies, _recomputed, _updated, _budgets, _advice)
+    parts = (
+        _program, _memory, _budget, _policies, _recomputed, _updated, _ranks, _budgets, _advice,
+    )  # fmt: skip
     return "\n".join(line for part in parts for line in part(outcome))
 
 
@@ -159,6 +162,36 @@ def _updated(outcome: PlanAnswer) -> Iterator[str]:
             f"{found.bound_us / found.compute_us:.2f} x compute for any share, by a linear program"
         )
     yield _row("", f"lower bound {bound}")
+
+
+def _ranks(outcome: PlanAnswer) -> Iterator[str]:
+    found = outcome.ranks
+    if found is None:
+        return
+    yield _row(
+        "ranks",
+        f"{found.ranks} on {found.nodes} x {found.node}, {found.busy} busy on each: every link has "
+        f"{found.link_gb_s_in:g} GB/s in and {found.link_gb_s_out:g} out "
+        f"({found.own_gb_s_in:g} and {found.own_gb_s_out:g} alone)",
+    )
+    yield _row(
+        "",
+        f"collectives: {found.exchanged_bytes / _GIB:.2f} GiB over the links of each rank, "
+        f"{_ms(found.exchange_us)}, of which compute waits for {_ms(found.exposed_us)}"
+        if found.exchanged_bytes
+        else "collectives: none, the ranks exchange nothing in a step",
+    )
+    if found.step_us is not None and found.alone_us is not None:
+        ratio = found.step_us / found.alone_us if found.alone_us else 1.0
+        yield _row(
+            "", f"{_ms(found.step_us)} a step, {ratio:.2f} times that of a device with its own link"
+        )
+    yield _row(
+        "host",
+        f"{format_bytes(found.host_bytes_rank)} a rank, {format_bytes(found.host_bytes_node)} a "
+        f"node of {format_bytes(found.host_memory_bytes)}"
+        + ("" if found.host_fits else f": does not fit; {found.nodes_needed} nodes hold it"),
+    )
 
 
 def _cells(values: Sequence[str], widths: Sequence[int]) -> str:

@@ -74,6 +74,7 @@ class Result:
     plan_hits: int  # ops that went as planned
     plan_misses: int
     raised_from: int | None  # the budget asked for, where no op of that size could be held
+    peak_host: int  # of the whole replay; what was evicted once keeps its host pages until freed
 
     def __str__(self) -> str:
         ratio = self.step_us / self.compute_us if self.compute_us else 1.0
@@ -429,6 +430,7 @@ def _replay(
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address, alone=True))
         figures = _until_steady(replay, repeats)
+        peak_host = core.stats()["peak_host_bytes"]
     finally:
         replay.close()
     return Result(
@@ -438,6 +440,7 @@ def _replay(
         floor_us=bounds.closed_form_floor(step, device, room).us,
         bound_bytes_in=bounds.lower_bound_bytes_in(step, room),
         raised_from=budget if room > budget else None,
+        peak_host=peak_host,
         **_measured(figures),
     )
 

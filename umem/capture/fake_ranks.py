@@ -1,0 +1,84 @@
+"""A program of many ranks as its rank 0 alone, on torch's process group that exchanges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import PlanError
+from .fake_cuda import replaced
+
+
+@contextlib.contextmanager
+def as_rank_0(ranks: int, local: int) -> Iterator[None]:
+    """Let a program see `ranks` processes, `local` of them on this host, while it is entered.
+
+    Process groups exist, and collectives return at once. What a launcher tells the program is in
+    the environment. A program may call `init_process_group` itself, with any backend.
+
+    Raises:
+        PlanError: this torch has no distributed package, or a process group exists already.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise PlanError("--ranks needs torch.distributed, which this build of torch lacks")
+    if dist.is_initialized():
+        raise PlanError("a process group exists already; ranks are planned without one")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    told = {
+        "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500,
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {k: str(v) for k, v in told.items()}))
+        dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        stack.callback(dist.destroy_process_group)
+        for owner, name, value in _replacements():
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    for owner in (dist, dist.distributed_c10d):
+        yield owner, "init_process_group", _done_already
+        yield owner, "destroy_process_group", _done_already
+    yield torch.cuda, "set_device", _done_already
+    # A mesh computes with the numbers of ranks: real tensors.
+    yield DeviceMesh, "__init__", _real_mesh(DeviceMesh.__init__)
+    for name in ("_flatten", "_unflatten", "__getitem__"):
+        if hasattr(DeviceMesh, name):
+            yield DeviceMesh, name, _outside_of_modes(getattr(DeviceMesh, name))
+
+
+def _done_already(*_args: object, **_kwargs: object) -> None:
+    """Stand for what needs no doing: the process group is there, and stays."""
+
+
+def _outside_of_modes(method: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return method(*args, **kwargs)
+
+    return called
+
+
+def _real_mesh(init: Callable[..., None]) -> Callable[..., None]:
+    def made(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            ranks = kwargs.get("_rank_map")
+            if ranks is not None:  # of init_device_mesh, which made it on fake tensors: all ranks
+                kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=torch.int)
+            init(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    return made

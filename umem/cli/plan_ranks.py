@@ -1,0 +1,176 @@
+"""``umem plan --ranks``: a program of many ranks on nodes of several devices, from one rank."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..base import device_profiles, nodes
+from ..base.nodes import Node
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..capture.recording import Clock, Recording
+    from ..simulation.replay import Result
+    from ..trace.schema import Event
+    from ..trace.step_trace import StepTrace
+
+HOST_SHARE = 0.9  # of a host's memory that evicted tensors may take, as by default in a program
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks on nodes, one device each."""
+
+    node: Node
+    ranks: int
+
+    @property
+    def busy(self) -> int:
+        """Number of devices in use on the fullest node."""
+        return min(self.ranks, self.node.devices)
+
+    @property
+    def device(self) -> DeviceProfile:
+        """A device, with its part of the links while all ranks of the fullest node move bytes."""
+        return self.node.profile(self.busy)
+
+    def events(self, recording: Recording, clock: Clock) -> list[Event]:
+        """Return the events of a rank's device, with collectives beside compute."""
+        from ..capture import collectives
+
+        timed = recording.device_events(collectives.with_node(clock, self.node))
+        return collectives.beside_compute(timed)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the ranks need together. Sizes in bytes, times in µs; names are stable in JSON."""
+
+    ranks: int
+    node: str
+    nodes: int  # one rank on each device
+    busy: int  # devices on the fullest node
+    link_gb_s_in: float  # of each device while all are busy
+    link_gb_s_out: float
+    own_gb_s_in: float  # of a device alone
+    own_gb_s_out: float
+    exchanged_bytes: float  # of a rank and step, over each link of the rings
+    exchange_us: float  # of all collectives of a step, one after the other
+    exposed_us: float  # that compute waits for them
+    step_us: float | None  # of the best policy; None without one
+    alone_us: float | None  # of the same policy where no link is shared
+    host_bytes_rank: int  # that the best policy keeps on the host at most
+    host_bytes_node: int
+    host_memory_bytes: int
+    host_fits: bool
+    nodes_needed: int  # by devices and by memory of the hosts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the answer for JSON."""
+        return dataclasses.asdict(self)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a program of several ranks."""
+    text = f"plan a rank on a node whose devices share links: {nodes.ALLOWED}"
+    parser.add_argument("--node", help=text)
+    text = "ranks of the program, one a device (default: a node's devices)"
+    parser.add_argument("--ranks", type=int, metavar="N", help=text)
+
+
+def cluster(args: argparse.Namespace) -> Cluster | None:
+    """Return the ranks that the options ask for; None without `--node`.
+
+    Raises:
+        ConfigError: a bad node or number of ranks, or a device in addition to a node.
+    """
+    if args.node is None:
+        if args.ranks is not None:
+            raise ConfigError(f"--ranks needs --node; allowed: {nodes.ALLOWED}")
+        return None
+    if args.device is not None or args.profile is not None:
+        raise ConfigError("--node has its own device; allowed: --node, --device or --profile")
+    node = nodes.find(args.node)
+    if args.link is not None:
+        node = dataclasses.replace(node, device=device_profiles.with_link(node.device, args.link))
+    ranks = node.devices if args.ranks is None else args.ranks
+    if ranks < 1:
+        raise ConfigError(f"--ranks {ranks}; allowed: at least 1")
+    return Cluster(node, ranks)
+
+
+def as_rank(found: Cluster | None) -> contextlib.AbstractContextManager[None]:
+    """Let the program see that many ranks, as the first of them.
+
+    Raises:
+        NotSupportedError: torch is missing.
+        PlanError: it has no process groups.
+    """
+    if found is None:
+        return contextlib.nullcontext()
+    from .program import need_torch
+
+    need_torch()
+    from ..capture import fake_ranks
+
+    return fake_ranks.as_rank_0(found.ranks, found.busy)
+
+
+def answer(
+    found: Cluster,
+    recording: Recording,
+    clock: Clock,
+    step: StepTrace,
+    results: Sequence[Result],
+) -> Answer:
+    """Return what all ranks need, from one rank's step and its replays, the best first."""
+    from ..simulation import replay
+
+    device, node = found.device, found.node
+    exchanges, compute_us = _exchanges(recording, clock)
+    best = results[0] if results else None
+    alone = best
+    if best is not None and found.busy > 1:
+        alone = replay.replay_step(step, best.policy, node.profile(1), best.budget)
+    host = 0 if best is None else best.peak_host
+    used = host * found.busy
+    hosts = max(node.nodes_of(found.ranks), -(-host * found.ranks // _usable(node)))
+    return Answer(
+        ranks=found.ranks,
+        node=node.name,
+        nodes=node.nodes_of(found.ranks),
+        busy=found.busy,
+        link_gb_s_in=device.bytes_per_us_in / 1e3,
+        link_gb_s_out=device.bytes_per_us_out / 1e3,
+        own_gb_s_in=node.device.bytes_per_us_in / 1e3,
+        own_gb_s_out=node.device.bytes_per_us_out / 1e3,
+        exchanged_bytes=sum(exchange.bytes for exchange in exchanges),
+        exchange_us=sum(exchange.us(node) for exchange in exchanges),
+        exposed_us=max(0.0, step.compute_us - compute_us) if exchanges else 0.0,
+        step_us=None if best is None else best.step_us,
+        alone_us=None if alone is None else alone.step_us,
+        host_bytes_rank=host,
+        host_bytes_node=used,
+        host_memory_bytes=node.memory_bytes,
+        host_fits=used <= _usable(node),
+        nodes_needed=hosts,
+    )
+
+
+def _usable(node: Node) -> int:
+    return int(HOST_SHARE * node.memory_bytes)
+
+
+def _exchanges(recording: Recording, clock: Clock) -> tuple[list[Any], float]:
+    """Return what the last step exchanges, and the time of its ops that are not beside compute."""
+    from ..capture.collectives import is_beside
+
+    ops = [(op, cost) for op, cost in recording.last_step() if recording.touches_memory(op)]
+    exchanges = [cost.exchange for _, cost in ops if cost.exchange is not None]
+    return exchanges, sum(clock(op, cost) for op, cost in ops if not is_beside(op.name))
