@@ -19,7 +19,8 @@ _TWICE = {"allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "al
 # One rank has all the bytes, or gets them: they pass each link once.
 _WHOLE = {"broadcast", "broadcast_", "reduce_", "send", "recv_", "recv_any_source_", "gather_",
           "scatter_"}  # fmt: skip
-_NO_EXCHANGE = {"barrier", "monitored_barrier_", "wait_tensor"}
+_WAIT = "wait_tensor"  # an op of compute, which takes no time but for the wait
+_NO_EXCHANGE = {"barrier", "monitored_barrier_", _WAIT}
 # Fills what is gathered; FSDP2 does it on a stream beside compute.
 _COPY_IN = "fsdp::all_gather_copy_in"
 
@@ -45,6 +46,8 @@ def with_node(clock: Clock, node: Node) -> Clock:
     """Return the clock with the times of collectives in a cluster of such nodes."""
 
     def duration(op: Op, cost: OpCost) -> float:
+        if op.name.endswith(_WAIT):
+            return 0.0
         return clock(op, cost) if cost.exchange is None else cost.exchange.us(node)
 
     return duration
@@ -108,6 +111,8 @@ class _Queue:
 
 def is_beside(name: str) -> bool:
     """Return whether an op of that name runs on a queue of collectives."""
+    if name.endswith(_WAIT):
+        return False
     return name.startswith(op_semantics.COLLECTIVES) or name == _COPY_IN
 
 

@@ -133,7 +133,7 @@ def answer(
     from ..simulation import replay
 
     device, node = found.device, found.node
-    exchanges, compute_us = _exchanges(recording, clock)
+    exchanges, compute_us = _exchanges(recording, clock, node)
     best = results[0] if results else None
     alone = best
     if best is not None and found.busy > 1:
@@ -167,10 +167,11 @@ def _usable(node: Node) -> int:
     return int(HOST_SHARE * node.memory_bytes)
 
 
-def _exchanges(recording: Recording, clock: Clock) -> tuple[list[Any], float]:
+def _exchanges(recording: Recording, clock: Clock, node: Node) -> tuple[list[Any], float]:
     """Return what the last step exchanges, and the time of its ops that are not beside compute."""
-    from ..capture.collectives import is_beside
+    from ..capture.collectives import is_beside, with_node
 
+    timed = with_node(clock, node)
     ops = [(op, cost) for op, cost in recording.last_step() if recording.touches_memory(op)]
     exchanges = [cost.exchange for _, cost in ops if cost.exchange is not None]
-    return exchanges, sum(clock(op, cost) for op, cost in ops if not is_beside(op.name))
+    return exchanges, sum(timed(op, cost) for op, cost in ops if not is_beside(op.name))
