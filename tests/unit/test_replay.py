@@ -236,7 +236,7 @@ KEYS = {
     "policy", "budget", "device", "steps", "step_us", "compute_us", "stall_us", "host_us",
     "floor_us", "bytes_in", "bytes_out", "bound_bytes_in", "bytes_discarded", "faults", "evictions",
     "prefetches", "prefetched_unused", "peak_resident", "events", "events_per_s",
-    "plan_hits", "plan_misses",
+    "plan_hits", "plan_misses", "peak_host",
 }  # fmt: skip
 
 

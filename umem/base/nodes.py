@@ -167,6 +167,18 @@ def find(name: str) -> Node:
     return make()
 
 
+def find_device(name: str) -> DeviceProfile:
+    """Return the device profile of that name; of a node's, one device while all of it is busy.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    if (make := _BUILT_IN.get(name.strip().lower())) is not None:
+        node = make()
+        return node.profile(node.devices)
+    return device_profiles.find(name)
+
+
 def load(path: Path | str) -> Node:
     """Read the node in a TOML or JSON file; a name that ends in `.json` is JSON.
 

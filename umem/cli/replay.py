@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..base import device_profiles
+from ..base import device_profiles, nodes
 from ..base.units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
 from ..policies import registry
+from . import replay_devices
 from .base import share_of
+from .replay_devices import Failure, Row
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
-    from ..simulation.replay import Result
+    from ..simulation.replay import LoadedTrace, Result
     from .base import Subparsers
 
 BUDGET_ALLOWED = f"a percentage of the trace's peak as 50%, or {BYTES_ALLOWED}"
@@ -29,15 +32,6 @@ HEADER = (
 _WORDS = (0, 1, 4)  # columns aligned to the left
 
 
-class Failure(NamedTuple):
-    """A replay that failed."""
-
-    policy: str
-    budget: int
-    device: str
-    error: str
-
-
 def add_parser(subparsers: Subparsers) -> None:
     """Add ``replay`` to the command line."""
     parser = subparsers.add_parser(
@@ -45,7 +39,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help="replay a recorded trace under policies, budgets and devices",
         description="Replay a trace on a simulated device: with the engine that runs programs, in "
         "virtual time and without their memory. The last step is repeated until two in a row are "
-        "equal; the figures are those of the last one. Exit code 1 if a replay failed.",
+        "equal; the figures are those of the last one. Each device of a trace is replayed alone, "
+        "with a budget of its own. Exit code 1 if a replay failed.",
     )
     parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument(
@@ -71,6 +66,17 @@ def add_parser(subparsers: Subparsers) -> None:
         type=float,
         metavar="GB/s",
         help="bandwidth of another link, each way, for every device",
+    )
+    parser.add_argument(
+        "--node",
+        help="the trace's devices are those of a node, and share its links while they are busy: "
+        f"{nodes.ALLOWED}",
+    )
+    parser.add_argument(
+        "--busy",
+        type=int,
+        metavar="N",
+        help="devices of the node that are busy (default: those of the trace)",
     )
     parser.add_argument(
         "--host-budget",
@@ -100,49 +106,77 @@ def main(args: argparse.Namespace) -> int:
     """
     from ..simulation import replay
 
-    loaded = replay.load(args.trace)
-    peak = loaded.peak_bytes
-    profiles = _profiles(args, loaded.device)
-    budgets = [_budget(text, peak) for text in args.budget]
-    combinations = [
-        (device, budget, policy)
-        for device in profiles
-        for budget in budgets
-        for policy in _policies(args.policy)
-    ]
+    traces = replay.load_devices(args.trace)
+    recorded = next(iter(traces.values())).device
+    profiles = _profiles(args, recorded, len(traces))
+    policies = _policies(args.policy)
     host = _host_budget(args.host_budget)
     repeats = replay.REPEATS if args.repeat is None else args.repeat
     if repeats < 1:
         raise ConfigError(f"--repeat {repeats}; allowed: at least 1")
-
     shares = _shares(args.optimizer)
+    budgets = {
+        number: [_budget(text, trace.peak_bytes) for text in args.budget]
+        for number, trace in traces.items()
+    }
 
-    def run(device: DeviceProfile, budget: int, policy: str) -> Result | Failure:
+    def run(trace: LoadedTrace, device: DeviceProfile, budget: int, policy: str) -> Row:
         how = {"host_budget": host, "repeats": repeats}
         try:
             if shares:
-                return replay.replay_shares(loaded.step, shares, policy, device, budget, **how)
-            return replay.replay_file(args.trace, policy, device, budget, loaded=loaded, **how)
+                return replay.replay_shares(trace.step, shares, policy, device, budget, **how)
+            if len(traces) > 1:
+                return replay.replay_step(trace.step, policy, device, budget, **how)
+            return replay.replay_file(args.trace, policy, device, budget, loaded=trace, **how)
         except UmemError as error:
             return Failure(policy, budget, device.name, str(error))
 
-    rows: list[Result | Failure] = []
-    for combination in combinations:
-        row = run(*combination)
-        rows.append(row)
-        if args.json:
-            fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
-            print(json.dumps(fields), flush=True)
-        elif sys.stderr.isatty():
-            print(f"\r{len(rows)} of {len(combinations)}", end="", file=sys.stderr)
+    count = len(traces) * len(profiles) * len(args.budget) * len(policies)
+    rows: dict[int, list[Row]] = {number: [] for number in traces}
+    for number, trace in traces.items():
+        for device, budget, policy in itertools.product(profiles, budgets[number], policies):
+            row = run(trace, device, budget, policy)
+            rows[number].append(row)
+            _show(args, row, number if len(traces) > 1 else None)
+            _progress(args, sum(map(len, rows.values())), count)
+    _finish(args, rows, {number: trace.peak_bytes for number, trace in traces.items()})
+    return int(any(isinstance(row, Failure) for each in rows.values() for row in each))
+
+
+def _show(args: argparse.Namespace, row: Row, number: int | None) -> None:
+    """Print one replay as JSON, if that is asked for."""
     if not args.json:
-        if sys.stderr.isatty():
-            print("\r" + " " * 24 + "\r", end="", file=sys.stderr)
-        print(render(rows, peak))
-    return int(any(isinstance(row, Failure) for row in rows))
+        return
+    fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
+    print(json.dumps(fields if number is None else {"trace_device": number, **fields}), flush=True)
 
 
-def render(rows: Sequence[Result | Failure], peak: int) -> str:
+def _progress(args: argparse.Namespace, done: int, count: int) -> None:
+    if not args.json and sys.stderr.isatty():
+        clear = "\r" + " " * 24 + "\r"
+        print(clear if done == count else f"\r{done} of {count}", end="", file=sys.stderr)
+
+
+def _finish(
+    args: argparse.Namespace, rows: Mapping[int, Sequence[Row]], peaks: Mapping[int, int]
+) -> None:
+    """Print the tables, or the totals of several devices as JSON."""
+    if len(rows) == 1:
+        if not args.json:
+            print(*(render(mine, peaks[number]) for number, mine in rows.items()))
+        return
+    totals = replay_devices.totals(rows)
+    if args.json:
+        for total in totals:
+            print(json.dumps(total.as_dict()), flush=True)
+        return
+    for number, mine in rows.items():
+        print(f"device {number} of the trace, peak {format_bytes(peaks[number])}")
+        print(render(mine, peaks[number]) + "\n")
+    print(replay_devices.render(totals))
+
+
+def render(rows: Sequence[Row], peak: int) -> str:
     """Format a table, one line per replay, the fastest of each budget and device marked."""
     from ..simulation.replay import raised_note
 
@@ -209,7 +243,11 @@ def _policies(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def _profiles(args: argparse.Namespace, recorded: str) -> list[DeviceProfile]:
+def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[DeviceProfile]:
+    if args.node is not None:
+        return [replay_devices.profile(args, devices)]
+    if args.busy is not None:
+        raise ConfigError(f"--busy needs --node; allowed: {nodes.ALLOWED}")
     found = [device_profiles.find(name) for name in args.device or ()]
     if args.profile is not None:
         found.append(device_profiles.load(args.profile))

@@ -24,6 +24,7 @@ from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
+from ..trace.device_split import EVERY, DeviceSplit
 from ..trace.reader import read
 from ..trace.schema import Op, Step
 from ..trace.step_builder import StepBuilder
@@ -184,23 +185,52 @@ def replay_file(
 
 
 def load(path: str | os.PathLike[str]) -> LoadedTrace:
-    """Read and check a whole trace.
+    """Read and check a whole trace of one device.
 
     Raises:
-        TraceError: the file is no valid trace, or the step has no op that accesses memory.
+        TraceError: the file is no valid trace, the step has no op that accesses memory, or there
+            are blocks of several devices: `load_devices` splits them.
     """
-    builder = StepBuilder()
+    found = load_devices(path)
+    if len(found) > 1:
+        raise TraceError(
+            f"{path}: a trace of devices {', '.join(map(str, found))}; replay each of them: umem "
+            "replay, or umem.simulation.replay.load_devices"
+        )
+    return next(iter(found.values()))
+
+
+def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
+    """Read and check a whole trace, split into one for each device whose blocks a step uses.
+
+    Raises:
+        TraceError: the file is no valid trace, or no step has an op that accesses memory.
+    """
+    split, builders = DeviceSplit(), {0: StepBuilder()}
     header, events = read(path)
     line, end, ops = 1, 0, False
     for line, event in enumerate(events, 2):
-        builder.add(event)
+        for device, own in split.take(event):
+            if device == EVERY:
+                for builder in builders.values():
+                    builder.add(own)
+            else:
+                builders.setdefault(device, StepBuilder()).add(own)
         ops = ops or type(event) is Op
         if ops and type(event) is Step:  # one without an op is no step
             end, ops = line, False
-    try:
-        return LoadedTrace(builder.step(), builder.peak_bytes, header.device, end or line)
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from None
+    found: dict[int, LoadedTrace] = {}
+    reason: TraceError | None = None
+    for device, builder in sorted(builders.items()):
+        try:
+            step = builder.step()
+        except TraceError as error:  # none of its blocks was used
+            reason = reason or error
+        else:
+            found[device] = LoadedTrace(step, builder.peak_bytes, header.device, end or line)
+    if not found:
+        raise TraceError(f"{path}: {reason}") from None
+    return found
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ..base import device_profiles
+from ..base import device_profiles, nodes
 from ..base.device_profiles import DeviceProfile
 from ..config.parsers import parse_budget
 from ..errors import ConfigError
@@ -38,7 +38,8 @@ def simulate(
             run on tensors without data and timed by the device's roofline.
         policy: a name, module:attribute, file.py:attribute, a policy, or a function
             `plan(trace, device, budget)`.
-        device: a device profile or its name.
+        device: a device profile or its name; or a node's, as "h200x8", for one of its devices while
+            all of them are busy and share its links.
         budget: bytes, as 2147483648 or "2GiB", or a percentage of the step's peak, as "50%". It is
             raised to the minimum at which policies compare; `Result.raised_from` tells so.
         repeats: steps at most, 1 and up.
@@ -50,7 +51,7 @@ def simulate(
         TraceError: the file is no valid trace.
         StateError: umem is on in this process, or another simulation runs.
     """
-    profile = device_profiles.find(device) if isinstance(device, str) else device
+    profile = nodes.find_device(device) if isinstance(device, str) else device
     trace = recorded_step(step, profile)
     return replay.replay_step(trace, policy, profile, _bytes(budget, trace), repeats=repeats)
 
@@ -60,7 +61,7 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
 
     Args:
         source: as `step` of `simulate`.
-        device: the profile, or its name, whose roofline times the ops of a program.
+        device: the profile, or its name or a node's, whose roofline times the ops of a program.
 
     Raises:
         ConfigError: there is no such device, or the profile has no figures of compute.
@@ -79,7 +80,7 @@ def recorded_step(source: Source, device: DeviceProfile | str) -> StepTrace:
     from ..capture import program, roofline
     from ..trace.step_builder import StepBuilder
 
-    profile = device_profiles.find(device) if isinstance(device, str) else device
+    profile = nodes.find_device(device) if isinstance(device, str) else device
     builder = StepBuilder()
     for event in program.trace(source).device_events(roofline.clock(profile)):
         builder.add(event)
