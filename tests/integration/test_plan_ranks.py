@@ -17,7 +17,7 @@ from umem.base import nodes
 from umem.capture import collectives
 from umem.capture.recording import Exchange
 from umem.trace.ids import BlockId
-from umem.trace.schema import Op, Step
+from umem.trace.schema import Event, Op, Step
 
 PROGRAM = """
 import os
@@ -175,7 +175,7 @@ def _op(name: str, reads: list[int], writes: list[int], us: float) -> Op:
 
 def test_a_collective_runs_beside_compute_and_its_result_is_waited_for() -> None:
     gather, compute = "c10d::_allgather_base_", "aten::mm"
-    events = [
+    events: list[Event] = [
         _op(gather, [1], [2], 10),  # 0 to 10
         _op(compute, [2], [3], 5),  # waits for 10, to 15; the next may begin at 10
         _op(gather, [1], [4], 8),  # 10 to 18

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,11 +14,11 @@ from .fake_cuda import replaced
 
 
 @contextlib.contextmanager
-def as_rank_0(ranks: int, local: int) -> Iterator[None]:
-    """Let a program see `ranks` processes, `local` of them on this host, while it is entered.
+def as_rank_0(ranks: int) -> Iterator[None]:
+    """Let a program see `ranks` processes while it is entered, of which it is the first.
 
-    Process groups exist, and collectives return at once. What a launcher tells the program is in
-    the environment. A program may call `init_process_group` itself, with any backend.
+    Process groups exist, and collectives return at once. A program may call `init_process_group`
+    itself, with any backend. What launchers set in the environment is not set here.
 
     Raises:
         PlanError: this torch has no distributed package, or a process group exists already.
@@ -33,12 +31,7 @@ def as_rank_0(ranks: int, local: int) -> Iterator[None]:
         raise PlanError("a process group exists already; ranks are planned without one")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    told = {
-        "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": local,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500,
-    }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {k: str(v) for k, v in told.items()}))
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         for owner, name, value in _replacements():

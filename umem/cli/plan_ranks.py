@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..base import device_profiles, nodes
 from ..base.nodes import Node
+from ..config import ranks
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -99,13 +100,14 @@ def cluster(args: argparse.Namespace) -> Cluster | None:
     node = nodes.find(args.node)
     if args.link is not None:
         node = dataclasses.replace(node, device=device_profiles.with_link(node.device, args.link))
-    ranks = node.devices if args.ranks is None else args.ranks
-    if ranks < 1:
-        raise ConfigError(f"--ranks {ranks}; allowed: at least 1")
-    return Cluster(node, ranks)
+    count = node.devices if args.ranks is None else args.ranks
+    if count < 1:
+        raise ConfigError(f"--ranks {count}; allowed: at least 1")
+    return Cluster(node, count)
 
 
-def as_rank(found: Cluster | None) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def as_rank(found: Cluster | None) -> Iterator[None]:
     """Let the program see that many ranks, as the first of them.
 
     Raises:
@@ -113,13 +115,15 @@ def as_rank(found: Cluster | None) -> contextlib.AbstractContextManager[None]:
         PlanError: it has no process groups.
     """
     if found is None:
-        return contextlib.nullcontext()
+        yield
+        return
     from .program import need_torch
 
     need_torch()
     from ..capture import fake_ranks
 
-    return fake_ranks.as_rank_0(found.ranks, found.busy)
+    with ranks.told_rank_0(found.ranks, found.busy), fake_ranks.as_rank_0(found.ranks):
+        yield
 
 
 def answer(

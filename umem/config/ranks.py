@@ -6,10 +6,11 @@ output environment variables; Open MPI's mpirun(1), OMPI_COMM_WORLD_*.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +51,24 @@ def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
         here = int(texts[3]) if texts[3].isdecimal() else world
         return Rank(number, world, local, max(here, local + 1))
     return None
+
+
+@contextlib.contextmanager
+def told_rank_0(world: int, local_world: int) -> Iterator[None]:
+    """Set what a launcher sets in the environment of rank 0, within the context, for a program."""
+    values = ("0", str(world), "0", str(local_world))
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    told.update(zip(_VARIABLES[0], values, strict=True))
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text
 
 
 def name() -> str:
