@@ -25,7 +25,7 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-ladder bench-programs bench-host-update bench-sharing options-doc install clean
+	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing options-doc install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -174,6 +174,9 @@ bench-recompute: $(INSTALLED)
 
 bench-ladder: $(INSTALLED)
 	$(BIN)/python bench/ladder.py $(BENCH_ARGS)
+
+bench-scale: $(INSTALLED)
+	$(BIN)/python bench/scale.py $(BENCH_ARGS)
 
 bench-compiled: $(INSTALLED)
 	$(BIN)/python bench/compiled.py $(BENCH_ARGS)

@@ -3,21 +3,39 @@
     torchrun --nproc-per-node 2 examples/fsdp2_gpt.py
     UMEM=1 UMEM_BUDGET=24MiB torchrun --nproc-per-node 2 examples/fsdp2_gpt.py
     umem run --budget 24MiB torchrun --nproc-per-node 2 examples/fsdp2_gpt.py
+    (cd examples && umem plan fsdp2_gpt:make_sharded --node h100x8 --ranks 64 --budget 60%)
 
-Plain PyTorch, nothing of umem in it. All three print the same last line.
+Plain PyTorch, nothing of umem in it. The first three print the same last line. The fourth plans one
+of 64 ranks of a network of GPT-2 XL's size, without a GPU and without its memory.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from gpt import SEED, Config, batch_of, load_text, loss_of, make_step
-from torch.distributed.fsdp import fully_shard
+from gpt import RATE, SEED, Config, batch_of, load_text, loss_of, make_step
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 STEPS, BATCH = 12, 8  # of each process
 WIDE = Config(vocabulary=128, context=128, layers=4, heads=4, width=256)
+XL = Config(vocabulary=50257, context=1024, layers=48, heads=25, width=1600, dropout=0.1)
+WHOLE = MixedPrecisionPolicy()  # everything in the parameters' own type
+
+
+def make_sharded(
+    config: Config = XL, batch: int = BATCH, policy: MixedPrecisionPolicy = WHOLE
+) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Callable[[nn.Module, Tensor], Tensor]]:
+    """Return what `umem plan` needs, as `make_step` does, with the network in shards."""
+    net, _, tokens, _ = make_step(config, batch)
+    for block in net.blocks:
+        fully_shard(block, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)
+    return net, torch.optim.AdamW(net.parameters(), lr=RATE), tokens, loss_of
 
 
 def train(rank: int) -> str:
@@ -25,11 +43,7 @@ def train(rank: int) -> str:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)  # the same network everywhere
     text = load_text(100_000)
-    net, _, _, _ = make_step(WIDE)
-    for block in net.blocks:
-        fully_shard(block)
-    fully_shard(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    net, optimizer, _, _ = make_sharded(WIDE)
     torch.manual_seed(SEED + rank)  # other batches in each
     digest = hashlib.sha256()
     for step in range(STEPS):
@@ -44,8 +58,9 @@ def train(rank: int) -> str:
         if rank == 0:
             print(f"step {step:2}: loss of all {total.item():.4f}", flush=True)
     for parameter in net.parameters():
-        whole = parameter.full_tensor()
-        digest.update(whole.detach().contiguous().flatten().view(torch.uint8).numpy())
+        assert isinstance(parameter, DTensor)
+        whole: Tensor = parameter.full_tensor()
+        digest.update(bytes(whole.detach().contiguous().flatten().view(torch.uint8).numpy()))
     return digest.hexdigest()
 
 
