@@ -1,4 +1,4 @@
-"""What ranks exchange: the bytes of a program's collectives, and their time beside compute."""
+"""The collectives of a program: the bytes that its ranks exchange, and their time beside compute."""
 
 from __future__ import annotations
 

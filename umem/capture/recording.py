@@ -23,7 +23,7 @@ class Block:
 
 
 class Exchange(NamedTuple):
-    """What an op sends to other ranks."""
+    """The bytes that an op sends to other ranks."""
 
     bytes: float  # over each link of a ring
     ranks: tuple[int, ...]  # on the ring

@@ -51,7 +51,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the ranks need together. Sizes in bytes, times in µs; names are stable in JSON."""
+    """The needs of all ranks together. Sizes in bytes, times in µs; names are stable in JSON."""
 
     ranks: int
     node: str
