@@ -1,4 +1,4 @@
-"""The collectives of a program: the bytes that its ranks exchange, and their time beside compute."""
+"""The collectives of a program: the bytes that ranks exchange, and their time beside compute."""
 
 from __future__ import annotations
 
