@@ -25,7 +25,8 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing options-doc install clean
+	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing options-doc \
+	docs install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
@@ -196,10 +197,23 @@ bench-sharing: $(INSTALLED)
 options-doc: $(BUILT)
 	$(BIN)/python tools/generate_options_doc.py
 
+# The site, from the pages and the docstrings; warnings are errors. It needs neither torch nor the
+# native core, and has an environment of its own, which needs Python 3.11 or later.
+DOCS_VENV ?= .venv-docs
+docs: $(DOCS_VENV)/.dependencies
+	$(DOCS_VENV)/bin/python -m sphinx -b html -j auto -W --keep-going -q -c docs . docs/_build/html
+	@echo 'built docs/_build/html/index.html'
+
+$(DOCS_VENV)/.dependencies: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r docs/requirements.txt
+	touch $@
+
 install: $(INSTALLED)
 
 clean:
-	rm -rf build dist *.egg-info $(VENV) $(BUILD_VENV) $(CUDA_VENV) $(CUDA_VENV)-oldest
+	rm -rf build dist *.egg-info $(VENV) $(BUILD_VENV) $(CUDA_VENV) $(CUDA_VENV)-oldest \
+		$(DOCS_VENV) docs/_build
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Records what `umem plan` and `umem replay` print for the README: ``python bench/plan.py``.
+"""Records what `umem plan` and `umem replay` print for their pages: ``python bench/plan.py``.
 
 Writes plan_a100-pcie4_<date>.{json,md} to bench/results. Every figure is of virtual time and the
 same on every machine.

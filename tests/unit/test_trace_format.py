@@ -339,7 +339,7 @@ def test_a_full_disk_is_an_error() -> None:
 
 def test_the_example_of_the_documentation_is_a_trace(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "trace_format.md"
-    example = page.read_text(encoding="utf-8").split("```\n")[1]
+    example = page.read_text(encoding="utf-8").split("```text\n")[1].split("```")[0]
     path = tmp_path / "t.jsonl"
     path.write_text(example)
     _, events = read(path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 Key = tuple[torch.device, torch.dtype]
-Lists = list[list[Tensor | None]]
+Lists: TypeAlias = "list[list[Tensor | None]]"  # as text: the site reads modules without torch
 Group = tuple[Lists, list[int]]  # and the places of its rows in the lists that were grouped
 Groups = dict[Key, Group]
 
