@@ -5,7 +5,7 @@ VENV ?= .venv
 BUILD_VENV ?= .venv-build-$(notdir $(PYTHON))
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-TWO := -n 2 --dist loadfile  # two processes, a file of tests each, for two cores
+TWO := -n 2 --dist loadfile --no-loadscope-reorder  # two processes, a file of tests each, for two cores
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin

@@ -19,7 +19,12 @@ import pytest
 NIGHTLY = "nightly"  # the hypothesis profile with more examples than each test asks for
 NIGHTLY_TIMES = 3
 # A file of tests runs in one process: with the longest first, none is left for a single one to end.
-FIRST = ("test_sanitizers.py", "test_fault_sweep.py", "test_demo.py")
+# Needs --no-loadscope-reorder: xdist puts files of few tests last, and the longest are among these.
+FIRST = (
+    "test_sanitizers.py", "test_numbers.py", "test_fault_sweep.py", "test_varying_steps.py",
+    "test_demo.py", "test_compiled.py", "test_helper_threads.py", "test_distributed_examples.py",
+    "test_lifecycle.py", "test_pages.py", "test_bench.py", "test_bench_programs.py",
+)  # fmt: skip
 hypothesis.settings.register_profile(NIGHTLY)
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
