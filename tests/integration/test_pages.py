@@ -86,6 +86,7 @@ RULES = {
     ),
     ("docs/optimizer_state.md", "$ umem plan examples.gpt"): SLOW,
     ("docs/planning.md", "$ umem plan examples.gpt:make_step --budget 50%"): KEPT,
+    ("docs/planning.md", "$ (cd examples && umem plan fsdp2_gpt:make_sharded"): SLOW,
     ("docs/recompute.md", "$ umem plan examples.resnet50"): SLOW,
     ("docs/replay.md", "$ umem replay gpt.jsonl.gz"): KEPT,
     ("docs/sleep.md", "import umem"): Rule(
@@ -135,11 +136,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "training.py").write_text(STEP)
-    profile = re.search(
-        r"```toml\n(.*?)```", (ROOT / "docs" / "planning.md").read_text(), re.DOTALL
-    )
-    assert profile is not None
-    (tmp_path / "my-card.toml").write_text(profile[1])
+    page = (ROOT / "docs" / "planning.md").read_text()
+    profiles = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)  # of a node, and of a device
+    (tmp_path / "my-card.toml").write_text(profiles[-1])
     return tmp_path
 
 
