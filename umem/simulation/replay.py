@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -206,7 +207,8 @@ def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
-    split, builders = DeviceSplit(), {0: StepBuilder()}
+    split = DeviceSplit()
+    builders = defaultdict(StepBuilder, {0: StepBuilder()})
     header, events = read(path)
     line, end, ops = 1, 0, False
     for line, event in enumerate(events, 2):
@@ -215,7 +217,7 @@ def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
                 for builder in builders.values():
                     builder.add(own)
             else:
-                builders.setdefault(device, StepBuilder()).add(own)
+                builders[device].add(own)
         ops = ops or type(event) is Op
         if ops and type(event) is Step:  # one without an op is no step
             end, ops = line, False
