@@ -42,22 +42,13 @@ constexpr std::string_view kOverwriting[] = {
 
 // Collectives, whose schemas do not say what they write (torch/csrc/distributed/c10d/Ops.cpp). Of
 // these the first argument receives: it is written whole, and not read.
-constexpr std::string_view kReceiving[] = {"c10d::allgather_",
-                                           "c10d::_allgather_base_",
-                                           "c10d::allgather_coalesced_",
-                                           "c10d::allgather_into_tensor_coalesced_",
-                                           "c10d::reduce_scatter_",
-                                           "c10d::_reduce_scatter_base_",
-                                           "c10d::reduce_scatter_tensor_coalesced_",
-                                           "c10d::gather_",
-                                           "c10d::scatter_",
-                                           "c10d::alltoall_",
-                                           "c10d::alltoall_base_",
-                                           "c10d::recv_",
-                                           "c10d::recv_any_source_"};
+constexpr std::string_view kReceiving[] = {
+#include "torch_ext/receiving.def"
+};
 // Of these it is read too, on some rank or all.
-constexpr std::string_view kInPlace[] = {"c10d::broadcast_", "c10d::allreduce_",
-                                         "c10d::allreduce_coalesced_", "c10d::reduce_"};
+constexpr std::string_view kInPlace[] = {
+#include "torch_ext/in_place.def"
+};
 // Of these one rank has the data: weights, or a batch.
 constexpr std::string_view kFromOneRank[] = {"c10d::broadcast_", "c10d::scatter_"};
 

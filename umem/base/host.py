@@ -30,6 +30,11 @@ class PcieLink:
         return None if payload is None else self.gt_per_s * self.width * payload / 8
 
 
+def for_evicted(available: int) -> int:
+    """Return the bytes of a host's `available` ones that evicted tensors may take by default."""
+    return available * 9 // 10
+
+
 def meminfo(name: str, path: Path = _MEMINFO) -> int | None:
     """Return the bytes of one field of /proc/meminfo, such as `MemAvailable`, or None."""
     try:

@@ -61,11 +61,16 @@ def beside_compute(events: Iterable[Event]) -> list[Event]:
     there, and the last result that was waited for is: programs gather one block ahead.
     """
     queue = _Queue()
-    return [timed for event in events for timed in queue.take(event)]
+    timed: list[Event] = []
+    for event in events:
+        timed.extend(queue.take(event))
+        if isinstance(event, Step):
+            queue = _Queue()
+    return timed
 
 
 class _Queue:
-    """The time of compute, and of the collectives beside it, since the step's begin in µs."""
+    """The time of compute, and of the collectives beside it, since the begin of one step in µs."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -82,10 +87,8 @@ class _Queue:
         if isinstance(event, Free):
             self._there.pop(event.id, None)
             self._results.discard(event.id)
-        if isinstance(event, Step):
-            if self._done > self._now:
-                yield Op("", (), (), self._done - self._now)
-            self.__init__()  # type: ignore[misc]
+        if isinstance(event, Step) and self._done > self._now:
+            yield Op("", (), (), self._done - self._now)
         yield event
 
     def _beside(self, op: Op) -> Op:

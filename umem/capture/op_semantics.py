@@ -28,14 +28,15 @@ _MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_e
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                "new_zeros", "new_ones", "new_full"}  # fmt: skip
 # Namespaces of what ranks exchange, and those ops whose schemas do not say that they write their
-# first argument: whole, or what was there before and is read too.
+# first argument (torch/csrc/distributed/c10d/Ops.cpp): whole without reading it, or, on some rank
+# or all, what was there before and is read too. The native observer's lists are made of these too.
 COLLECTIVES = ("c10d::", "_c10d_functional::")
-_RECEIVING = frozenset(f"c10d::{name}" for name in (
+RECEIVING = frozenset(f"c10d::{name}" for name in (
     "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
     "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "gather_",
     "scatter_", "alltoall_", "alltoall_base_", "recv_", "recv_any_source_",
 ))  # fmt: skip
-_SUMMING = frozenset(f"c10d::{name}" for name in (
+IN_PLACE = frozenset(f"c10d::{name}" for name in (
     "broadcast_", "allreduce_", "allreduce_coalesced_", "reduce_",
 ))  # fmt: skip
 # FSDP2's copies into and out of what is exchanged. The first writes its second argument in part.
@@ -89,7 +90,7 @@ class OpSemantics:
     @cached_property
     def overwrites(self) -> bool:
         """Whether it writes all of what it changes and reads nothing of it."""
-        return self.bare in OVERWRITES or self.name in _RECEIVING
+        return self.bare in OVERWRITES or self.name in RECEIVING
 
     @cached_property
     def collective(self) -> bool:
@@ -188,7 +189,7 @@ def _said(schema: Any) -> tuple[tuple[int, str], ...]:
 
 def _unsaid(schema: Any) -> tuple[tuple[int, str], ...]:
     """Return what an op writes although its schema does not say so."""
-    if schema.name in _RECEIVING or schema.name in _SUMMING:
+    if schema.name in RECEIVING or schema.name in IN_PLACE:
         return ((0, schema.arguments[0].name),)
     return ((1, schema.arguments[1].name),) if schema.name == _OF_SHARDS[0] else ()
 

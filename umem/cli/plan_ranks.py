@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..base import device_profiles, nodes
+from ..base import host, nodes
 from ..base.nodes import Node
 from ..config import ranks
 from ..errors import ConfigError
+from .base import node_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from ..simulation.replay import Result
     from ..trace.schema import Event
     from ..trace.step_trace import StepTrace
-
-HOST_SHARE = 0.9  # of a host's memory that evicted tensors may take, as by default in a program
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,7 @@ def cluster(args: argparse.Namespace) -> Cluster | None:
         if args.ranks is not None:
             raise ConfigError(f"--ranks needs --node; allowed: {nodes.ALLOWED}")
         return None
-    if args.device is not None or args.profile is not None:
-        raise ConfigError("--node has its own device; allowed: --node, --device or --profile")
-    node = nodes.find(args.node)
-    if args.link is not None:
-        node = dataclasses.replace(node, device=device_profiles.with_link(node.device, args.link))
+    node = node_of(args)
     count = node.devices if args.ranks is None else args.ranks
     if count < 1:
         raise ConfigError(f"--ranks {count}; allowed: at least 1")
@@ -142,9 +137,9 @@ def answer(
     alone = best
     if best is not None and found.busy > 1:
         alone = replay.replay_step(step, best.policy, node.profile(1), best.budget)
-    host = 0 if best is None else best.peak_host
-    used = host * found.busy
-    hosts = max(node.nodes_of(found.ranks), -(-host * found.ranks // _usable(node)))
+    held = 0 if best is None else best.peak_host
+    used, usable = held * found.busy, host.for_evicted(node.memory_bytes)
+    hosts = max(node.nodes_of(found.ranks), -(-held * found.ranks // usable))
     return Answer(
         ranks=found.ranks,
         node=node.name,
@@ -159,16 +154,12 @@ def answer(
         exposed_us=max(0.0, step.compute_us - compute_us) if exchanges else 0.0,
         step_us=None if best is None else best.step_us,
         alone_us=None if alone is None else alone.step_us,
-        host_bytes_rank=host,
+        host_bytes_rank=held,
         host_bytes_node=used,
         host_memory_bytes=node.memory_bytes,
-        host_fits=used <= _usable(node),
+        host_fits=used <= usable,
         nodes_needed=hosts,
     )
-
-
-def _usable(node: Node) -> int:
-    return int(HOST_SHARE * node.memory_bytes)
 
 
 def _exchanges(recording: Recording, clock: Clock, node: Node) -> tuple[list[Any], float]:

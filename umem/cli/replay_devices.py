@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ..base import device_profiles, nodes
 from ..base.units import GIB, format_bytes
 from ..errors import ConfigError
+from .base import node_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -53,11 +53,7 @@ def profile(args: argparse.Namespace, devices: int) -> DeviceProfile:
     Raises:
         ConfigError: no such node, not so many devices in it, or a device in addition to it.
     """
-    if args.device or args.profile is not None:
-        raise ConfigError("--node has its own device; allowed: --node, --device or --profile")
-    node = nodes.find(args.node)
-    if args.link is not None:
-        node = dataclasses.replace(node, device=device_profiles.with_link(node.device, args.link))
+    node = node_of(args)
     busy = devices if args.busy is None else args.busy
     if busy < devices:
         raise ConfigError(f"--busy {busy}; allowed: at least the trace's {devices} devices")

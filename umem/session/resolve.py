@@ -192,7 +192,7 @@ def host_budget_bytes(settings: Settings, budget: int) -> int:
     if available is None:
         return 0
     # The frames of a software device and the host store share this machine's memory.
-    return max(available * 9 // 10 - budget, PAGE_BYTES)
+    return max(host.for_evicted(available) - budget, PAGE_BYTES)
 
 
 def _available() -> int | None:
