@@ -26,6 +26,9 @@ std::size_t held_bytes(const Device& device) {
 }
 
 constexpr std::size_t kPulseBytes = 256 * MiB;
+// What a pulse leaves to kernels that run at the time: a page fault takes its device memory from
+// another page, and finds none where plain memory has everything.
+constexpr std::size_t kSpareBytes = 16 * MiB;
 
 // Takes `bytes` of device memory in pieces, and gives them back. False: there were not that many.
 bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
@@ -42,8 +45,9 @@ bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
 
 // A driver keeps device memory for addresses whose bytes have left, until something else needs it.
 // An allocation of what is free and of that much more makes it take that memory, without a copy,
-// and its release leaves it free. Not under the guard, which never lets all free memory be taken,
-// not even for a moment. False: it is not free yet, and whoever needs it gets it.
+// and its release leaves it free, all but kSpareBytes. Not under the guard, which never lets all
+// free memory be taken, not even for a moment. False: it is not free yet, and whoever needs it gets
+// it.
 bool release_unused(State& s, DeviceLock& lock) {
   residency::Engine& engine = lock.device()->engine;
   if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
@@ -60,7 +64,8 @@ bool release_unused(State& s, DeviceLock& lock) {
   bool all = false;
   lock.without([&] {
     const driver::CallScope scope(table, lock.device()->place);
-    all = take_and_give_back(table, free_bytes + unused);
+    const std::size_t most = free_bytes + unused;
+    all = take_and_give_back(table, most - std::min(most, kSpareBytes));
   });
   if (!all && engine.ledger().resident_bytes() > 0) return false;
   engine.forget_unused();

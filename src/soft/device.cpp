@@ -296,11 +296,17 @@ bool is_worth_another_try(std::size_t page) {
 // The last line before the process ends.
 void say_refused() {
   char reason[160], line[240];
-  const char* why = g_device->pager.space().refused()
-                        ? describe_reached_limit(reason, sizeof reason)
-                        : "no frame can be taken from another page";
+  const Pager& pager = g_device->pager;
+  if (pager.space().refused()) {
+    describe_reached_limit(reason, sizeof reason);
+  } else {
+    std::snprintf(reason, sizeof reason,
+                  "no frame can be taken from another page: of %zu frames %zu are used, and %zu of "
+                  "these cannot leave",
+                  pager.frames(), pager.used_frames(), pager.fixed_frames());
+  }
   const int n =
-      std::snprintf(line, sizeof line, "umem: a managed page cannot be mapped: %s\n", why);
+      std::snprintf(line, sizeof line, "umem: a managed page cannot be mapped: %s\n", reason);
   [[maybe_unused]] const ssize_t written =
       ::write(STDERR_FILENO, line, std::min(static_cast<std::size_t>(n), sizeof line - 1));
 }

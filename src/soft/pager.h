@@ -106,6 +106,8 @@ class Pager {
   const Space& space() const { return space_; }
   std::size_t frames() const { return frames_; }
   std::size_t used_frames() const { return used_; }
+  // Of pages that no other page can take one from, unless a system call gives it up.
+  std::size_t fixed_frames() const { return fixed_; }
   std::size_t peak_frames() const { return peak_; }
   // Frames that hold contents: discarded pages keep theirs until one is needed.
   std::size_t held_frames() const { return used_ - discarded_.pages - unused_.pages; }

@@ -65,7 +65,7 @@ held = blocks(8, 16)
 torch.cuda.synchronize()
 assert free() <= empty - 128 * MIB
 asleep = umem.sleep()
-assert free() >= empty - 4 * MIB, (empty, free())
+assert free() >= empty - 16 * MIB, (empty, free())
 assert asleep.shown_free and asleep.bytes >= 128 * MIB
 assert umem.stats().attached_bytes == 0
 umem.wake()
@@ -98,7 +98,7 @@ def test_sleep_leaves_all_free_after_oversubscription(program: Program, softcuda
         + """
 asleep = umem.sleep()
 assert asleep.shown_free
-assert gpu()[0] >= gpu()[1] - 8 * MIB, gpu()
+assert gpu()[0] >= gpu()[1] - 16 * MIB, gpu()
 assert umem.stats().attached_bytes == 0
 umem.wake()
 assert all(bool(t.cpu().eq(1.0).all()) for t in held)
@@ -171,12 +171,41 @@ for t in held:  # as a kernel that no operator started
     ctypes.memset(t.data_ptr(), 0, 16 * MIB)
 assert gpu()[0] <= gpu()[1] - 128 * MIB
 assert umem.sleep().shown_free
-assert gpu()[0] >= gpu()[1] - 8 * MIB, gpu()
+assert gpu()[0] >= gpu()[1] - 16 * MIB, gpu()
 print("released")
 """,
         SOFTCUDA_BYTES=str(512 * MIB),
     )
     assert out == "released\n"
+
+
+def test_a_kernel_that_runs_during_a_sleep_gets_memory(
+    program: Program, softcuda: Softcuda
+) -> None:
+    """A kernel that faulted while sleep held all free memory, to give it back, had no frame."""
+    out, _ = program(
+        """
+import threading
+enable(budget="256MiB")
+held = blocks(8, 16)
+addresses = [t.data_ptr() for t in held]
+done = threading.Event()
+def work():
+    while not done.is_set():
+        for address in addresses:  # as kernels that no operator started
+            ctypes.memset(address, 7, 16 * MIB)
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(40):
+    umem.sleep()
+done.set()
+thread.join()
+assert all(bool(t.view(torch.uint8).cpu().eq(7).all()) for t in held)
+print("alive")
+""",
+        SOFTCUDA_BYTES=str(512 * MIB),
+    )
+    assert out == "alive\n"
 
 
 def test_under_the_guard_sleep_gives_back_on_demand(program: Program, softcuda: Softcuda) -> None:

@@ -21,6 +21,7 @@ Program = Callable[..., tuple[str, str]]
 MIB = 1 << 20
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2, 3])
 UNKNOWN = 999  # an error of the driver
+SPARE = 16 * MIB  # which sleep leaves to kernels that run at the time
 SLACK = 4 * MIB  # device memory comes in batches; a GPU's are of 128 MiB
 
 
@@ -38,7 +39,7 @@ def test_the_driver_has_the_memory_when_sleep_returns(softcuda: Softcuda) -> Non
     used = empty - free()
     assert used >= 36 * MIB - SLACK
     asleep = umem.sleep()
-    assert free() >= empty
+    assert free() >= empty - SPARE
     assert asleep.shown_free
     assert asleep.bytes >= 40 * MIB
     assert umem.wake() == 36 * MIB

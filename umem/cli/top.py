@@ -25,8 +25,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="show live statistics of running processes",
         description="Show live statistics of a running process of the same user that was started "
-        "with UMEM_TOP=1, or of all of them. With --once, or if the output is not a terminal: "
-        "print one sample.",
+        "with UMEM_TOP=1, or of all of them. With --once or --metrics, or if the output is not a "
+        "terminal: print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
     parser.add_argument("--all", action="store_true",
@@ -35,7 +35,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="SECONDS",
                         help="time between two samples; default 1")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="print one sample, over one interval")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per sample")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object per sample")
+    form.add_argument("--metrics", action="store_true",
+                      help="print one sample in Prometheus's text format")  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
@@ -55,6 +58,12 @@ def main(args: argparse.Namespace) -> int:
     else:
         sample = functools.partial(_of_one, _socket(args))
     before = sample()
+    if args.metrics:
+        from ..base.native import core
+        from ..monitor.metrics import metrics
+
+        print(metrics(list(before.values()), core.stats_docs()), end="", flush=True)
+        return 0
     once = args.once or not (args.json or sys.stdout.isatty())
     with _screen(args.json or once) as show:
         while True:

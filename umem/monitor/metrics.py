@@ -1,0 +1,89 @@
+"""Samples of processes in Prometheus's text format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..base.stats import Stats
+from ..errors import plain
+
+# Statistics that only grow while the process lives; all others go up and down.
+COUNTERS = frozenset((
+    "bytes_in",
+    "bytes_out",
+    "bytes_discarded",
+    "faults",
+    "evictions",
+    "prefetches",
+    "prefetched_unused_bytes",
+    "stall_us",
+    "plan_hits",
+    "plan_misses",
+    "plans_rolled_back",
+    "allocs",
+    "frees",
+    "ooms",
+    "steps",
+    "capture_skips",
+    "hook_errors",
+    "zero_copy_bytes",
+    "ops_above_budget",
+    "advice_ignored",
+))
+)
+_OF_A_PROCESS = ("pid", "program", "device", "policy", "allocator")
+_OF_A_TAG = {
+    "blocks": "blocks with this tag",
+    "bytes": "bytes in blocks with this tag",
+    "resident_bytes": "of these, on the device",
+}
+Sample = Mapping[str, Any]  # as umem/monitor/server.py sends it
+_Value = tuple[dict[str, str], int]  # labels and value
+
+
+def metrics(samples: Sequence[Sample], meanings: Mapping[str, str]) -> str:
+    """Format samples of one or more processes, one metric for each field of `umem.stats()`.
+
+    A metric is named `umem_` and the field, and ends in `_total` if it only grows. Its labels are
+    the process, its program, device, policy and allocator; `umem_tag_*` have the tag in addition.
+    Prometheus's text format, version 0.0.4:
+    https://prometheus.io/docs/instrumenting/exposition_formats/
+
+    Args:
+        samples: the answers of the processes.
+        meanings: a sentence for each field.
+    """
+    lines: list[str] = []
+    for field in fields(Stats):
+        kind = "counter" if field.name in COUNTERS else "gauge"
+        values = ((_labels(sample), sample["stats"][field.name]) for sample in samples)
+        lines += _metric(field.name, kind, meanings[field.name], values)
+    for name, meaning in _OF_A_TAG.items():
+        lines += _metric(f"tag_{name}", "gauge", meaning, _of_tags(samples, name))
+    return "\n".join(lines) + "\n"
+
+
+def _of_tags(samples: Iterable[Sample], name: str) -> Iterator[_Value]:
+    for sample in samples:
+        for tag, row in sample["tags"].items():
+            yield {**_labels(sample), "tag": tag}, row[name]
+
+
+def _labels(sample: Sample) -> dict[str, str]:
+    return {name: str(sample[name]) for name in _OF_A_PROCESS}
+
+
+def _metric(name: str, kind: str, meaning: str, values: Iterable[_Value]) -> Iterator[str]:
+    full = f"umem_{name}_total" if kind == "counter" else f"umem_{name}"
+    help_text = meaning.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {full} {help_text}"
+    yield f"# TYPE {full} {kind}"
+    for labels, value in values:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{full}{{{inside}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return plain(text).replace("\\", r"\\").replace('"', r"\"")
