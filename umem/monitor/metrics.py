@@ -10,28 +10,29 @@ from ..base.stats import Stats
 from ..errors import plain
 
 # Statistics that only grow while the process lives; all others go up and down.
-COUNTERS = frozenset((
-    "bytes_in",
-    "bytes_out",
-    "bytes_discarded",
-    "faults",
-    "evictions",
-    "prefetches",
-    "prefetched_unused_bytes",
-    "stall_us",
-    "plan_hits",
-    "plan_misses",
-    "plans_rolled_back",
-    "allocs",
-    "frees",
-    "ooms",
-    "steps",
-    "capture_skips",
-    "hook_errors",
-    "zero_copy_bytes",
-    "ops_above_budget",
-    "advice_ignored",
-))
+COUNTERS = frozenset(
+    (
+        "bytes_in",
+        "bytes_out",
+        "bytes_discarded",
+        "faults",
+        "evictions",
+        "prefetches",
+        "prefetched_unused_bytes",
+        "stall_us",
+        "plan_hits",
+        "plan_misses",
+        "plans_rolled_back",
+        "allocs",
+        "frees",
+        "ooms",
+        "steps",
+        "capture_skips",
+        "hook_errors",
+        "zero_copy_bytes",
+        "ops_above_budget",
+        "advice_ignored",
+    )
 )
 _OF_A_PROCESS = ("pid", "program", "device", "policy", "allocator")
 _OF_A_TAG = {
