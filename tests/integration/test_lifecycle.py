@@ -213,7 +213,7 @@ for number in itertools.count():
         else:
             for t in kept: umem.evict(t); umem.prefetch(t)
     except Stop:
-        pass
+        torch.set_grad_enabled(True)  # an interrupted exit of torch's own no_grad leaves it off
     try:
         signal.setitimer(signal.ITIMER_REAL, 0)
         umem.wake()
