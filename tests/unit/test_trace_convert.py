@@ -341,8 +341,8 @@ def test_a_damaged_snapshot_is_an_error_or_a_valid_trace(
         (["convert", "bad.jsonl", "t.jsonl"], "bad.jsonl:3: free of id 7"),
         (["convert", "bad.jsonl", "t.json"], "bad.jsonl:3: free of id 7"),
         (
-            ["convert", "bad.jsonl", "t.csv"],
-            "t.csv: not a known format; the name must end in .jsonl, ",
+            ["convert", "bad.jsonl", "t.txt"],
+            "t.txt: not a known format; the name must end in .jsonl, ",
         ),
         (["convert", "bad.jsonl", "no/t.jsonl"], "no/t.jsonl: No such file or directory"),
         (["convert", "bad.jsonl", "no/t.json"], "no/t.json: No such file or directory"),

@@ -13,9 +13,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "convert",
         help="convert a trace to another format",
-        description="Convert IN to the format of OUT: .jsonl or .jsonl.gz (a trace), or .json ("
-        "Chrome trace JSON for ui.perfetto.dev). Several traces, such as those of all ranks, "
-        "become one .json.",
+        description="Convert IN to the format of OUT: .jsonl or .jsonl.gz (a trace), .json (Chrome "
+        "trace JSON for ui.perfetto.dev), .pickle (a memory snapshot for pytorch.org/memory_viz), "
+        ".csv or .parquet (a row for each block), or .svg, .png or .pdf (a picture of live bytes). "
+        "Several traces, such as those of all ranks, become one .json.",
     )
     parser.add_argument(
         "sources",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from umem.base import extras
 from umem.base.units import MIB
-from umem.errors import ConfigError, NotSupportedError
+from umem.errors import ConfigError
 
 Curve = Sequence[tuple[float, int]]
 
@@ -83,9 +83,4 @@ def _draw_curve(axes: Any, points: Curve, **style: Any) -> None:
 
 
 def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise NotSupportedError(
-            "a picture needs matplotlib, not installed here: pip install '.[demo]' in umem's tree"
-        ) from error
+    return extras.load(module, "a picture", "'umem[demo]'")

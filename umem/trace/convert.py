@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import TraceError
-from . import perfetto, torch_snapshot
+from . import blocks, perfetto, picture, snapshot_writer, torch_snapshot
 from .reader import read
 from .schema import Event, Header
 from .step_builder import StepBuilder
 from .writer import Writer
 
 _DRAWN = ".json"
-FORMS = (".jsonl", ".jsonl.gz", _DRAWN)
+_SNAPSHOT = ".pickle"
+FORMS = (".jsonl", ".jsonl.gz", _DRAWN, _SNAPSHOT, ".csv", ".parquet", *picture.FORMS)
 
 
 def convert(
@@ -30,13 +31,16 @@ def convert(
 
     Args:
         source: a .jsonl or .jsonl.gz file, told by its content, or a pickled snapshot.
-        target: .jsonl, .jsonl.gz, or .json for Chrome trace JSON. Replaced once all is written.
+        target: .jsonl or .jsonl.gz, a trace; .json, Chrome trace JSON; .pickle, a snapshot of
+            torch's memory; .csv or .parquet, a row for each block; .svg, .png or .pdf, a picture of
+            live bytes. Replaced once all is written.
         last_step: only the last complete step, with the blocks that are live at its start.
         gpu: the device to take from a snapshot of several.
         partial: keep the whole lines of a trace that is cut off.
 
     Raises:
         TraceError: the source is malformed, or the target cannot be written.
+        NotSupportedError: the library that writes the target's format is not installed.
     """
     source, target = Path(source), Path(target)
     if not target.name.endswith(FORMS):
@@ -124,7 +128,15 @@ def _write(path: Path, header: Header, events: Iterable[Event]) -> None:
     if path.suffix == _DRAWN:
         with path.open("w", encoding="utf-8") as stream:
             perfetto.write(stream, [perfetto.Shown("umem trace", header, events)])
-        return
-    with Writer(path, header) as writer:
-        for event in events:
-            writer.write(event)
+    elif path.suffix == _SNAPSHOT:
+        snapshot_writer.write(path, header, events)
+    elif path.suffix == ".csv":
+        blocks.write_csv(path, events)
+    elif path.suffix == ".parquet":
+        blocks.write_parquet(path, events)
+    elif path.suffix in picture.FORMS:
+        picture.write(path, header, events)
+    else:
+        with Writer(path, header) as writer:
+            for event in events:
+                writer.write(event)
