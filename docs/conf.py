@@ -53,7 +53,7 @@ suppress_warnings = [
 
 # The API reference needs neither torch nor the native core, so that the site builds anywhere.
 sys.modules["umem._core"] = mock.MagicMock(__version__=__version__)  # umem compares the versions
-autodoc_mock_imports = ["torch", "cupy", "cuda"]
+autodoc_mock_imports = ["torch", "cupy", "cuda", "lightning", "transformers"]
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"

@@ -48,6 +48,9 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .integrations import cuda_core as cuda_core
     from .integrations.buffer import Buffer as Buffer
     from .integrations.dlpack import export as export
+    from .monitor import lightning as lightning
+    from .monitor import transformers as transformers
+    from .monitor.scalars import Scalars as Scalars
     from .offload.checkpoint.load import Loaded as Loaded
     from .offload.checkpoint.load import load_checkpoint as load_checkpoint
     from .offload.optimizer.paging import PagedOptimizer as PagedOptimizer
@@ -92,6 +95,7 @@ _NAMES = {
     "PlanError StateError TraceError UmemError",
     "integrations.buffer": "Buffer",
     "integrations.dlpack": "export",
+    "monitor.scalars": "Scalars",
     "offload.checkpoint.load": "Loaded load_checkpoint",
     "offload.optimizer.paging": "PagedOptimizer page_optimizer",
     "recompute.optimize": "deoptimize optimize",
@@ -109,7 +113,9 @@ _MODULES = {
     "errors": "errors",
     "cuda_core": "integrations.cuda_core",
     "cupy": "session.cupy",
+    "lightning": "monitor.lightning",
     "policies": "policies",
+    "transformers": "monitor.transformers",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one table, not two

@@ -77,6 +77,9 @@ RULES = {
         "CI does not install accelerate", needs="accelerate"
     ),
     ("docs/huggingface.md", "import torch"): TRANSFORMERS,
+    ("docs/loggers.md", "import torch"): Rule(
+        "CI does not install tensorboard", needs="tensorboard"
+    ),
     ("docs/install.md", "$ pip install ."): INSTALLS,
     ("docs/install.md", "$ pip install 'setuptools"): INSTALLS,
     ("docs/install.md", "$ make demo"): INSTALLS,
