@@ -27,6 +27,27 @@ def umem(
     )  # fmt: skip
 
 
+def completions(line: str, folder: Path) -> set[str]:
+    """What a shell offers at the end of the line: argcomplete's protocol, through a file."""
+    answer = folder / "answer"
+    told = {
+        "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "COMP_LINE": line, "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+    }  # fmt: skip
+    umem(cwd=folder, env=told)
+    return {word.strip() for word in answer.read_text().splitlines()}
+
+
+def test_a_shell_is_offered_commands_options_and_values(tmp_path: Path) -> None:
+    assert completions("umem re", tmp_path) == {"replay"}
+    assert {"run", "plan", "top"} <= completions("umem ", tmp_path)
+    assert {"--metrics", "--json"} <= completions("umem top --", tmp_path)
+    assert completions("umem trace con", tmp_path) == {"convert"}
+    (tmp_path / "train.py").touch()
+    assert "train.py" in completions("umem run tra", tmp_path)
+
+
 def one_line_error(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""

@@ -48,6 +48,8 @@ def _run(argv: list[str] | None) -> int:
     named = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
     commands = {name: _load(name) for name in named}
     parser = _parser(commands)
+    if not argv:
+        _complete(parser)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         print(_unexpected(unknown[0], _innermost(parser, args)), file=sys.stderr)
@@ -59,6 +61,18 @@ def _run(argv: list[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that completes a command line, and end; else return.
+
+    Such a shell gives the line in the environment, and no arguments (docs/install.md).
+    """
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
 
 
 def _unexpected(word: str, parser: argparse.ArgumentParser) -> str:
