@@ -76,6 +76,8 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .residency.sleep import sleep as sleep
     from .residency.sleep import wake as wake
     from .session import cupy as cupy
+    from .session.live_view import LiveView as LiveView
+    from .session.live_view import watch as watch
     from .session.session import Session as Session
     from .session.session import disable as disable
     from .session.session import enable as enable
@@ -103,6 +105,7 @@ _NAMES = {
     "residency.operators": "uses",
     "residency.placement": "TensorPlacement scope tensors where",
     "residency.sleep": "Sleep sleep wake",
+    "session.live_view": "LiveView watch",
     "session.session": "Session disable enable is_enabled reset_peak_stats set_budget stats step "
     "summary",
     "simulation.simulate": "simulate",
