@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import schemas
 
 pytest.importorskip("torch", reason="the demo trains with torch")
 pytest.importorskip("sklearn", reason="the demo's digits come with scikit-learn")
@@ -30,7 +30,7 @@ def test_the_quick_demo_is_identical_and_within_its_budget(workload: str, tmp_pa
     done = start("-m", "umem", "demo", "--quick", "--workload", workload, "--json",
                  "--plot", str(picture))  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
+    report = schemas.read("demo", done.stdout)
     assert report["good"] is True
     plain, fits, quarter = report["rows"]
     assert plain["policy"] == "plain torch"

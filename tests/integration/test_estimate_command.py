@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from support import schemas
 from support.benches import imports
 
 from umem import cli
@@ -59,7 +60,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
 
 def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     assert cli.main(["estimate", "--json", *arguments]) == 0
-    return json.loads(capsys.readouterr().out)
+    return schemas.read("estimate", capsys.readouterr().out)
 
 
 def test_the_kinds_of_a_step(program: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support import schemas
 
 pytest.importorskip("torch")
 
@@ -87,7 +88,7 @@ def test_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_applying_is_checked(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["lint", f"{program}:make_step", "--apply", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = schemas.read("lint", capsys.readouterr().out)
     applied = answer["applied"]
     assert len(applied["done"]) == 2
     assert applied["differing"] == []

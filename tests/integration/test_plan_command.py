@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import schemas
 
 pytest.importorskip("torch")
 
@@ -54,7 +55,7 @@ def test_json_and_the_trace_agree(
     policies = ["--policy", "auto", "belady", "lru"]
     call = ["plan", f"{program}:make_step", "--budget", "60%", *options, *policies]
     assert cli.main(call) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = schemas.read("plan", capsys.readouterr().out)
     step = read_step(out)
     assert answer["peak_bytes"] == step.peak_bytes == sum(answer["peak_by_tag"].values())
     assert answer["ops"] == step.n_ops
@@ -76,7 +77,7 @@ def test_json_and_the_trace_agree(
 
 def test_what_fits_costs_nothing(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", f"{program}:make_step", "--json", "--policy", "auto"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = schemas.read("plan", capsys.readouterr().out)
     assert answer["fits"]
     assert answer["budget"] == 40 << 30  # the device's
     (result,) = answer["policies"]
@@ -98,14 +99,14 @@ def test_times_of_a_run_replace_the_roofline(
     run = tmp_path / "run.jsonl"
     call = ["plan", f"{program}:make_step", "--json", "--policy", "lru"]
     assert cli.main([*call, "--out", str(run)]) == 0
-    first = json.loads(capsys.readouterr().out)
+    first = schemas.read("plan", capsys.readouterr().out)
     lines = [json.loads(line) for line in run.read_text().splitlines()]
     for line in lines:
         if "us" in line:
             line["us"] *= 3
     run.write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert cli.main([*call, "--times", str(run)]) == 0
-    second = json.loads(capsys.readouterr().out)
+    second = schemas.read("plan", capsys.readouterr().out)
     assert second["compute_us"] == pytest.approx(3 * first["compute_us"], rel=0.25)
 
 
@@ -149,6 +150,6 @@ def test_a_script_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "    optimizer.step()\n    optimizer.zero_grad()\n    assert loss.item() == 0\n"
     )
     assert cli.main(["plan", "--policy", "lru", "--json", "--script", str(path), "5"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = schemas.read("plan", capsys.readouterr().out)
     assert answer["steps"] == 3
     assert answer["remarks"]

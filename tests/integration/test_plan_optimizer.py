@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import schemas
 
 torch = pytest.importorskip("torch")
 
@@ -114,7 +114,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     given = ["plan", "planned_program:make_step", "--budget", "40%", "--policy", "auto", "--json"]
     assert cli.main([*given, *words]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    found: dict[str, Any] = schemas.read("plan", capsys.readouterr().out)
     return found
 
 
@@ -164,7 +164,7 @@ def test_a_trace_is_replayed_with_updates_on_the_host(
     for where in ("device", "host", "auto"):
         words = ["replay", str(trace), "--budget", "40%", "--optimizer", where, "--json"]
         assert cli.main(words) == 0
-        row = json.loads(capsys.readouterr().out)
+        row = schemas.read("replay", capsys.readouterr().out)
         times[where] = row["step_us"]
         assert (row["host_us"] > 0) == (where != "device")
     assert times["auto"] <= min(times.values())

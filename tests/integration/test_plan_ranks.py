@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import schemas
 
 pytest.importorskip("torch")
 
@@ -71,7 +71,7 @@ def plan(module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     def planned(name: str, *options: str) -> dict[str, Any]:
         call = ["plan", f"planned_ranks:{name}", "--json", "--policy", "auto", *options]
         assert cli.main(call) == 0
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        answer: dict[str, Any] = schemas.read("plan", capsys.readouterr().out)
         return answer
 
     return planned

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from support import schemas
 from support.recompute import names_of
 from torch import nn
 
@@ -193,7 +193,7 @@ def test_umem_plan_compares_ways_to_recompute(
 ) -> None:
     words = ["plan", f"{__name__}:convolutions", "--budget", "60%", "--policy", "auto"]
     assert cli.main([*words, "--recompute", mode, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["recompute"]
+    found = schemas.read("plan", capsys.readouterr().out)["recompute"]
     names = [row["mode"] for row in found["modes"]]
     assert names == (["swap", "recompute", "per_block", "auto"] if mode == "all" else [mode])
     steps = {row["mode"]: row["replay"]["step_us"] for row in found["modes"] if row["replay"]}

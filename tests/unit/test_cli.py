@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import schemas
 
 from umem.cli import main
 from umem.cli.run import misplaced
@@ -186,7 +187,7 @@ def test_signals_reach_the_program(tmp_path: Path) -> None:
 def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
     env = {"UMEM_BUDGET": "64MiB"}
     done = umem("doctor", "--json", cwd=tmp_path, env=env)
-    report = json.loads(done.stdout)
+    report = schemas.read("doctor", done.stdout)
     assert done.returncode == (0 if report["verdict"]["works"] else 1)
     assert report["native core"]["policies"] == list(registry.names())
     assert report["memory"]["total_bytes"] > 0
@@ -205,7 +206,7 @@ def test_doctor_says_what_umem_would_do(tmp_path: Path) -> None:
 def test_doctor_reports_what_is_wrong(tmp_path: Path) -> None:
     done = umem("doctor", "--json", cwd=tmp_path, env={"UMEM_BUDGET": "banana"})
     assert done.returncode == 1
-    verdict = json.loads(done.stdout)["verdict"]
+    verdict = schemas.read("doctor", done.stdout)["verdict"]
     assert verdict["works"] is False
     assert "banana" in verdict["because"] or "torch" in verdict["because"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import schemas
 
 from umem import cli
 from umem.analysis import formulas
@@ -164,7 +164,7 @@ def test_bad_values(values: dict[str, Any], words: str) -> None:
 
 def _answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     assert cli.main(["estimate", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return schemas.read("estimate", capsys.readouterr().out)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import schemas
 
 from umem.base.stats import Stats
 from umem.cli import main
@@ -325,7 +326,7 @@ def test_top_shows_this_process(home: Path, form: str, capsys: pytest.CaptureFix
     assert main(["top", "--once", "--interval", "0.02", *form.split(), str(os.getpid())]) == 0
     shown = capsys.readouterr().out
     if form:
-        view = json.loads(shown)
+        view = schemas.read("top", shown)
         assert view["pid"] == os.getpid()
         assert view["in_bytes_per_s"] == 0
     else:
@@ -339,7 +340,7 @@ def test_top_shows_all_processes(home: Path, capsys: pytest.CaptureFixture[str])
     other = server.Server(None, about)
     (home / "123.sock").write_text("not one of them")
     assert main(["top", "--all", "--once", "--interval", "0.02", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = schemas.read("top_all", capsys.readouterr().out)
     assert [view["pid"] for view in found["processes"]] == [os.getpid()] * 2
     assert all(view["in_bytes_per_s"] == 0 for view in found["processes"])
     assert main(["top", "--all", "--once", "--interval", "0.02"]) == 0

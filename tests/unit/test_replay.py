@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import synthetic
+from support import schemas, synthetic
 from support.steps import Tensor, make_step, steps
 
 from umem.analysis import bounds
@@ -245,7 +245,7 @@ def test_json_has_one_object_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     peak = replay.load(path)[1]
     words = ["--policy", "lru", "auto", "--budget", "50%", "2GiB", "--json", "--link", "50"]
     assert main(["replay", str(path), *words]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [schemas.read("replay", line) for line in capsys.readouterr().out.splitlines()]
     assert [set(row) for row in rows] == [KEYS] * 4
     assert {row["device"] for row in rows} == {"a100-pcie4+50GB/s"}
     assert [row["policy"] for row in rows] == ["lru", "auto"] * 2

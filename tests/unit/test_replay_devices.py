@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import synthetic
+from support import schemas, synthetic
 
 from umem import simulate
 from umem.base import device_profiles, nodes
@@ -81,7 +80,7 @@ def path(tmp_path: Path) -> Path:
 
 def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     assert main(["replay", *words, "--json"]) == 0
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    rows = [schemas.read("replay", line) for line in capsys.readouterr().out.splitlines()]
     for row in rows:
         row.pop("events_per_s", None)
     return rows

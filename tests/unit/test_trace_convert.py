@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import schemas
 from support.synthetic import random_trace, training
 
 from umem import TraceError
@@ -47,7 +48,7 @@ def small(tmp_path: Path) -> Path:
 
 def test_info_says_what_the_trace_holds(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "info", str(small), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
+    assert schemas.read("trace_info", capsys.readouterr().out) == {
         "device": "a100-pcie4",
         "source": "test",
         "note": "a note",
