@@ -65,11 +65,31 @@ def test_closed_bounds_are_below_the_program(trace: StepTrace, share: float) -> 
 
 @few
 @given(steps(), st.floats(0, 1))
+def test_bytes_in_are_those_of_the_program_with_one_row_an_op(
+    trace: StepTrace, share: float
+) -> None:
+    capacity = _capacity(trace, share)
+    direct = _direct(trace, capacity)
+    assert bounds_lp.lp_bytes_in(trace, capacity) == pytest.approx(direct, rel=1e-4, abs=2)
+
+
+def test_peaks_add_up_that_one_gap_spans() -> None:
+    part, peak = 30 * MIB, 110 * MIB
+    long, early, late = {0: True, 4: False}, {0: True, 2: False}, {2: True, 4: False}
+    kept = [Tensor(part, long), Tensor(part, early), Tensor(part, late)]
+    trace = make_step([1.0] * 5, [*kept, Tensor(peak, {1: True}), Tensor(peak, {3: True})])
+    assert bounds.lower_bound_bytes_in(trace, peak) == 2 * part
+    assert bounds_lp.lp_bytes_in(trace, peak) == pytest.approx(3 * part, rel=1e-5)
+
+
+@few
+@given(steps(), st.floats(0, 1))
 def test_paging_on_demand_is_above_the_programs(trace: StepTrace, share: float) -> None:
     capacity = _capacity(trace, share)
     floor = bounds_lp.lp_time_floor(trace, LINK, capacity)
     assert bounds.closed_form_floor(trace, LINK, capacity).us <= floor
-    least = bounds.lower_bound_bytes_in(trace, capacity)
+    least = bounds_lp.lp_bytes_in(trace, capacity)
+    assert bounds.lower_bound_bytes_in(trace, capacity) <= least
     for policy in ("lru", "belady", *range(8)):
         moved = steady(trace, capacity, policy)
         assert moved.bytes_in >= least

@@ -16,13 +16,14 @@ import numpy as np
 from ..base.device_profiles import DeviceProfile
 from ..base.units import MIB
 from ..trace.step_trace import Floats, Ints, StepTrace
-from .bounds import closed_form_floor, excess_bytes
+from .bounds import closed_form_floor, excess_bytes, lower_bound_bytes_in
 from .idle_intervals import IdleIntervals
 from .linear_program import LinearProgram
 from .turning_points import instants_of
 
 _US = 1000.0  # the programs use MiB and ms, which keeps their numbers near 1
 _MAX_VARIABLES = 30_000
+_TOLERANCE = 1e-6  # of the solver
 
 
 def lp_time_floor(
@@ -67,6 +68,49 @@ def lp_time_floor(
         link.move(group)
     stall = link.stall_us(excess[instants], time_limit_s)
     return max(floor.us, trace.compute_us + stall)
+
+
+def lp_bytes_in(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> int:
+    """Return a lower bound of the bytes in per step of any swapping schedule, in steady state.
+
+    The program of offline paging: at each op enough bytes are swapped out of the gaps that span it,
+    and what is swapped out at any op of a gap that returns comes in once. The result is the larger
+    of its minimum and `bounds.lower_bound_bytes_in`, which cannot add up peaks that a gap spans.
+
+    Where a step has segments (`trace.segments.with_segments`) they leave and return as a whole, as
+    every schedule has to move them.
+
+    Raises:
+        PlanError: an op accesses more than `capacity`, or the time limit was reached.
+        NotSupportedError: highspy is not installed.
+    """
+    trace = trace.in_exact_parts
+    closed = lower_bound_bytes_in(trace, capacity)
+    spans = IdleIntervals(trace)
+    excess = excess_bytes(spans, capacity)
+    ops = np.flatnonzero(excess)
+    if not len(ops):
+        return closed
+    program = LinearProgram()
+    out = program.variables(len(spans.bytes), spans.returns.astype(float), upper=spans.bytes / MIB)
+    # What is swapped out at each of these ops is at most that of the one before, with the gaps that
+    # begin between the two and without those that end there. Of the first op it is a sum.
+    at = program.variables(len(ops), lower=excess[ops] / MIB)
+    rows = program.rows(len(ops))
+    program.add(rows, at, 1.0)
+    program.add(rows[1:], at[:-1], -1.0)
+    places = np.concatenate((ops, ops + trace.n_ops))
+    first = np.searchsorted(places, spans.gaps.start, side="right")
+    end = np.searchsorted(places, spans.gaps.end, side="left")
+    here = (first == 0) | (end > len(ops))  # at the first op, in this step or the next
+    program.add(np.full(here.sum(), rows[0]), out[here], -1.0)
+    begins = (first > 0) & (first < len(ops)) & (end > first)
+    program.add(rows[first[begins]], out[begins], -1.0)
+    last = np.where(end > len(ops), end - len(ops), end)
+    ends = (end > first) & (last < len(ops))
+    program.add(rows[last[ends]], out[ends], 1.0)
+    least = program.minimum(at_most=np.zeros(len(ops)), time_limit_s=time_limit_s)
+    return max(closed, int(least * (1 - _TOLERANCE) * MIB))
 
 
 @dataclass
