@@ -25,7 +25,8 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing options-doc \
+	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing \
+	bench-engines options-doc \
 	docs install clean
 .DELETE_ON_ERROR:
 
@@ -190,6 +191,11 @@ bench-programs: $(INSTALLED)
 # Also compares with torchao and deepspeed, where they are installed and run.
 bench-host-update: $(INSTALLED)
 	$(BIN)/python bench/host_update.py $(BENCH_ARGS)
+
+# Bytes moved in engines of distributed training, in 15 minutes. ZeRO's need DeepSpeed, which takes
+# some minutes to build for a CPU: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed
+bench-engines: $(INSTALLED)
+	$(BIN)/python bench/engines.py $(BENCH_ARGS)
 
 bench-sharing: $(INSTALLED)
 	$(BIN)/python bench/sharing.py $(BENCH_ARGS)

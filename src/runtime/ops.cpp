@@ -281,7 +281,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
   const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
                                              : reinterpret_cast<cu::CUstream>(op.stream);
   if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
-  if (op.collective && device.place.context) device.engine.begin_collective(used.ids, used.count);
+  if (op.collective) device.engine.begin_collective(used.ids, used.count);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
   if (device.engine.policy().is_planned() && !helps_only()) device.engine.op_ended(used, stream);

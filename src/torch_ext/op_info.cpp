@@ -62,9 +62,10 @@ bool is_view(const at::RecordFunction& fn) {
   });
 }
 
-bool is_node(std::string_view name) {
-  return name.starts_with(kEvaluate) || name.starts_with("torch::autograd::") ||
-         (name.find("Backward") != name.npos && name.find("::") == name.npos);
+// Not by its name alone: the forward pass of a program's own function may be called
+// RegisterPostBackwardFunction, as FSDP2's is.
+bool is_node(const at::RecordFunction& fn, std::string_view name) {
+  return name.starts_with(kEvaluate) || fn.scope() == at::RecordScope::BACKWARD_FUNCTION;
 }
 
 // Ranges that a program marks in Python may end out of order or on another thread, which the op
@@ -79,7 +80,7 @@ OpKind kind_of(const at::RecordFunction& fn, std::string_view name) {
   if (is_foreign_range(fn, name)) return OpKind::kIgnored;
   if (name.starts_with(kOptimizerStep)) return OpKind::kOptimizer;
   if (name == kAccumulate) return OpKind::kAccumulateGrad;
-  if (!fn.operator_name() && is_node(name)) return OpKind::kBackward;
+  if (!fn.operator_name() && is_node(fn, name)) return OpKind::kBackward;
   if (!fn.operator_name() && name == kCompiledFunction) return OpKind::kCompiled;
   if (among(kFactories, name)) return OpKind::kFactory;
   if (among(kComparing, name)) return OpKind::kIgnored;

@@ -36,9 +36,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder of `blocks` blocks; `checkpointed` ones run again in the backward pass."""
 
-    def __init__(
-        self, blocks: int = BLOCKS, *, checkpointed: bool = False, reentrant: bool = False
-    ) -> None:
+    def __init__(self, blocks: int, *, checkpointed: bool = False, reentrant: bool = False) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(blocks))
@@ -59,10 +57,10 @@ class GPT(nn.Module):
         return self.logits(x)
 
 
-def seeded(blocks: int = BLOCKS, **options: bool) -> GPT:
-    """Return the same network each time, on every rank."""
+def seeded(blocks: int | None = None, **options: bool) -> GPT:
+    """Return the same network each time, on every rank, with `BLOCKS` blocks if not told."""
     torch.manual_seed(1)
-    return GPT(blocks, **options)
+    return GPT(BLOCKS if blocks is None else blocks, **options)
 
 
 def batch(step: int, rank: int, size: int = BATCH) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ its losses; `state()` yields the tensors of which the final values are compared.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -29,10 +31,16 @@ class Program(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A program's name, the ranks that it needs, and what makes it on one of them."""
+    """The ranks that a program needs, what makes it on one of them, and modules that it imports."""
 
     ranks: int
     make: Callable[[int, int], Program]
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> list[str]:
+        """The modules that are not installed."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
 def adamw(parameters: Iterable[Tensor], **options: Any) -> AdamW:
@@ -407,6 +415,36 @@ def fsdp2(
     return simple(net, adamw(net.parameters()), rank)
 
 
+def zero(rank: int, _world: int, *, stage: int) -> Program:
+    """Train with DeepSpeed's ZeRO: gradients and states in flat partitions."""
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(rank)}
+    import deepspeed
+
+    net = model.seeded()
+    config = {
+        "train_micro_batch_size_per_gpu": model.BATCH,
+        # By default 2 GB each, which the network does not have.
+        "zero_optimization": {
+            "stage": stage,
+            "reduce_bucket_size": 2 << 20,
+            "allgather_bucket_size": 2 << 20,
+        },
+        "zero_allow_untested_optimizer": True,
+    }
+    engine, *_ = deepspeed.initialize(
+        model=net, optimizer=adamw(net.parameters()), config=config, dist_init_required=False
+    )
+
+    def step(i: int) -> list[Tensor]:
+        tokens, wanted = model.batch(i, rank)
+        loss = model.loss_of(engine(tokens), wanted)
+        engine.backward(loss)
+        engine.step()
+        return [loss.detach()]
+
+    return Program(step, net.parameters)
+
+
 class _Stage(nn.Module):
     """One half of the network, for pipelining."""
 
@@ -504,6 +542,8 @@ TRIALS: dict[str, Trial] = {
     "fsdp2_offload": Trial(2, partial(fsdp2, offload=True)),
     "fsdp2_bf16": Trial(2, partial(fsdp2, bf16=True)),
     "fsdp2_checkpoint": Trial(2, partial(fsdp2, checkpointed=True)),
+    "zero1": Trial(2, partial(zero, stage=1), ("deepspeed",)),
+    "zero2": Trial(2, partial(zero, stage=2), ("deepspeed",)),
     "pipeline": Trial(2, pipeline),
     "tensor_parallel": Trial(2, tensor_parallel),
 }

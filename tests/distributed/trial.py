@@ -23,6 +23,7 @@ from .programs import TRIALS, Trial
 
 STEPS = 12
 FIRST = 5  # the first iteration of which the figures count: a plan was recorded, and is followed
+SETTLED = 10  # and the first by which the plan and its spare one were tried, and one was taken
 _TIMEOUT = timedelta(seconds=120)
 _COUNTERS = (
     "bytes_in", "bytes_out", "faults", "ops_above_budget", "plan_hits", "plan_misses", "steps",
@@ -41,6 +42,9 @@ class Rank:
     plans: int = 0  # made in all
     peak_live_bytes: int = 0
     peak_resident_bytes: int = 0
+    # Of a step, in and both ways; 0 where none was recorded, or an op needs more than the budget.
+    bound_bytes_in: int = 0
+    bound_bytes_moved: int = 0
     error: str = ""
 
 
@@ -75,10 +79,21 @@ class Result:
         """Return the sum of a counter over ranks and iterations."""
         return sum(row[counter] for rank in self.ranks for row in rank.counters[first:])
 
-    def each(self, counter: str) -> float:
+    def each(self, counter: str, *, first: int = FIRST) -> float:
         """Return a counter's mean per rank and iteration."""
-        count = sum(len(rank.counters[FIRST:]) for rank in self.ranks)
-        return self.total(counter) / count if count else 0.0
+        count = sum(len(rank.counters[first:]) for rank in self.ranks)
+        return self.total(counter, first=first) / count if count else 0.0
+
+    @property
+    def over_bound(self) -> tuple[float, float] | None:
+        """Bytes in, and both ways, of settled steps over their bounds; None without bounds."""
+        least_in = sum(rank.bound_bytes_in for rank in self.ranks)
+        least = sum(rank.bound_bytes_moved for rank in self.ranks)
+        if not all(rank.bound_bytes_in for rank in self.ranks):
+            return None
+        back = self.each("bytes_in", first=SETTLED) * len(self.ranks)
+        out = self.each("bytes_out", first=SETTLED) * len(self.ranks)
+        return back / least_in, (back + out) / least
 
     @property
     def hit_share(self) -> float | None:
@@ -91,7 +106,14 @@ class Result:
 
 
 def run(
-    name: str, budget: str, policy: str = "auto", *, bytes_of_budget: int = 0, **options: Any
+    name: str,
+    budget: str,
+    policy: str = "auto",
+    *,
+    bytes_of_budget: int = 0,
+    steps: int = STEPS,
+    bounds: bool = False,
+    **options: Any,
 ) -> Result:
     """Run a trial's program on its ranks.
 
@@ -100,13 +122,15 @@ def run(
         budget: how it is called; "plain" runs without umem.
         policy: of umem.
         bytes_of_budget: each rank's.
+        steps: iterations.
+        bounds: have each rank bound the bytes of its planned step, by `umem.analysis.bounds_lp`.
         options: other options of `umem.enable`.
     """
     trial = TRIALS[name]
     enable = {"device": "soft", "budget": bytes_of_budget, "policy": policy} | options
     with tempfile.TemporaryDirectory() as folder:
         children = [
-            _fork(trial, rank, Path(folder), None if budget == "plain" else enable)
+            _fork(trial, rank, Path(folder), None if budget == "plain" else enable, steps, bounds)
             for rank in range(trial.ranks)
         ]
         for child in children:
@@ -121,14 +145,18 @@ def _read(path: Path) -> Rank:
     return Rank(**json.loads(path.read_text()))
 
 
-def _fork(trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None) -> int:
+def _fork(
+    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, steps: int, bounds: bool
+) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child:
         return child
     result = Rank()
     try:
-        _work(trial, rank, folder, enable, result)
+        _work(trial, rank, folder, enable, steps, result)
+        if bounds and enable is not None:
+            result.bound_bytes_in, result.bound_bytes_moved = _bounds()
     except BaseException:  # noqa: BLE001  (a rank that fails is a result)
         result.error = traceback.format_exc()
     (folder / f"{rank}.part").write_text(json.dumps(asdict(result)))
@@ -137,7 +165,12 @@ def _fork(trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None) 
 
 
 def _work(
-    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, result: Rank
+    trial: Trial,
+    rank: int,
+    folder: Path,
+    enable: dict[str, Any] | None,
+    steps: int,
+    result: Rank,
 ) -> None:
     torch.set_num_threads(1)
     if enable is not None:
@@ -150,7 +183,7 @@ def _work(
             "gloo", store=store, rank=rank, world_size=trial.ranks, timeout=_TIMEOUT
         )
     program = trial.make(rank, trial.ranks)
-    for i in range(STEPS):
+    for i in range(steps):
         before, began = _counters(enable), time.process_time()
         losses = program.step(i)
         result.cpu_s.append(time.process_time() - began)
@@ -188,3 +221,19 @@ def _follow(result: Rank) -> None:
     status = core.plan_status()
     result.complete.append(status["complete"])
     result.plans = max([result.plans, *status["plans"]])
+
+
+def _bounds() -> tuple[int, int]:
+    """Return bounds of the bytes of the planned step, in and both ways; 0 where there are none."""
+    from umem.analysis.bounds_lp import lp_bytes_in, lp_bytes_moved
+    from umem.errors import PlanError
+    from umem.session.session import planned_step
+
+    planned = planned_step()
+    if planned is None:
+        return 0, 0
+    step, budget = planned.in_segments, planned.budget
+    try:
+        return lp_bytes_in(step, budget), lp_bytes_moved(step, budget)
+    except PlanError:  # no schedule exists at this budget, or there is no solution in time
+        return 0, 0

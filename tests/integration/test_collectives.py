@@ -107,6 +107,21 @@ def test_what_an_exchange_uses_keeps_the_tag_that_it_has() -> None:
     assert (tag_of(weight.grad), tag_of(named)) == ("grad", "kv_cache")
 
 
+@pytest.mark.usefixtures("group")
+def test_what_a_collective_works_on_stays_until_it_is_used_again() -> None:
+    """Threads of gloo go on when the op has ended, as NCCL's stream does on a GPU."""
+    umem.enable(budget="24MiB", device="soft", policy="lru")
+    x = torch.ones(COUNT)
+    work = dist.all_reduce(x, async_op=True)
+    others = [torch.ones(COUNT) for _ in range(8)]  # x was used before these
+    assert umem.where(x).resident_bytes == x.nbytes
+    work.wait()
+    x.add_(1)
+    others += [torch.ones(COUNT) for _ in range(8)]
+    assert umem.where(x).resident_bytes == 0
+    assert torch.all(x == 2)
+
+
 # Their results come into being with them, and a rank reads what others wrote by plain loads.
 WRITE_NO_ARGUMENT = {
     "_rendezvous", "_barrier", "barrier", "monitored_barrier_", "send", "isend", "check_for_nan",

@@ -195,3 +195,30 @@ def test_the_next_session_guesses_again() -> None:
     with umem.enable(budget="64MiB", device="soft"):
         weights, optimizers = with_optimizers(1)
         assert train(weights, optimizers) == 1
+
+
+class NamedBackward(torch.autograd.Function):
+    """A function whose name says Backward, as that of FSDP2 does which runs in each forward."""
+
+    @staticmethod
+    def forward(_ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_functions_named_after_the_backward_pass_are_of_the_forward_pass() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    counts = []
+    for _ in range(3):
+        before = core.steps()
+        x = weight
+        for _ in range(3 * PATIENCE):
+            x = NamedBackward.apply(x) + 1
+        x.sum().backward()
+        optimizer.step()
+        counts.append(core.steps() - before)
+    assert counts == [1, 1, 1]

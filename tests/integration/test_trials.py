@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed")
 
-from distributed import trial
+from distributed import model, trial
 
 MIB = 1 << 20
 
@@ -58,3 +58,15 @@ def test_views_of_a_bucket_move_alone() -> None:
     assert found.hit_share is not None
     assert found.hit_share >= 0.95
     assert found.each("bytes_in") <= 1.5 * found.peak_live_bytes  # ten times it with whole buckets
+
+
+def test_steps_are_found_where_a_net_has_many_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP2 runs a function of its own in each block's forward pass; all parameters are small."""
+    monkeypatch.setattr(model, "WIDTH", 64)
+    monkeypatch.setattr(model, "BLOCKS", 16)
+    found = trial.run("fsdp2", "small", bytes_of_budget=16 * MIB)
+    assert not found.error
+    for rank in found.ranks:
+        assert [counters["steps"] for counters in rank.counters] == [1] * trial.STEPS
+    assert found.hit_share is not None
+    assert found.hit_share >= 0.95

@@ -65,14 +65,48 @@ def test_closed_bounds_are_below_the_program(trace: StepTrace, share: float) -> 
 
 @few
 @given(steps(), st.floats(0, 1))
+def test_bytes_in_are_those_of_the_program_with_one_row_an_op(
+    trace: StepTrace, share: float
+) -> None:
+    capacity = _capacity(trace, share)
+    direct = _direct(trace, capacity)
+    assert bounds_lp.lp_bytes_in(trace, capacity) == pytest.approx(direct, rel=1e-4, abs=2)
+
+
+def test_peaks_add_up_that_one_gap_spans() -> None:
+    part, peak = 30 * MIB, 110 * MIB
+    long, early, late = {0: True, 4: False}, {0: True, 2: False}, {2: True, 4: False}
+    kept = [Tensor(part, long), Tensor(part, early), Tensor(part, late)]
+    trace = make_step([1.0] * 5, [*kept, Tensor(peak, {1: True}), Tensor(peak, {3: True})])
+    assert bounds.lower_bound_bytes_in(trace, peak) == 2 * part
+    assert bounds_lp.lp_bytes_in(trace, peak) == pytest.approx(3 * part, rel=1e-5)
+    assert bounds_lp.lp_bytes_moved(trace, peak) == pytest.approx(6 * part, rel=1e-5)
+
+
+def test_fewer_bytes_in_may_be_more_bytes_in_all() -> None:
+    # Over the peak either the weight leaves, which no op writes, or what is never read again.
+    weight = Tensor(40 * MIB, {0: False, 2: False}, Kind.PERSISTENT)
+    dead = Tensor(40 * MIB, {0: True}, held=3)
+    trace = make_step([1.0] * 4, [weight, dead, Tensor(70 * MIB, {1: True})])
+    assert bounds_lp.lp_bytes_in(trace, 110 * MIB) == 0
+    assert bounds.lower_bound_bytes_out(trace, 110 * MIB) == 0
+    assert bounds_lp.lp_bytes_moved(trace, 110 * MIB) == pytest.approx(40 * MIB, rel=1e-5)
+
+
+@few
+@given(steps(), st.floats(0, 1))
 def test_paging_on_demand_is_above_the_programs(trace: StepTrace, share: float) -> None:
     capacity = _capacity(trace, share)
     floor = bounds_lp.lp_time_floor(trace, LINK, capacity)
     assert bounds.closed_form_floor(trace, LINK, capacity).us <= floor
-    least = bounds.lower_bound_bytes_in(trace, capacity)
+    least = bounds_lp.lp_bytes_in(trace, capacity)
+    assert bounds.lower_bound_bytes_in(trace, capacity) <= least
+    both = bounds_lp.lp_bytes_moved(trace, capacity)
+    assert least + bounds.lower_bound_bytes_out(trace, capacity) <= both + 2
     for policy in ("lru", "belady", *range(8)):
         moved = steady(trace, capacity, policy)
         assert moved.bytes_in >= least
+        assert moved.bytes_in + moved.bytes_out >= both
         link_us = moved.bytes_in / LINK.bytes_per_us_in + moved.bytes_out / LINK.bytes_per_us_out
         assert trace.compute_us + link_us >= floor * (1 - 1e-6)
 

@@ -16,13 +16,19 @@ import numpy as np
 from ..base.device_profiles import DeviceProfile
 from ..base.units import MIB
 from ..trace.step_trace import Floats, Ints, StepTrace
-from .bounds import closed_form_floor, excess_bytes
+from .bounds import (
+    closed_form_floor,
+    excess_bytes,
+    lower_bound_bytes_in,
+    lower_bound_bytes_out,
+)
 from .idle_intervals import IdleIntervals
 from .linear_program import LinearProgram
 from .turning_points import instants_of
 
 _US = 1000.0  # the programs use MiB and ms, which keeps their numbers near 1
 _MAX_VARIABLES = 30_000
+_TOLERANCE = 1e-6  # of the solver
 
 
 def lp_time_floor(
@@ -67,6 +73,94 @@ def lp_time_floor(
         link.move(group)
     stall = link.stall_us(excess[instants], time_limit_s)
     return max(floor.us, trace.compute_us + stall)
+
+
+def lp_bytes_in(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> int:
+    """Return a lower bound of the bytes in per step of any swapping schedule, in steady state.
+
+    The program of offline paging: at each op enough bytes are swapped out of the gaps that span it,
+    and what is swapped out at any op of a gap that returns comes in once. The result is the larger
+    of its minimum and `bounds.lower_bound_bytes_in`, which cannot add up peaks that a gap spans.
+
+    Where a step has segments (`trace.segments.with_segments`) they leave and return as a whole, as
+    every schedule has to move them.
+
+    Raises:
+        PlanError: an op accesses more than `capacity`, or the time limit was reached.
+        NotSupportedError: highspy is not installed.
+    """
+    closed = lower_bound_bytes_in(trace, capacity)
+    return max(closed, _Paging(trace, capacity).least(time_limit_s))
+
+
+def lp_bytes_moved(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) -> int:
+    """Return a lower bound of the bytes per step that come in and go out, together.
+
+    Bytes that are swapped out go out once for all gaps between two writes. There are schedules that
+    bring in less and write back more, or the other way round, so this is above the sum of two
+    bounds. As `lp_bytes_in` otherwise.
+
+    Raises:
+        PlanError: an op accesses more than `capacity`, or the time limit was reached.
+        NotSupportedError: highspy is not installed.
+    """
+    closed = lower_bound_bytes_in(trace, capacity) + lower_bound_bytes_out(trace, capacity)
+    paging = _Paging(trace, capacity)
+    paging.write_back()
+    return max(closed, paging.least(time_limit_s))
+
+
+class _Paging:
+    """The program of offline paging: how many bytes of each gap are swapped out, in MiB."""
+
+    def __init__(self, trace: StepTrace, capacity: int) -> None:
+        self._spans = spans = IdleIntervals(trace.in_exact_parts)
+        self._program = LinearProgram()
+        excess = excess_bytes(spans, capacity)
+        self._ops = np.flatnonzero(excess)
+        upper = spans.bytes / MIB
+        self._out = self._program.variables(len(upper), spans.returns.astype(float), upper=upper)
+        if len(self._ops):
+            self._at_each_op(excess[self._ops] / MIB, spans.trace.n_ops)
+
+    def _at_each_op(self, least: Floats, n_ops: int) -> None:
+        """Have at least so many MiB swapped out at each op of which some have to be.
+
+        What is swapped out at one of them is at most that of the one before, with the gaps that
+        begin between the two and without those that end there. Of the first it is a sum.
+        """
+        program, out, gaps, count = self._program, self._out, self._spans.gaps, len(self._ops)
+        at = program.variables(count, lower=least)
+        rows = program.rows(count)
+        program.add(rows, at, 1.0)
+        program.add(rows[1:], at[:-1], -1.0)
+        places = np.concatenate((self._ops, self._ops + n_ops))
+        first = np.searchsorted(places, gaps.start, side="right")
+        end = np.searchsorted(places, gaps.end, side="left")
+        sums = (first == 0) | (end > count)  # spans the first op, of this step or the next
+        program.add(np.full(sums.sum(), rows[0]), out[sums], -1.0)
+        begins = (first > 0) & (first < count) & (end > first)
+        program.add(rows[first[begins]], out[begins], -1.0)
+        last = np.where(end > count, end - count, end)
+        ends = (end > first) & (last < count)
+        program.add(rows[last[ends]], out[ends], 1.0)
+
+    def write_back(self) -> None:
+        """Count what is written back: of each write's result the most that any gap has out."""
+        program, dirty = self._program, np.flatnonzero(self._spans.version >= 0)
+        writes, of = np.unique(self._spans.version[dirty], return_inverse=True)
+        back = program.variables(len(writes), cost=1.0)
+        rows = program.rows(len(dirty))
+        program.add(rows, self._out[dirty], 1.0)
+        program.add(rows, back[of], -1.0)
+
+    def least(self, time_limit_s: float) -> int:
+        """Return the minimum, in bytes."""
+        if not len(self._ops):
+            return 0
+        rows = np.zeros(self._program.n_rows)
+        least = self._program.minimum(at_most=rows, time_limit_s=time_limit_s)
+        return int(least * (1 - _TOLERANCE) * MIB)
 
 
 @dataclass

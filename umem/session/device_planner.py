@@ -67,6 +67,13 @@ class PlannedStep(NamedTuple):
     device: DeviceProfile
     budget: int  # bytes
 
+    @property
+    def in_segments(self) -> StepTrace:
+        """The step with segments in place of its small tensors, as plans have it."""
+        from ..trace.segments import with_segments
+
+        return with_segments(self.trace, self.addresses)
+
 
 class DevicePlanner:
     """Plans steps with `policy` for a device until one goes by a plan, and when one no longer does.
@@ -260,7 +267,6 @@ class DevicePlanner:
 
         from ..policies import lowering
         from ..policies.plan_check import check
-        from ..trace.segments import with_segments
         from ..trace.step_trace import Kind
 
         addresses = self._recording.addresses
@@ -272,7 +278,9 @@ class DevicePlanner:
         begin = time.perf_counter()
         places = [addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
         found = np.array(places, np.int64)
-        whole, trace = trace, with_segments(trace, found)
+        device, budget = self._profile(), self._budget()
+        recorded = self._recorded[0] = PlannedStep(trace, found, device, budget)
+        trace = recorded.in_segments
 
         def address(tensor: TensorIndex) -> int:
             if trace.place is not None and trace.place[tensor] > 0:
@@ -283,8 +291,6 @@ class DevicePlanner:
             return 0 if tensor < 0 else addresses.get(trace.block_of(tensor), 0)
 
         trace = replace(trace, exempt=_staying(trace, address))
-        device, budget = self._profile(), self._budget()
-        recorded = self._recorded[0] = PlannedStep(whole, found, device, budget)
         plan = self._policy.plan(trace, device, budget)
         if plan is None:
             self.plans = False
@@ -305,7 +311,7 @@ class DevicePlanner:
             self._steps, self._policy.name, self._here(), (time.perf_counter() - begin) * 1e3,
             number, trace.n_ops, len(plan.evict) + len(plan.evict_first) + len(plan.fetch),
         )  # fmt: skip
-        self._layouts.planned(number, whole, budget)
+        self._layouts.planned(number, recorded.trace, budget)
         if self._trials is not None:
             second = getattr(self._policy, "second", None)
             spare = None if second is None else partial(second, trace, device, budget)
