@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import trial
-from .programs import TRIALS
+from .compositions import TRIALS
 
 _MIB = 1 << 20
 _LARGE = 1 << 30

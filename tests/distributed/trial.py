@@ -13,16 +13,18 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from .programs import TRIALS, Trial
+from . import model
+from .compositions import TRIALS
+from .programs import Trial
 
 STEPS = 12
-FIRST = 5  # the first iteration of which the figures count: a plan was recorded, and is followed
+FIRST = 5  # the first iteration of which figures count: a plan was recorded, and is followed
 _TIMEOUT = timedelta(seconds=120)
 _COUNTERS = (
     "bytes_in", "bytes_out", "faults", "ops_above_budget", "plan_hits", "plan_misses", "steps",
@@ -39,8 +41,8 @@ class Rank:
     counters: list[dict[str, int]] = field(default_factory=list)  # by iteration
     complete: list[int] = field(default_factory=list)  # the plan that each iteration went by
     plans: int = 0  # made in all
-    peak_live_bytes: int = 0
-    peak_resident_bytes: int = 0
+    peak_live_bytes: int = 0  # from `FIRST` on: building the program may have needed more
+    peak_resident_bytes: int = 0  # always
     error: str = ""
 
 
@@ -81,17 +83,39 @@ class Result:
         return self.total(counter) / count if count else 0.0
 
     @property
+    def peak_resident_bytes(self) -> int:
+        return max((rank.peak_resident_bytes for rank in self.ranks), default=0)
+
+    @property
     def hit_share(self) -> float | None:
         """Share of the ops that followed a plan; None where no plan could be followed."""
-        hits, misses = self.total("plan_hits"), self.total("plan_misses")
+        return self.hit_share_from(FIRST)
+
+    def hit_share_from(self, first: int) -> float | None:
+        """Return that share of the iterations from another one on."""
+        hits, misses = (self.total(name, first=first) for name in ("plan_hits", "plan_misses"))
         return hits / (hits + misses) if hits + misses else None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
+class Course(NamedTuple):
+    """How a run goes."""
+
+    steps: int = STEPS
+    batch: int = model.BATCH
+    says_steps: bool = False  # by `umem.step()`, for programs of which umem can only guess them
+
+
 def run(
-    name: str, budget: str, policy: str = "auto", *, bytes_of_budget: int = 0, **options: Any
+    name: str,
+    budget: str,
+    policy: str = "auto",
+    *,
+    bytes_of_budget: int = 0,
+    course: Course = Course(),  # noqa: B008  (immutable)
+    **options: Any,
 ) -> Result:
     """Run a trial's program on its ranks.
 
@@ -100,13 +124,14 @@ def run(
         budget: how it is called; "plain" runs without umem.
         policy: of umem.
         bytes_of_budget: each rank's.
+        course: how it goes.
         options: other options of `umem.enable`.
     """
     trial = TRIALS[name]
     enable = {"device": "soft", "budget": bytes_of_budget, "policy": policy} | options
     with tempfile.TemporaryDirectory() as folder:
         children = [
-            _fork(trial, rank, Path(folder), None if budget == "plain" else enable)
+            _fork(trial, rank, Path(folder), None if budget == "plain" else enable, course)
             for rank in range(trial.ranks)
         ]
         for child in children:
@@ -121,14 +146,16 @@ def _read(path: Path) -> Rank:
     return Rank(**json.loads(path.read_text()))
 
 
-def _fork(trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None) -> int:
+def _fork(
+    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, course: Course
+) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child:
         return child
     result = Rank()
     try:
-        _work(trial, rank, folder, enable, result)
+        _work(trial, rank, folder, enable, course, result)
     except BaseException:  # noqa: BLE001  (a rank that fails is a result)
         result.error = traceback.format_exc()
     (folder / f"{rank}.part").write_text(json.dumps(asdict(result)))
@@ -137,9 +164,15 @@ def _fork(trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None) 
 
 
 def _work(
-    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, result: Rank
+    trial: Trial,
+    rank: int,
+    folder: Path,
+    enable: dict[str, Any] | None,
+    course: Course,
+    result: Rank,
 ) -> None:
     torch.set_num_threads(1)
+    model.BATCH = course.batch  # of this process, which runs one program
     if enable is not None:
         import umem
 
@@ -150,9 +183,14 @@ def _work(
             "gloo", store=store, rank=rank, world_size=trial.ranks, timeout=_TIMEOUT
         )
     program = trial.make(rank, trial.ranks)
-    for i in range(STEPS):
+    for i in range(course.steps):
+        if enable is not None and i == FIRST:
+            result.peak_resident_bytes = umem.stats().peak_resident_bytes
+            umem.reset_peak_stats()
         before, began = _counters(enable), time.process_time()
         losses = program.step(i)
+        if enable is not None and course.says_steps:
+            umem.step()
         result.cpu_s.append(time.process_time() - began)
         after = _counters(enable)
         result.counters.append({name: after[name] - before[name] for name in after})
@@ -166,7 +204,7 @@ def _work(
     if enable is not None:
         stats = umem.stats()
         result.peak_live_bytes = stats.peak_live_bytes
-        result.peak_resident_bytes = stats.peak_resident_bytes
+        result.peak_resident_bytes = max(result.peak_resident_bytes, stats.peak_resident_bytes)
     if trial.ranks > 1:
         dist.barrier()
 
