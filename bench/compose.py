@@ -35,11 +35,11 @@ SMOKE = ("clip", "int8_rows")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/compose.py", description=__doc__)
     parser.add_argument("--program", nargs="+", choices=list(COMPOSITIONS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=5, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
     add_outputs(parser)
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)
-    course = trial.Course(trial.FIRST + 1, 1) if args.smoke else trial.Course()
+    course = trial.Course(trial.FIRST + 1, 1) if args.smoke else trial.Course(10, 2)
     rounds = 1 if args.smoke else args.rounds
     names = args.program or (SMOKE if args.smoke else COMPOSITIONS)
     page = report([measured(name, rounds, course) for name in names], rounds, course)

@@ -148,14 +148,14 @@ class Stored(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return row[: 1 << 14].clone(), row[1 << 14 :].clone()
 
 
-def loaded(_rank: int, _world: int, *, context: str) -> Program:
+def loaded(_rank: int, _world: int, *, context: str, workers: int) -> Program:
     """Train on rows from worker processes that live long, through a thread that pins if it can."""
     net = layers([1 << 14, 128, 1 << 14])  # 16 MiB
     optimizer = adamw(net.parameters())
     loader = torch.utils.data.DataLoader(
         Stored(),
         model.BATCH,
-        num_workers=2,
+        num_workers=workers,
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
         multiprocessing_context=context,
@@ -285,8 +285,8 @@ COMPOSITIONS = {
         "torch.func: grad, functional_call", _KNOWN["functional"], says_steps=True
     ),
     "per_sample": Composition("torch.func: vmap over grad", _one(per_sample), says_steps=True),
-    "loader_fork": Composition("DataLoader, fork", _one(loaded, context="fork")),
-    "loader_spawn": Composition("DataLoader, spawn", _one(loaded, context="spawn")),
+    "loader_fork": Composition("DataLoader, fork", _one(loaded, context="fork", workers=2)),
+    "loader_spawn": Composition("DataLoader, spawn", _one(loaded, context="spawn", workers=1)),
     "lora": Composition("LoRA, by hand", _KNOWN["low_rank"]),
     "peft": Composition("LoRA, peft", _one(peft_lora), ("peft",)),
     "bitsandbytes": Composition(

@@ -40,7 +40,7 @@ def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
     composition = COMPOSITIONS[name]
     if missing := composition.missing():
         pytest.skip(f"CI does not install {', '.join(missing)}")
-    course = trial.Course(steps=6, batch=2, says_steps=composition.says_steps)
+    course = trial.Course(steps=6, batch=1, says_steps=composition.says_steps)
     plain = trial.run(name, "plain", course=course)
     assert not plain.error
     for share in (2, 4):
@@ -48,7 +48,8 @@ def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
         found = trial.run(name, f"1/{share}", bytes_of_budget=budget, course=course)
         assert not found.error
         assert found.bits == plain.bits
-        assert found.peak_live_bytes >= 0.9 * PEAK_MIB[name] * MIB  # else it is no such part of it
+        # Else it is no such part of it. Ops on lists need less once not all of a list fits.
+        assert found.peak_live_bytes >= 0.8 * PEAK_MIB[name] * MIB
         assert found.peak_resident_bytes <= budget
         if composition.steady:
             hits = found.hit_share_from(PLANNED)
@@ -198,3 +199,31 @@ def test_a_scale_for_each_row_errs_less_than_one_for_all(
             assert row.mean() < 0.5 * all_.mean()
             assert (row[:512] < all_[:512]).all()  # one scale for all loses the small rows
         del found, row, all_
+
+
+def test_what_an_operator_converts_its_input_to_stays_until_its_end() -> None:
+    """`int8 * float` makes a copy of floats by another operator, and reads it after that one."""
+    with umem.enable(budget="32MiB", device="soft"):
+        generator = torch.Generator().manual_seed(9)
+        stored = [
+            torch.randint(-127, 127, (2048, 1024), dtype=torch.int8, generator=generator)
+            for _ in range(24)
+        ]  # 48 MiB
+        scale, x = torch.rand(2048, 1, generator=generator), torch.ones(32, 1024)
+
+        def step() -> None:
+            for weight in stored:
+                torch.nn.functional.linear(x, weight * scale)
+            umem.step()
+
+        for _ in range(3):  # recorded, and planned
+            step()
+        before = umem.stats()
+        for _ in range(2):
+            step()
+        after = umem.stats()
+        assert after.plan_hits > before.plan_hits
+        assert after.plan_misses == before.plan_misses
+        assert after.faults - before.faults <= 2
+        assert after.bytes_in - before.bytes_in <= 2 * 1.1 * 48 * MIB
+        del stored, scale, x
