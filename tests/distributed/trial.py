@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # once, and not in each child: optimizers import it
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 

@@ -7,6 +7,9 @@ test_persistent_workers.py, and workers that pin in gpu/test_process.py.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from distributed.compositions import COMPOSITIONS, as_int8  # noqa: E402
 
 import umem  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 PLANNED = 3  # the iteration from which steps go by a plan
 LEAST = 8 * MIB  # a budget
@@ -55,6 +59,27 @@ def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
             hits = found.hit_share_from(PLANNED)
             assert hits is not None
             assert hits >= 0.95
+
+
+def test_the_page_has_the_figures_of_its_report() -> None:
+    page = (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\.\./bench/results/(compose_\S+\.md)", page))
+    assert len(named) == 1
+    report = (ROOT / "bench" / "results" / named.pop()).read_text(encoding="utf-8")
+    table = re.search(r"^\| program \|.*?(?=\n\n)", report, re.MULTILINE | re.DOTALL)
+    assert table is not None
+    assert table[0] in page
+    rows = [line.split(" | ")[0][2:] for line in table[0].splitlines()[2:]]
+    assert rows == [composition.title for composition in COMPOSITIONS.values()]
+
+
+def test_the_bench_prints_a_row_for_each_program() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "compose.py"), "--smoke"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    for name in ("clip", "int8_rows"):
+        row = f"| {COMPOSITIONS[name].title} | "
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(row))
+        assert line.endswith(" | equal |")
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -154,7 +179,6 @@ def test_files_are_read_into_evicted_tensors(tmp_path: Path, write: Files, read:
         for name, tensor in plain.items():
             assert torch.equal(into[name], tensor), name
         assert umem.stats().peak_resident_bytes <= 8 * MIB
-        del into
 
 
 # --- 8 bits --------------------------------------------------------------------------------------
@@ -198,7 +222,6 @@ def test_a_scale_for_each_row_errs_less_than_one_for_all(
             assert torch.equal(all_, plain_all)
             assert row.mean() < 0.5 * all_.mean()
             assert (row[:512] < all_[:512]).all()  # one scale for all loses the small rows
-        del found, row, all_
 
 
 def test_what_an_operator_converts_its_input_to_stays_until_its_end() -> None:
@@ -226,4 +249,3 @@ def test_what_an_operator_converts_its_input_to_stays_until_its_end() -> None:
         assert after.plan_misses == before.plan_misses
         assert after.faults - before.faults <= 2
         assert after.bytes_in - before.bytes_in <= 2 * 1.1 * 48 * MIB
-        del stored, scale, x
