@@ -25,8 +25,8 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing \
-	bench-engines options-doc \
+	bench-compiled bench-compose bench-ladder bench-scale bench-programs bench-host-update \
+	bench-sharing bench-engines options-doc \
 	docs install clean
 .DELETE_ON_ERROR:
 
@@ -182,6 +182,10 @@ bench-scale: $(INSTALLED)
 
 bench-compiled: $(INSTALLED)
 	$(BIN)/python bench/compiled.py $(BENCH_ARGS)
+
+# A program whose library (peft, bitsandbytes, torchao) is not there is left out.
+bench-compose: $(INSTALLED)
+	$(BIN)/python bench/compose.py $(BENCH_ARGS)
 
 # Needs timm, torchvision, diffusers, transformers and peft; a program whose library is not there is
 # left out.

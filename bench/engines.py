@@ -85,7 +85,8 @@ def measure(engines: list[str], config: Config, report: Report) -> None:
 def _run(name: str, budget: str, config: Config, steps: int, count: int = 0) -> trial.Result:
     print(f"bench: {name}, {budget}", file=sys.stderr, flush=True)
     bounds = budget == f"1/{config.fraction}"
-    found = trial.run(name, budget, bytes_of_budget=count, steps=steps, bounds=bounds)
+    course = trial.Course(steps=steps, bounds=bounds)
+    found = trial.run(name, budget, bytes_of_budget=count, course=course)
     if found.error:
         raise SystemExit(f"{name} at {budget} failed:\n{found.error}")
     return found

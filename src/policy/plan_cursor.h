@@ -56,6 +56,8 @@ class PlanCursor {
   Tensor tensor_of(RangeId id) const { return id < tensor_of_.size() ? tensor_of_[id] : kNoTensor; }
   // The op that uses it next, beyond the last for the next step's; kNever.
   std::int64_t next_use(Tensor tensor) const;
+  // Whether the last op used it.
+  bool just_used(Tensor tensor) const { return ops_ > 0 && seen_[index(tensor)] == ops_; }
   // Counts the times that the tensor came to life or died.
   std::uint32_t life(Tensor tensor) const { return life_[index(tensor)]; }
 

@@ -39,6 +39,9 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
     const std::int64_t next = cursor.next_use(tensor);
+    // The op that has just ended may be within another, which uses what that one made until it
+    // frees it: operators on mixed types convert their inputs so.
+    if (next == kNever && cursor.just_used(tensor)) return Class::kSoon;
     const auto soon = static_cast<std::int64_t>(cursor.next_op()) + plan.window;
     return next < soon ? Class::kSoon : Class::kPlain;
   };

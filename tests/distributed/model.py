@@ -63,10 +63,10 @@ def seeded(blocks: int | None = None, **options: bool) -> GPT:
     return GPT(BLOCKS if blocks is None else blocks, **options)
 
 
-def batch(step: int, rank: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
-    """Return the tokens of a step, and those that follow each."""
+def batch(step: int, rank: int, size: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return the tokens of a step, `BATCH` rows by default, and those that follow each."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    rows = torch.randint(WORDS, (size, LENGTH + 1), generator=generator)
+    rows = torch.randint(WORDS, (size or BATCH, LENGTH + 1), generator=generator)
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from . import model, trial
-from .programs import TRIALS
+from .compositions import TRIALS
 
 _MIB = 1 << 20
 _LARGE = 4 << 30
@@ -85,8 +85,9 @@ def _of_trial(
     name: str, arguments: argparse.Namespace
 ) -> Iterator[tuple[trial.Result, dict[str, Any]]]:
     steps = _STEPS if arguments.bounds else trial.STEPS
-    options: dict[str, Any] = {"log": arguments.log, "steps": steps, "bounds": arguments.bounds}
-    plain = trial.run(name, "plain", steps=steps)
+    course = trial.Course(steps=steps, bounds=arguments.bounds)
+    options: dict[str, Any] = {"log": arguments.log, "course": course}
+    plain = trial.run(name, "plain", course=course)
     if plain.error:
         yield plain, _row(plain, plain, 0)
         return

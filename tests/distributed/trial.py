@@ -13,16 +13,19 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # once, and not in each child: optimizers import it
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from .programs import TRIALS, Trial
+from . import model
+from .compositions import TRIALS
+from .programs import Trial
 
 STEPS = 12
-FIRST = 5  # the first iteration of which the figures count: a plan was recorded, and is followed
+FIRST = 5  # the first iteration of which figures count: a plan was recorded, and is followed
 SETTLED = 10  # and the first by which the plan and its spare one were tried, and one was taken
 _TIMEOUT = timedelta(seconds=120)
 _COUNTERS = (
@@ -40,8 +43,8 @@ class Rank:
     counters: list[dict[str, int]] = field(default_factory=list)  # by iteration
     complete: list[int] = field(default_factory=list)  # the plan that each iteration went by
     plans: int = 0  # made in all
-    peak_live_bytes: int = 0
-    peak_resident_bytes: int = 0
+    peak_live_bytes: int = 0  # from `FIRST` on: building the program may have needed more
+    peak_resident_bytes: int = 0  # always
     # Of a step, in and both ways; 0 where none was recorded, or an op needs more than the budget.
     bound_bytes_in: int = 0
     bound_bytes_moved: int = 0
@@ -96,13 +99,30 @@ class Result:
         return back / least_in, (back + out) / least
 
     @property
+    def peak_resident_bytes(self) -> int:
+        return max((rank.peak_resident_bytes for rank in self.ranks), default=0)
+
+    @property
     def hit_share(self) -> float | None:
         """Share of the ops that followed a plan; None where no plan could be followed."""
-        hits, misses = self.total("plan_hits"), self.total("plan_misses")
+        return self.hit_share_from(FIRST)
+
+    def hit_share_from(self, first: int) -> float | None:
+        """Return that share of the iterations from another one on."""
+        hits, misses = (self.total(name, first=first) for name in ("plan_hits", "plan_misses"))
         return hits / (hits + misses) if hits + misses else None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Course(NamedTuple):
+    """How a run goes."""
+
+    steps: int = STEPS
+    batch: int = model.BATCH
+    says_steps: bool = False  # by `umem.step()`, for programs of which umem can only guess them
+    bounds: bool = False  # each rank bounds the bytes of its planned step, by `analysis.bounds_lp`
 
 
 def run(
@@ -111,8 +131,7 @@ def run(
     policy: str = "auto",
     *,
     bytes_of_budget: int = 0,
-    steps: int = STEPS,
-    bounds: bool = False,
+    course: Course = Course(),  # noqa: B008  (immutable)
     **options: Any,
 ) -> Result:
     """Run a trial's program on its ranks.
@@ -122,15 +141,14 @@ def run(
         budget: how it is called; "plain" runs without umem.
         policy: of umem.
         bytes_of_budget: each rank's.
-        steps: iterations.
-        bounds: have each rank bound the bytes of its planned step, by `umem.analysis.bounds_lp`.
+        course: how it goes.
         options: other options of `umem.enable`.
     """
     trial = TRIALS[name]
     enable = {"device": "soft", "budget": bytes_of_budget, "policy": policy} | options
     with tempfile.TemporaryDirectory() as folder:
         children = [
-            _fork(trial, rank, Path(folder), None if budget == "plain" else enable, steps, bounds)
+            _fork(trial, rank, Path(folder), None if budget == "plain" else enable, course)
             for rank in range(trial.ranks)
         ]
         for child in children:
@@ -146,7 +164,7 @@ def _read(path: Path) -> Rank:
 
 
 def _fork(
-    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, steps: int, bounds: bool
+    trial: Trial, rank: int, folder: Path, enable: dict[str, Any] | None, course: Course
 ) -> int:
     sys.stdout.flush()
     child = os.fork()
@@ -154,8 +172,8 @@ def _fork(
         return child
     result = Rank()
     try:
-        _work(trial, rank, folder, enable, steps, result)
-        if bounds and enable is not None:
+        _work(trial, rank, folder, enable, course, result)
+        if course.bounds and enable is not None:
             result.bound_bytes_in, result.bound_bytes_moved = _bounds()
     except BaseException:  # noqa: BLE001  (a rank that fails is a result)
         result.error = traceback.format_exc()
@@ -169,10 +187,11 @@ def _work(
     rank: int,
     folder: Path,
     enable: dict[str, Any] | None,
-    steps: int,
+    course: Course,
     result: Rank,
 ) -> None:
     torch.set_num_threads(1)
+    model.BATCH = course.batch  # of this process, which runs one program
     if enable is not None:
         import umem
 
@@ -183,9 +202,14 @@ def _work(
             "gloo", store=store, rank=rank, world_size=trial.ranks, timeout=_TIMEOUT
         )
     program = trial.make(rank, trial.ranks)
-    for i in range(steps):
+    for i in range(course.steps):
+        if enable is not None and i == FIRST:
+            result.peak_resident_bytes = umem.stats().peak_resident_bytes
+            umem.reset_peak_stats()
         before, began = _counters(enable), time.process_time()
         losses = program.step(i)
+        if enable is not None and course.says_steps:
+            umem.step()
         result.cpu_s.append(time.process_time() - began)
         after = _counters(enable)
         result.counters.append({name: after[name] - before[name] for name in after})
@@ -199,7 +223,7 @@ def _work(
     if enable is not None:
         stats = umem.stats()
         result.peak_live_bytes = stats.peak_live_bytes
-        result.peak_resident_bytes = stats.peak_resident_bytes
+        result.peak_resident_bytes = max(result.peak_resident_bytes, stats.peak_resident_bytes)
     if trial.ranks > 1:
         dist.barrier()
 

@@ -403,6 +403,24 @@ def test_which_tensors_leave_under_pressure(
     assert pressure(program, **changes) == set(victims)
 
 
+@pytest.mark.parametrize(("between", "victim"), [("", "c"), ("a", "scratch")])
+def test_what_only_the_last_op_used_stays_until_the_next_one(
+    program: Program, between: str, victim: str
+) -> None:
+    """That op may be within another, which reads what it made: mixed types are converted so."""
+    tensors = [*weights(program, "abc"), Tensor(kind="transient"), Tensor(kind="transient")]
+    ops = [[0], [1], [2], [3], [0], [1], [2], [4]]
+    _core.install_plan(columns(tensors, ops, order=2))
+    for op in "abc":
+        program.op(op)
+    program.take("scratch")
+    program.op("scratch")
+    for op in between:
+        program.op(op)
+    program.take("new")
+    assert program.away() == {victim}
+
+
 def test_fifo_goes_by_the_first_use_since_it_came(program: Program) -> None:
     tensors = weights(program, "abcd")
     _core.install_plan(
