@@ -102,6 +102,26 @@ const std::vector<double>& Replay::op_end_us() const {
   return step_ ? step_->op_end_us() : none;
 }
 
+Result<soft::MoveColumns> Replay::run_logged() {
+  if (!step_) return bad_state("there is no step to run: call set_step first");
+  UMEM_RETURN_IF_ERROR(soft::log_moves());
+  const double begin = machine_.now_us();
+  Status ran = run_step(1);
+  Result<soft::MoveColumns> moves = soft::take_moves();
+  UMEM_RETURN_IF_ERROR(std::move(ran));
+  if (!moves.ok()) return moves;
+  for (auto* column : {&moves.value().issued_us, &moves.value().start_us, &moves.value().end_us})
+    for (double& us : *column) us -= begin;
+  return moves;
+}
+
+std::vector<std::uintptr_t> Replay::placed() const {
+  std::vector<std::uintptr_t> addresses;
+  if (!step_) return addresses;
+  for (void* block : step_->placed()) addresses.push_back(reinterpret_cast<std::uintptr_t>(block));
+  return addresses;
+}
+
 Result<std::uintptr_t> Replay::address(std::size_t tensor) const {
   if (!step_) return bad_state("there is no step: call set_step first");
   if (tensor >= step_->tensors())

@@ -45,6 +45,10 @@ class Replay {
 
   // Of the last step run: [n] when each op was over, in µs since the step began; empty before.
   UMEM_API const std::vector<double>& op_end_us() const;
+  // As `run_step(1)`, with a log of what happens to pages; times are since the step began. And [m]
+  // the address that each tensor had, 0 without one.
+  UMEM_API Result<soft::MoveColumns> run_logged();
+  UMEM_API std::vector<std::uintptr_t> placed() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
   UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
   // Releases all blocks and closes the device. Idempotent.

@@ -227,10 +227,15 @@ def _policies(given: list[str]) -> list[str]:
 def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
     import torch
 
-    from ..trace.schema import Header
+    from ..trace.schema import Alloc, Header
     from ..trace.writer import Writer
 
     source = f"umem plan, torch {torch.__version__}"
+    blocks = outcome.recording.blocks
     with Writer(path, Header(outcome.device.name, source, outcome.program)) as writer:
         for event in outcome.events:
+            if isinstance(event, Alloc) and (block := blocks.get(event.id)) is not None:
+                origin = {"module": block.module, "line": block.line}
+                known = {key: text for key, text in origin.items() if text}
+                event = dataclasses.replace(event, extra=known or None)
             writer.write(event)

@@ -10,7 +10,7 @@ import gzip
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,9 +27,10 @@ from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace.device_split import EVERY, DeviceSplit
 from ..trace.reader import read
-from ..trace.schema import Op, Step
+from ..trace.ids import BlockId
+from ..trace.schema import ORIGIN_KEYS, Alloc, Op, Step
 from ..trace.step_builder import StepBuilder
-from ..trace.step_trace import StepTrace
+from ..trace.step_trace import Floats, StepTrace
 
 if TYPE_CHECKING:
     from ..base.native import core
@@ -121,6 +122,14 @@ class HostUpdated(NamedTuple):
         return _rank(self.recomputed.result)
 
 
+class Logged(NamedTuple):
+    """A replay, and what its last step did with pages; times in µs since that step began."""
+
+    result: Result
+    op_end_us: Floats  # [n]
+    moves: dict[str, Any]  # columns of core.Replay.run_logged
+
+
 class LoadedTrace(NamedTuple):
     """The part of a trace that a replay needs."""
 
@@ -128,6 +137,8 @@ class LoadedTrace(NamedTuple):
     peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
     device: str  # that the trace names
     lines: int  # of the file, to the end of that step
+    # Where blocks of that step were made, "module · file:line", as far as the trace says so.
+    origins: Mapping[BlockId, str]
 
 
 def replay_step(
@@ -156,6 +167,32 @@ def replay_step(
         StateError: umem is on in this process, or another replay runs.
     """
     return _replay(step, None, policy, device, budget, host_budget=host_budget, repeats=repeats)
+
+
+def replay_logged(
+    step: StepTrace,
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+) -> Logged:
+    """Replay as `replay_step`, and then the step once more with a log; the figures are of that.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
+    """
+    found: list[tuple[Floats, dict[str, Any]]] = []
+
+    def log(replay: core.Replay) -> None:
+        moves = replay.run_logged()
+        found.append((replay.op_end_us(), moves))
+
+    result = _replay(
+        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, last=log
+    )
+    return Logged(result, *found[0])
 
 
 def replay_file(
@@ -229,10 +266,22 @@ def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
         except TraceError as error:  # none of its blocks was used
             reason = reason or error
         else:
-            found[device] = LoadedTrace(step, builder.peak_bytes, header.device, end or line)
+            found[device] = LoadedTrace(
+                step, builder.peak_bytes, header.device, end or line, _origins(builder)
+            )
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
+
+
+def _origins(builder: StepBuilder) -> dict[BlockId, str]:
+    known = {}
+    for event in builder.events():
+        if type(event) is Alloc and event.extra:
+            said = (event.extra.get(key) for key in ORIGIN_KEYS)
+            if parts := [one for one in said if isinstance(one, str) and one]:
+                known[event.id] = " · ".join(parts)
+    return known
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
@@ -438,6 +487,7 @@ def _replay(
     *,
     host_budget: int,
     repeats: int,
+    last: Callable[[core.Replay], None] | None = None,
 ) -> Result:
     from ..base.native import core
 
@@ -462,6 +512,9 @@ def _replay(
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address, alone=True))
         figures = _until_steady(replay, repeats)
+        if last is not None:
+            last(replay)
+            figures = replay.figures()
         peak_host = core.stats()["peak_host_bytes"]
     finally:
         replay.close()
