@@ -227,6 +227,7 @@ def _policies(given: list[str]) -> list[str]:
 def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
     import torch
 
+    from ..trace import origin
     from ..trace.schema import Alloc, Header
     from ..trace.writer import Writer
 
@@ -235,7 +236,6 @@ def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
     with Writer(path, Header(outcome.device.name, source, outcome.program)) as writer:
         for event in outcome.events:
             if isinstance(event, Alloc) and (block := blocks.get(event.id)) is not None:
-                origin = {"module": block.module, "line": block.line}
-                known = {key: text for key, text in origin.items() if text}
-                event = dataclasses.replace(event, extra=known or None)
+                known = origin.keys(block.module, block.line)
+                event = dataclasses.replace(event, extra=known)
             writer.write(event)

@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 
     op: int  # that waited
     us: float
-    tensor: int  # OTHER: of no large tensor, or not for a transfer into the device
+    tensor: int  # that came late, or that needed room; OTHER: no large one
     why: str  # a key of WHY
     late_ops: int  # operators that the transfer would have had to start earlier
 
@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 WHY = {
     "late": "fetched too late",
     "fault": "not fetched ahead: page faults",
-    "room": "waiting for other bytes to leave",
+    "room": "waiting until other bytes have left",
     "host": "waiting for the host's work",
     "other": "other",
 }
@@ -103,6 +103,7 @@ def waits(line: Timeline) -> list[Wait]:
         return []
     came = _in_time_order(line, MoveKind.IN)
     went = _in_time_order(line, MoveKind.OUT, MoveKind.COPY)
+    filled = _filled(line)
     host = _in_time_order(line, MoveKind.HOST)
     step, before = line.step, line.step.begin_us.tolist()
     starts = step.access_start.tolist()
@@ -123,11 +124,25 @@ def waits(line: Timeline) -> list[Wait]:
                 for overlap, tensor, fault in parts
             ]
             continue
-        why = "room" if went.overlapping(begin, end) else "other"
         if host.overlapping(begin, end):
-            why = "host"
-        found.append(Wait(op, us, OTHER, why, late))
+            found.append(Wait(op, us, OTHER, "host", late))
+        elif went.overlapping(begin, end):
+            found.append(Wait(op, us, filled.get(op, OTHER), "room", late))
+        else:
+            found.append(Wait(op, us, OTHER, "other", late))
     return found
+
+
+def _filled(line: Timeline) -> dict[int, int]:
+    """Return the tensor that each op gives the most new memory on the device."""
+    moves = line.moves.only(MoveKind.FILL, MoveKind.IN)
+    largest: dict[int, tuple[int, int]] = {}
+    for op, tensor, pages in zip(
+        moves.op.tolist(), moves.tensor.tolist(), moves.pages.tolist(), strict=True
+    ):
+        if tensor != OTHER:
+            largest[op] = max(largest.get(op, (0, OTHER)), (pages, tensor))
+    return {op: tensor for op, (_, tensor) in largest.items()}
 
 
 class _Lane:

@@ -127,7 +127,7 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
     total = sum(wait.us for wait in waits)
     groups: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
     for wait in waits:
-        waited_for = "" if wait.why in ("room", "host", "other") else label(line, wait.tensor)
+        waited_for = "" if wait.why in ("host", "other") else label(line, wait.tensor)
         groups[wait.why, waited_for].append(wait)
     largest = sorted(groups.items(), key=lambda item: -sum(wait.us for wait in item[1]))
     enough = _enough(line.result, trials)
@@ -141,9 +141,11 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
             found.append(Finding(text + ".", weight=us))
             continue
         text += f"; a budget of {format_bytes(enough.budget)} would remove it"
-        left = f"{_percent(enough.stall_us / line.result.stall_us)} of the stall is left"
+        left = enough.stall_us / line.result.stall_us
+        if left >= 0.001:
+            text += f" but for {_percent(left)}"
         found.append(
-            Finding(f"{text}: {left}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us)
+            Finding(f"{text}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us)
         )
     return found
 
@@ -154,6 +156,8 @@ def _cause(why: str, waited_for: str, mine: Sequence[Wait]) -> str:
         return f"waits for {waited_for} fetched {late} operator{'s' * (late != 1)} late"
     if why == "fault":
         return f"waits for {waited_for} that were not fetched ahead, by page faults"
+    if why == "room":
+        return f"waits until other bytes have left, to make room for {waited_for}"
     return f"is {WHY[why]}" if why != "other" else "has no transfer as its cause"
 
 

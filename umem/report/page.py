@@ -23,7 +23,7 @@ from .timeline import OTHER, MoveKind, Timeline
 TICKS = 1 << 20  # times in the page are whole ticks of a step
 _POINTS = 1500  # of the memory's curves
 _SEGMENTS = 3000  # of each lane
-_ROWS = 240  # of the map
+_ROWS = 160  # of the map
 _RUNS = 400  # of a row of the map: the shortest that is kept is this part of the step
 _LEVELS = 4  # of the pages of a tensor that are on the device
 _TOP = 20  # tensors in the table
@@ -127,7 +127,7 @@ def _waits(content: Content) -> list[dict[str, Any]]:
     """Return the stalls by cause and by what they waited for, the longest first."""
     sums: dict[tuple[str, str], float] = {}
     for wait in content.waits:
-        what = "" if wait.why in ("room", "host", "other") else label(content.line, wait.tensor)
+        what = "" if wait.why in ("host", "other") else label(content.line, wait.tensor)
         sums[wait.why, what] = sums.get((wait.why, what), 0.0) + wait.us
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     return [{"why": WHY[why], "what": what, "us": us} for (why, what), us in ordered]
@@ -229,7 +229,7 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
     why: dict[int, tuple[float, str]] = {}
     for wait in waits:
         if wait.us > why.get(wait.op, (0.0, ""))[0]:
-            what = "" if wait.why in ("room", "host", "other") else f": {label(line, wait.tensor)}"
+            what = "" if wait.why in ("host", "other") else f": {label(line, wait.tensor)}"
             why[wait.op] = wait.us, WHY[wait.why] + what
     stalled = np.flatnonzero(line.stall_us > 0)
     ops = [names(name) for name in step.op_names]
@@ -313,7 +313,7 @@ def _map(content: Content, scale: _Scale) -> dict[str, Any]:
     line, step = content.line, content.line.step
     came, went = _moved(line, MoveKind.IN), _moved(line, MoveKind.OUT, MoveKind.COPY)
     large = np.flatnonzero(step.large)
-    weight = came + went + step.bytes
+    weight = 4 * (came + went) + step.bytes  # what never moves says little
     chosen = large[np.argsort(-weight[large], kind="stable")][:_ROWS]
     begins = np.isin(step.kind, (Kind.TRANSIENT, Kind.MADE))
     ends = np.isin(step.kind, (Kind.TRANSIENT, Kind.CARRIED))

@@ -357,7 +357,7 @@
     const gib = topOfMemory * pages, power = 2 ** Math.floor(Math.log2(gib / 4));
     for (let value = 0; value <= gib; value += power) {
       const y = memoryY(chart, value / pages);
-      if (y > 6) c.fillText(bytes(value).replace(".00", "").replace(/\.(\d)0 /, ".$1 "), chart.left - 6, Math.min(y, chart.height - AXIS - 6));
+      if (y > 6) c.fillText(bytes(value).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 "), chart.left - 6, Math.min(y, chart.height - AXIS - 6));
     }
   };
   lanesChart.side = (c, chart) => {
@@ -573,7 +573,7 @@
     table("top", [["Tensor: module and source line", "text long"], ["Role", "text"], ["Made by", "text"], ["Size"], ["In"], ["Out"], ["Stall"], ["Alive, operators"]],
       data.top.map((row) => ({ cells: [
         row.origin === "not recorded" ? `block ${row.block}: not recorded` : row.origin, row.role, row.family || "–", bytes(row.bytes),
-        bytes(row.in), bytes(row.out), time(row.stall_us), `${row.first} to ${row.last}`] })),
+        bytes(row.in), bytes(row.out), row.stall_us ? time(row.stall_us) : "–", `${row.first} to ${row.last}`] })),
       "The step has no tensor of 2 MiB or more.");
     byId("map-about").textContent = rows.length
       ? `${rows.length} tensors of 2 MiB and more, those that move the most or are the largest` +

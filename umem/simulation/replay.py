@@ -27,8 +27,9 @@ from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace.device_split import EVERY, DeviceSplit
 from ..trace.reader import read
+from ..trace import origin
 from ..trace.ids import BlockId
-from ..trace.schema import ORIGIN_KEYS, Alloc, Op, Step
+from ..trace.schema import Op, Step
 from ..trace.step_builder import StepBuilder
 from ..trace.step_trace import Floats, StepTrace
 
@@ -238,15 +239,21 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     return next(iter(found.values()))
 
 
-def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
+def load_devices(
+    path: str | os.PathLike[str], *, partial: bool = False
+) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
+
+    Args:
+        path: the file.
+        partial: keep the whole lines of a file that is cut off, as a killed program leaves it.
 
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
-    header, events = read(path)
+    header, events = read(path, partial=partial)
     line, end, ops = 1, 0, False
     for line, event in enumerate(events, 2):
         for device, own in split.take(event):
@@ -267,21 +274,15 @@ def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
             reason = reason or error
         else:
             found[device] = LoadedTrace(
-                step, builder.peak_bytes, header.device, end or line, _origins(builder)
+                step,
+                builder.peak_bytes,
+                header.device,
+                end or line,
+                origin.of_blocks(builder.events()),
             )
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
-
-
-def _origins(builder: StepBuilder) -> dict[BlockId, str]:
-    known = {}
-    for event in builder.events():
-        if type(event) is Alloc and event.extra:
-            said = (event.extra.get(key) for key in ORIGIN_KEYS)
-            if parts := [one for one in said if isinstance(one, str) and one]:
-                known[event.id] = " · ".join(parts)
-    return known
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:

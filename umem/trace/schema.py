@@ -163,9 +163,6 @@ class Validator:
 
 _NOT_LIVE = "which is not live: never allocated, or freed already"
 
-# Of an `alloc`: what readers of version 1 keep as extra keys, and `umem report` shows.
-ORIGIN_KEYS = ("module", "line")
-
 # The keys of each line besides "kind" or "e", and their fields.
 KEYS: dict[str, dict[str, str]] = {
     "header": {"v": "v", "device": "device", "source": "source", "note": "note"},
