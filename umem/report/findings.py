@@ -140,10 +140,9 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
         if enough is None:
             found.append(Finding(text + ".", weight=us))
             continue
-        text += f"; a budget of {format_bytes(enough.budget)} would remove it"
         left = enough.stall_us / line.result.stall_us
-        if left >= 0.001:
-            text += f" but for {_percent(left)}"
+        all_of_it = f"all of the stall but {_percent(left)}" if left >= 0.001 else "the whole stall"
+        text += f"; a budget of {format_bytes(enough.budget)} would remove {all_of_it}"
         found.append(
             Finding(f"{text}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us)
         )
@@ -258,7 +257,7 @@ def _recompute(line: Timeline, trials: Trials) -> list[Finding]:
         f"Computing some activations again ({_ms(done.new.recompute_us)} of compute) instead of "
         f"moving them makes the step {_percent(gain / result.step_us)} faster."
     )
-    return [Finding(text, "recompute=auto", done.result.step_us, gain)]
+    return [Finding(text, _also(result, "recompute=auto"), done.result.step_us, gain)]
 
 
 def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
@@ -286,7 +285,12 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
         f"Updating parameters on the host ({_ms(best.host_us)} of its work) makes the step "
         f"{_percent(gain / result.step_us)} faster."
     )
-    return [Finding(text, "optimizer=auto", best.step_us, gain)]
+    return [Finding(text, _also(result, "optimizer=auto"), best.step_us, gain)]
+
+
+def _also(result: Result, setting: str) -> str:
+    """Return the setting, and the default policy where the step is shown under another."""
+    return setting if result.policy == registry.DEFAULT else f"policy={registry.DEFAULT} {setting}"
 
 
 def _unused(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ..base.device_profiles import DeviceProfile
 from ..policies import registry
 from ..simulation import replay
+from ..simulation.replay import Result
 from ..trace.ids import BlockId
 from ..trace.step_trace import StepTrace
 from . import causes, findings, timeline
@@ -26,6 +27,7 @@ def content(
     origins: Mapping[BlockId, str] | None = None,
     host_budget: int = 0,
     notes: Sequence[str] = (),
+    results: Sequence[Result] = (),
 ) -> Content:
     """Replay a step under a policy, and return what its page shows.
 
@@ -39,6 +41,7 @@ def content(
         origins: where blocks were made, as far as that is known.
         host_budget: bytes that evicted tensors may take; 0 for any number.
         notes: sentences for the end of the page.
+        results: replays of this step with this device and budget that were made already.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
@@ -46,7 +49,8 @@ def content(
     logged = replay.replay_logged(step, policy, device, budget, host_budget=host_budget)
     line = timeline.of(step, device, logged)
     trials = findings.Trials(step, device, host_budget)
-    trials.add(logged.result)
+    for known in (*results, logged.result):
+        trials.add(known)
     others = [trials.run(name, budget) for name in dict.fromkeys(compared) if name != policy]
     results = sorted(
         (logged.result, *(one for one in others if one is not None)),

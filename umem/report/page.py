@@ -44,11 +44,12 @@ class Content:
     notes: Sequence[str] = ()  # such as what was not tried
 
 
-def render(content: Content) -> str:
-    """Return the page, which needs no other file and no network."""
-    data = json.dumps(as_dict(content), separators=(",", ":"), allow_nan=False)
+def render(contents: Sequence[Content]) -> str:
+    """Return a page of one step or several, which needs no other file and no network."""
+    steps = [as_dict(content) for content in contents]
+    data = json.dumps(steps, separators=(",", ":"), allow_nan=False)
     parts = {
-        "title": html.escape(content.title),
+        "title": html.escape(contents[0].title),
         "style": _static("report.css"),
         "script": _static("report.js"),
         # `</` would end the script element.

@@ -1,6 +1,9 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const steps = JSON.parse(document.getElementById("data").textContent);
+  // Another step is another load of the page, which has its number after the #.
+  const chosen = Math.min(Math.max(0, parseInt(location.hash.slice(1), 10) || 0), steps.length - 1);
+  const data = steps[chosen];
   const WHOLE = 1 << 20; // ticks of a step, as in page.py
   const byId = (id) => document.getElementById(id);
 
@@ -525,6 +528,13 @@
   };
   const texts = () => {
     byId("title").textContent = data.title;
+    const select = byId("steps");
+    byId("steps-label").hidden = steps.length < 2;
+    select.replaceChildren(...steps.map((step, k) => new Option(step.title, k, k === chosen, k === chosen)));
+    select.onchange = () => {
+      location.hash = select.value;
+      location.reload();
+    };
     byId("about").textContent =
       `Policy ${data.policy} on ${data.device} with ${bytes(data.budget)} of device memory; the step's tensors peak at ${bytes(data.peak)}. ` +
       `${count(data.ops)} operators, ${count(data.tensors)} tensors, replayed in virtual time.`;
