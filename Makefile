@@ -30,7 +30,7 @@ BUILD_EXTENSION := python -I -c \
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
-	$(BIN)/python -m umem demo $(DEMO_ARGS)
+	$(BIN)/python -m umem demo --report umem-demo.html $(DEMO_ARGS)
 
 # The inner loop, below three minutes once native code is built: lint, and the tests that the change
 # touches. Which change: make check AFFECTED_ARGS='--base main'

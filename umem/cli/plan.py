@@ -79,14 +79,14 @@ def main(args: argparse.Namespace) -> int:
         NotSupportedError: torch is missing.
     """
     if args.report is not None:
-        from . import report
+        from ..report import page
 
-        report.check_page(args.report, "--report")
+        page.check(args.report, "--report")
     outcome = plan(args)
     if args.out is not None:
         _write(args.out, outcome)
     if args.report is not None:
-        report.write(args.report, [_content(args, outcome)])
+        page.write(args.report, [_content(args, outcome)])
     text = json.dumps(as_dict(outcome), indent=1) if args.json else plan_text.render(outcome)
     print(text)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,12 +76,12 @@ def main(args: argparse.Namespace) -> int:
         UmemError: a bad trace or option, or the native core is missing.
     """
     out = args.out or _beside(args.trace)
-    check_page(out, "--out")
-    registry.make(args.policy)
     from ..report import page
 
+    page.check(out, "--out")
+    registry.make(args.policy)
     content = of_trace(args.trace, args)
-    write(out, [content])
+    page.write(out, [content])
     if args.json:
         print(json.dumps(page.as_dict(content)))
     else:
@@ -132,35 +131,6 @@ def of_trace(
         host_budget=replay.host_budget_of(args.host_budget),
         notes=notes,
     )
-
-
-def check_page(path: Path, option: str) -> None:
-    """Check early that the page can be written.
-
-    Raises:
-        ConfigError: its name does not end in .html, or its folder does not exist.
-    """
-    if path.suffix != ".html":
-        raise ConfigError(f"{option} {path}; allowed: FILE.html")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
-
-
-def write(path: Path, contents: list[Content]) -> None:
-    """Write a page; a file of that name is replaced when the page is whole.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    from ..report import page
-
-    text = page.render(contents)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
 
 
 def _beside(trace: Path) -> Path:

@@ -16,6 +16,7 @@ from ..config import settings
 from ..config.options import SETTABLE
 from ..errors import ConfigError, NotSupportedError
 from ..policies import registry
+from . import run_report
 from .base import Subparsers
 
 
@@ -29,6 +30,13 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="when the program has ended, write a page about its last step (umem report); the "
+        "program runs as a child of this process then",
+    )
     add_program(parser)
 
 
@@ -41,7 +49,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; return only by an error.
+    """Replace this process by the program; return only by an error, or after `--report`.
 
     Raises:
         ConfigError: a bad option, or no such script.
@@ -52,6 +60,9 @@ def main(args: argparse.Namespace) -> int:
     program = _program(args)
     command = _command(program)
     _check_installed()
+    report = getattr(args, "report", None)  # `umem trace record` has no such option
+    if report is not None:
+        run_report.check(report, given)
     environment = settings.run_environment(given)
     for flag in misplaced(program):
         print(
@@ -61,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
         )
     sys.stdout.flush()
     sys.stderr.flush()
+    if report is not None:
+        return run_report.run(command, environment, report, given)
     os.execvpe(command[0], command, environment)
 
 

@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..base.units import PAGE_BYTES
 from ..base.version import __version__
+from ..errors import ConfigError
 from ..simulation.replay import Result
 from ..trace.ids import BlockId
 from ..trace.step_trace import Floats, Ints, Kind
@@ -42,6 +44,8 @@ class Content:
     compared: Sequence[Result]
     origins: Mapping[BlockId, str]
     notes: Sequence[str] = ()  # such as what was not tried
+    # A table of runs that were measured, its heads first.
+    measured: Sequence[Sequence[str]] = ()
 
 
 def render(contents: Sequence[Content]) -> str:
@@ -61,6 +65,33 @@ def render(contents: Sequence[Content]) -> str:
         assert found, f"the template has a place for {name}"
         page = before + text + after
     return page
+
+
+def check(path: Path, option: str) -> None:
+    """Check early that a page can be written there.
+
+    Raises:
+        ConfigError: its name does not end in .html, or its folder does not exist.
+    """
+    if path.suffix != ".html":
+        raise ConfigError(f"{option} {path}; allowed: FILE.html")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
+
+
+def write(path: Path, contents: Sequence[Content]) -> None:
+    """Write a page; a file of that name is replaced when the page is whole.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    text = render(contents)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from None
 
 
 def _static(name: str) -> str:
@@ -93,6 +124,7 @@ def as_dict(content: Content) -> dict[str, Any]:
         "us_per_tick": step_us / TICKS,
         "findings": [asdict(finding) for finding in content.findings],
         "notes": list(content.notes),
+        "measured": [list(row) for row in content.measured],
         "policies": [_policy(one) for one in content.compared],
         "causes": [{**cause._asdict(), "bytes": cause.bytes} for cause in content.causes],
         "waits": _waits(content),

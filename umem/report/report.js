@@ -589,6 +589,10 @@
       ? `${rows.length} tensors of 2 MiB and more, those that move the most or are the largest` +
         (data.map.left_out ? `; ${count(data.map.left_out)} more are not drawn.` : ".")
       : "The step has no tensor of 2 MiB or more.";
+    byId("measured-section").hidden = !data.measured.length;
+    if (data.measured.length)
+      table("measured", data.measured[0].map((head, k) => [head, k < 3 ? "text" : ""]),
+        data.measured.slice(1).map((cells) => ({ cells })));
     byId("notes-section").hidden = !data.notes.length;
     byId("notes").replaceChildren(...data.notes.map((note) => element("li", note)));
     byId("footer").textContent = `Written by umem ${data.umem}. Times are virtual, as the device profile has them; how to read this page: docs/report.md.`;
