@@ -104,14 +104,23 @@ const std::vector<double>& Replay::op_end_us() const {
 
 Result<soft::MoveColumns> Replay::run_logged() {
   if (!step_) return bad_state("there is no step to run: call set_step first");
-  UMEM_RETURN_IF_ERROR(soft::log_moves());
+  Result<soft::MoveColumns> before = logged_step();
+  if (!before.ok()) return before;
   const double begin = machine_.now_us();
+  Result<soft::MoveColumns> moves = logged_step();
+  if (!moves.ok()) return moves;
+  soft::MoveColumns all = before.value().ending_after(begin);
+  all.append(moves.value());
+  for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})
+    for (double& us : *column) us -= begin;
+  return all;
+}
+
+Result<soft::MoveColumns> Replay::logged_step() {
+  UMEM_RETURN_IF_ERROR(soft::log_moves());
   Status ran = run_step(1);
   Result<soft::MoveColumns> moves = soft::take_moves();
   UMEM_RETURN_IF_ERROR(std::move(ran));
-  if (!moves.ok()) return moves;
-  for (auto* column : {&moves.value().issued_us, &moves.value().start_us, &moves.value().end_us})
-    for (double& us : *column) us -= begin;
   return moves;
 }
 

@@ -73,6 +73,10 @@ struct MoveColumns {
   std::vector<double> issued_us, start_us, end_us;
   std::vector<std::int64_t> page, pages, operation, kind;
   std::vector<unsigned char> fault, unused;
+
+  UMEM_API void append(const MoveColumns& other);
+  // Only transfers that end later; their operation is -1.
+  UMEM_API MoveColumns ending_after(double us) const;
 };
 UMEM_API Status log_moves();
 UMEM_API Result<MoveColumns> take_moves();

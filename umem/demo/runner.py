@@ -224,6 +224,7 @@ def _run_workload(
             )
         peak = measured.stats["peak_live_bytes"]
         yield replace(row, peak_bytes=peak), measured.samples
+        spec = roomy
 
         for fraction in plan.fractions:
             budget = peak // fraction // PAGE_BYTES * PAGE_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ WHY = {
     "late": "fetched too late",
     "fault": "not fetched ahead: page faults",
     "room": "waiting until other bytes have left",
+    "queue": "waiting behind transfers that it does not need",
     "host": "waiting for the host's work",
     "other": "other",
 }
@@ -95,7 +96,7 @@ def waits(line: Timeline) -> list[Wait]:
 
     A stall is divided among the transfers of tensors that the operator accesses, by the time that
     each takes of it. Without such a transfer it is one for memory on the device: other bytes had to
-    leave first.
+    leave first, or what comes for later operators had to arrive.
     """
     stalls = line.stall_us
     stalled = np.flatnonzero(stalls > 0).tolist()
@@ -112,12 +113,9 @@ def waits(line: Timeline) -> list[Wait]:
         begin, us = float(line.wait_us[op]), float(stalls[op])
         end = begin + us
         used = set(step.access_tensor[starts[op] : starts[op + 1]].tolist())
-        late = op - bisect_left(before, before[op] - us)
-        parts = [
-            (overlap, tensor, fault)
-            for overlap, tensor, fault in came.overlapping(begin, end)
-            if tensor in used or tensor == OTHER
-        ]
+        late = op - max(bisect_right(before, before[op] - us) - 1, 0)
+        coming = came.overlapping(begin, end)
+        parts = [part for part in coming if part[1] in used or part[1] == OTHER]
         if total := sum(overlap for overlap, _, _ in parts):
             found += [
                 Wait(op, us * overlap / total, tensor, "fault" if fault else "late", late)
@@ -128,6 +126,8 @@ def waits(line: Timeline) -> list[Wait]:
             found.append(Wait(op, us, OTHER, "host", late))
         elif went.overlapping(begin, end):
             found.append(Wait(op, us, filled.get(op, OTHER), "room", late))
+        elif coming:
+            found.append(Wait(op, us, max(coming)[1], "queue", late))
         else:
             found.append(Wait(op, us, OTHER, "other", late))
     return found
@@ -164,11 +164,10 @@ class _Lane:
 
 
 def _in_time_order(line: Timeline, *kinds: MoveKind) -> _Lane:
-    moves = line.moves.only(*kinds)
-    order = np.argsort(moves.start_us, kind="stable")
+    moves = line.lane(*kinds)
     return _Lane(
-        moves.start_us[order].tolist(),
-        moves.end_us[order].tolist(),
-        moves.tensor[order].tolist(),
-        moves.fault[order].tolist(),
+        moves.start_us.tolist(),
+        moves.end_us.tolist(),
+        moves.tensor.tolist(),
+        moves.fault.tolist(),
     )

@@ -30,7 +30,7 @@ _GROUPS = 3  # of waits that are named
 # Replays take time in proportion to a step's ops: for how many ops a budget is searched so finely,
 # and up to how many ops recomputation and updates on the host are planned.
 _TRIES = ((20_000, 6), (100_000, 3), (1_000_000, 1))
-_PLANNED_OPS = 20_000
+_PLANNED_OPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,8 @@ def _cause(why: str, waited_for: str, mine: Sequence[Wait]) -> str:
         return f"waits for {waited_for} that were not fetched ahead, by page faults"
     if why == "room":
         return f"waits until other bytes have left, to make room for {waited_for}"
+    if why == "queue":
+        return f"waits behind {waited_for}, which come for later operators"
     return f"is {WHY[why]}" if why != "other" else "has no transfer as its cause"
 
 

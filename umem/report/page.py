@@ -56,8 +56,8 @@ def render(contents: Sequence[Content]) -> str:
         "title": html.escape(contents[0].title),
         "style": _static("report.css"),
         "script": _static("report.js"),
-        # `</` would end the script element.
-        "data": data.replace("</", "<\\/").replace("<!--", "<\\!--"),
+        # `</` would end the script element. In JSON only texts have this character.
+        "data": data.replace("<", "\\u003c"),
     }
     page = _static("report.html")
     for name, text in parts.items():
@@ -278,12 +278,10 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
     ]
     transfers = {"in": (MoveKind.IN,), "out": (MoveKind.OUT, MoveKind.COPY), "host": (MoveKind.HOST,)}
     for name, kinds in transfers.items():
-        moves = line.moves.only(*kinds)
-        order = np.argsort(moves.start_us, kind="stable")
-        of = [names(label(line, t)) for t in moves.tensor[order].tolist()]
-        begin, end = moves.start_us[order], moves.end_us[order]
+        moves = line.lane(*kinds)
+        of = [names(label(line, t)) for t in moves.tensor.tolist()]
         lanes.append(
-            _lane(name, scale(begin), scale(end), of, moves.pages[order] * PAGE_BYTES)
+            _lane(name, scale(moves.start_us), scale(moves.end_us), of, moves.pages * PAGE_BYTES)
         )
     return [{**lane, "names": names.known} if lane["name"] == "compute" else lane for lane in lanes]
 

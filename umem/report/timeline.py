@@ -51,7 +51,10 @@ class Moves(NamedTuple):
 
     def only(self, *kinds: MoveKind) -> Moves:
         """Return the moves of these kinds."""
-        chosen = np.isin(self.kind, kinds)
+        return self.where(np.isin(self.kind, kinds))
+
+    def where(self, chosen: Bools | Ints) -> Moves:
+        """Return the chosen moves: those of a mask, or in the order of indices."""
         return Moves(*(column[chosen] for column in self))
 
 
@@ -72,6 +75,7 @@ class Timeline:
     result: Result
     end_us: Floats  # [n] of each op
     moves: Moves
+    early: Moves  # of the step before, which end in this one: for the lanes alone
     placed: Ints  # [m] first page of each tensor; -1: nowhere, or it is small
 
     @cached_property
@@ -94,6 +98,14 @@ class Timeline:
         """Return where a duration is below what sums of times in µs can tell from 0."""
         return us < 1e-3
 
+    def lane(self, *kinds: MoveKind) -> Moves:
+        """Return what a lane carries, in time order, from the step's begin on."""
+        both = (self.early.only(*kinds), self.moves.only(*kinds))
+        joined = Moves(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
+        order = np.argsort(joined.start_us, kind="stable")
+        ordered = joined.where(order)
+        return ordered._replace(start_us=np.maximum(ordered.start_us, 0.0))
+
     @cached_property
     def changes(self) -> Changes:
         """Residency of all tensors, from each page's events and the tensors' lifetimes.
@@ -110,8 +122,15 @@ def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
     address = columns["placed"]
     known = step.large & (address > 0)
     placed = np.where(known, (address - columns["base"]) // PAGE_BYTES, -1)
+    moves = _owned(step, placed, columns)
     return Timeline(
-        step, device, logged.result, logged.op_end_us, _owned(step, placed, columns), placed
+        step,
+        device,
+        logged.result,
+        logged.op_end_us,
+        moves.where(moves.op >= 0),
+        moves.where(moves.op < 0),
+        placed,
     )
 
 
