@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by the DevTools protocol over a pipe: for tests, pictures, benches."""
+"""A headless Chromium, driven by the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 

@@ -137,8 +137,10 @@ void StepPlayer::Schedule::fill(std::size_t ops, std::size_t tensors, When when)
 }
 
 StepPlayer::StepPlayer(Machine& machine, StepColumns columns)
-    : machine_(machine), columns_(std::move(columns)),
-      blocks_(columns_.tensors()), placed_(columns_.tensors()) {
+    : machine_(machine),
+      columns_(std::move(columns)),
+      blocks_(columns_.tensors()),
+      placed_(columns_.tensors()) {
   const std::size_t n = columns_.ops(), m = columns_.tensors();
   begins_.fill(n, m, [&](std::size_t t) {
     return kind(t) == Kind::kTransient || kind(t) == Kind::kMade ? columns_.first[t] : -1;

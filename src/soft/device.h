@@ -66,8 +66,8 @@ UMEM_API double arrived_us();
 UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
                           double due);
 
-// Records what happens to pages from now on, and returns it: src/soft/move_log.h. kNotSupported on a
-// backed device, whose faults come where no memory can be allocated.
+// Records what happens to pages from now on, and returns it: src/soft/move_log.h. kNotSupported on
+// a backed device, whose faults come where no memory can be allocated.
 struct MoveColumns {
   std::uintptr_t base = 0;  // address of page 0
   std::vector<double> issued_us, start_us, end_us;

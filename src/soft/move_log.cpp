@@ -47,8 +47,8 @@ void MoveLog::note(MoveKind kind, std::size_t page, bool unused) {
 void MoveLog::note_work(std::size_t page, std::uint32_t pages, std::size_t work, double us) {
   if (!on_) return;
   const double now = clock_.host_us();
-  moves_.push_back({now, now, now, page, pages, operation_, MoveKind::kHost, false, false, work,
-                    us});
+  moves_.push_back(
+      {now, now, now, page, pages, operation_, MoveKind::kHost, false, false, work, us});
   booked_ = moves_.size();
 }
 

@@ -30,8 +30,8 @@ struct Move {
   std::uint32_t pages = 0;
   std::uint32_t operation = 0;  // accesses of the program (soft::access) before it
   MoveKind kind = MoveKind::kHeld;
-  bool fault = false;   // an access had to wait for it; else it was asked for
-  bool unused = false;  // leaves or dies without an access since it came from the host
+  bool fault = false;    // an access had to wait for it; else it was asked for
+  bool unused = false;   // leaves or dies without an access since it came from the host
   std::size_t work = 0;  // of kHost: its number on the host's lane
   double work_us = 0;
 };

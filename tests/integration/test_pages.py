@@ -78,6 +78,7 @@ RULES = {
     ),
     ("docs/huggingface.md", "import torch"): TRANSFORMERS,
     ("docs/install.md", "$ pip install ."): INSTALLS,
+    ("docs/report.md", "$ umem plan examples.gpt:make_step --out gpt.jsonl.gz"): SLOW,
     ("docs/install.md", "$ pip install 'setuptools"): INSTALLS,
     ("docs/install.md", "$ make demo"): INSTALLS,
     ("docs/lightning.md", "import torch"): Rule("CI does not install lightning", needs="lightning"),

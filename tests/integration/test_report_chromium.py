@@ -25,7 +25,9 @@ SHOWN = "window.umemReport.view"
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     step = last_step(synthetic.training(24, 4 * PAGE, 6 * PAGE, 3))
     contents = [
-        make.content(step, LINK, step.peak_bytes // 3, title=f"a step under {policy}", policy=policy)
+        make.content(
+            step, LINK, step.peak_bytes // 3, title=f"a step under {policy}", policy=policy
+        )
         for policy in ("lru", "auto")
     ]
     path = tmp_path_factory.mktemp("report") / "r.html"
@@ -60,7 +62,8 @@ def colours(tab: browser.Tab, chart: str) -> int:
         tab.run(
             f"""(() => {{
               const canvas = document.getElementById("{chart}");
-              const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+              const {{ width, height }} = canvas;
+              const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
               const seen = new Set();
               for (let i = 0; i < pixels.length; i += 4)
                 seen.add((pixels[i] << 16) | (pixels[i + 1] << 8) | pixels[i + 2]);
@@ -117,7 +120,7 @@ def test_a_pointer_over_a_chart_shows_what_is_there(
     if chart == "lanes":
         y = tab.run("document.getElementById('lanes').getBoundingClientRect().top") + 18
     if chart == "map":  # what is alive in the middle of the step
-        x, y = x, tab.run("document.getElementById('map').getBoundingClientRect().top") + 8
+        y = tab.run("document.getElementById('map').getBoundingClientRect().top") + 8
     tab.mouse("Moved", x, y)
     shown = tip(tab)
     assert words in shown or "stall" in shown
@@ -224,12 +227,9 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(
     tab.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     # Two fingers that part zoom in.
     whole = width(tab)
-    tab.call("Input.dispatchTouchEvent", type="touchStart",
-             touchPoints=[{"x": x - 20, "y": y, "id": 0}, {"x": x + 20, "y": y, "id": 1}])  # fmt: skip
-    for apart in (40, 60, 80):
-        tab.call("Input.dispatchTouchEvent", type="touchMove",
-                 touchPoints=[{"x": x - apart, "y": y, "id": 0},
-                              {"x": x + apart, "y": y, "id": 1}])  # fmt: skip
+    for kind, apart in (("Start", 20), ("Move", 40), ("Move", 60), ("Move", 80)):
+        fingers = [{"x": x - apart, "y": y, "id": 0}, {"x": x + apart, "y": y, "id": 1}]
+        tab.call("Input.dispatchTouchEvent", type=f"touch{kind}", touchPoints=fingers)
     tab.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
     tab.settle()
     assert width(tab) < 0.6 * whole

@@ -82,7 +82,7 @@ def test_pages_on_the_device_never_exceed_the_budget_and_reach_what_the_engine_c
     assert total.max() * PAGE >= 0.9 * line.result.peak_resident
     for tensor in range(step.n_tensors):
         mine = np.cumsum(np.where(changes.tensor == tensor, changes.pages, 0))[last]
-        assert 0 <= mine.min()
+        assert mine.min() >= 0
         assert mine.max() * PAGE <= step.bytes[tensor]
 
 
@@ -99,7 +99,9 @@ def test_in_a_cycle_of_weights_each_comes_in_and_leaves_once() -> None:
         assert op == tensor, "each op reads its own weight"
 
 
-def test_transfers_that_a_step_leaves_behind_are_in_the_next_ones_lane_but_not_in_its_bytes() -> None:
+def test_transfers_that_a_step_leaves_behind_are_in_the_next_ones_lane_but_not_in_its_bytes() -> (
+    None
+):
     # 64 pages leave during the last op, which is shorter than their 1280 µs.
     step = make_step(
         [100.0, 100.0],
@@ -164,16 +166,15 @@ def test_a_stall_is_divided_by_the_time_that_each_transfer_takes_of_it() -> None
     )
     moves = [(MoveKind.IN, 0, 4, 1, 900.0, 1100.0), (MoveKind.IN, 1, 4, 1, 1100.0, 1400.0)]
     line = by_hand(step, [1000.0, 2400.0], moves, fault=True)
-    assert [(wait.tensor, wait.us, wait.why) for wait in causes.waits(line)] == [
-        (0, pytest.approx(100.0), "fault"),
-        (1, pytest.approx(300.0), "fault"),
-    ]
+    found = causes.waits(line)
+    assert [(wait.tensor, wait.why) for wait in found] == [(0, "fault"), (1, "fault")]
+    assert [wait.us for wait in found] == pytest.approx([100.0, 300.0])
 
 
 @pytest.mark.parametrize(
     ("moves", "why", "tensor"),
     [
-        ([(MoveKind.FILL, 1, 4, 1, 1000.0, 1000.0), (MoveKind.OUT, 0, 4, 1, 900.0, 1300.0)], "room", 1),
+        ([(MoveKind.FILL, 1, 4, 1, 1e3, 1e3), (MoveKind.OUT, 0, 4, 1, 900.0, 1300.0)], "room", 1),
         ([(MoveKind.HOST, 1, 4, 0, 500.0, 1300.0)], "host", OTHER),
         ([(MoveKind.IN, 2, 4, 0, 500.0, 1300.0)], "queue", 2),
         ([], "other", OTHER),

@@ -15,12 +15,11 @@ from . import plan, replay
 
 if TYPE_CHECKING:
     from ..report.page import Content
-    from ..simulation.replay import LoadedTrace
     from .base import Subparsers
 
 _CPU_TIMES = (
-    "The trace is of a run on the software device: its operators took the CPU's time, next to which "
-    "transfers look free. `umem plan --report` has a GPU's times."
+    "The trace is of a run on the software device: its operators took the CPU's time, next to "
+    "which transfers look free. `umem plan --report` has a GPU's times."
 )
 
 
@@ -118,7 +117,8 @@ def of_trace(
         if args.device != trace.device.removeprefix("soft:"):
             notes.append(
                 f"The trace names the device {trace.device or 'of no name'!r}, which is no device "
-                f"profile: transfers are as on {args.device}. --device and --profile choose another."
+                f"profile: transfers are as on {args.device}. --device and --profile choose "
+                "another."
             )
     return make.content(
         trace.step,

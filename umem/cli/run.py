@@ -72,9 +72,9 @@ def main(args: argparse.Namespace) -> int:
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    if report is not None:
-        return run_report.run(command, environment, report, given)
-    os.execvpe(command[0], command, environment)
+    if report is None:
+        os.execvpe(command[0], command, environment)
+    return run_report.run(command, environment, report, given)
 
 
 def misplaced(program: list[str]) -> list[str]:

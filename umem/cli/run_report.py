@@ -71,7 +71,7 @@ def _program(command: Sequence[str], environment: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals on to the child. A terminal sends Ctrl-C to both: there it decides what to do."""
+    """Hand signals on to the child. A terminal sends Ctrl-C to both: the child decides."""
     before = {number: signal.signal(number, lambda got, _: child.send_signal(got))
               for number in _FORWARDED}  # fmt: skip
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)

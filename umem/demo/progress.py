@@ -53,14 +53,14 @@ class Bars:
         """Create the bars; raise NotSupportedError if rich is not installed."""
         console = data.need("rich.console").Console(file=stream)
         self._bars: RichProgress = data.need("rich.progress").Progress(console=console)
+        self._budget: int | None = None
+        self._resident: list[int] = []
         self._live: Live = data.need("rich.live").Live(
             console=console, transient=True, get_renderable=self._shown, refresh_per_second=8
         )
         self._all = self._bars.add_task("all runs", total=runs)
         self._now = self._bars.add_task("starting", total=1)
         self._title = ""
-        self._budget: int | None = None
-        self._resident: list[int] = []
         self._live.start()
 
     def begin(self, title: str, steps: int, budget: int | None = None) -> None:

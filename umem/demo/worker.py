@@ -24,7 +24,6 @@ from . import workloads
 from .process import RunSpec
 from .training import Training
 
-
 SHOWN = 400  # samples of resident bytes that a step's reply has
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base.units import PAGE_BYTES
-from ..trace.step_trace import Ints
+from ..trace.step_trace import Bools
 from .timeline import OTHER, MoveKind, Timeline
 
 SMALL = "small tensors, freed memory"  # what pages of no live, large tensor are called
@@ -58,7 +58,7 @@ def bytes_by_cause(line: Timeline) -> list[Cause]:
     """Return the bytes that moved in the step, and those that did not have to."""
     moves, of = line.moves, roles(line)
 
-    def by_role(chosen: Ints) -> dict[str, int]:
+    def by_role(chosen: Bools) -> dict[str, int]:
         sums: defaultdict[str, int] = defaultdict(int)
         for tensor, pages in zip(
             moves.tensor[chosen].tolist(), moves.pages[chosen].tolist(), strict=True
@@ -75,7 +75,8 @@ def bytes_by_cause(line: Timeline) -> list[Cause]:
     needed = {role: count - unused.get(role, 0) for role, count in ahead.items()}
     return [
         Cause("in, needed", True, "fetched ahead of its use, and used", _positive(needed)),
-        Cause("in, by faults", True, "fetched when an access had to wait", by_role(came & moves.fault)),
+        Cause("in, by faults", True, "fetched when an access had to wait",
+              by_role(came & moves.fault)),
         Cause("in, unused", True, "fetched, and not used before it left again", unused),
         Cause("out, needed later", True, "left, with contents", by_role(kind == MoveKind.OUT)),
         Cause("out, ahead", True, "copied to the host before it had to leave",

@@ -19,8 +19,8 @@ from ..policies import registry
 from ..simulation import replay
 from ..simulation.replay import Result
 from ..trace.step_trace import StepTrace
-from .causes import OTHER, SMALL, WHY, Cause, Wait
-from .timeline import Timeline
+from .causes import SMALL, WHY, Cause, Wait
+from .timeline import OTHER, Timeline
 
 _log = logging.getLogger("umem")
 
@@ -72,7 +72,10 @@ class Trials:
 
 
 def find(
-    line: Timeline, waits: Sequence[Wait], causes: Sequence[Cause], trials: Trials,
+    line: Timeline,
+    waits: Sequence[Wait],
+    causes: Sequence[Cause],
+    trials: Trials,
     compared: Sequence[Result],
 ) -> list[Finding]:
     """Return what there is to say, the largest first."""  # fmt: skip
@@ -110,14 +113,23 @@ def _time(result: Result) -> Finding:
     return Finding(text)
 
 
+_PLURALS = {
+    "activation": "activations",
+    "grad": "gradients",
+    "input": "inputs",
+    "optimizer": "optimizer states",
+    "param": "parameters",
+    "temp": "temporaries",
+    "workspace": "workspaces",
+}
+
+
 def label(line: Timeline, tensor: int) -> str:
     """Return the group of a tensor, as `conv activations`."""
     if tensor == OTHER:
         return SMALL
     tag = line.step.tags[tensor] or "untagged"
-    plural = {"activation": "activations", "param": "parameters", "grad": "gradients",
-              "optimizer": "optimizer states", "input": "inputs", "workspace": "workspaces",
-              "temp": "temporaries", "untagged": "untagged tensors"}.get(tag, f"{tag} tensors")  # fmt: skip
+    plural = _PLURALS.get(tag, f"{tag} tensors")
     family = line.step.families[tensor]
     return f"{family} {plural}" if family else plural
 
@@ -143,9 +155,7 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
         left = enough.stall_us / line.result.stall_us
         all_of_it = f"all of the stall but {_percent(left)}" if left >= 0.001 else "the whole stall"
         text += f"; a budget of {format_bytes(enough.budget)} would remove {all_of_it}"
-        found.append(
-            Finding(f"{text}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us)
-        )
+        found.append(Finding(f"{text}.", f"budget={enough.budget >> 20}MiB", enough.step_us, us))
     return found
 
 
@@ -226,8 +236,8 @@ def _better_policy(result: Result, compared: Sequence[Result]) -> list[Finding]:
     if gain < MIN_SHARE * result.step_us or best.policy == result.policy:
         return []
     text = (
-        f"Policy {best.policy} is {_percent(gain / result.step_us)} faster than {result.policy} "
-        "with the same budget."
+        f"Under policy {best.policy} the step is {_percent(gain / result.step_us)} shorter than under "
+        f"{result.policy}, with the same budget."
     )
     return [Finding(text, f"policy={best.policy}", best.step_us, gain)]
 
@@ -257,7 +267,7 @@ def _recompute(line: Timeline, trials: Trials) -> list[Finding]:
         return []
     text = (
         f"Computing some activations again ({_ms(done.new.recompute_us)} of compute) instead of "
-        f"moving them makes the step {_percent(gain / result.step_us)} faster."
+        f"moving them makes the step {_percent(gain / result.step_us)} shorter."
     )
     return [Finding(text, _also(result, "recompute=auto"), done.result.step_us, gain)]
 
@@ -285,7 +295,7 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
         return []
     text = (
         f"Updating parameters on the host ({_ms(best.host_us)} of its work) makes the step "
-        f"{_percent(gain / result.step_us)} faster."
+        f"{_percent(gain / result.step_us)} shorter."
     )
     return [Finding(text, _also(result, "optimizer=auto"), best.step_us, gain)]
 
@@ -295,15 +305,15 @@ def _also(result: Result, setting: str) -> str:
     return setting if result.policy == registry.DEFAULT else f"policy={registry.DEFAULT} {setting}"
 
 
-def _unused(
-    result: Result, causes: Sequence[Cause], compared: Sequence[Result]
-) -> list[Finding]:
+def _unused(result: Result, causes: Sequence[Cause], compared: Sequence[Result]) -> list[Finding]:
     unused = next(cause.bytes for cause in causes if cause.name == "in, unused")
     if not result.bytes_in or unused < MIN_SHARE * result.bytes_in:
         return []
     share = unused / result.bytes_in
     text = f"{format_bytes(unused)}, {_percent(share)} of the bytes in, were fetched and not used."
-    fewer = [one for one in compared if one.prefetched_unused < unused and one.policy != result.policy]
+    fewer = [
+        one for one in compared if one.prefetched_unused < unused and one.policy != result.policy
+    ]
     best = min(fewer, key=lambda one: one.step_us, default=None)
     if best is None or best.step_us > result.step_us:
         return [Finding(text, weight=share * result.stall_us)]

@@ -61,8 +61,4 @@ def content(
     said = [f"Not tried: {text}." for text in trials.left_out]
     if raised := replay.raised_note(logged.result):
         said.insert(0, f"{raised}.")
-    return Content(
-        title, line, by_cause, waits, found, results, origins or {}, (*notes, *said)
-    )
-
-
+    return Content(title, line, by_cause, waits, found, results, origins or {}, (*notes, *said))

@@ -276,7 +276,11 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
             line.stall_us[stalled],
         ),
     ]
-    transfers = {"in": (MoveKind.IN,), "out": (MoveKind.OUT, MoveKind.COPY), "host": (MoveKind.HOST,)}
+    transfers = {
+        "in": (MoveKind.IN,),
+        "out": (MoveKind.OUT, MoveKind.COPY),
+        "host": (MoveKind.HOST,),
+    }
     for name, kinds in transfers.items():
         moves = line.lane(*kinds)
         of = [names(label(line, t)) for t in moves.tensor.tolist()]
@@ -306,7 +310,8 @@ def _lane(name: str, begin: Ints, end: Ints, of: Sequence[int], amount: Any) -> 
     A segment has the name of its largest part, the sum of the amounts, and the number of parts.
     """
     numbers, weights = np.asarray(of, np.int64), np.asarray(amount, np.float64)
-    gap, width = _resolution(begin, end), TICKS // _SEGMENTS
+    width = TICKS // _SEGMENTS
+    gap = width // 2 if len(begin) > _SEGMENTS else 0  # else all of them can be shown
     joined: list[list[float]] = []  # begin, end, name, amount, parts, largest part
     for b, e, n, a in zip(
         begin.tolist(), end.tolist(), numbers.tolist(), weights.tolist(), strict=True
@@ -332,11 +337,6 @@ def _lane(name: str, begin: Ints, end: Ints, of: Sequence[int], amount: Any) -> 
         "parts": whole[:, 4].tolist(),
         "whole": len(begin),
     }  # fmt: skip
-
-
-def _resolution(begin: Ints, end: Ints) -> int:
-    """Return the gap in ticks over which segments may be joined; 0 if all of them can be shown."""
-    return TICKS // _SEGMENTS // 2 if len(begin) > _SEGMENTS else 0
 
 
 def _map(content: Content, scale: _Scale) -> dict[str, Any]:
@@ -410,7 +410,9 @@ def _row(ticks: Ints, level: Ints, life: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _within(ticks: Sequence[int], levels: Sequence[int], life: Sequence[int]) -> Iterable[tuple[int, int]]:
+def _within(
+    ticks: Sequence[int], levels: Sequence[int], life: Sequence[int]
+) -> Iterable[tuple[int, int]]:
     """Yield the changes of a tensor's life, from the state at its begin on."""
     begin, end = life
     state = 0

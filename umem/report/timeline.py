@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Moves(NamedTuple):
 
     def where(self, chosen: Bools | Ints) -> Moves:
         """Return the chosen moves: those of a mask, or in the order of indices."""
-        return Moves(*(column[chosen] for column in self))
+        return Moves(*(column[chosen] for column in self))  # type: ignore[arg-type]
 
 
 class Changes(NamedTuple):
@@ -91,7 +92,9 @@ class Timeline:
     @cached_property
     def stall_us(self) -> Floats:
         """[n] What each op waited."""
-        return np.where(self._rounding(self.start_us - self.wait_us), 0.0, self.start_us - self.wait_us)
+        return np.where(
+            self._rounding(self.start_us - self.wait_us), 0.0, self.start_us - self.wait_us
+        )
 
     @staticmethod
     def _rounding(us: Floats) -> Bools:
@@ -149,7 +152,7 @@ def _lifetime(step: StepTrace) -> tuple[Ints, Ints]:
     return np.where(begins, step.first, -1), np.where(ends, step.last, step.n_ops)
 
 
-def _owned(step: StepTrace, placed: Ints, columns: dict[str, Ints]) -> Moves:
+def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
     """Cut moves at the borders of tensors, and name the tensor of each."""
     count = columns["pages"]
     row = np.repeat(np.arange(len(count)), count)
@@ -213,14 +216,16 @@ def _changes(line: Timeline) -> Changes:
         (begin_of_op[end_op], begin_of_op[np.maximum(begin_op, 0)], log.issued_us[row])
     )
     rank = np.concatenate(
-        (np.zeros(len(end_op), np.int8), np.ones(len(begin_op), np.int8), np.full(len(row), 2, np.int8))
+        (
+            np.zeros(len(end_op), np.int64),
+            np.ones(len(begin_op), np.int64),
+            np.full(len(row), 2),
+        )
     )
     # -2: says nothing of it
-    owner = np.concatenate(
-        (np.full(len(end_op), OTHER), tensor_of, np.full(len(row), -2))
-    )
-    arrives = np.isin(log.kind[row], _ARRIVES).astype(np.int8)
-    there = np.concatenate((np.full(len(end_op) + len(begin_op), -2, np.int8), arrives))
+    owner = np.concatenate((np.full(len(end_op), OTHER), tensor_of, np.full(len(row), -2)))
+    arrives = np.isin(log.kind[row], _ARRIVES).astype(np.int64)
+    there = np.concatenate((np.full(len(end_op) + len(begin_op), -2), arrives))
     order = np.lexsort((rank, op, page))  # stable: events of the log stay in their order
     page, us, owner, there = page[order], us[order], owner[order], there[order]
     new_page = np.ones(len(page), bool)

@@ -25,10 +25,10 @@ from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
-from ..trace.device_split import EVERY, DeviceSplit
-from ..trace.reader import read
 from ..trace import origin
+from ..trace.device_split import EVERY, DeviceSplit
 from ..trace.ids import BlockId
+from ..trace.reader import read
 from ..trace.schema import Op, Step
 from ..trace.step_builder import StepBuilder
 from ..trace.step_trace import Floats, StepTrace
@@ -239,9 +239,7 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     return next(iter(found.values()))
 
 
-def load_devices(
-    path: str | os.PathLike[str], *, partial: bool = False
-) -> dict[int, LoadedTrace]:
+def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
 
     Args:

@@ -221,4 +221,5 @@ def _constant(name: str) -> NoReturn:
 
 
 _decoder = json.JSONDecoder(parse_constant=_constant)
-_decode, _scan = _decoder.decode, _decoder.scan_once
+_decode = _decoder.decode
+_scan = _decoder.scan_once  # type: ignore[attr-defined]
