@@ -110,11 +110,13 @@ def of_trace(
     notes = []
     if len(found) > 1:
         notes.append(f"This is device {number} of {len(found)}; --trace-device chooses another.")
-    if trace.device.startswith("soft"):
+    # A run names its GPU, or the profile of its software device; plans name a profile too.
+    own = trace.device.removeprefix("soft:")
+    if own in device_profiles.names() and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)
     if args.device is None and args.profile is None:
         args.device = replay.own_device(trace.device)
-        if args.device != trace.device.removeprefix("soft:"):
+        if args.device != own:
             notes.append(
                 f"The trace names the device {trace.device or 'of no name'!r}, which is no device "
                 f"profile: transfers are as on {args.device}. --device and --profile choose "

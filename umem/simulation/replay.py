@@ -137,6 +137,7 @@ class LoadedTrace(NamedTuple):
     step: StepTrace  # the last complete one
     peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
     device: str  # that the trace names
+    source: str  # the program that wrote it
     lines: int  # of the file, to the end of that step
     # Where blocks of that step were made, "module · file:line", as far as the trace says so.
     origins: Mapping[BlockId, str]
@@ -275,6 +276,7 @@ def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict
                 step,
                 builder.peak_bytes,
                 header.device,
+                header.source,
                 end or line,
                 origin.of_blocks(builder.events()),
             )
