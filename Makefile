@@ -25,7 +25,7 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-ladder bench-scale bench-programs bench-host-update bench-sharing options-doc \
+	bench-compiled bench-ladder bench-scale bench-report bench-programs bench-host-update bench-sharing options-doc \
 	docs install clean
 .DELETE_ON_ERROR:
 
@@ -178,6 +178,10 @@ bench-ladder: $(INSTALLED)
 
 bench-scale: $(INSTALLED)
 	$(BIN)/python bench/scale.py $(BENCH_ARGS)
+
+# Needs Chromium.
+bench-report: $(INSTALLED)
+	$(BIN)/python bench/report.py $(BENCH_ARGS)
 
 bench-compiled: $(INSTALLED)
 	$(BIN)/python bench/compiled.py $(BENCH_ARGS)

@@ -63,6 +63,7 @@ class Tab:
         self.call("Page.navigate", url=path.resolve().as_uri())
         while self._session not in self._browser.loaded:
             self._browser.receive()
+        self.call("Page.bringToFront")
         self.settle()
 
     def settle(self) -> None:

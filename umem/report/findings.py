@@ -236,8 +236,8 @@ def _better_policy(result: Result, compared: Sequence[Result]) -> list[Finding]:
     if gain < MIN_SHARE * result.step_us or best.policy == result.policy:
         return []
     text = (
-        f"Under policy {best.policy} the step is {_percent(gain / result.step_us)} shorter than under "
-        f"{result.policy}, with the same budget."
+        f"Under policy {best.policy} the step is {_percent(gain / result.step_us)} shorter than "
+        f"under {result.policy}, with the same budget."
     )
     return [Finding(text, f"policy={best.policy}", best.step_us, gain)]
 
