@@ -422,6 +422,17 @@ def test_a_page_that_cannot_be_written_is_an_error(shown: page.Content, tmp_path
         page.write(tmp_path / "r.html", [shown])
 
 
+def test_updates_on_the_host_have_a_lane_of_their_own(tmp_path: Path) -> None:
+    events = synthetic.training(8, 4 * PAGE, 6 * PAGE, 3, optimizer=True)
+    trace = write(tmp_path / "t.jsonl", events)
+    out = tmp_path / "r.html"
+    assert main(["report", str(trace), "--optimizer", "host", "--out", str(out)]) == 0
+    (data,) = data_of(out.read_text())
+    host = next(lane for lane in data["lanes"] if lane["name"] == "host")
+    assert data["host_us"] > 0
+    assert sum(host["length"]) * data["us_per_tick"] == pytest.approx(data["host_us"], rel=0.01)
+
+
 def test_of_several_devices_the_one_that_is_asked_for_is_shown(tmp_path: Path) -> None:
     def on_two(events: Any) -> Any:
         for event in events:

@@ -156,7 +156,7 @@ def _write_report(outcome: DemoOutcome, path: Path) -> None:
             raise StateError(f"no report: the run of {name} that it is about failed")
         args = argparse.Namespace(
             policy=row.policy, compare=None, budget=str(row.budget_bytes), device=None,
-            profile=None, link=None, host_budget="unlimited", trace_device=None,
+            profile=None, link=None, host_budget="unlimited", trace_device=None, optimizer=None,
         )  # fmt: skip
         title = f"umem demo: {name}, {row.policy}, 1/{row.fraction} of its peak"
         measured = table.columns(mine)

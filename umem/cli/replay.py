@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
     repeats = replay.REPEATS if args.repeat is None else args.repeat
     if repeats < 1:
         raise ConfigError(f"--repeat {repeats}; allowed: at least 1")
-    shares = _shares(args.optimizer)
+    shares = shares_of(args.optimizer)
     budgets = {
         number: [budget_of(text, trace.peak_bytes) for text in args.budget]
         for number, trace in traces.items()
@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         how = {"host_budget": host, "repeats": repeats}
         try:
             if shares:
-                return replay.replay_shares(trace.step, shares, policy, device, budget, **how)
+                return replay.replayshares_of(trace.step, shares, policy, device, budget, **how)
             if len(traces) > 1:
                 return replay.replay_step(trace.step, policy, device, budget, **how)
             return replay.replay_file(args.trace, policy, device, budget, loaded=trace, **how)
@@ -281,8 +281,12 @@ def budget_of(text: str, peak: int) -> int:
     return budget.bytes
 
 
-def _shares(given: str | None) -> tuple[float, ...]:
-    """Return the shares of updates on the host to replay; none without the option."""
+def shares_of(given: str | None) -> tuple[float, ...]:
+    """Return the shares of updates on the host that `--optimizer` means; none without it.
+
+    Raises:
+        ConfigError: it is none of `SHARE_ALLOWED`.
+    """
     if given is None:
         return ()
     from ..recompute.planner.host_updates import SHARES

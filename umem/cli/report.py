@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..base import device_profiles
 from ..base.units import BYTES_ALLOWED
+from ..config.parsers import SHARE_ALLOWED
 from ..errors import ConfigError
 from ..policies import registry
 from . import plan, replay
@@ -59,6 +60,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--host-budget", default="unlimited", metavar="SIZE",
         help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
     )  # fmt: skip
+    parser.add_argument(
+        "--optimizer",
+        metavar="WHERE",
+        help="where parameters are updated, with auto by the best of five shares: "
+        f"{SHARE_ALLOWED}".replace("%", "%%"),
+    )
     parser.add_argument(
         "--trace-device", type=int, metavar="N",
         help="the device of a trace of several (default: the first)",
@@ -122,10 +129,14 @@ def of_trace(
                 f"profile: transfers are as on {args.device}. --device and --profile choose "
                 "another."
             )
+    device, step = plan.device_of(args), trace.step
+    budget = replay.budget_of(args.budget, trace.peak_bytes)
+    if shares := replay.shares_of(args.optimizer):
+        step = make.updated(step, shares, args.policy, device, budget)
     return make.content(
-        trace.step,
-        plan.device_of(args),
-        replay.budget_of(args.budget, trace.peak_bytes),
+        step,
+        device,
+        budget,
         title=title or path.name,
         policy=args.policy,
         compared=make.COMPARED if args.compare is None else args.compare,

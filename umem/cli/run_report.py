@@ -93,7 +93,7 @@ def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, 
     options = settings.load(given, flags=True)
     args = argparse.Namespace(
         policy=options.policy, compare=None, budget=_budget(options), device=None, profile=None,
-        link=None, host_budget=_host_budget(options), trace_device=None,
+        link=None, host_budget=_host_budget(options), trace_device=None, optimizer=None,
     )  # fmt: skip
     content = report.of_trace(traces[0], args, title=" ".join(command[1:]), partial=True)
     pages.write(page, [content])

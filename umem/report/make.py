@@ -62,3 +62,18 @@ def content(
     if raised := replay.raised_note(logged.result):
         said.insert(0, f"{raised}.")
     return Content(title, line, by_cause, waits, found, results, origins or {}, (*notes, *said))
+
+
+def updated(
+    step: StepTrace, shares: Sequence[float], policy: str, device: DeviceProfile, budget: int
+) -> StepTrace:
+    """Return the step with the share of its updates on the host that is fastest in replay.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
+    """
+    from ..recompute.planner.host_updates import candidates, on_host
+
+    found = candidates(step)
+    steps = [on_host(step, found.first(share), device) for share in shares]
+    return min(steps, key=lambda one: replay.replay_step(one, policy, device, budget).step_us)
