@@ -139,7 +139,7 @@ def of_trace(
         budget,
         title=title or path.name,
         policy=args.policy,
-        compared=make.COMPARED if args.compare is None else args.compare,
+        compared=args.compare,
         origins=trace.origins,
         host_budget=replay.host_budget_of(args.host_budget),
         notes=notes,

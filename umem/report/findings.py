@@ -249,7 +249,7 @@ def _recompute(line: Timeline, trials: Trials) -> list[Finding]:
 
     step, result = line.step, line.result
     if step.n_ops > _PLANNED_OPS or step.updates is not None:
-        trials.left_out.append(f"recomputation: for steps of up to {_PLANNED_OPS} operators")
+        trials.left_out.append(f"recomputation: for steps of up to {_PLANNED_OPS:,} operators")
         return []
     try:
         graph = RecomputeGraph(step)
@@ -278,7 +278,9 @@ def _host_updates(line: Timeline, trials: Trials) -> list[Finding]:
 
     step, result = line.step, line.result
     if step.n_ops > _PLANNED_OPS or step.updates is not None:
-        trials.left_out.append(f"updates on the host: for steps of up to {_PLANNED_OPS} operators")
+        trials.left_out.append(
+            f"updates on the host: for steps of up to {_PLANNED_OPS:,} operators"
+        )
         return []
     if not candidates(step).updates:
         return []

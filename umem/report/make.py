@@ -14,6 +14,7 @@ from . import causes, findings, timeline
 from .page import Content
 
 COMPARED = ("auto", "belady", "conv_lru", "lru")
+COMPARED_OPS = 100_000  # beyond, policies that are not asked for take minutes
 
 
 def content(
@@ -23,7 +24,7 @@ def content(
     *,
     title: str,
     policy: str = registry.DEFAULT,
-    compared: Sequence[str] = COMPARED,
+    compared: Sequence[str] | None = None,
     origins: Mapping[BlockId, str] | None = None,
     host_budget: int = 0,
     notes: Sequence[str] = (),
@@ -37,7 +38,8 @@ def content(
         budget: bytes on the device, raised to the least at which policies compare.
         title: what ran.
         policy: the name of the policy that is shown.
-        compared: names of the policies in the table.
+        compared: names of the policies in the table; None: `COMPARED`, for steps of up to
+            `COMPARED_OPS` operators.
         origins: where blocks were made, as far as that is known.
         host_budget: bytes that evicted tensors may take; 0 for any number.
         notes: sentences for the end of the page.
@@ -51,6 +53,13 @@ def content(
     trials = findings.Trials(step, device, host_budget)
     for known in (*results, logged.result):
         trials.add(known)
+    if compared is None:
+        compared = COMPARED if step.n_ops <= COMPARED_OPS else ()
+        if not compared:
+            trials.left_out.append(
+                f"other policies: for steps of up to {COMPARED_OPS:,} operators; --compare "
+                "names some"
+            )
     others = [trials.run(name, budget) for name in dict.fromkeys(compared) if name != policy]
     results = sorted(
         (logged.result, *(one for one in others if one is not None)),
