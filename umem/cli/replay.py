@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         how = {"host_budget": host, "repeats": repeats}
         try:
             if shares:
-                return replay.replayshares_of(trace.step, shares, policy, device, budget, **how)
+                return replay.replay_shares(trace.step, shares, policy, device, budget, **how)
             if len(traces) > 1:
                 return replay.replay_step(trace.step, policy, device, budget, **how)
             return replay.replay_file(args.trace, policy, device, budget, loaded=trace, **how)

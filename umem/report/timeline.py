@@ -19,7 +19,7 @@ OTHER = -1  # pages of no large tensor: segments of small ones
 
 
 class MoveKind(IntEnum):
-    """What happens to pages; as in src/soft/move_log.h."""
+    """The kind of a move of pages, as in src/soft/move_log.h."""
 
     HELD = 0  # on the device as the step begins
     FILL = 1  # gets memory on the device without contents from the host

@@ -1,4 +1,4 @@
-"""Where a block was made, in the program: extra keys of an `alloc`, and text for people."""
+"""The place in a program where a block was made: extra keys of an `alloc`, and text for people."""
 
 from __future__ import annotations
 
