@@ -30,6 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
+    settings.add_arguments(parser)
     parser.add_argument(
         "--report",
         type=Path,
@@ -37,12 +38,16 @@ def add_parser(subparsers: Subparsers) -> None:
         help="when the program has ended, write a page about its last step (umem report); the "
         "program runs as a child of this process then",
     )
-    add_program(parser)
+    _add_command(parser)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add umem's options, and after them the program and its arguments."""
     settings.add_arguments(parser)
+    _add_command(parser)
+
+
+def _add_command(parser: argparse.ArgumentParser) -> None:
     rest = argparse.REMAINDER  # everything after the program's name belongs to the program
     parser.add_argument("-m", dest="module", nargs=rest, help="run a module as python -m does")
     parser.add_argument("script", nargs=rest, help="the program and its arguments")
