@@ -25,13 +25,13 @@ BUILD_EXTENSION := python -I -c \
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-compose bench-ladder bench-scale bench-programs bench-host-update \
+	bench-compiled bench-compose bench-ladder bench-scale bench-report bench-programs bench-host-update \
 	bench-sharing bench-engines options-doc \
 	docs install clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
-	$(BIN)/python -m umem demo $(DEMO_ARGS)
+	$(BIN)/python -m umem demo --report umem-demo.html $(DEMO_ARGS)
 
 # The inner loop, below three minutes once native code is built: lint, and the tests that the change
 # touches. Which change: make check AFFECTED_ARGS='--base main'
@@ -179,6 +179,10 @@ bench-ladder: $(INSTALLED)
 
 bench-scale: $(INSTALLED)
 	$(BIN)/python bench/scale.py $(BENCH_ARGS)
+
+# Needs Chromium.
+bench-report: $(INSTALLED)
+	$(BIN)/python bench/report.py $(BENCH_ARGS)
 
 bench-compiled: $(INSTALLED)
 	$(BIN)/python bench/compiled.py $(BENCH_ARGS)

@@ -47,7 +47,7 @@ CPP_BORDERS = {
 PY_LAYERS = (
     "_core", "errors", "base", "config", "trace", "policies", "capture", "analysis", "layout",
     "lint", "integrations", "recompute", "monitor", "session", "residency", "offload",
-    "simulation", "umem", "demo", "cli", "_autoload", "__main__",
+    "simulation", "report", "umem", "demo", "cli", "_autoload", "__main__",
 )  # fmt: skip
 # Parts that stand for themselves: none of them imports another.
 PY_APART = ("lint", "monitor", "offload.checkpoint", "offload.optimizer")

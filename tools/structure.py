@@ -110,8 +110,8 @@ def main() -> int:
     between = arrows(imports)
     twice = classes_twice(trees)
     figures: list[tuple[str, Sequence[object], int]] = [
-        ("entries at the top of umem/", entries(PACKAGE), 22),
-        ("import arrows between rooms", sorted(between), 91),
+        ("entries at the top of umem/", entries(PACKAGE), 23),
+        ("import arrows between rooms", sorted(between), 98),
         ("upward", sorted(upward(between)), 0),
         ("circles of files", circles(imports), 0),
         ("class names defined twice", [f"{name}: {', '.join(twice[name])}" for name in twice], 10),

@@ -124,6 +124,32 @@ py::dict figures(const Replay& replay) {
   return result;
 }
 
+template <class Item, class Shown = Item>
+py::array_t<Shown> array(const std::vector<Item>& items) {
+  py::array_t<Shown> result(static_cast<py::ssize_t>(items.size()));
+  std::copy(items.begin(), items.end(), result.mutable_data());
+  return result;
+}
+
+py::dict run_logged(Replay& replay) {
+  Result<soft::MoveColumns> moves = unlocked([&] { return replay.run_logged(); });
+  raise_input_error(moves.take_status());
+  const soft::MoveColumns& columns = moves.value();
+  py::dict result;
+  result["base"] = columns.base;
+  result["issued_us"] = array(columns.issued_us);
+  result["start_us"] = array(columns.start_us);
+  result["end_us"] = array(columns.end_us);
+  result["page"] = array(columns.page);
+  result["pages"] = array(columns.pages);
+  result["operation"] = array(columns.operation);
+  result["kind"] = array(columns.kind);
+  result["fault"] = array<unsigned char, bool>(columns.fault);
+  result["unused"] = array<unsigned char, bool>(columns.unused);
+  result["placed"] = array<std::uintptr_t, std::int64_t>(replay.placed());
+  return result;
+}
+
 std::unique_ptr<Replay> open(Options options, bool backed) {
   options.backed = backed;
   Result<std::unique_ptr<Replay>> opened = unlocked([&] { return Replay::open(options); });
@@ -157,6 +183,7 @@ void bind_replay(py::module_& module) {
              raise_input_error(found.take_status());
              return found.value();
            })
+      .def("run_logged", &run_logged)
       .def("figures", &figures)
       .def("op_end_us",
            [](const Replay& self) {

@@ -102,6 +102,35 @@ const std::vector<double>& Replay::op_end_us() const {
   return step_ ? step_->op_end_us() : none;
 }
 
+Result<soft::MoveColumns> Replay::run_logged() {
+  if (!step_) return bad_state("there is no step to run: call set_step first");
+  Result<soft::MoveColumns> before = logged_step();
+  if (!before.ok()) return before;
+  const double begin = machine_.now_us();
+  Result<soft::MoveColumns> moves = logged_step();
+  if (!moves.ok()) return moves;
+  soft::MoveColumns all = before.value().ending_after(begin);
+  all.append(moves.value());
+  for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})
+    for (double& us : *column) us -= begin;
+  return all;
+}
+
+Result<soft::MoveColumns> Replay::logged_step() {
+  UMEM_RETURN_IF_ERROR(soft::log_moves());
+  Status ran = run_step(1);
+  Result<soft::MoveColumns> moves = soft::take_moves();
+  UMEM_RETURN_IF_ERROR(std::move(ran));
+  return moves;
+}
+
+std::vector<std::uintptr_t> Replay::placed() const {
+  std::vector<std::uintptr_t> addresses;
+  if (!step_) return addresses;
+  for (void* block : step_->placed()) addresses.push_back(reinterpret_cast<std::uintptr_t>(block));
+  return addresses;
+}
+
 Result<std::uintptr_t> Replay::address(std::size_t tensor) const {
   if (!step_) return bad_state("there is no step: call set_step first");
   if (tensor >= step_->tensors())

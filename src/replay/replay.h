@@ -45,6 +45,11 @@ class Replay {
 
   // Of the last step run: [n] when each op was over, in µs since the step began; empty before.
   UMEM_API const std::vector<double>& op_end_us() const;
+  // As `run_step(2)`, with a log of what happens to pages in the second; times are since that
+  // began. Transfers of the first that end in the second come first, with the operation -1. And [m]
+  // the address that each tensor had, 0 without one.
+  UMEM_API Result<soft::MoveColumns> run_logged();
+  UMEM_API std::vector<std::uintptr_t> placed() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
   UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
   // Releases all blocks and closes the device. Idempotent.
@@ -56,6 +61,7 @@ class Replay {
   template <class Call>
   Status timed(Call call);
   Status play(const Event& event);
+  Result<soft::MoveColumns> logged_step();
 
   Machine machine_;
   Reader reader_;

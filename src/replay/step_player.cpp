@@ -137,7 +137,10 @@ void StepPlayer::Schedule::fill(std::size_t ops, std::size_t tensors, When when)
 }
 
 StepPlayer::StepPlayer(Machine& machine, StepColumns columns)
-    : machine_(machine), columns_(std::move(columns)), blocks_(columns_.tensors()) {
+    : machine_(machine),
+      columns_(std::move(columns)),
+      blocks_(columns_.tensors()),
+      placed_(columns_.tensors()) {
   const std::size_t n = columns_.ops(), m = columns_.tensors();
   begins_.fill(n, m, [&](std::size_t t) {
     return kind(t) == Kind::kTransient || kind(t) == Kind::kMade ? columns_.first[t] : -1;
@@ -178,7 +181,7 @@ Status StepPlayer::allocate(std::size_t tensor) {
   Result<void*> got = machine_.allocate(static_cast<std::size_t>(columns_.bytes[tensor]),
                                         columns_.tag[tensor], columns_.family[tensor]);
   if (!got.ok()) return got.take_status();
-  blocks_[tensor] = got.value();
+  blocks_[tensor] = placed_[tensor] = got.value();
   return {};
 }
 
@@ -316,6 +319,7 @@ Status StepPlayer::op(std::size_t i) {
 }
 
 Status StepPlayer::run() {
+  placed_ = blocks_;
   for (std::uint32_t t : opening_) UMEM_RETURN_IF_ERROR(allocate(t));
   const std::size_t n = columns_.ops();
   op_end_us_.resize(n);

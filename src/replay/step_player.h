@@ -46,6 +46,8 @@ class StepPlayer {
   Status run();  // once
   void release_all();
   void* address(std::size_t tensor) const { return blocks_[tensor]; }
+  // [m] Where each tensor was in the last run; null: nowhere.
+  const std::vector<void*>& placed() const { return placed_; }
   std::size_t tensors() const { return blocks_.size(); }
   std::uint64_t events() const { return events_; }  // of one run
   // [n] When each op of the last run was over, since the step began.
@@ -79,7 +81,7 @@ class StepPlayer {
       opening_;  // CARRIED without a next-step alias: new at the begin of every run
   std::vector<std::uint32_t> closing_;  // MADE that the next step does not know
   std::vector<std::uint32_t> carried_;  // CARRIED that take their next-step alias's block over
-  std::vector<void*> blocks_;
+  std::vector<void*> blocks_, placed_;
   std::vector<double> op_end_us_;
   Schedule updates_;                          // by the op before which they may begin
   std::vector<std::vector<double>> arrived_;  // [m] of a gradient, when each piece has

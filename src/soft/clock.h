@@ -50,6 +50,9 @@ class Clock {
 
   double host_us() const { return host_us_; }
   double stall_us() const { return stall_us_; }
+  // When each direction of the link has carried all that it was given.
+  double in_free_us() const { return in_free_; }
+  double out_free_us() const { return out_free_; }
 
  private:
   struct Event {

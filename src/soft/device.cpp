@@ -110,12 +110,14 @@ void Device::book_fault(const Moved& moved) {
   counters.fault_bytes_in += moved.bytes_in;
   counters.pressure_bytes_out += moved.bytes_out;
   clock.fault(moved.bytes_in, moved.bytes_out);
+  log.book(true, profile);
 }
 
 void Device::book_transfer(const Moved& moved, cu::CUstream stream) {
   counters.bytes_in += moved.bytes_in;
   counters.bytes_out += moved.bytes_out;
   clock.transfer(stream, moved.bytes_in, moved.bytes_out);
+  log.book(false, profile);
 }
 
 void Device::wait_for_host(const Pager::Extent& extent, cu::CUstream stream) {
@@ -192,6 +194,7 @@ Status fault_in(const Access& access) {
         return {Code::kOutOfDeviceMemory, "no frame can be had for a page that faulted"};
       g_device->book_fault(moved);
     }
+    pager.touched(i);
   }
   return {};
 }
@@ -217,6 +220,7 @@ Status access(const Access* list, std::size_t count) {
     if (!g_device) return {Code::kBadState, "no software device is open"};
     if (g_unbacked) {
       for (std::size_t i = 0; i < count; ++i) UMEM_RETURN_IF_ERROR(fault_in(list[i]));
+      g_device->log.end_operation();
       return {};
     }
     for (std::size_t i = 0; i < count; ++i)
@@ -244,7 +248,42 @@ Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double 
   const auto work = static_cast<std::uint32_t>(g_device->clock.host().add(ready_us, us, due));
   for (std::size_t i = pages.first; i < pages.first + pages.count; ++i)
     g_device->pager.page(i).work = work + 1;
+  g_device->log.note_work(pages.first, static_cast<std::uint32_t>(pages.count), work, us);
   return {};
+}
+
+Status log_moves() {
+  DeviceLock lock;
+  if (!g_device) return {Code::kBadState, "no software device is open"};
+  if (!g_unbacked)
+    return {Code::kNotSupported, "moves are logged on a device without memory behind it only"};
+  g_device->log.start();
+  g_device->pager.note_held();
+  return {};
+}
+
+Result<MoveColumns> take_moves() {
+  DeviceLock lock;
+  if (!g_device) return Status(Code::kBadState, "no software device is open");
+  if (!g_device->log.on()) return Status(Code::kBadState, "no moves are logged; call log_moves");
+  MoveColumns columns;
+  columns.base = g_device->pager.space().managed(0);
+  for (Move& move : g_device->log.take()) {
+    if (move.kind == MoveKind::kHost) {
+      move.end_us = g_device->clock.host().end_of(move.work);
+      move.start_us = move.end_us - move.work_us;
+    }
+    columns.issued_us.push_back(move.issued_us);
+    columns.start_us.push_back(move.start_us);
+    columns.end_us.push_back(move.end_us);
+    columns.page.push_back(static_cast<std::int64_t>(move.page));
+    columns.pages.push_back(move.pages);
+    columns.operation.push_back(move.operation);
+    columns.kind.push_back(static_cast<std::int64_t>(move.kind));
+    columns.fault.push_back(move.fault);
+    columns.unused.push_back(move.unused);
+  }
+  return columns;
 }
 
 void wait() {

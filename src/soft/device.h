@@ -66,6 +66,21 @@ UMEM_API double arrived_us();
 UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
                           double due);
 
+// Records what happens to pages from now on, and returns it: src/soft/move_log.h. kNotSupported on
+// a backed device, whose faults come where no memory can be allocated.
+struct MoveColumns {
+  std::uintptr_t base = 0;  // address of page 0
+  std::vector<double> issued_us, start_us, end_us;
+  std::vector<std::int64_t> page, pages, operation, kind;
+  std::vector<unsigned char> fault, unused;
+
+  UMEM_API void append(const MoveColumns& other);
+  // Only transfers that end later; their operation is -1.
+  UMEM_API MoveColumns ending_after(double us) const;
+};
+UMEM_API Status log_moves();
+UMEM_API Result<MoveColumns> take_moves();
+
 // The calling program waits for the default stream: host time becomes the stream's.
 UMEM_API void wait();
 // Virtual time in microseconds since `open`.

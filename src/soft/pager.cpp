@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/assert.h"
+#include "soft/move_log.h"
 
 namespace umem::soft {
 namespace {
@@ -103,12 +104,29 @@ bool Pager::free(Extent extent) {
   return true;
 }
 
+// Of a page that has a frame with contents, or is given one.
+void Pager::note(MoveKind kind, std::size_t index) {
+  if (!log_) return;
+  const bool leaves = kind != MoveKind::kIn && kind != MoveKind::kFill && kind != MoveKind::kCopy;
+  log_->note(kind, index, leaves && pages_[index].untouched);
+  if (kind != MoveKind::kCopy) pages_[index].untouched = kind == MoveKind::kIn;
+}
+
+void Pager::note_held() {
+  for (const auto& [first, count] : allocations_)
+    for (std::size_t i = first; i < first + count; ++i)
+      if (const PageState state = pages_[i].state;
+          state == PageState::kDevice || state == PageState::kDuplicate)
+        log_->note(MoveKind::kHeld, i);
+}
+
 // Returns a page's frame and host memory, whatever its state; it is a void page afterwards.
 bool Pager::release_page(std::size_t index) {
   Page& page = pages_[index];
   if (mapped_from_host(page) && !unmap_remote(index)) return false;
   const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (framed) {
+    if (page.state != PageState::kDiscarded) note(MoveKind::kFree, index);
     if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
     if (page.pinned || held(page)) --fixed_;
     if (!page.pinned) remove(list_of(page), index);
@@ -247,6 +265,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
     return false;
   }
   if (copy) moved.bytes_in += kPageBytes;
+  note(copy ? MoveKind::kIn : MoveKind::kFill, index);
   if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
@@ -264,6 +283,8 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
               "a page without a frame is not evicted");
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   remove(list_of(page), index);
+  if (page.state != PageState::kDiscarded)
+    note(page.state == PageState::kDevice ? MoveKind::kOut : MoveKind::kDrop, index);
   if (page.state == PageState::kDevice) {
     hold_host(page);
     space_.copy_out(page.frame, index);
@@ -350,6 +371,7 @@ bool Pager::duplicate(std::size_t index, Moved& moved) {
   hold_host(page);
   space_.copy_out(page.frame, index);
   moved.bytes_out += kPageBytes;
+  note(MoveKind::kCopy, index);
   page.read_only = false;
   if (space_.map_frame(page.frame, index, PROT_READ)) {
     page.state = PageState::kDuplicate;
@@ -380,6 +402,7 @@ bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
 bool Pager::make_writable(std::size_t index) {
   if (!space_.protect(index, kReadWrite)) return false;
   Page& page = pages_[index];
+  if (page.state == PageState::kDiscarded) note(MoveKind::kFill, index);
   page.state = PageState::kDevice;
   page.read_only = false;
   ++page.arrivals;
@@ -415,6 +438,7 @@ void Pager::discard(Extent extent) {
       if (poison_ && space_.protect(i, kReadWrite)) space_.fill(i, kPoison);
       // Unmapped, so that a write is seen and undoes the discard.
       if (!space_.protect(i, PROT_NONE)) continue;
+      note(MoveKind::kDiscard, i);
       remove(used_list_, i);
       page.read_only = false;
       page.state = PageState::kDiscarded;

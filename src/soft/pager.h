@@ -30,6 +30,7 @@ struct Page {
   bool read_only = false;      // on the device alone, yet a write faults once (Options::uvm)
   bool leaves = false;         // sent to the host while held: it goes when the last window closes
   bool thrashing = false;      // remote until the operation ends, since it faulted again and again
+  bool untouched = false;      // came from the host, and no kernel has accessed it since
   std::uint16_t windows = 0;   // system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
@@ -45,6 +46,9 @@ struct Moved {
   std::size_t bytes_in = 0;
   std::size_t bytes_out = 0;
 };
+
+class MoveLog;
+enum class MoveKind : unsigned char;
 
 class Pager {
  public:
@@ -101,6 +105,10 @@ class Pager {
   bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
   void set_poison(bool on) { poison_ = on; }
+  void set_log(MoveLog* log) { log_ = log; }
+  // Notes what is on the device.
+  void note_held();
+  void touched(std::size_t index) { pages_[index].untouched = false; }
 
   Page& page(std::size_t index) { return pages_[index]; }
   const Space& space() const { return space_; }
@@ -162,6 +170,7 @@ class Pager {
   void hold_host(Page& page);
   bool thrashes(std::size_t index);
   bool map_until_end(std::size_t index);
+  void note(MoveKind kind, std::size_t index);
 
   Space space_;
   Page* pages_ = nullptr;
@@ -174,6 +183,7 @@ class Pager {
   std::uint32_t operation_ = 0;  // its number; 0: nothing says when one ends
   std::size_t thrashed_ = 0;     // pages, in this operation
   bool poison_ = false, uvm_ = false;
+  MoveLog* log_ = nullptr;
 };
 
 }  // namespace umem::soft

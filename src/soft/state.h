@@ -5,16 +5,18 @@
 #include "driver/table.h"
 #include "soft/clock.h"
 #include "soft/lock.h"
+#include "soft/move_log.h"
 #include "soft/pager.h"
 
 namespace umem::soft {
 
 struct Device {
-  explicit Device(const Profile& p) : profile(p), clock(p) {}
+  explicit Device(const Profile& p) : profile(p), clock(p), log(clock) { pager.set_log(&log); }
 
   Profile profile;
   Pager pager;
   Clock clock;
+  MoveLog log;
   driver::Telemetry counters;  // what pager and clock do not keep themselves
 
   // Books what the pager moved because a page had to come, or because `stream` was told to.

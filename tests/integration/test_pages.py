@@ -81,6 +81,7 @@ RULES = {
         "CI does not install tensorboard", needs="tensorboard"
     ),
     ("docs/install.md", "$ pip install ."): INSTALLS,
+    ("docs/report.md", "$ umem plan examples.gpt:make_step --out gpt.jsonl.gz"): SLOW,
     ("docs/install.md", "$ pip install 'setuptools"): INSTALLS,
     ("docs/install.md", "$ make demo"): INSTALLS,
     ("docs/lightning.md", "import torch"): Rule("CI does not install lightning", needs="lightning"),

@@ -17,7 +17,7 @@ import torch
 from umem import cli
 from umem.base.units import MIB
 from umem.cli import demo as command
-from umem.demo import data, plot, progress, runner, table, worker, workloads
+from umem.demo import chart, data, plot, progress, runner, table, worker, workloads
 from umem.demo.process import RunSpec, WorkerProcess
 from umem.errors import ConfigError, NotSupportedError, StateError
 
@@ -319,6 +319,44 @@ def test_progress_on_a_terminal_keeps_the_lines() -> None:
         bars.close()
     assert "gpt: lru, everything fits: 10 ms per step, 1.00x, identical" in stream.getvalue()
     assert "[building] the extension" in stream.getvalue()
+
+
+def test_memory_is_drawn_against_the_budget() -> None:
+    drawn = chart.lines([0, 8 * MIB, 16 * MIB], 16 * MIB, width=10, height=2)
+    assert drawn[0].startswith("16 MiB budget")
+    assert drawn[1:3] == ["  █", " ██"]  # nothing, half of the budget, all of it
+    assert drawn[3] == "on the device: 16 MiB, at most 16 MiB"
+    # Of several samples in a column the largest is drawn.
+    assert chart.lines([0, 16 * MIB, 0, 0], 16 * MIB, width=2, height=1)[1] == "█ "
+    assert len(chart.lines([MIB] * 1000, 16 * MIB, width=40)[1]) == 40
+
+
+def test_a_terminal_shows_the_memory_of_the_running_training() -> None:
+    rich = pytest.importorskip("rich.console", reason="the bars are rich's")
+    stream = io.StringIO()
+    bars = progress.Bars(stream, 2)
+    try:
+        bars.begin("gpt: lru, 1/4 of the peak", 4, 16 * MIB)
+        bars.step(1, 10.0, [8 * MIB, 16 * MIB])
+        console = rich.Console(file=io.StringIO(), width=80)
+        console.print(bars._shown())
+        shown = console.file.getvalue()
+        assert "16 MiB budget" in shown
+        assert "on the device: 16 MiB, at most 16 MiB" in shown
+        bars.begin("gpt: plain torch", 4)
+        console = rich.Console(file=io.StringIO(), width=80)
+        console.print(bars._shown())
+        assert "budget" not in console.file.getvalue()
+    finally:
+        bars.close()
+
+
+def test_lines_say_nothing_of_memory() -> None:
+    stream = io.StringIO()
+    lines = progress.Lines(stream, 1)
+    lines.begin("gpt: lru", 4, 16 * MIB)
+    lines.step(1, 10.0, [8 * MIB])
+    assert stream.getvalue() == ""
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_the_planner_is_not_slower_than_lru_on_a_training() -> None:
 def test_a_file_and_its_last_step_give_the_same_figures(tmp_path: Path) -> None:
     events = list(synthetic.training(6, 2 * PAGE, 4 * PAGE, 3, us=150.0))
     path = write(tmp_path / "t.jsonl.gz", events)
-    step, peak, device, _ = replay.load(path)
+    step, peak, device, *_ = replay.load(path)
     assert (peak, device) == (step.peak_bytes, "a100-pcie4")
     for policy in ("lru", "auto"):
         alone = replay.replay_step(step, policy, LINK, peak // 2)

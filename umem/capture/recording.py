@@ -20,6 +20,7 @@ class Block:
     family: str
     module: str  # that was running when it was made
     on_host: bool = False  # in a program that says itself what goes to the device
+    line: str = ""  # of the program that made it, `file:line`
 
 
 class Exchange(NamedTuple):

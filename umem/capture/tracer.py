@@ -214,7 +214,8 @@ class Tracer(DispatchMode):
         dead = weakref.ref(storage, lambda _: self._died(key, number))
         self._live[key] = (number, dead)
         module = self.scope.running()
-        self.recording.blocks[number] = Block(size, tag, family, module, on_host)
+        line = source_lines.here()
+        self.recording.blocks[number] = Block(size, tag, family, module, on_host, line)
         self.recording.events.append(Alloc(number, size))
         return number
 

@@ -14,7 +14,7 @@ from ..base.version import __version__
 from ..errors import UmemError, did_you_mean
 from .base import Command
 
-COMMANDS = ("run", "plan", "estimate", "lint", "doctor", "demo", "replay", "trace", "top")
+COMMANDS = ("run", "plan", "estimate", "lint", "doctor", "demo", "replay", "report", "trace", "top")
 
 
 def main(argv: list[str] | None = None) -> int:

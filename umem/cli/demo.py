@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +42,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--optimizer", metavar="WHERE", help=text)
     parser.add_argument("--plot", type=Path, help=f"file of the picture (default: {DEFAULT_PLOT})")
     parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="also write a page about a step of each workload, which trains once more for it",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print only JSON; draw a picture only with --plot"
     )
 
@@ -49,11 +58,18 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UmemError: the demo cannot run here, or an option is wrong.
     """
+    with contextlib.ExitStack() as folders:
+        if args.report is not None:
+            args.traces = folders.enter_context(tempfile.TemporaryDirectory(prefix="umem-demo-"))
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from umem.demo import plot, progress, runner, table
 
     plan = _plan(args)
     path = args.plot or (None if args.json else DEFAULT_PLOT)
-    _check(plan, path)
+    _check(plan, path, args.report)
     stream = sys.stderr if args.json else sys.stdout
     listener = progress.for_stream(stream, plan.runs)
     try:
@@ -62,11 +78,15 @@ def main(args: argparse.Namespace) -> int:
         listener.close()
     if path is not None:
         plot.draw(_panels(outcome), path)
+    if args.report is not None:
+        _write_report(outcome, args.report)
     if args.json:
         print(json.dumps({**outcome.as_dict(), "plot": str(path) if path else None}, indent=1))
     else:
         print("\n" + table.render(outcome.rows))
         print(f"Resident bytes over time: {path}")
+        if args.report is not None:
+            print(f"Report of a step of each workload: {args.report}")
         print(_verdict(outcome))
     return 0 if outcome.good else 1
 
@@ -89,12 +109,13 @@ def _plan(args: argparse.Namespace) -> DemoPlan:
         steps=steps,
         device=args.device,
         optimizer=args.optimizer,
+        traces=getattr(args, "traces", None),
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
 
 
-def _check(plan: DemoPlan, path: Path | None) -> None:
+def _check(plan: DemoPlan, path: Path | None, report: Path | None) -> None:
     """Check options that would otherwise fail after minutes."""
     from umem.config import settings
     from umem.demo import data, plot
@@ -106,8 +127,42 @@ def _check(plan: DemoPlan, path: Path | None) -> None:
         data.need("sklearn")
     if path is not None:
         plot.check(path)
+    if report is not None:
+        from umem.report import page
+
+        page.check(report, "--report")
     given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
     resolve.native_options(settings.load(given, flags=True), threads=1)
+
+
+def _write_report(outcome: DemoOutcome, path: Path) -> None:
+    """Write a page of the traces that the demo recorded.
+
+    Raises:
+        UmemError: a trace cannot be read or replayed, or the page cannot be written.
+    """
+    from umem.demo import table
+    from umem.demo.runner import trace_of
+    from umem.errors import StateError
+    from umem.report import page
+
+    from . import report
+
+    plan, contents = outcome.plan, []
+    for name in plan.workloads:
+        mine = [row for row in outcome.rows if row.workload == name]
+        row, trace = mine[-1], Path(trace_of(plan, name))
+        if not trace.exists():
+            raise StateError(f"no report: the run of {name} that it is about failed")
+        args = argparse.Namespace(
+            policy=row.policy, compare=None, budget=str(row.budget_bytes), device=None,
+            profile=None, link=None, host_budget="unlimited", trace_device=None, optimizer=None,
+        )  # fmt: skip
+        title = f"umem demo: {name}, {row.policy}, 1/{row.fraction} of its peak"
+        measured = table.columns(mine)
+        content = report.of_trace(trace, args, title=title)
+        contents.append(dataclasses.replace(content, measured=measured))
+    page.write(path, contents)
 
 
 def _panels(outcome: DemoOutcome) -> list[list[Panel]]:

@@ -19,6 +19,7 @@ from .base import share_of
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
+    from ..report.page import Content
     from .base import Subparsers
 
 POLICIES = ("auto", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
@@ -60,6 +61,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--times", type=Path, metavar="TRACE", help=text)
     text = "write the planned steps as a trace (.jsonl, .jsonl.gz), for umem replay"
     parser.add_argument("--out", type=Path, metavar="TRACE", help=text)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write an HTML page about the step under the first of the policies (umem report)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -71,9 +78,15 @@ def main(args: argparse.Namespace) -> int:
         PlanError: the program cannot be run without data; the message says where.
         NotSupportedError: torch is missing.
     """
+    if args.report is not None:
+        from ..report import page
+
+        page.check(args.report, "--report")
     outcome = plan(args)
     if args.out is not None:
         _write(args.out, outcome)
+    if args.report is not None:
+        page.write(args.report, [_content(args, outcome)])
     text = json.dumps(as_dict(outcome), indent=1) if args.json else plan_text.render(outcome)
     print(text)
     return 0
@@ -83,7 +96,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     """Trace the program, analyse its memory, and replay it under the policies."""
     _check_program(args)
     cluster = plan_ranks.cluster(args)
-    device = _device(args) if cluster is None else cluster.device
+    device = device_of(args) if cluster is None else cluster.device
     budget = None if args.budget is None else _budget(args.budget)
     policies = _policies(args.policy)
     modes = plan_recompute.modes(args.recompute)
@@ -139,6 +152,29 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     )
 
 
+def _content(args: argparse.Namespace, outcome: plan_text.PlanAnswer) -> Content:
+    from ..report import make
+    from ..trace import origin
+
+    policies = _policies(args.policy)
+    known = {
+        number: said
+        for number, block in outcome.recording.blocks.items()
+        if (said := origin.text(origin.keys(block.module, block.line)))
+    }
+    return make.content(
+        outcome.step,
+        outcome.device,
+        outcome.asked,
+        title=outcome.program,
+        policy=policies[0],
+        compared=[result.policy for result in outcome.results],
+        results=outcome.results,
+        origins=known,
+        notes=outcome.recording.remarks,
+    )
+
+
 def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
     """Return the answer for JSON. Sizes in bytes, times in µs; names are stable."""
     found, step = outcome.memory, outcome.step
@@ -172,7 +208,12 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
     }
 
 
-def _device(args: argparse.Namespace) -> DeviceProfile:
+def device_of(args: argparse.Namespace) -> DeviceProfile:
+    """Return the device that --device, --profile and --link say.
+
+    Raises:
+        ConfigError: there is no such device, or two are given.
+    """
     if args.profile is not None and args.device is not None:
         raise ConfigError("--device and --profile are both given; allowed: one of them")
     profile = (
@@ -227,10 +268,15 @@ def _policies(given: list[str]) -> list[str]:
 def _write(path: Path, outcome: plan_text.PlanAnswer) -> None:
     import torch
 
-    from ..trace.schema import Header
+    from ..trace import origin
+    from ..trace.schema import Alloc, Header
     from ..trace.writer import Writer
 
     source = f"umem plan, torch {torch.__version__}"
+    blocks = outcome.recording.blocks
     with Writer(path, Header(outcome.device.name, source, outcome.program)) as writer:
         for event in outcome.events:
+            if isinstance(event, Alloc) and (block := blocks.get(event.id)) is not None:
+                known = origin.keys(block.module, block.line)
+                event = dataclasses.replace(event, extra=known)
             writer.write(event)

@@ -110,13 +110,13 @@ def main(args: argparse.Namespace) -> int:
     recorded = next(iter(traces.values())).device
     profiles = _profiles(args, recorded, len(traces))
     policies = _policies(args.policy)
-    host = _host_budget(args.host_budget)
+    host = host_budget_of(args.host_budget)
     repeats = replay.REPEATS if args.repeat is None else args.repeat
     if repeats < 1:
         raise ConfigError(f"--repeat {repeats}; allowed: at least 1")
-    shares = _shares(args.optimizer)
+    shares = shares_of(args.optimizer)
     budgets = {
-        number: [_budget(text, trace.peak_bytes) for text in args.budget]
+        number: [budget_of(text, trace.peak_bytes) for text in args.budget]
         for number, trace in traces.items()
     }
 
@@ -252,16 +252,19 @@ def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[Dev
     if args.profile is not None:
         found.append(device_profiles.load(args.profile))
     if not found:
-        own = recorded.removeprefix("soft:")
-        found = [
-            device_profiles.find(own if own in device_profiles.names() else device_profiles.DEFAULT)
-        ]
+        found = [device_profiles.find(own_device(recorded))]
     if args.link is not None:
         found = [device_profiles.with_link(device, args.link) for device in found]
     return found
 
 
-def _budget(text: str, peak: int) -> int:
+def own_device(recorded: str) -> str:
+    """Return the profile that a trace's device is; the default if it is none."""
+    own = recorded.removeprefix("soft:")
+    return own if own in device_profiles.names() else device_profiles.DEFAULT
+
+
+def budget_of(text: str, peak: int) -> int:
     """Return the budget in bytes.
 
     Raises:
@@ -278,8 +281,12 @@ def _budget(text: str, peak: int) -> int:
     return budget.bytes
 
 
-def _shares(given: str | None) -> tuple[float, ...]:
-    """Return the shares of updates on the host to replay; none without the option."""
+def shares_of(given: str | None) -> tuple[float, ...]:
+    """Return the shares of updates on the host that `--optimizer` means; none without it.
+
+    Raises:
+        ConfigError: it is none of `SHARE_ALLOWED`.
+    """
     if given is None:
         return ()
     from ..recompute.planner.host_updates import SHARES
@@ -288,7 +295,12 @@ def _shares(given: str | None) -> tuple[float, ...]:
     return SHARES if share is None else (share,)
 
 
-def _host_budget(text: str) -> int:
+def host_budget_of(text: str) -> int:
+    """Return the bytes that may be evicted; 0 for any number.
+
+    Raises:
+        ConfigError: neither `unlimited` nor bytes above 0.
+    """
     if text.strip().lower() == "unlimited":
         return 0
     try:

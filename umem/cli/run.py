@@ -16,6 +16,7 @@ from ..config import settings
 from ..config.options import SETTABLE
 from ..errors import ConfigError, NotSupportedError
 from ..policies import registry
+from . import run_report
 from .base import Subparsers
 
 
@@ -29,19 +30,31 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=f"Policies: {registry.listed(registry.names())}.",
         allow_abbrev=False,
     )
-    add_program(parser)
+    settings.add_arguments(parser)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.html",
+        help="when the program has ended, write a page about its last step (umem report); the "
+        "program runs as a child of this process then",
+    )
+    _add_command(parser)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
     """Add umem's options, and after them the program and its arguments."""
     settings.add_arguments(parser)
+    _add_command(parser)
+
+
+def _add_command(parser: argparse.ArgumentParser) -> None:
     rest = argparse.REMAINDER  # everything after the program's name belongs to the program
     parser.add_argument("-m", dest="module", nargs=rest, help="run a module as python -m does")
     parser.add_argument("script", nargs=rest, help="the program and its arguments")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; return only by an error.
+    """Replace this process by the program; return only by an error, or after `--report`.
 
     Raises:
         ConfigError: a bad option, or no such script.
@@ -52,6 +65,9 @@ def main(args: argparse.Namespace) -> int:
     program = _program(args)
     command = _command(program)
     _check_installed()
+    report = getattr(args, "report", None)  # `umem trace record` has no such option
+    if report is not None:
+        run_report.check(report, given)
     environment = settings.run_environment(given)
     for flag in misplaced(program):
         print(
@@ -61,7 +77,9 @@ def main(args: argparse.Namespace) -> int:
         )
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(command[0], command, environment)
+    if report is None:
+        os.execvpe(command[0], command, environment)
+    return run_report.run(command, environment, report, given)
 
 
 def misplaced(program: list[str]) -> list[str]:

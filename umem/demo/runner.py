@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from umem.base.units import GIB, format_bytes
@@ -19,6 +20,7 @@ POLICIES = ("none", "lru", "conv_lru", "auto")
 PAGE_BYTES = 2 << 20
 SAMPLE_MS = 4.0
 PLAIN_STEPS = 2  # of plain torch between two runs
+TRACE_STEPS = 4  # the last one is shown
 WARM_STEPS = 2  # umem observes the first; the optimizer's state is allocated in it
 
 
@@ -36,6 +38,9 @@ class DemoPlan:
     device: str = "soft"
     torch_ext_cache: str | None = None
     optimizer: str | None = None  # where runs below the peak update; None: as any program
+    # A folder for traces: after the runs of a workload, the last fraction's last policy trains once
+    # more with a trace. None: no traces.
+    traces: str | None = None
 
     @property
     def runs(self) -> int:
@@ -103,11 +108,11 @@ class Measured:
 class Progress(Protocol):
     """Receiver of the demo's progress."""
 
-    def begin(self, title: str, steps: int) -> None:
-        """Start a run."""
+    def begin(self, title: str, steps: int, budget: int | None = None) -> None:
+        """Start a run; `budget` in bytes, None for plain torch."""
 
-    def step(self, done: int, milliseconds: float) -> None:
-        """Count one more trained step."""
+    def step(self, done: int, milliseconds: float, resident: Sequence[int] = ()) -> None:
+        """Count one more trained step; `resident` has the bytes on the device lately."""
 
     def end(self, row: DemoRow) -> None:
         """End the run."""
@@ -145,7 +150,7 @@ def measure(worker: Worker, spec: RunSpec, steps: int, progress: Progress) -> Me
         records += worker.step()
         if done == WARM_STEPS:
             warm_stats = worker.stats()
-        progress.step(done, records[-1]["ms"])
+        progress.step(done, records[-1]["ms"], records[-1].get("resident", ()))
     steady_stats = worker.stats()
     final = worker.finish()
     return Measured(
@@ -179,7 +184,8 @@ class DemoOutcome:
             {**asdict(row), "within_budget": row.within_budget, "good": row.good}
             for row in self.rows
         ]
-        return {"good": self.good, "plan": asdict(self.plan), "rows": rows}
+        plan = {key: value for key, value in asdict(self.plan).items() if key != "traces"}
+        return {"good": self.good, "plan": plan, "rows": rows}
 
 
 def run(plan: DemoPlan, progress: Progress, launch: Launch = WorkerProcess) -> DemoOutcome:
@@ -218,6 +224,7 @@ def _run_workload(
             )
         peak = measured.stats["peak_live_bytes"]
         yield replace(row, peak_bytes=peak), measured.samples
+        spec = roomy
 
         for fraction in plan.fractions:
             budget = peak // fraction // PAGE_BYTES * PAGE_BYTES
@@ -230,6 +237,25 @@ def _run_workload(
                     yield DemoRow(name, policy, fraction, peak, budget, problem=str(error)), []
                 else:
                     yield row, measured.samples
+        if plan.traces is not None:
+            _record(replace(spec, trace=trace_of(plan, name), sample_ms=0.0), progress, launch)
+
+
+def trace_of(plan: DemoPlan, workload: str) -> str:
+    """Return the file of a workload's trace."""
+    assert plan.traces is not None, "the demo has a folder for traces"
+    return str(Path(plan.traces, f"{workload}.jsonl.gz"))
+
+
+def _record(spec: RunSpec, progress: Progress, launch: Launch) -> None:
+    """Train with a trace, which would slow down a run that is measured."""
+    progress.note(f"{spec.workload}: {spec.policy}, once more with a trace for the report")
+    try:
+        with launch(spec, progress.note) as worker:
+            worker.step(TRACE_STEPS)
+            worker.finish()
+    except UmemError as error:
+        progress.note(f"no trace: {error}")
 
 
 class _Beside:
@@ -248,7 +274,8 @@ class _Beside:
     def run(self, spec: RunSpec, fraction: int, peak: int | None) -> tuple[DemoRow, Measured]:
         """Measure `spec`; raise StateError if it fails."""
         memory = "everything fits" if fraction == 1 else f"1/{fraction} of the peak"
-        self._progress.begin(f"{spec.workload}: {spec.policy}, {memory}", self._plan.steps)
+        title = f"{spec.workload}: {spec.policy}, {memory}"
+        self._progress.begin(title, self._plan.steps, spec.budget)
         with self._launch(spec, self._progress.note) as worker:
             measured = measure(worker, spec, self._plan.steps, self._progress)
         after = [record["ms"] for record in self._reference.step(PLAIN_STEPS)]

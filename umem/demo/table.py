@@ -45,6 +45,12 @@ def render(rows: Sequence[DemoRow]) -> str:
     return "\n".join([*parts, rule, *notes])
 
 
+def columns(rows: Sequence[DemoRow]) -> list[list[str]]:
+    """Return the heads of the columns, and then the cells of each run."""
+    heads = [" ".join(part for part in parts if part) for parts in HEADER]
+    return [heads, *map(_cells, rows)]
+
+
 def brief(row: DemoRow) -> str:
     """Format a run in a few words, for the progress."""
     if row.problem is not None:

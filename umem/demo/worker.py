@@ -24,6 +24,8 @@ from . import workloads
 from .process import RunSpec
 from .training import Training
 
+SHOWN = 400  # samples of resident bytes that a step's reply has
+
 
 class Sampler:
     """Sampler of resident and live bytes over time, by a thread and at the end of each step."""
@@ -36,6 +38,11 @@ class Sampler:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="umem-sampler", daemon=True)
         self._thread.start()
+
+    def latest(self, count: int) -> list[int]:
+        """Return resident bytes of the latest points."""
+        with self._lock:
+            return [resident for _, resident, _ in self._points[-count:]]
 
     def take(self) -> None:
         """Add one point: (ms since the start, resident bytes, live bytes)."""
@@ -70,6 +77,7 @@ class Run:
                 observer=spec.observer,
                 optimizer=spec.optimizer,
                 torch_ext_cache=spec.torch_ext_cache,
+                trace=spec.trace,
             )
         self.training = self.build(spec.workload)
         sampled = spec.budget is not None and spec.sample_ms > 0
@@ -81,13 +89,18 @@ class Run:
         config = workloads.lookup(workload).config
         return workloads.build(config, target, self.spec.deterministic, fused=self.spec.fused)
 
-    def step(self) -> dict[str, float]:
-        """Train one step; return its time in ms (reading the loss completes it) and its loss."""
+    def step(self) -> dict[str, Any]:
+        """Train one step; return its time in ms (reading the loss completes it) and its loss.
+
+        Under umem with samples, also the resident bytes of the latest ones.
+        """
         begin = time.perf_counter()
         loss = self.training.step()
         elapsed = (time.perf_counter() - begin) * 1e3
         if self._sampler is not None:
             self._sampler.take()
+            resident = self._sampler.latest(SHOWN)
+            return {"ms": elapsed, "loss": loss, "resident": resident}
         return {"ms": elapsed, "loss": loss}
 
     def stats(self) -> dict[str, int]:

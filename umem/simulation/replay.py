@@ -10,7 +10,7 @@ import gzip
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,11 +25,13 @@ from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
+from ..trace import origin
 from ..trace.device_split import EVERY, DeviceSplit
+from ..trace.ids import BlockId
 from ..trace.reader import read
 from ..trace.schema import Op, Step
 from ..trace.step_builder import StepBuilder
-from ..trace.step_trace import StepTrace
+from ..trace.step_trace import Floats, StepTrace
 
 if TYPE_CHECKING:
     from ..base.native import core
@@ -121,13 +123,24 @@ class HostUpdated(NamedTuple):
         return _rank(self.recomputed.result)
 
 
+class Logged(NamedTuple):
+    """A replay, and what its last step did with pages; times in µs since that step began."""
+
+    result: Result
+    op_end_us: Floats  # [n]
+    moves: dict[str, Any]  # columns of core.Replay.run_logged
+
+
 class LoadedTrace(NamedTuple):
     """The part of a trace that a replay needs."""
 
     step: StepTrace  # the last complete one
     peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
     device: str  # that the trace names
+    source: str  # the program that wrote it
     lines: int  # of the file, to the end of that step
+    # Where blocks of that step were made, "module · file:line", as far as the trace says so.
+    origins: Mapping[BlockId, str]
 
 
 def replay_step(
@@ -156,6 +169,32 @@ def replay_step(
         StateError: umem is on in this process, or another replay runs.
     """
     return _replay(step, None, policy, device, budget, host_budget=host_budget, repeats=repeats)
+
+
+def replay_logged(
+    step: StepTrace,
+    policy: Policy | PlanFunction | str,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    host_budget: int = 0,
+    repeats: int = REPEATS,
+) -> Logged:
+    """Replay as `replay_step`, and then the step once more with a log; the figures are of that.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
+    """
+    found: list[tuple[Floats, dict[str, Any]]] = []
+
+    def log(replay: core.Replay) -> None:
+        moves = replay.run_logged()
+        found.append((replay.op_end_us(), moves))
+
+    result = _replay(
+        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, last=log
+    )
+    return Logged(result, *found[0])
 
 
 def replay_file(
@@ -201,15 +240,19 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     return next(iter(found.values()))
 
 
-def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
+def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
+
+    Args:
+        path: the file.
+        partial: keep the whole lines of a file that is cut off, as a killed program leaves it.
 
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
-    header, events = read(path)
+    header, events = read(path, partial=partial)
     line, end, ops = 1, 0, False
     for line, event in enumerate(events, 2):
         for device, own in split.take(event):
@@ -229,7 +272,14 @@ def load_devices(path: str | os.PathLike[str]) -> dict[int, LoadedTrace]:
         except TraceError as error:  # none of its blocks was used
             reason = reason or error
         else:
-            found[device] = LoadedTrace(step, builder.peak_bytes, header.device, end or line)
+            found[device] = LoadedTrace(
+                step,
+                builder.peak_bytes,
+                header.device,
+                header.source,
+                end or line,
+                origin.of_blocks(builder.events()),
+            )
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
@@ -438,6 +488,7 @@ def _replay(
     *,
     host_budget: int,
     repeats: int,
+    last: Callable[[core.Replay], None] | None = None,
 ) -> Result:
     from ..base.native import core
 
@@ -462,6 +513,9 @@ def _replay(
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address, alone=True))
         figures = _until_steady(replay, repeats)
+        if last is not None:
+            last(replay)
+            figures = replay.figures()
         peak_host = core.stats()["peak_host_bytes"]
     finally:
         replay.close()

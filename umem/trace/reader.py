@@ -61,7 +61,15 @@ def read(path: str | os.PathLike[str], *, partial: bool = False) -> tuple[Header
 def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Event]:
     check = Validator().check
     for number, line in enumerate(lines, 2):
-        event = _at(path, number, _event, line)
+        try:
+            # Nearly all lines; the others, and errors, take the longer way.
+            text = line.decode()
+            value, end = _scan(text, 0)
+            event = _PARSERS[value.pop("e")](value) if text[end:] == "\n" else None
+        except (StopIteration, LookupError, TypeError, ValueError, AttributeError, RecursionError):
+            event = None
+        if event is None:
+            event = _at(path, number, _event, line)
         try:
             check(event)
         except ValueError as error:
@@ -212,4 +220,6 @@ def _constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_constant).decode
+_decoder = json.JSONDecoder(parse_constant=_constant)
+_decode = _decoder.decode
+_scan = _decoder.scan_once  # type: ignore[attr-defined]

@@ -1,0 +1,151 @@
+"""``umem report TRACE``: a recorded step under a policy, as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..base import device_profiles
+from ..base.units import BYTES_ALLOWED
+from ..config.parsers import SHARE_ALLOWED
+from ..errors import ConfigError
+from ..policies import registry
+from . import plan, replay
+
+if TYPE_CHECKING:
+    from ..report.page import Content
+    from .base import Subparsers
+
+_CPU_TIMES = (
+    "The trace is of a run on the software device: its operators took the CPU's time, next to "
+    "which transfers look free. `umem plan --report` has a GPU's times."
+)
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add ``report`` to the command line."""
+    parser = subparsers.add_parser(
+        "report",
+        help="write an HTML page about a recorded step under a policy",
+        description="Replay the last step of a trace under a policy, and write what it does as one "
+        "HTML page, which needs no network: memory over time, transfers, stalls, where each tensor "
+        "is, policies compared, and findings. Each finding names a setting and what it gains in "
+        "replay.",
+    )
+    parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page (default: the trace's name, with .html)"
+    )
+    parser.add_argument("--policy", default=registry.DEFAULT, help="the policy (default: auto)")
+    parser.add_argument(
+        "--compare", nargs="*", metavar="POLICY",
+        help="policies in the table (default: auto, belady, conv_lru and lru)",
+    )  # fmt: skip
+    text = f"{replay.BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
+    parser.add_argument("--budget", default="50%", help=text)
+    parser.add_argument(
+        "--device",
+        help="a device profile (default: the trace's own if it is one, else "
+        f"{device_profiles.DEFAULT})",
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
+    )
+    parser.add_argument(
+        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
+    )
+    parser.add_argument(
+        "--host-budget", default="unlimited", metavar="SIZE",
+        help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--optimizer",
+        metavar="WHERE",
+        help="where parameters are updated, with auto by the best of five shares: "
+        f"{SHARE_ALLOWED}".replace("%", "%%"),
+    )
+    parser.add_argument(
+        "--trace-device", type=int, metavar="N",
+        help="the device of a trace of several (default: the first)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", action="store_true", help="print the page's data as one JSON object as well"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the page.
+
+    Raises:
+        UmemError: a bad trace or option, or the native core is missing.
+    """
+    out = args.out or _beside(args.trace)
+    from ..report import page
+
+    page.check(out, "--out")
+    registry.make(args.policy)
+    content = of_trace(args.trace, args)
+    page.write(out, [content])
+    if args.json:
+        print(json.dumps(page.as_dict(content)))
+    else:
+        print(*(finding.text for finding in content.findings), sep="\n")
+        print(f"Report: {out}")
+    return 0
+
+
+def of_trace(
+    path: Path, args: argparse.Namespace, *, title: str | None = None, partial: bool = False
+) -> Content:
+    """Return what the page of a trace shows, as the options of this command say.
+
+    Raises:
+        UmemError: a bad trace or option.
+    """
+    from ..report import make
+    from ..simulation.replay import load_devices
+
+    found = load_devices(path, partial=partial)
+    number = min(found) if args.trace_device is None else args.trace_device
+    if number not in found:
+        raise ConfigError(
+            f"--trace-device {number}: the trace has none; allowed: {', '.join(map(str, found))}"
+        )
+    trace = found[number]
+    notes = []
+    if len(found) > 1:
+        notes.append(f"This is device {number} of {len(found)}; --trace-device chooses another.")
+    # A run names its GPU, or the profile of its software device; plans name a profile too.
+    own = trace.device.removeprefix("soft:")
+    if own in device_profiles.names() and not trace.source.startswith("umem plan"):
+        notes.append(_CPU_TIMES)
+    if args.device is None and args.profile is None:
+        args.device = replay.own_device(trace.device)
+        if args.device != own:
+            notes.append(
+                f"The trace names the device {trace.device or 'of no name'!r}, which is no device "
+                f"profile: transfers are as on {args.device}. --device and --profile choose "
+                "another."
+            )
+    device, step = plan.device_of(args), trace.step
+    budget = replay.budget_of(args.budget, trace.peak_bytes)
+    if shares := replay.shares_of(args.optimizer):
+        step = make.updated(step, shares, args.policy, device, budget)
+    return make.content(
+        step,
+        device,
+        budget,
+        title=title or path.name,
+        policy=args.policy,
+        compared=args.compare,
+        origins=trace.origins,
+        host_budget=replay.host_budget_of(args.host_budget),
+        notes=notes,
+    )
+
+
+def _beside(trace: Path) -> Path:
+    name = trace.name.removesuffix(".gz").removesuffix(".jsonl")
+    return trace.with_name(f"{name}.html")

@@ -1,0 +1,112 @@
+"""``umem run --report``: run the program with a trace, and write a page about it at its end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ..base import device_profiles
+from ..config import settings
+from ..errors import ConfigError, UmemError
+from . import report
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def check(page: Path, given: Mapping[str, str]) -> None:
+    """Check early that a page can be made.
+
+    Raises:
+        ConfigError: the page cannot be written there, or `--trace` takes the trace elsewhere.
+    """
+    from ..report import page as pages
+
+    pages.check(page, "--report")
+    if "trace" in given:
+        raise ConfigError(
+            "--report and --trace are both given; allowed: one of them. A trace's page is written "
+            "by `umem report TRACE`"
+        )
+
+
+def run(
+    command: Sequence[str], environment: dict[str, str], page: Path, given: Mapping[str, str]
+) -> int:
+    """Run the program, write the page, and return the program's exit code.
+
+    Without a page the code is 1 if the program's is 0; the reason goes to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="umem-report-") as folder:
+        trace = Path(folder, "trace.jsonl.gz")
+        code = _program(command, {**environment, "UMEM_TRACE": str(trace)})
+        ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        if code:
+            print(f"umem run: the program ended with {ended}; the report is of its last whole step",
+                  file=sys.stderr)  # fmt: skip
+        try:
+            _write(page, trace, command, given)
+        except UmemError as error:
+            print(f"umem run: no report: {error}", file=sys.stderr)
+            return _exit_code(code) or 1
+    print(f"umem run: report: {page}", file=sys.stderr)
+    return _exit_code(code)
+
+
+def _exit_code(code: int) -> int:
+    """Return what a shell reports: a program that a signal ended has a negative code here."""
+    return code if code >= 0 else 128 - code
+
+
+def _program(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run the program as a child that gets this process's signals; return its exit code."""
+    with subprocess.Popen(command, env=environment) as child, _handed_on(child):
+        return child.wait()
+
+
+@contextlib.contextmanager
+def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand signals on to the child. A terminal sends Ctrl-C to both: the child decides."""
+    before = {number: signal.signal(number, lambda got, _: child.send_signal(got))
+              for number in _FORWARDED}  # fmt: skip
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, str]) -> None:
+    from ..report import page as pages
+
+    traces = sorted(trace.parent.glob("trace*.jsonl.gz"))  # of each rank, the first one first
+    if not traces:
+        raise ConfigError(
+            "the program recorded no trace: it ended before umem was on; umem starts with torch"
+        )
+    options = settings.load(given, flags=True)
+    args = argparse.Namespace(
+        policy=options.policy, compare=None, budget=_budget(options), device=None, profile=None,
+        link=None, host_budget=_host_budget(options), trace_device=None, optimizer=None,
+    )  # fmt: skip
+    content = report.of_trace(traces[0], args, title=" ".join(command[1:]), partial=True)
+    pages.write(page, [content])
+
+
+def _budget(options: settings.Settings) -> str:
+    """Return the run's budget in bytes, as text; `auto` is all of the device."""
+    if options.budget.bytes is not None:
+        return str(options.budget.bytes)
+    profile = device_profiles.find(options.device.profile or device_profiles.DEFAULT)
+    memory = options.device.bytes or profile.memory_bytes
+    return str(int(memory * (options.budget.percent or 100) / 100))
+
+
+def _host_budget(options: settings.Settings) -> str:
+    return str(options.host_budget) if options.host_budget else "unlimited"

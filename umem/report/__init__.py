@@ -1,0 +1,1 @@
+"""A report of a step under a policy, as one HTML page: `umem report`."""

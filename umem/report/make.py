@@ -1,0 +1,88 @@
+"""Makes a report: replays, compares, finds, and composes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..base.device_profiles import DeviceProfile
+from ..policies import registry
+from ..simulation import replay
+from ..simulation.replay import Result
+from ..trace.ids import BlockId
+from ..trace.step_trace import StepTrace
+from . import causes, findings, timeline
+from .page import Content
+
+COMPARED = ("auto", "belady", "conv_lru", "lru")
+COMPARED_OPS = 100_000  # beyond, policies that are not asked for take minutes
+
+
+def content(
+    step: StepTrace,
+    device: DeviceProfile,
+    budget: int,
+    *,
+    title: str,
+    policy: str = registry.DEFAULT,
+    compared: Sequence[str] | None = None,
+    origins: Mapping[BlockId, str] | None = None,
+    host_budget: int = 0,
+    notes: Sequence[str] = (),
+    results: Sequence[Result] = (),
+) -> Content:
+    """Replay a step under a policy, and return what its page shows.
+
+    Args:
+        step: the step that is repeated.
+        device: the link and the cost of faults.
+        budget: bytes on the device, raised to the least at which policies compare.
+        title: what ran.
+        policy: the name of the policy that is shown.
+        compared: names of the policies in the table; None: `COMPARED`, for steps of up to
+            `COMPARED_OPS` operators.
+        origins: where blocks were made, as far as that is known.
+        host_budget: bytes that evicted tensors may take; 0 for any number.
+        notes: sentences for the end of the page.
+        results: replays of this step with this device and budget that were made already.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
+    """
+    logged = replay.replay_logged(step, policy, device, budget, host_budget=host_budget)
+    line = timeline.of(step, device, logged)
+    trials = findings.Trials(step, device, host_budget)
+    for known in (*results, logged.result):
+        trials.add(known)
+    if compared is None:
+        compared = COMPARED if step.n_ops <= COMPARED_OPS else ()
+        if not compared:
+            trials.left_out.append(
+                f"other policies: for steps of up to {COMPARED_OPS:,} operators; --compare "
+                "names some"
+            )
+    others = [trials.run(name, budget) for name in dict.fromkeys(compared) if name != policy]
+    results = sorted(
+        (logged.result, *(one for one in others if one is not None)),
+        key=lambda one: one.step_us,
+    )
+    by_cause, waits = causes.bytes_by_cause(line), causes.waits(line)
+    found = findings.find(line, waits, by_cause, trials, results)
+    said = [f"Not tried: {text}." for text in trials.left_out]
+    if raised := replay.raised_note(logged.result):
+        said.insert(0, f"{raised}.")
+    return Content(title, line, by_cause, waits, found, results, origins or {}, (*notes, *said))
+
+
+def updated(
+    step: StepTrace, shares: Sequence[float], policy: str, device: DeviceProfile, budget: int
+) -> StepTrace:
+    """Return the step with the share of its updates on the host that is fastest in replay.
+
+    Raises:
+        ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
+    """
+    from ..recompute.planner.host_updates import candidates, on_host
+
+    found = candidates(step)
+    steps = [on_host(step, found.first(share), device) for share in shares]
+    return min(steps, key=lambda one: replay.replay_step(one, policy, device, budget).step_us)

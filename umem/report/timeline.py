@@ -1,0 +1,251 @@
+"""A replayed step in time: its ops and stalls, the link's lanes, and which pages are where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.device_profiles import DeviceProfile
+from ..base.units import PAGE_BYTES
+from ..simulation.replay import Logged, Result
+from ..trace.step_trace import Bools, Floats, Ints, Kind, StepTrace
+
+OTHER = -1  # pages of no large tensor: segments of small ones
+
+
+class MoveKind(IntEnum):
+    """The kind of a move of pages, as in src/soft/move_log.h."""
+
+    HELD = 0  # on the device as the step begins
+    FILL = 1  # gets memory on the device without contents from the host
+    IN = 2
+    OUT = 3
+    COPY = 4  # out, and stays
+    DROP = 5  # leaves without a copy: the host has the same contents
+    DISCARD = 6  # its contents are dead
+    FREE = 7
+    HOST = 8  # the host works on it
+
+
+_ARRIVES = (MoveKind.HELD, MoveKind.FILL, MoveKind.IN)
+_LEAVES = (MoveKind.OUT, MoveKind.DROP, MoveKind.DISCARD, MoveKind.FREE)
+
+
+class Moves(NamedTuple):
+    """Moves in program order, each of adjacent pages of one tensor. Columns of equal length."""
+
+    kind: Ints
+    tensor: Ints  # OTHER for none
+    page: Ints  # the first
+    pages: Ints
+    op: Ints  # before or during which it was issued
+    issued_us: Floats
+    start_us: Floats  # of the lane
+    end_us: Floats
+    fault: Bools
+    unused: Bools  # came from the host, and now leaves or dies without an access
+
+    def only(self, *kinds: MoveKind) -> Moves:
+        """Return the moves of these kinds."""
+        return self.where(np.isin(self.kind, kinds))
+
+    def where(self, chosen: Bools | Ints) -> Moves:
+        """Return the chosen moves: those of a mask, or in the order of indices."""
+        return Moves(*(column[chosen] for column in self))  # type: ignore[arg-type]
+
+
+class Changes(NamedTuple):
+    """Pages that come to a tensor on the device (`pages` > 0), or go from it; in time order."""
+
+    us: Floats
+    tensor: Ints
+    pages: Ints
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step of a replay; times in µs since the step began."""
+
+    step: StepTrace
+    device: DeviceProfile
+    result: Result
+    end_us: Floats  # [n] of each op
+    moves: Moves
+    early: Moves  # of the step before, which end in this one: for the lanes alone
+    placed: Ints  # [m] first page of each tensor; -1: nowhere, or it is small
+
+    @cached_property
+    def start_us(self) -> Floats:
+        """[n] When each op computes: after all that it waited for."""
+        return np.maximum(self.end_us - self.step.op_us, self.wait_us)
+
+    @cached_property
+    def wait_us(self) -> Floats:
+        """[n] When the op before was over: from then on an op waits."""
+        return np.concatenate(([0.0], self.end_us[:-1]))
+
+    @cached_property
+    def stall_us(self) -> Floats:
+        """[n] What each op waited."""
+        return np.where(
+            self._rounding(self.start_us - self.wait_us), 0.0, self.start_us - self.wait_us
+        )
+
+    @staticmethod
+    def _rounding(us: Floats) -> Bools:
+        """Return where a duration is below what sums of times in µs can tell from 0."""
+        return us < 1e-3
+
+    def lane(self, *kinds: MoveKind) -> Moves:
+        """Return what a lane carries, in time order, from the step's begin on."""
+        both = (self.early.only(*kinds), self.moves.only(*kinds))
+        joined = Moves(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
+        order = np.argsort(joined.start_us, kind="stable")
+        ordered = joined.where(order)
+        return ordered._replace(start_us=np.maximum(ordered.start_us, 0.0))
+
+    @cached_property
+    def changes(self) -> Changes:
+        """Residency of all tensors, from each page's events and the tensors' lifetimes.
+
+        A page stays on the device when its tensor dies, until it is discarded or its memory has
+        another tensor: that part is OTHER's.
+        """
+        return _changes(self)
+
+
+def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
+    """Return the timeline of a logged replay of this step."""
+    columns = logged.moves
+    address = columns["placed"]
+    known = step.large & (address > 0)
+    placed = np.where(known, (address - columns["base"]) // PAGE_BYTES, -1)
+    moves = _owned(step, placed, columns)
+    return Timeline(
+        step,
+        device,
+        logged.result,
+        logged.op_end_us,
+        moves.where(moves.op >= 0),
+        moves.where(moves.op < 0),
+        placed,
+    )
+
+
+def _pages(step: StepTrace, placed: Ints) -> tuple[Ints, Ints]:
+    """Return the pages of all placed tensors, and the tensor of each."""
+    tensors = np.flatnonzero(placed >= 0)
+    counts = step.bytes[tensors] // PAGE_BYTES
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(placed[tensors], counts) + within, np.repeat(tensors, counts)
+
+
+def _lifetime(step: StepTrace) -> tuple[Ints, Ints]:
+    """Return the op before which each tensor begins, -1 if before the step, and its last one."""
+    begins = np.isin(step.kind, (Kind.TRANSIENT, Kind.MADE))
+    ends = np.isin(step.kind, (Kind.TRANSIENT, Kind.CARRIED))
+    return np.where(begins, step.first, -1), np.where(ends, step.last, step.n_ops)
+
+
+def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
+    """Cut moves at the borders of tensors, and name the tensor of each."""
+    count = columns["pages"]
+    row = np.repeat(np.arange(len(count)), count)
+    page = columns["page"][row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    kind, op = columns["kind"][row], columns["operation"][row]
+    page_of, tensor_of = _pages(step, placed)
+    first, last = _lifetime(step)
+    # Memory is filled for a tensor of this op; all else happens to one of an earlier op.
+    seen = np.where(kind == MoveKind.FILL, op, np.maximum(op - 1, -1))
+    scale = step.n_ops + 3
+    keys = page_of * scale + first[tensor_of] + 1
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys[order], page * scale + seen + 1, side="right") - 1
+    owner = np.full(len(page), OTHER, np.int64)
+    if len(order):
+        found = order[np.maximum(at, 0)]
+        right = (at >= 0) & (page_of[found] == page)
+        # What is dead stays for a while, until its memory is needed: its tensor has died before.
+        dead = np.isin(kind, (MoveKind.DISCARD, MoveKind.FREE))
+        right &= dead | (last[tensor_of[found]] >= seen - 1)
+        owner[right] = tensor_of[found][right]
+    new = np.ones(len(row), bool)
+    new[1:] = (row[1:] != row[:-1]) | (owner[1:] != owner[:-1])
+    start = np.flatnonzero(new)
+    pages = np.diff(np.append(start, len(row)))
+    at_row = row[start]
+    # A row's time on its lane is that of its pages, one after another.
+    share = (columns["end_us"] - columns["start_us"]) / np.maximum(count, 1)
+    before = page[start] - columns["page"][at_row]
+    begin = columns["start_us"][at_row] + before * share[at_row]
+    return Moves(
+        kind=kind[start],
+        tensor=owner[start],
+        page=page[start],
+        pages=pages,
+        op=op[start],
+        issued_us=columns["issued_us"][at_row],
+        start_us=begin,
+        end_us=begin + pages * share[at_row],
+        fault=columns["fault"][at_row],
+        unused=columns["unused"][at_row],
+    )
+
+
+def _changes(line: Timeline) -> Changes:
+    step, moves = line.step, line.moves
+    page_of, tensor_of = _pages(step, line.placed)
+    first, last = _lifetime(step)
+    begin_of_op = np.append(line.wait_us, line.end_us[-1:])  # and the step's end
+    log = moves.only(*_ARRIVES, *_LEAVES)
+    row = np.repeat(np.arange(len(log.pages)), log.pages)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(log.pages) - log.pages, log.pages)
+    dies = last[tensor_of] < step.n_ops
+    # Events of pages: its tensor ends, another begins, or something happens to it; in this order
+    # within an op.
+    page = np.concatenate((page_of[dies], page_of, log.page[row] + within))
+    end_op = last[tensor_of][dies] + 1
+    begin_op = first[tensor_of]
+    op = np.concatenate((end_op, begin_op, log.op[row]))
+    us = np.concatenate(
+        (begin_of_op[end_op], begin_of_op[np.maximum(begin_op, 0)], log.issued_us[row])
+    )
+    rank = np.concatenate(
+        (
+            np.zeros(len(end_op), np.int64),
+            np.ones(len(begin_op), np.int64),
+            np.full(len(row), 2),
+        )
+    )
+    # -2: says nothing of it
+    owner = np.concatenate((np.full(len(end_op), OTHER), tensor_of, np.full(len(row), -2)))
+    arrives = np.isin(log.kind[row], _ARRIVES).astype(np.int64)
+    there = np.concatenate((np.full(len(end_op) + len(begin_op), -2), arrives))
+    order = np.lexsort((rank, op, page))  # stable: events of the log stay in their order
+    page, us, owner, there = page[order], us[order], owner[order], there[order]
+    new_page = np.ones(len(page), bool)
+    new_page[1:] = page[1:] != page[:-1]
+    owner = _carried(owner, new_page, OTHER)
+    there = _carried(there, new_page, 0)
+    here = np.where(there == 1, owner, -2)
+    before = np.where(new_page, -2, np.concatenate(([-2], here[:-1])))
+    moved = np.flatnonzero(here != before)
+    gone, come = before[moved], here[moved]
+    us = us[moved]
+    tensor = np.concatenate((gone[gone > -2], come[come > -2]))
+    change = np.concatenate((np.full((gone > -2).sum(), -1), np.full((come > -2).sum(), 1)))
+    us = np.concatenate((us[gone > -2], us[come > -2]))
+    order = np.lexsort((change, us))
+    return Changes(us[order], tensor[order], change[order])
+
+
+def _carried(values: Ints, new_group: Bools, default: int) -> Ints:
+    """Replace each -2 by the value before it in its group, or by the default."""
+    at = np.where((values != -2) | new_group, np.arange(len(values)), 0)
+    filled = values[np.maximum.accumulate(at)]
+    return np.where(filled == -2, default, filled)
