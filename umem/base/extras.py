@@ -7,6 +7,9 @@ from typing import Any
 
 from ..errors import NotSupportedError
 
+DEMO = "'.[demo]' in umem's source tree"  # what to give to pip, for what the demo uses
+_PACKAGES = {"sklearn": "scikit-learn", "IPython": "ipython"}  # whose module has another name
+
 
 def load(module: str, purpose: str, install: str) -> Any:
     """Import a module of an optional library.
@@ -17,12 +20,13 @@ def load(module: str, purpose: str, install: str) -> Any:
         install: what to give to pip.
 
     Raises:
-        NotSupportedError: it is not installed.
+        NotSupportedError: it is not installed, or a library that it needs is not.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        name = module.partition(".")[0]
+        name = (error.name or module).partition(".")[0]
+        missing = _PACKAGES.get(name, name)
         raise NotSupportedError(
-            f"{purpose} needs {name}, not installed here: pip install {install}"
+            f"{purpose} needs {missing}, not installed here: pip install {install}"
         ) from error

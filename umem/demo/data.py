@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from umem.base import extras
 from umem.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HINT = "pip install '.[demo]' in umem's source tree"
 
 
 def need(module: str) -> Any:
@@ -21,11 +19,7 @@ def need(module: str) -> Any:
     Raises:
         NotSupportedError: the module is not installed; the message says what to install.
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        package = {"sklearn": "scikit-learn"}.get((error.name or module).split(".")[0], error.name)
-        raise NotSupportedError(f"the demo needs {package}, not installed here: {HINT}") from error
+    return extras.load(module, "the demo", extras.DEMO)
 
 
 def digits(image: int) -> tuple[Tensor, Tensor]:

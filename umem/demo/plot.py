@@ -83,4 +83,4 @@ def _draw_curve(axes: Any, points: Curve, **style: Any) -> None:
 
 
 def _matplotlib(module: str) -> Any:
-    return extras.load(module, "a picture", "'umem[demo]'")
+    return extras.load(module, "a picture", extras.DEMO)

@@ -24,7 +24,7 @@ def write(path: Path, header: Header, events: Iterable[Event]) -> None:
     Raises:
         NotSupportedError: matplotlib is not installed.
     """
-    module = extras.load("matplotlib.figure", "a picture", "'umem[demo]'")
+    module = extras.load("matplotlib.figure", "a picture", extras.DEMO)
     figure = module.Figure(figsize=(9, 4), layout="constrained")
     points = _thinned(_points(events))
     peaks: dict[str, int] = {}
