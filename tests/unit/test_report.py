@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import synthetic
+from support import schemas, synthetic
 from support.steps import Tensor, make_step
 
 from umem import _core
@@ -378,7 +378,9 @@ def test_the_command_writes_a_page_and_says_where(
     assert all(row["origin"] == "not recorded" for row in data["top"])
 
 
-def test_a_traces_module_and_line_are_shown(tmp_path: Path) -> None:
+def test_a_traces_module_and_line_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def named(events: Any) -> Any:
         for event in events:
             if isinstance(event, Alloc) and event.tag == "activation":
@@ -389,6 +391,7 @@ def test_a_traces_module_and_line_are_shown(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl", named(synthetic.training(6, 4 * PAGE, 6 * PAGE, 2)))
     assert main(["report", str(trace), "--out", str(tmp_path / "r.html"), "--json"]) == 0
     (data,) = data_of((tmp_path / "r.html").read_text())
+    assert schemas.read("report", capsys.readouterr().out) == data
     origins = {row["role"]: row["origin"] for row in data["top"]}
     assert origins["activation"] == "net.3 · net.py:12"
     assert origins["param"] == "not recorded"

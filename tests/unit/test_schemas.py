@@ -19,7 +19,7 @@ from umem.trace.writer import Writer
 # What a command's output is in docs/schemas.json; None: the program's own, or nothing.
 OF = {
     "demo": "demo", "doctor": "doctor", "estimate": "estimate", "lint": "lint", "plan": "plan",
-    "replay": "replay", "top": "top", "trace info": "trace_info", "run": None,
+    "replay": "replay", "report": "report", "top": "top", "trace info": "trace_info", "run": None,
     "trace record": None, "trace convert": None,
 }  # fmt: skip
 
