@@ -127,7 +127,7 @@ def closing(
 def advice(
     stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()
 ) -> list[str]:
-    """Say what would move fewer bytes or take fewer page faults; nothing where none move.
+    """Say what cost the most, and last the one thing to change first; nothing if no bytes moved.
 
     Args:
         why_unplanned: why recorded steps had no plan; empty if all had one.
@@ -136,21 +136,27 @@ def advice(
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return []
     lines = []
-    if stats.largest_op_bytes > stats.budget_bytes:
-        operators = "operator" if stats.ops_above_budget == 1 else "operators"
-        lines.append(
-            f"{stats.ops_above_budget} {operators} needed more than the budget at once, up to "
-            f"{_of(stats.largest_op_bytes)}, and were slow: a budget of that ends it"
-        )
+    short = stats.peak_live_bytes > stats.budget_bytes
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]
         lines.append(f"of {stats.faults} page faults {name} took {count}, more than any other")
     if stats.peak_small_bytes > stats.peak_live_bytes / 2:
         small = f"{_of(stats.peak_small_bytes)} of {_of(stats.peak_live_bytes)}"
         lines.append(f"{small} were in tensors below 2 MiB: they move with those in the same page")
-    if stats.peak_live_bytes > stats.budget_bytes:
-        lines += [why_unplanned] if why_unplanned else []
-        lines.append(f"nothing has to move from a budget of about {_of(stats.peak_live_bytes)} on")
+    if short and why_unplanned:
+        lines.append(why_unplanned)
+    if stats.largest_op_bytes > stats.budget_bytes:
+        operators = "operator" if stats.ops_above_budget == 1 else "operators"
+        lines.append(
+            f"change first: a budget of {_of(stats.largest_op_bytes)}: {stats.ops_above_budget} "
+            f"{operators} needed up to that at once, more than the budget, and were slow"
+        )
+    elif short:
+        lines.append(
+            f"change first: a budget of about {_of(stats.peak_live_bytes)}, from which on nothing "
+            "has to move; if there is no more memory, `umem run --report FILE.html` replays the "
+            "step with recompute=auto and optimizer=auto"
+        )
     return lines
 
 
