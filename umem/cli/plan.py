@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import device_profiles
+from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
@@ -121,8 +122,22 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
     room = max(asked, replay.min_budget(step))
     floor = bounds.closed_form_floor(step, device, room)
-    results = [replay.replay_step(step, policy, device, room) for policy in policies]
-    results.sort(key=lambda result: result.step_us)
+    parts = len(policies) + len(modes) + (args.optimizer is not None)
+    with progress("planning", parts, quiet=args.json) as advance:
+        results = [
+            replay.replay_step(step, policy, device, room) for policy in over(policies, advance)
+        ]
+        results.sort(key=lambda result: result.step_us)
+        recomputed = (
+            plan_recompute.table(step, recording, device, room, over(modes, advance))
+            if modes
+            else None
+        )
+        updated = (
+            None
+            if args.optimizer is None
+            else plan_optimizer.answer(step, recording, device, room, share)
+        )
     slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
     return plan_text.PlanAnswer(
         program=name,
@@ -142,10 +157,8 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         hidden_from=summary.hidden_from(step, device),
         advice=summary.advice(found, step, device, room, slowdown),
         seconds=seconds,
-        recomputed=plan_recompute.table(step, recording, device, room, modes) if modes else None,
-        updated=None
-        if args.optimizer is None
-        else plan_optimizer.answer(step, recording, device, room, share),
+        recomputed=recomputed,
+        updated=updated,
         ranks=None
         if cluster is None
         else plan_ranks.answer(cluster, recording, clock, step, results),

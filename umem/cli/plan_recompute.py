@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
     from ..recompute.planner.plan import RecomputePlan
@@ -71,7 +73,7 @@ def table(
     recording: Recording,
     device: DeviceProfile,
     budget: int,
-    modes: tuple[str, ...],
+    modes: Iterable[str],
 ) -> Table:
     """Plan and replay each mode.
 

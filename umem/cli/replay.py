@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles, nodes
+from ..base.progress import progress
 from ..base.units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
@@ -133,12 +133,13 @@ def main(args: argparse.Namespace) -> int:
 
     count = len(traces) * len(profiles) * len(args.budget) * len(policies)
     rows: dict[int, list[Row]] = {number: [] for number in traces}
-    for number, trace in traces.items():
-        for device, budget, policy in itertools.product(profiles, budgets[number], policies):
-            row = run(trace, device, budget, policy)
-            rows[number].append(row)
-            _show(args, row, number if len(traces) > 1 else None)
-            _progress(args, sum(map(len, rows.values())), count)
+    with progress("replays", count, quiet=args.json) as advance:
+        for number, trace in traces.items():
+            for device, budget, policy in itertools.product(profiles, budgets[number], policies):
+                row = run(trace, device, budget, policy)
+                rows[number].append(row)
+                _show(args, row, number if len(traces) > 1 else None)
+                advance(1)
     _finish(args, rows, {number: trace.peak_bytes for number, trace in traces.items()})
     return int(any(isinstance(row, Failure) for each in rows.values() for row in each))
 
@@ -149,12 +150,6 @@ def _show(args: argparse.Namespace, row: Row, number: int | None) -> None:
         return
     fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
     print(json.dumps(fields if number is None else {"trace_device": number, **fields}), flush=True)
-
-
-def _progress(args: argparse.Namespace, done: int, count: int) -> None:
-    if not args.json and sys.stderr.isatty():
-        clear = "\r" + " " * 24 + "\r"
-        print(clear if done == count else f"\r{done} of {count}", end="", file=sys.stderr)
 
 
 def _finish(

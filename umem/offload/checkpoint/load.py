@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...base.progress import progress
 from ...errors import CheckpointError, ConfigError, plain
 from ...residency.spans import is_module
 from ...session import session
@@ -82,16 +83,18 @@ def load_checkpoint(
     pairs.sort(key=lambda pair: (str(pair[0].path), pair[0].offset))
     place = _device(device)
     made: dict[int, torch.Tensor] = {}
-    with torch.no_grad():
+    count = sum(source.extent for source, _ in pairs)
+    with torch.no_grad(), progress(f"loading {where.name}", count) as advance:
         for source, slot in pairs:
             if slot.tensor.is_meta and id(slot) not in made:
                 made[id(slot)] = _made(slot.tensor, place)
             source.copy_to(made.get(id(slot), slot.tensor).detach())
+            advance(source.extent)
     for slot in slots:
         if id(slot) in made:
             _put(slot, made[id(slot)])
     _tag(slot.tensor for slot in slots if isinstance(slot.tensor, torch.nn.Parameter))
-    return Loaded(missing, unexpected, sum(source.extent for source, _ in pairs))
+    return Loaded(missing, unexpected, count)
 
 
 def _slots(module: torch.nn.Module) -> list[_Slot]:
