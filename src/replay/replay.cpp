@@ -109,6 +109,8 @@ Result<soft::MoveColumns> Replay::run_logged() {
   const double begin = machine_.now_us();
   Result<soft::MoveColumns> moves = logged_step();
   if (!moves.ok()) return moves;
+  for (auto* logged : {&before.value(), &moves.value()})
+    UMEM_RETURN_IF_ERROR(soft::settle_host(*logged));
   soft::MoveColumns all = before.value().ending_after(begin);
   all.append(moves.value());
   for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})

@@ -70,8 +70,8 @@ UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us
 // a backed device, whose faults come where no memory can be allocated.
 struct MoveColumns {
   std::uintptr_t base = 0;  // address of page 0
-  std::vector<double> issued_us, start_us, end_us;
-  std::vector<std::int64_t> page, pages, operation, kind;
+  std::vector<double> issued_us, start_us, end_us, work_us;
+  std::vector<std::int64_t> page, pages, operation, kind, work;
   std::vector<unsigned char> fault, unused;
 
   UMEM_API void append(const MoveColumns& other);
@@ -80,6 +80,8 @@ struct MoveColumns {
 };
 UMEM_API Status log_moves();
 UMEM_API Result<MoveColumns> take_moves();
+// Fills in when the host works on pages, which settles its turns up to there.
+UMEM_API Status settle_host(MoveColumns& moves);
 
 // The calling program waits for the default stream: host time becomes the stream's.
 UMEM_API void wait();

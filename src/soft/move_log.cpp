@@ -83,6 +83,8 @@ void each_column(MoveColumns& to, const MoveColumns& from, Act act) {
   act(to.kind, from.kind);
   act(to.fault, from.fault);
   act(to.unused, from.unused);
+  act(to.work, from.work);
+  act(to.work_us, from.work_us);
 }
 
 }  // namespace

@@ -175,7 +175,7 @@ def test_a_stall_is_divided_by_the_time_that_each_transfer_takes_of_it() -> None
     ("moves", "why", "tensor"),
     [
         ([(MoveKind.FILL, 1, 4, 1, 1e3, 1e3), (MoveKind.OUT, 0, 4, 1, 900.0, 1300.0)], "room", 1),
-        ([(MoveKind.HOST, 1, 4, 0, 500.0, 1300.0)], "host", OTHER),
+        ([(MoveKind.HOST, 1, 4, 0, 500.0, 1300.0)], "host", 1),
         ([(MoveKind.IN, 2, 4, 0, 500.0, 1300.0)], "queue", 2),
         ([], "other", OTHER),
     ],
@@ -390,11 +390,13 @@ def test_a_traces_module_and_line_are_shown(
 
     trace = write(tmp_path / "t.jsonl", named(synthetic.training(6, 4 * PAGE, 6 * PAGE, 2)))
     assert main(["report", str(trace), "--out", str(tmp_path / "r.html"), "--json"]) == 0
+    printed = schemas.read("report", capsys.readouterr().out)
     (data,) = data_of((tmp_path / "r.html").read_text())
-    assert schemas.read("report", capsys.readouterr().out) == data
     origins = {row["role"]: row["origin"] for row in data["top"]}
     assert origins["activation"] == "net.3 · net.py:12"
     assert origins["param"] == "not recorded"
+    assert printed["page"] == str(tmp_path / "r.html")
+    assert printed["top"] == data["top"]
 
 
 @pytest.mark.parametrize(

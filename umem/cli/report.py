@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="the device of a trace of several (default: the first)",
     )  # fmt: skip
     parser.add_argument(
-        "--json", action="store_true", help="print the page's data as one JSON object as well"
+        "--json", action="store_true", help="print the page's figures as one JSON object"
     )
 
 
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     content = of_trace(args.trace, args)
     page.write(out, [content])
     if args.json:
-        print(json.dumps(page.as_dict(content)))
+        print(json.dumps({"page": str(out), **page.figures(content)}, indent=1))
     else:
         print(*(finding.text for finding in content.findings), sep="\n")
         print(f"Report: {out}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -107,24 +108,28 @@ def waits(line: Timeline) -> list[Wait]:
     went = _in_time_order(line, MoveKind.OUT, MoveKind.COPY)
     filled = _filled(line)
     host = _in_time_order(line, MoveKind.HOST)
-    step, before = line.step, line.step.begin_us.tolist()
+    step, before = line.step, line.step.begin_twice_us.tolist()
     starts = step.access_start.tolist()
     found: list[Wait] = []
     for op in stalled:
         begin, us = float(line.wait_us[op]), float(stalls[op])
         end = begin + us
         used = set(step.access_tensor[starts[op] : starts[op + 1]].tolist())
-        late = op - max(bisect_right(before, before[op] - us) - 1, 0)
+        # It would have had to begin in this step or in the one before.
+        twice = op + step.n_ops
+        late = twice - max(bisect_right(before, before[twice] - us) - 1, 0)
+        working = {tensor: overlap for overlap, tensor, _ in host.overlapping(begin, end)}
         coming = came.overlapping(begin, end)
         parts = [part for part in coming if part[1] in used or part[1] == OTHER]
         if total := sum(overlap for overlap, _, _ in parts):
             found += [
-                Wait(op, us * overlap / total, tensor, "fault" if fault else "late", late)
+                Wait(op, us * overlap / total, tensor, _why(tensor, fault, working), late)
                 for overlap, tensor, fault in parts
             ]
-            continue
-        if host.overlapping(begin, end):
-            found.append(Wait(op, us, OTHER, "host", late))
+        elif working:
+            found.append(
+                Wait(op, us, max(working.items(), key=lambda item: item[1])[0], "host", late)
+            )
         elif went.overlapping(begin, end):
             found.append(Wait(op, us, filled.get(op, OTHER), "room", late))
         elif coming:
@@ -144,6 +149,12 @@ def _filled(line: Timeline) -> dict[int, int]:
         if tensor != OTHER:
             largest[op] = max(largest.get(op, (0, OTHER)), (pages, tensor))
     return {op: tensor for op, (_, tensor) in largest.items()}
+
+
+def _why(tensor: int, fault: bool, working: Collection[int]) -> str:
+    if tensor in working:  # it could come only after that
+        return "host"
+    return "fault" if fault else "late"
 
 
 class _Lane:

@@ -19,7 +19,7 @@ from ..policies import registry
 from ..simulation import replay
 from ..simulation.replay import Result
 from ..trace.step_trace import StepTrace
-from .causes import SMALL, WHY, Cause, Wait
+from .causes import SMALL, Cause, Wait
 from .timeline import OTHER, Timeline
 
 _log = logging.getLogger("umem")
@@ -139,7 +139,7 @@ def _stalls(line: Timeline, waits: Sequence[Wait], trials: Trials) -> list[Findi
     total = sum(wait.us for wait in waits)
     groups: defaultdict[tuple[str, str], list[Wait]] = defaultdict(list)
     for wait in waits:
-        waited_for = "" if wait.why in ("host", "other") else label(line, wait.tensor)
+        waited_for = "" if wait.why == "other" else label(line, wait.tensor)
         groups[wait.why, waited_for].append(wait)
     largest = sorted(groups.items(), key=lambda item: -sum(wait.us for wait in item[1]))
     enough = _enough(line.result, trials)
@@ -167,9 +167,11 @@ def _cause(why: str, waited_for: str, mine: Sequence[Wait]) -> str:
         return f"waits for {waited_for} that were not fetched ahead, by page faults"
     if why == "room":
         return f"waits until other bytes have left, to make room for {waited_for}"
+    if why == "host":
+        return f"waits for the host's work on {waited_for}"
     if why == "queue":
         return f"waits behind {waited_for}, which come for later operators"
-    return f"is {WHY[why]}" if why != "other" else "has no transfer as its cause"
+    return "has no transfer as its cause"
 
 
 def _middle(mine: Sequence[Wait]) -> int:

@@ -100,11 +100,23 @@ def _static(name: str) -> str:
 
 def as_dict(content: Content) -> dict[str, Any]:
     """Return the page's data. Sizes in bytes, times in µs or in ticks of `us_per_tick`."""
-    line, result = content.line, content.line.result
+    line = content.line
     step_us = float(line.end_us[-1])
     scale = _Scale(step_us)
     return {
+        **figures(content),
         "umem": __version__,
+        "us_per_tick": step_us / TICKS,
+        "memory": _memory(line, scale),
+        "lanes": _lanes(line, content.waits, scale),
+        "map": _map(content, scale),
+    }
+
+
+def figures(content: Content) -> dict[str, Any]:
+    """Return what the page says in words and tables. Sizes in bytes, times in µs."""
+    line, result = content.line, content.line.result
+    return {
         "title": content.title,
         "policy": result.policy,
         "device": result.device,
@@ -121,7 +133,6 @@ def as_dict(content: Content) -> dict[str, Any]:
         "bytes_in": result.bytes_in,
         "bytes_out": result.bytes_out,
         "bound_bytes_in": result.bound_bytes_in,
-        "us_per_tick": step_us / TICKS,
         "findings": [asdict(finding) for finding in content.findings],
         "notes": list(content.notes),
         "measured": [list(row) for row in content.measured],
@@ -129,9 +140,6 @@ def as_dict(content: Content) -> dict[str, Any]:
         "causes": [{**cause._asdict(), "bytes": cause.bytes} for cause in content.causes],
         "waits": _waits(content),
         "top": _top(content),
-        "memory": _memory(line, scale),
-        "lanes": _lanes(line, content.waits, scale),
-        "map": _map(content, scale),
     }
 
 
@@ -160,7 +168,7 @@ def _waits(content: Content) -> list[dict[str, Any]]:
     """Return the stalls by cause and by what they waited for, the longest first."""
     sums: dict[tuple[str, str], float] = {}
     for wait in content.waits:
-        what = "" if wait.why in ("host", "other") else label(content.line, wait.tensor)
+        what = "" if wait.why == "other" else label(content.line, wait.tensor)
         sums[wait.why, what] = sums.get((wait.why, what), 0.0) + wait.us
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     return [{"why": WHY[why], "what": what, "us": us} for (why, what), us in ordered]
@@ -262,7 +270,7 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
     why: dict[int, tuple[float, str]] = {}
     for wait in waits:
         if wait.us > why.get(wait.op, (0.0, ""))[0]:
-            what = "" if wait.why in ("host", "other") else f": {label(line, wait.tensor)}"
+            what = "" if wait.why == "other" else f": {label(line, wait.tensor)}"
             why[wait.op] = wait.us, WHY[wait.why] + what
     stalled = np.flatnonzero(line.stall_us > 0)
     ops = [names(name) for name in step.op_names]
