@@ -29,7 +29,7 @@ Row = dict[str, Any]
 SHARES = {"1/2": 2, "1/4": 4}
 LEAST = 8 * MIB  # umem's least budget, for one thread
 ALONE = "alone"
-SMOKE = ("clip", "int8_rows")
+SMOKE = ("int8_rows",)
 
 
 def main(argv: list[str] | None = None) -> int:
