@@ -75,7 +75,7 @@ SMALL = (Case("2 steps of 700 events", 2, 100, 1),)
 
 
 def events(case: Case) -> Iterator[Event]:
-    """Yield a training: weights, activations that are kept, gradients; 7 events a layer and step."""
+    """Yield a training: weights, activations that are kept, gradients; 7 events a layer."""
     ids = block_ids()
     sizes = [16 * MIB, 8 * MIB, 300 << 10, 64 * MIB, 5 * MIB]
     weights = [next(ids) for _ in range(case.layers)]
