@@ -68,14 +68,14 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("20 steps of 50,000 events", 20, 5_556, 3),
-    Case("1 step of 1,000,000 events", 1, 111_112, 1),
+    Case("20 steps of 50,000 events", 20, 7_092, 3),
+    Case("1 step of 1,000,000 events", 1, 125_000, 1),
 )
-SMALL = (Case("2 steps of 900 events", 2, 100, 1),)
+SMALL = (Case("2 steps of 700 events", 2, 100, 1),)
 
 
 def events(case: Case) -> Iterator[Event]:
-    """Yield a training: weights, activations that are kept, gradients; 9 events a layer."""
+    """Yield a training: weights, activations that are kept, gradients; 7 events a layer."""
     ids = block_ids()
     sizes = [16 * MIB, 8 * MIB, 300 << 10, 64 * MIB, 5 * MIB]
     weights = [next(ids) for _ in range(case.layers)]
