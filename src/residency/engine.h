@@ -67,9 +67,9 @@ class Engine {
   Ticket last_departure() { return transfers_.out().last(); }
   // Waits until the driver was given the moves up to the ticket.
   void wait_issued(Ticket ticket) { transfers_.out().issue_until(ticket); }
-  // An op that has ended left these to a collective, which goes on on a stream that is not known, or
-  // on a thread. They stay until an op uses them again, the step ends or nothing else can leave; of
-  // what is more than a quarter of the budget those that came first may leave.
+  // An op that has ended left these to a collective, which goes on on a stream that is not known,
+  // or on a thread. They stay until an op uses them again, the step ends or nothing else can leave;
+  // of what is more than a quarter of the budget those that came first may leave.
   void begin_collective(const RangeId* ids, std::size_t count);
   // An op is using some of the range.
   bool in_use(RangeId id) const;

@@ -56,7 +56,7 @@ struct Unit {
   bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
   bool by_policy = false;          // and the policy did it
   bool clean = false;              // and for all we know the host's copy is valid
-  // A collective may be using it, on a stream or a thread of its own: until an op uses it after that.
+  // A collective may be using it, on its own stream or thread: until an op uses it after that.
   bool in_collective = false;
   std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
   cu::CUstream stream = nullptr;  // that its blocks are allocated on
