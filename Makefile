@@ -48,6 +48,7 @@ test: $(INSTALLED)
 nightly:
 	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
+	$(MAKE) test-distributed
 	$(MAKE) fuzz
 	$(MAKE) dist
 
@@ -66,7 +67,7 @@ fuzz: $(INSTALLED)
 	done
 
 # Engines on two ranks of gloo, and other programs of several threads or optimizers: equal bits, and
-# what plans make of them. All 27 take about 15 minutes.
+# what plans make of them; those of libraries that are not installed are left out.
 TRIALS ?=
 test-distributed: $(INSTALLED)
 	PYTHONPATH=tests $(BIN)/python -m distributed.run $(TRIALS)

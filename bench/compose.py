@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 def measured(name: str, rounds: int, course: trial.Course) -> Row:
     """Run a program in all ways; `runs` is empty where its library is not there."""
     composition = COMPOSITIONS[name]
-    missing = composition.missing()
+    missing = composition.trial.missing
     row: Row = {"name": name, "title": composition.title, "runs": [], "missing": missing}
     if missing:
         return row
@@ -71,7 +71,7 @@ def measured(name: str, rounds: int, course: trial.Course) -> Row:
     times = interleave(candidates, rounds)
     plain = found[ALONE]
     row |= {"peak": peak, "seconds": times[ALONE]}
-    row["versions"] = {need: metadata.version(need) for need in composition.needs}
+    row["versions"] = {need: metadata.version(need) for need in composition.trial.needs}
     for share, budget in budgets.items():
         runs = found[share]
         row["runs"].append(

@@ -5,7 +5,6 @@ The tests (`integration/test_compose.py`) and `bench/compose.py` run the same pr
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -24,13 +23,8 @@ class Composition(NamedTuple):
 
     title: str
     trial: Trial
-    needs: tuple[str, ...] = ()  # libraries beside torch
     says_steps: bool = False  # nothing in its steps tells umem where one ends
     steady: bool = True  # each step does the same
-
-    def missing(self) -> list[str]:
-        """Return the libraries that are not installed."""
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
 def layers(widths: Sequence[int]) -> nn.Sequential:
@@ -259,8 +253,8 @@ def torchao_rows(rank: int, _world: int) -> Program:
 _KNOWN = programs.TRIALS
 
 
-def _one(make: Any, **options: Any) -> Trial:
-    return Trial(1, partial(make, **options))
+def _one(make: Any, *needs: str, **options: Any) -> Trial:
+    return Trial(1, partial(make, **options), needs)
 
 
 COMPOSITIONS = {
@@ -288,13 +282,11 @@ COMPOSITIONS = {
     "loader_fork": Composition("DataLoader, fork", _one(loaded, context="fork", workers=2)),
     "loader_spawn": Composition("DataLoader, spawn", _one(loaded, context="spawn", workers=1)),
     "lora": Composition("LoRA, by hand", _KNOWN["low_rank"]),
-    "peft": Composition("LoRA, peft", _one(peft_lora), ("peft",)),
-    "bitsandbytes": Composition(
-        "bitsandbytes AdamW8bit", _one(bitsandbytes_adamw), ("bitsandbytes",)
-    ),
-    "torchao8": Composition("torchao AdamW8bit", _one(torchao_adamw, bits=8), ("torchao",)),
-    "torchao4": Composition("torchao AdamW4bit", _one(torchao_adamw, bits=4), ("torchao",)),
+    "peft": Composition("LoRA, peft", _one(peft_lora, "peft")),
+    "bitsandbytes": Composition("bitsandbytes AdamW8bit", _one(bitsandbytes_adamw, "bitsandbytes")),
+    "torchao8": Composition("torchao AdamW8bit", _one(torchao_adamw, "torchao", bits=8)),
+    "torchao4": Composition("torchao AdamW4bit", _one(torchao_adamw, "torchao", bits=4)),
     "int8_rows": Composition("int8 weights, by row", _one(int8_rows)),
-    "torchao_rows": Composition("torchao int8 weights, by row", _one(torchao_rows), ("torchao",)),
+    "torchao_rows": Composition("torchao int8 weights, by row", _one(torchao_rows, "torchao")),
 }
 TRIALS = _KNOWN | {name: composition.trial for name, composition in COMPOSITIONS.items()}

@@ -42,7 +42,7 @@ PEAK_MIB = {
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
     composition = COMPOSITIONS[name]
-    if missing := composition.missing():
+    if missing := composition.trial.missing:
         pytest.skip(f"CI does not install {', '.join(missing)}")
     course = trial.Course(steps=6, batch=1, says_steps=composition.says_steps)
     plain = trial.run(name, "plain", course=course)
