@@ -98,6 +98,9 @@ RULES = {
     ),
     ("docs/streaming.md", "$ pip install transformers"): TRANSFORMERS,
     ("docs/streaming.md", "$ python examples/stream_llm.py --budget 25%"): STREAM,
+    ("docs/top.md", "$ umem top --all --metrics"): Rule(
+        "needs a running process and Prometheus's node_exporter; tests/unit/test_metrics.py"
+    ),
     ("docs/top.md", "$ UMEM_TOP=1"): Rule("needs two terminals; tests/unit/test_monitor_server.py"),
     ("docs/tutorial.md", "$ python3 -m venv .venv"): INSTALLS,
     ("examples/README.md", "$ pip install '.[demo]'"): INSTALLS,
