@@ -41,7 +41,7 @@ def completions(line: str, folder: Path) -> set[str]:
 
 
 def test_a_shell_is_offered_commands_options_and_values(tmp_path: Path) -> None:
-    assert completions("umem re", tmp_path) == {"replay"}
+    assert completions("umem rep", tmp_path) == {"replay", "report"}
     assert {"run", "plan", "top"} <= completions("umem ", tmp_path)
     assert {"--metrics", "--json"} <= completions("umem top --", tmp_path)
     assert completions("umem trace con", tmp_path) == {"convert"}
