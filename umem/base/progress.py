@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 Advance = Callable[[float], None]
@@ -24,16 +24,11 @@ def progress(title: str, total: float, *, quiet: bool = False) -> Iterator[Advan
         total: all work, in any unit.
         quiet: draw nothing.
     """
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
+    rich = None if quiet or sys.stderr is None or not sys.stderr.isatty() else _rich()
+    if rich is None:
         yield lambda _: None
         return
-    try:
-        bars, console = (
-            importlib.import_module(f"rich.{name}") for name in ("progress", "console")
-        )
-    except ImportError:
-        yield lambda _: None
-        return
+    bars, console = rich
     columns = (
         bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn(),
         bars.TextColumn("left"), bars.TimeRemainingColumn(),
@@ -41,6 +36,14 @@ def progress(title: str, total: float, *, quiet: bool = False) -> Iterator[Advan
     with bars.Progress(*columns, console=console.Console(stderr=True), transient=True) as shown:
         task = shown.add_task(title, total=total)
         yield lambda amount: shown.advance(task, amount)
+
+
+def _rich() -> tuple[Any, Any] | None:
+    """Return rich's modules of bars and of consoles; None where it is not installed."""
+    try:
+        return importlib.import_module("rich.progress"), importlib.import_module("rich.console")
+    except ImportError:
+        return None
 
 
 def over(items: Iterable[_T], advance: Advance) -> Iterator[_T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import TraceError
@@ -15,8 +15,29 @@ from .step_builder import StepBuilder
 from .writer import Writer
 
 _DRAWN = ".json"
-_SNAPSHOT = ".pickle"
-FORMS = (".jsonl", ".jsonl.gz", _DRAWN, _SNAPSHOT, ".csv", ".parquet", *picture.FORMS)
+
+
+def _write_trace(path: Path, header: Header, events: Iterable[Event]) -> None:
+    with Writer(path, header) as writer:
+        for event in events:
+            writer.write(event)
+
+
+def _draw(path: Path, header: Header, events: Iterable[Event]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        perfetto.write(stream, [perfetto.Shown("umem trace", header, events)])
+
+
+_WRITERS: dict[str, Callable[[Path, Header, Iterable[Event]], None]] = {
+    ".jsonl": _write_trace,
+    ".jsonl.gz": _write_trace,
+    _DRAWN: _draw,
+    ".pickle": snapshot_writer.write,
+    ".csv": lambda path, _, events: blocks.write_csv(path, events),
+    ".parquet": lambda path, _, events: blocks.write_parquet(path, events),
+    **dict.fromkeys(picture.FORMS, picture.write),
+}
+FORMS = tuple(_WRITERS)
 
 
 def convert(
@@ -43,13 +64,14 @@ def convert(
         NotSupportedError: the library that writes the target's format is not installed.
     """
     source, target = Path(source), Path(target)
-    if not target.name.endswith(FORMS):
+    form = next((form for form in FORMS if target.name.endswith(form)), None)
+    if form is None:
         raise TraceError(f"{target}: not a known format; the name must end in {', '.join(FORMS)}")
     header, events = _open(source, gpu, partial)
     if last_step:
         events = _last_step(source, events)
     with _replacing(target) as part:
-        _write(part, header, events)
+        _WRITERS[form](part, header, events)
 
 
 def merge(
@@ -122,21 +144,3 @@ def _last_step(source: Path, events: Iterable[Event]) -> Iterator[Event]:
     if builder.steps == 0:
         raise TraceError(f"{source}: no step: the trace has no op")
     return builder.events()
-
-
-def _write(path: Path, header: Header, events: Iterable[Event]) -> None:
-    if path.suffix == _DRAWN:
-        with path.open("w", encoding="utf-8") as stream:
-            perfetto.write(stream, [perfetto.Shown("umem trace", header, events)])
-    elif path.suffix == _SNAPSHOT:
-        snapshot_writer.write(path, header, events)
-    elif path.suffix == ".csv":
-        blocks.write_csv(path, events)
-    elif path.suffix == ".parquet":
-        blocks.write_parquet(path, events)
-    elif path.suffix in picture.FORMS:
-        picture.write(path, header, events)
-    else:
-        with Writer(path, header) as writer:
-            for event in events:
-                writer.write(event)
