@@ -58,16 +58,17 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UmemError: the demo cannot run here, or an option is wrong.
     """
+    traces = None  # a folder for the runs that the report is about
     with contextlib.ExitStack() as folders:
         if args.report is not None:
-            args.traces = folders.enter_context(tempfile.TemporaryDirectory(prefix="umem-demo-"))
-        return _run(args)
+            traces = folders.enter_context(tempfile.TemporaryDirectory(prefix="umem-demo-"))
+        return _run(args, traces)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, traces: str | None) -> int:
     from umem.demo import plot, progress, runner, table
 
-    plan = _plan(args)
+    plan = _plan(args, traces)
     path = args.plot or (None if args.json else DEFAULT_PLOT)
     _check(plan, path, args.report)
     stream = sys.stderr if args.json else sys.stdout
@@ -91,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if outcome.good else 1
 
 
-def _plan(args: argparse.Namespace) -> DemoPlan:
+def _plan(args: argparse.Namespace, traces: str | None) -> DemoPlan:
     from umem.config import settings
     from umem.demo.runner import FRACTIONS, POLICIES, DemoPlan
     from umem.demo.workloads import WORKLOADS
@@ -109,7 +110,7 @@ def _plan(args: argparse.Namespace) -> DemoPlan:
         steps=steps,
         device=args.device,
         optimizer=args.optimizer,
-        traces=getattr(args, "traces", None),
+        traces=traces,
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
@@ -154,13 +155,10 @@ def _write_report(outcome: DemoOutcome, path: Path) -> None:
         row, trace = mine[-1], Path(trace_of(plan, name))
         if not trace.exists():
             raise StateError(f"no report: the run of {name} that it is about failed")
-        args = argparse.Namespace(
-            policy=row.policy, compare=None, budget=str(row.budget_bytes), device=None,
-            profile=None, link=None, host_budget="unlimited", trace_device=None, optimizer=None,
-        )  # fmt: skip
         title = f"umem demo: {name}, {row.policy}, 1/{row.fraction} of its peak"
         measured = table.columns(mine)
-        content = report.of_trace(trace, args, title=title)
+        assert row.budget_bytes is not None, "the last row of a workload has the least budget"
+        content = report.of_trace(trace, row.budget_bytes, row.policy, title=title)
         contents.append(dataclasses.replace(content, measured=measured))
     page.write(path, contents)
 

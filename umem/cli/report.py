@@ -15,6 +15,9 @@ from ..policies import registry
 from . import plan, replay
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..base.device_profiles import DeviceProfile
     from ..report.page import Content
     from .base import Subparsers
 
@@ -86,7 +89,18 @@ def main(args: argparse.Namespace) -> int:
 
     page.check(out, "--out")
     registry.make(args.policy)
-    content = of_trace(args.trace, args)
+    named = args.device is not None or args.profile is not None
+    content = of_trace(
+        args.trace,
+        args.budget,
+        args.policy,
+        compare=args.compare,
+        host_budget=replay.host_budget_of(args.host_budget),
+        shares=replay.shares_of(args.optimizer),
+        device=plan.device_of(args) if named else None,
+        link=args.link,
+        trace_device=args.trace_device,
+    )
     page.write(out, [content])
     if args.json:
         print(json.dumps({"page": str(out), **page.figures(content)}, indent=1))
@@ -97,9 +111,33 @@ def main(args: argparse.Namespace) -> int:
 
 
 def of_trace(
-    path: Path, args: argparse.Namespace, *, title: str | None = None, partial: bool = False
+    path: Path,
+    budget: int | str,
+    policy: str,
+    *,
+    title: str | None = None,
+    compare: Sequence[str] | None = None,
+    host_budget: int = 0,
+    shares: Sequence[float] = (),
+    device: DeviceProfile | None = None,
+    link: float | None = None,
+    trace_device: int | None = None,
+    partial: bool = False,
 ) -> Content:
-    """Return what the page of a trace shows, as the options of this command say.
+    """Return what the page of a trace shows.
+
+    Args:
+        path: the trace.
+        budget: bytes, or text as `--budget` takes.
+        policy: its name.
+        title: of the page; None: the trace's name.
+        compare: names of policies in the table; None: the usual ones.
+        host_budget: bytes that evicted tensors may take; 0 for any number.
+        shares: of the updates that the host may do, of which the best is shown.
+        device: the device profile; None: the trace's own if it is one, else the default.
+        link: GB/s of another link for the device that the trace names.
+        trace_device: the device of a trace of several; None: the first.
+        partial: keep the whole lines of a trace that is cut off.
 
     Raises:
         UmemError: a bad trace or option.
@@ -108,7 +146,7 @@ def of_trace(
     from ..simulation.replay import load_devices
 
     found = load_devices(path, partial=partial)
-    number = min(found) if args.trace_device is None else args.trace_device
+    number = min(found) if trace_device is None else trace_device
     if number not in found:
         raise ConfigError(
             f"--trace-device {number}: the trace has none; allowed: {', '.join(map(str, found))}"
@@ -121,27 +159,28 @@ def of_trace(
     own = trace.device.removeprefix("soft:")
     if own in device_profiles.names() and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)
-    if args.device is None and args.profile is None:
-        args.device = replay.own_device(trace.device)
-        if args.device != own:
+    if device is None:
+        name = replay.own_device(trace.device)
+        if name != own:
             notes.append(
                 f"The trace names the device {trace.device or 'of no name'!r}, which is no device "
-                f"profile: transfers are as on {args.device}. --device and --profile choose "
-                "another."
+                f"profile: transfers are as on {name}. --device and --profile choose another."
             )
-    device, step = plan.device_of(args), trace.step
-    budget = replay.budget_of(args.budget, trace.peak_bytes)
-    if shares := replay.shares_of(args.optimizer):
-        step = make.updated(step, shares, args.policy, device, budget)
+        device = device_profiles.find(name)
+        device = device if link is None else device_profiles.with_link(device, link)
+    step = trace.step
+    room = budget if isinstance(budget, int) else replay.budget_of(budget, trace.peak_bytes)
+    if shares:
+        step = make.updated(step, shares, policy, device, room)
     return make.content(
         step,
         device,
-        budget,
+        room,
         title=title or path.name,
-        policy=args.policy,
-        compared=args.compare,
+        policy=policy,
+        compared=compare,
         origins=trace.origins,
-        host_budget=replay.host_budget_of(args.host_budget),
+        host_budget=host_budget,
         notes=notes,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import subprocess
@@ -91,22 +90,21 @@ def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, 
             "the program recorded no trace: it ended before umem was on; umem starts with torch"
         )
     options = settings.load(given, flags=True)
-    args = argparse.Namespace(
-        policy=options.policy, compare=None, budget=_budget(options), device=None, profile=None,
-        link=None, host_budget=_host_budget(options), trace_device=None, optimizer=None,
-    )  # fmt: skip
-    content = report.of_trace(traces[0], args, title=" ".join(command[1:]), partial=True)
+    content = report.of_trace(
+        traces[0],
+        _budget(options),
+        str(options.policy),  # text, as all options from outside are
+        title=" ".join(command[1:]),
+        host_budget=options.host_budget or 0,
+        partial=True,
+    )
     pages.write(page, [content])
 
 
-def _budget(options: settings.Settings) -> str:
-    """Return the run's budget in bytes, as text; `auto` is all of the device."""
+def _budget(options: settings.Settings) -> int:
+    """Return the run's budget in bytes; `auto` is all of the device."""
     if options.budget.bytes is not None:
-        return str(options.budget.bytes)
+        return options.budget.bytes
     profile = device_profiles.find(options.device.profile or device_profiles.DEFAULT)
     memory = options.device.bytes or profile.memory_bytes
-    return str(int(memory * (options.budget.percent or 100) / 100))
-
-
-def _host_budget(options: settings.Settings) -> str:
-    return str(options.host_budget) if options.host_budget else "unlimited"
+    return int(memory * (options.budget.percent or 100) / 100)
