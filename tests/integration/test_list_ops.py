@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -226,6 +228,59 @@ def compiled_clip() -> list[float]:
     )
     clip()
     return [value for weight in weights for value in weight.grad.tolist()]
+
+
+# What a program may do before it compiles a step: Dynamo's tables are filled once in a process.
+BEFORE = {
+    "nothing": "",
+    "dynamo is imported": "import torch._dynamo",
+    "a session compiled": "with session(): clipped()",
+    "dynamo was imported, and a session compiled": """
+import torch._dynamo
+with session():
+    clipped()
+""",
+    "dynamo was imported in a session": """
+with session():
+    import torch._dynamo
+""",
+    "a step was captured": """
+from umem.capture import program
+
+def step():
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    weight.grad = torch.ones(4, device="cuda")
+    torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True)
+
+program.trace(lambda: step)
+""",
+}
+
+
+@pytest.mark.parametrize("where", ["session", "contextlib.nullcontext"])
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_a_compiled_clip_is_one_graph(before: str, where: str) -> None:
+    program = f"""
+import contextlib
+import torch
+import umem
+
+def session():
+    return umem.enable(budget="16MiB", device="soft")
+
+def clipped():
+    clip = torch.compile(torch.nn.utils.clip_grad_norm_, backend="eager", fullgraph=True)
+    weights = [torch.ones(4, requires_grad=True) for _ in range(4)]
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    return clip(weights, 1.0, foreach=True).item()
+
+{before}
+torch.compiler.reset()
+with {where}():
+    assert clipped() == 4.0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20), most=st.integers(1, 20))

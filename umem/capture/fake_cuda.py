@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..trace.schema import Op
 from . import list_parts, source_lines
 from .dispatch import FunctionMode
+from .dynamo import fill_tables
 from .list_parts import Groups, Lists
 from .scope import Scope
 
@@ -41,6 +42,7 @@ _READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 @contextlib.contextmanager
 def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
+    fill_tables()
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
         for owner, name, value in (*_replacements(ways), _resizing(scope)):

@@ -1,0 +1,17 @@
+"""torch.compile's tables of torch's functions."""
+
+from __future__ import annotations
+
+
+def fill_tables() -> None:
+    """Let Dynamo take up torch's functions, which umem may then replace.
+
+    It knows them by identity, from tables that are filled once: some when Dynamo is imported, which
+    this does, some when the first function is compiled. If umem's function stood there by then,
+    torch's own would be unknown for good.
+    """
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    fill = getattr(TorchInGraphFunctionVariable, "_get_handlers", None)
+    if fill is not None:  # a name of torch's own: without it, a compiled step may be in more parts
+        fill()
