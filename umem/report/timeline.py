@@ -137,12 +137,28 @@ def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
     )
 
 
-def _pages(step: StepTrace, placed: Ints) -> tuple[Ints, Ints]:
-    """Return the pages of all placed tensors, and the tensor of each."""
-    tensors = np.flatnonzero(placed >= 0)
-    counts = step.bytes[tensors] // PAGE_BYTES
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.repeat(placed[tensors], counts) + within, np.repeat(tensors, counts)
+class _Runs:
+    """Pages in runs: no tensor and no move begins or ends inside one, so its pages fare alike."""
+
+    def __init__(self, step: StepTrace, placed: Ints, page: Ints, pages: Ints) -> None:
+        self._tensor = np.flatnonzero(placed >= 0)
+        self._page = placed[self._tensor]
+        self._pages = step.bytes[self._tensor] // PAGE_BYTES
+        ends = (self._page, self._page + self._pages, page, page + pages)
+        self.first = np.unique(np.concatenate(ends))  # page of each run; what is last is none
+        self.pages = np.diff(self.first, append=self.first[-1:])
+
+    def of(self, page: Ints, pages: Ints) -> tuple[Ints, Ints]:
+        """Return all runs of rows of adjacent pages in turn, and the row of each."""
+        begin = np.searchsorted(self.first, page)
+        count = np.searchsorted(self.first, page + pages) - begin
+        row = np.repeat(np.arange(len(count)), count)
+        return np.arange(len(row)) + (begin - np.cumsum(count) + count)[row], row
+
+    def of_tensors(self) -> tuple[Ints, Ints]:
+        """Return the runs of all placed tensors, and the tensor of each."""
+        run, row = self.of(self._page, self._pages)
+        return run, self._tensor[row]
 
 
 def _lifetime(step: StepTrace) -> tuple[Ints, Ints]:
@@ -154,22 +170,21 @@ def _lifetime(step: StepTrace) -> tuple[Ints, Ints]:
 
 def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
     """Cut moves at the borders of tensors, and name the tensor of each."""
-    count = columns["pages"]
-    row = np.repeat(np.arange(len(count)), count)
-    page = columns["page"][row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    runs = _Runs(step, placed, columns["page"], columns["pages"])
+    run, row = runs.of(columns["page"], columns["pages"])
     kind, op = columns["kind"][row], columns["operation"][row]
-    page_of, tensor_of = _pages(step, placed)
+    run_of, tensor_of = runs.of_tensors()
     first, last = _lifetime(step)
     # Memory is filled for a tensor of this op; all else happens to one of an earlier op.
     seen = np.where(kind == MoveKind.FILL, op, np.maximum(op - 1, -1))
     scale = step.n_ops + 3
-    keys = page_of * scale + first[tensor_of] + 1
+    keys = run_of * scale + first[tensor_of] + 1
     order = np.argsort(keys, kind="stable")
-    at = np.searchsorted(keys[order], page * scale + seen + 1, side="right") - 1
-    owner = np.full(len(page), OTHER, np.int64)
+    at = np.searchsorted(keys[order], run * scale + seen + 1, side="right") - 1
+    owner = np.full(len(run), OTHER, np.int64)
     if len(order):
         found = order[np.maximum(at, 0)]
-        right = (at >= 0) & (page_of[found] == page)
+        right = (at >= 0) & (run_of[found] == run)
         # What is dead stays for a while, until its memory is needed: its tensor has died before.
         dead = np.isin(kind, (MoveKind.DISCARD, MoveKind.FREE))
         right &= dead | (last[tensor_of[found]] >= seen - 1)
@@ -177,16 +192,16 @@ def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
     new = np.ones(len(row), bool)
     new[1:] = (row[1:] != row[:-1]) | (owner[1:] != owner[:-1])
     start = np.flatnonzero(new)
-    pages = np.diff(np.append(start, len(row)))
-    at_row = row[start]
+    pages = np.add.reduceat(runs.pages[run], start) if len(start) else start
+    at_row, page = row[start], runs.first[run[start]]
     # A row's time on its lane is that of its pages, one after another.
-    share = (columns["end_us"] - columns["start_us"]) / np.maximum(count, 1)
-    before = page[start] - columns["page"][at_row]
+    share = (columns["end_us"] - columns["start_us"]) / np.maximum(columns["pages"], 1)
+    before = page - columns["page"][at_row]
     begin = columns["start_us"][at_row] + before * share[at_row]
     return Moves(
         kind=kind[start],
         tensor=owner[start],
-        page=page[start],
+        page=page,
         pages=pages,
         op=op[start],
         issued_us=columns["issued_us"][at_row],
@@ -198,50 +213,44 @@ def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
 
 
 def _changes(line: Timeline) -> Changes:
-    step, moves = line.step, line.moves
-    page_of, tensor_of = _pages(step, line.placed)
+    step = line.step
+    log = line.moves.only(*_ARRIVES, *_LEAVES)
+    runs = _Runs(step, line.placed, log.page, log.pages)
+    run_of, tensor_of = runs.of_tensors()
+    logged, row = runs.of(log.page, log.pages)
     first, last = _lifetime(step)
     begin_of_op = np.append(line.wait_us, line.end_us[-1:])  # and the step's end
-    log = moves.only(*_ARRIVES, *_LEAVES)
-    row = np.repeat(np.arange(len(log.pages)), log.pages)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(log.pages) - log.pages, log.pages)
     dies = last[tensor_of] < step.n_ops
     # Events of pages: its tensor ends, another begins, or something happens to it; in this order
     # within an op.
-    page = np.concatenate((page_of[dies], page_of, log.page[row] + within))
-    end_op = last[tensor_of][dies] + 1
-    begin_op = first[tensor_of]
-    op = np.concatenate((end_op, begin_op, log.op[row]))
-    us = np.concatenate(
-        (begin_of_op[end_op], begin_of_op[np.maximum(begin_op, 0)], log.issued_us[row])
-    )
-    rank = np.concatenate(
-        (
-            np.zeros(len(end_op), np.int64),
-            np.ones(len(begin_op), np.int64),
-            np.full(len(row), 2),
-        )
-    )
-    # -2: says nothing of it
-    owner = np.concatenate((np.full(len(end_op), OTHER), tensor_of, np.full(len(row), -2)))
-    arrives = np.isin(log.kind[row], _ARRIVES).astype(np.int64)
-    there = np.concatenate((np.full(len(end_op) + len(begin_op), -2), arrives))
-    order = np.lexsort((rank, op, page))  # stable: events of the log stay in their order
-    page, us, owner, there = page[order], us[order], owner[order], there[order]
-    new_page = np.ones(len(page), bool)
-    new_page[1:] = page[1:] != page[:-1]
-    owner = _carried(owner, new_page, OTHER)
-    there = _carried(there, new_page, 0)
+    end_op, begin_op = last[tensor_of][dies] + 1, first[tensor_of]
+    events = [
+        (run_of[dies], end_op, begin_of_op[end_op]),
+        (run_of, begin_op, begin_of_op[np.maximum(begin_op, 0)]),
+        (logged, log.op[row], log.issued_us[row]),
+    ]
+    run, op, us = (np.concatenate(columns) for columns in zip(*events, strict=True))
+    rank = np.repeat(np.arange(3), [len(one[0]) for one in events])
+    says = np.full(len(rank), -2)  # -2: says nothing of it
+    owner, there = says.copy(), says
+    owner[rank == 0], owner[rank == 1] = OTHER, tensor_of
+    there[rank == 2] = np.isin(log.kind[row], _ARRIVES)
+    # Stable: events of the log stay in their order.
+    order = np.argsort((run * (step.n_ops + 3) + op + 1) * 3 + rank, kind="stable")
+    run, us, owner, there = run[order], us[order], owner[order], there[order]
+    new_run = np.diff(run, prepend=-1) != 0
+    owner = _carried(owner, new_run, OTHER)
+    there = _carried(there, new_run, 0)
     here = np.where(there == 1, owner, -2)
-    before = np.where(new_page, -2, np.concatenate(([-2], here[:-1])))
-    moved = np.flatnonzero(here != before)
-    gone, come = before[moved], here[moved]
-    us = us[moved]
-    tensor = np.concatenate((gone[gone > -2], come[come > -2]))
-    change = np.concatenate((np.full((gone > -2).sum(), -1), np.full((come > -2).sum(), 1)))
-    us = np.concatenate((us[gone > -2], us[come > -2]))
-    order = np.lexsort((change, us))
-    return Changes(us[order], tensor[order], change[order])
+    before = np.where(new_run, -2, np.concatenate(([-2], here[:-1])))
+    gone = np.flatnonzero((here != before) & (before > -2))
+    come = np.flatnonzero((here != before) & (here > -2))
+    at = np.concatenate((gone, come))
+    pages = runs.pages[run[at]]
+    pages[: len(gone)] *= -1
+    tensor = np.concatenate((before[gone], here[come]))
+    order = np.argsort(us[at], kind="stable")  # what goes comes first within a moment
+    return Changes(us[at][order], tensor[order], pages[order])
 
 
 def _carried(values: Ints, new_group: Bools, default: int) -> Ints:
