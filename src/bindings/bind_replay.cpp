@@ -131,8 +131,8 @@ py::array_t<Shown> array(const std::vector<Item>& items) {
   return result;
 }
 
-py::dict run_logged(Replay& replay) {
-  Result<soft::MoveColumns> moves = unlocked([&] { return replay.run_logged(); });
+py::dict moves_of(Replay& replay) {
+  Result<soft::MoveColumns> moves = unlocked([&] { return replay.moves(); });
   raise_input_error(moves.take_status());
   const soft::MoveColumns& columns = moves.value();
   py::dict result;
@@ -183,7 +183,8 @@ void bind_replay(py::module_& module) {
              raise_input_error(found.take_status());
              return found.value();
            })
-      .def("run_logged", &run_logged)
+      .def("run_logged", [](Replay& self) { run_input([&] { return self.run_logged(); }); })
+      .def("moves", &moves_of)
       .def("figures", &figures)
       .def("op_end_us",
            [](const Replay& self) {

@@ -37,18 +37,17 @@ OpShapes::OpShapes(const Plan& plan) {
       shape.add_allocated(bytes(static_cast<std::size_t>(plan.allocations[i])));
     shape_.push_back(shape.value());
     if (!large) continue;
-    ops_[shape.value()].push_back(static_cast<std::uint32_t>(op));
-    ops_[pair_of(before, shape.value())].push_back(static_cast<std::uint32_t>(op));
+    ops_.emplace_back(shape.value(), static_cast<std::uint32_t>(op));
+    ops_.emplace_back(pair_of(before, shape.value()), static_cast<std::uint32_t>(op));
     before = shape.value();
   }
+  std::sort(ops_.begin(), ops_.end());
 }
 
 std::size_t OpShapes::first(std::uint64_t shape, std::size_t from) const {
-  const auto found = ops_.find(shape);
-  if (found == ops_.end()) return shape_.size();
-  const std::vector<std::uint32_t>& ops = found->second;
-  const auto at = std::lower_bound(ops.begin(), ops.end(), from);
-  return at == ops.end() ? shape_.size() : *at;
+  const std::pair sought(shape, static_cast<std::uint32_t>(from));
+  const auto at = std::lower_bound(ops_.begin(), ops_.end(), sought);
+  return at == ops_.end() || at->first != shape ? shape_.size() : at->second;
 }
 
 std::size_t OpShapes::first(std::uint64_t before, std::uint64_t shape, std::size_t from) const {

@@ -88,13 +88,17 @@ Status Replay::set_step(StepColumns columns) {
 
 Status Replay::run_step(std::uint64_t repeats) {
   if (!step_) return bad_state("there is no step to run: call set_step first");
+  before_ = logged_ = {};
   return timed([&]() -> Status {
-    for (std::uint64_t i = 0; i < repeats; ++i) {
-      UMEM_RETURN_IF_ERROR(step_->run());
-      events_ += step_->events();
-    }
+    for (std::uint64_t i = 0; i < repeats; ++i) UMEM_RETURN_IF_ERROR(run_once());
     return {};
   });
+}
+
+Status Replay::run_once() {
+  UMEM_RETURN_IF_ERROR(step_->run());
+  events_ += step_->events();
+  return {};
 }
 
 const std::vector<double>& Replay::op_end_us() const {
@@ -102,28 +106,26 @@ const std::vector<double>& Replay::op_end_us() const {
   return step_ ? step_->op_end_us() : none;
 }
 
-Result<soft::MoveColumns> Replay::run_logged() {
+Status Replay::run_logged() {
   if (!step_) return bad_state("there is no step to run: call set_step first");
-  Result<soft::MoveColumns> before = logged_step();
-  if (!before.ok()) return before;
-  const double begin = machine_.now_us();
-  Result<soft::MoveColumns> moves = logged_step();
-  if (!moves.ok()) return moves;
-  for (auto* logged : {&before.value(), &moves.value()})
-    UMEM_RETURN_IF_ERROR(soft::settle_host(*logged));
-  soft::MoveColumns all = before.value().ending_after(begin);
-  all.append(moves.value());
-  for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})
-    for (double& us : *column) us -= begin;
-  return all;
-}
-
-Result<soft::MoveColumns> Replay::logged_step() {
+  before_ = std::exchange(logged_, {});
+  begin_us_ = machine_.now_us();
   UMEM_RETURN_IF_ERROR(soft::log_moves());
-  Status ran = run_step(1);
+  Status ran = timed([&] { return run_once(); });
   Result<soft::MoveColumns> moves = soft::take_moves();
   UMEM_RETURN_IF_ERROR(std::move(ran));
-  return moves;
+  if (moves.ok()) logged_ = std::move(moves.value());
+  return moves.take_status();
+}
+
+Result<soft::MoveColumns> Replay::moves() {
+  if (logged_.base == 0) return bad_state("the last step has no log: call run_logged");
+  for (auto* logged : {&before_, &logged_}) UMEM_RETURN_IF_ERROR(soft::settle_host(*logged));
+  soft::MoveColumns all = before_.ending_after(begin_us_);
+  all.append(logged_);
+  for (auto* column : {&all.issued_us, &all.start_us, &all.end_us})
+    for (double& us : *column) us -= begin_us_;
+  return all;
 }
 
 std::vector<std::uintptr_t> Replay::placed() const {

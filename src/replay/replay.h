@@ -45,10 +45,13 @@ class Replay {
 
   // Of the last step run: [n] when each op was over, in µs since the step began; empty before.
   UMEM_API const std::vector<double>& op_end_us() const;
-  // As `run_step(2)`, with a log of what happens to pages in the second; times are since that
-  // began. Transfers of the first that end in the second come first, with the operation -1. And [m]
-  // the address that each tensor had, 0 without one.
-  UMEM_API Result<soft::MoveColumns> run_logged();
+  // As `run_step(1)`, with a log of what happens to pages.
+  UMEM_API Status run_logged();
+  // That log of the last step; times are since it began. Transfers of the step before that end in
+  // this one come first, with the operation -1, if that step was logged too. It settles the turns
+  // of the host's work, which later steps could still change: no step is run after it.
+  UMEM_API Result<soft::MoveColumns> moves();
+  // [m] The address that each tensor had in the last step, 0 without one.
   UMEM_API std::vector<std::uintptr_t> placed() const;
   UMEM_API Figures figures() const { return machine_.figures(); }
   UMEM_API Progress progress() const { return {machine_.steps(), events_, seconds_}; }
@@ -61,7 +64,7 @@ class Replay {
   template <class Call>
   Status timed(Call call);
   Status play(const Event& event);
-  Result<soft::MoveColumns> logged_step();
+  Status run_once();
 
   Machine machine_;
   Reader reader_;
@@ -69,6 +72,8 @@ class Replay {
   std::optional<StepPlayer> step_;
   std::uint64_t events_ = 0;
   double seconds_ = 0;
+  soft::MoveColumns before_, logged_;  // of the last two steps, as far as they were logged
+  double begin_us_ = 0;                // when the last one began
   bool fed_ = false, finished_ = false, failed_ = false, open_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from itertools import accumulate
@@ -127,6 +128,28 @@ def test_only_a_device_without_memory_logs_moves() -> None:
         native.set_step(replay._columns(weights(1)))
         with pytest.raises(Exception, match="without memory behind it only"):
             native.run_logged()
+    finally:
+        native.close()
+
+
+def test_a_log_is_of_the_last_step_and_changes_no_figure() -> None:
+    step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
+    budget = step.peak_bytes // 2
+    logged_too = replay.replay_logged(step, "lru", LINK, budget).result
+    plain = replay.replay_step(step, "lru", LINK, budget)
+    assert plain.steps == logged_too.steps == 3, "a log takes no steps of its own"
+    same = {"events_per_s": 0.0}
+    assert dataclasses.replace(logged_too, **same) == dataclasses.replace(plain, **same)
+
+
+def test_moves_of_a_step_without_a_log_are_an_error() -> None:
+    native = replay.open_step(weights(1), "lru", LINK, 16 * PAGE)
+    try:
+        native.run_logged()
+        assert len(native.moves()["kind"])
+        native.run_step(1)
+        with pytest.raises(Exception, match="the last step has no log: call run_logged"):
+            native.moves()
     finally:
         native.close()
 

@@ -12,6 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,7 +129,7 @@ class Logged(NamedTuple):
 
     result: Result
     op_end_us: Floats  # [n]
-    moves: dict[str, Any]  # columns of core.Replay.run_logged
+    moves: dict[str, Any]  # columns of core.Replay.moves
 
 
 class LoadedTrace(NamedTuple):
@@ -180,19 +181,21 @@ def replay_logged(
     host_budget: int = 0,
     repeats: int = REPEATS,
 ) -> Logged:
-    """Replay as `replay_step`, and then the step once more with a log; the figures are of that.
+    """Replay as `replay_step`, with a log of the last step; three steps at least.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay_step`.
     """
     found: list[tuple[Floats, dict[str, Any]]] = []
 
-    def log(replay: core.Replay) -> None:
-        moves = replay.run_logged()
-        found.append((replay.op_end_us(), moves))
+    def run(replay: core.Replay, repeats: int) -> dict[str, Any]:
+        replay.run_step(1)  # it is not like the others: nothing came before it
+        figures = _until_steady(replay, max(repeats - 1, 2), replay.run_logged)
+        found.append((replay.op_end_us(), replay.moves()))
+        return figures
 
     result = _replay(
-        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, last=log
+        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, run=run
     )
     return Logged(result, *found[0])
 
@@ -488,7 +491,7 @@ def _replay(
     *,
     host_budget: int,
     repeats: int,
-    last: Callable[[core.Replay], None] | None = None,
+    run: Callable[[core.Replay, int], dict[str, Any]] | None = None,
 ) -> Result:
     from ..base.native import core
 
@@ -512,10 +515,7 @@ def _replay(
         replay.set_step(_columns(step))
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address, alone=True))
-        figures = _until_steady(replay, repeats)
-        if last is not None:
-            last(replay)
-            figures = replay.figures()
+        figures = (run or _until_steady)(replay, repeats)
         peak_host = core.stats()["peak_host_bytes"]
     finally:
         replay.close()
@@ -626,12 +626,15 @@ def _pieces(path: Path, lines: int) -> Iterator[bytes]:
         raise TraceError(f"{path}: {error}") from None
 
 
-def _until_steady(replay: core.Replay, repeats: int) -> dict[str, Any]:
-    replay.run_step(1)
+def _until_steady(
+    replay: core.Replay, repeats: int, run: Callable[[], None] | None = None
+) -> dict[str, Any]:
+    run = run or partial(replay.run_step, 1)
+    run()
     figures = replay.figures()
     for _ in range(repeats - 1):
         before = figures
-        replay.run_step(1)
+        run()
         figures = replay.figures()
         if all(_near(figures[key], before[key]) for key in ("step_us", "bytes_in", "bytes_out")):
             break
