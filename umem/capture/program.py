@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..base import collector
 from ..errors import ConfigError, PlanError, did_you_mean
 from . import fake_cuda, source_lines
 from .recording import Recording
@@ -102,18 +103,16 @@ def recording(
 
     `around` makes the fake tensors' mode, and whatever else a program is to see of torch.
     """
-    enabled = gc.isenabled()
-    gc.disable()  # else blocks in cycles would die whenever the collector happens to run
-    gc.freeze()  # what is there already is not looked through at the end of each step
     tracer = Tracer() if recorder is None else recorder
-    try:
-        with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
-            yield tracer
-    finally:
-        tracer._live.clear()
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
+    # Else blocks in cycles would die whenever the collector happens to run.
+    with collector.paused():
+        gc.freeze()  # what is there already is not looked through at the end of each step
+        try:
+            with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
+                yield tracer
+        finally:
+            tracer._live.clear()
+            gc.unfreeze()
 
 
 def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:

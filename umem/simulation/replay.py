@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..analysis import bounds
+from ..base import collector
 from ..base.device_profiles import DeviceProfile
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
@@ -243,6 +244,7 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     return next(iter(found.values()))
 
 
+@collector.paused()  # events are in no cycles
 def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
 
@@ -482,6 +484,7 @@ def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) 
     return replay
 
 
+@collector.paused()  # a large plan has as many tuples as moves, in no cycles
 def _replay(
     step: StepTrace,
     text: tuple[Path, int] | None,

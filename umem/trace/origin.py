@@ -35,7 +35,8 @@ def text(extra: Mapping[str, object] | None) -> str:
 
 def of_blocks(events: Iterable[Event]) -> dict[BlockId, str]:
     """Return the texts of all blocks of which events say it."""
-    found = ((event.id, text(event.extra)) for event in events if type(event) is Alloc)
+    allocs = (event for event in events if type(event) is Alloc and event.extra)
+    found = ((alloc.id, text(alloc.extra)) for alloc in allocs)
     return {block: said for block, said in found if said}
 
 

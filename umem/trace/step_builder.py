@@ -6,6 +6,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import NamedTuple
 
@@ -59,6 +60,10 @@ def read_step(path: str | os.PathLike[str]) -> StepTrace:
         return builder.step()
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
+
+
+_OPEN = 1 << 62  # instead of the last op of a tensor that is not freed
+_READ, _WRITE = 1, 2
 
 
 class _Born(NamedTuple):
@@ -183,52 +188,49 @@ class _Columns:
     def __init__(self, part: _Part, cut: set[int]) -> None:
         self._part = part
         self._cut = cut  # sizes of ranges
-        self._ranges: list[tuple[tuple[int, int], ...]] = []  # of each access; (): all
-        self._medians = _medians(part.events)
         self._of: dict[int, int] = {}  # the tensor of each live id; -1 if it has no bytes
         self._born: list[_Born] = []
+        self._carried = 0  # the first so many were there before the step
         self._families: list[str] = []
-        self._kind: list[Kind] = []
         self._first: list[int] = []
-        self._last: list[int | None] = []
+        self._last: list[int] = []  # _OPEN: not freed
         self._op_us: list[float] = []
         self._names: list[str] = []
         self._starts = [0]
         self._tensors: list[int] = []
-        self._writes: list[bool] = []
-        self._reads: list[bool] = []
+        self._uses: list[int] = []  # of each access: _READ, _WRITE or both
+        self._ranges: dict[int, tuple[tuple[int, int], ...]] = {}  # of accesses; without: all
         self._read_first: set[int] = set()  # ids that the first op reads
         self._idle_us = 0.0  # of ops without accesses, until the next one with some
 
     def build(self) -> StepTrace:
         """Return the columns of the part."""
         for born in self._part.live.values():
-            self._tensor(born, Kind.CARRIED)
+            self._tensor(born)
+        self._carried = len(self._born)
         ordinal = 0
         for event in self._part.events:
             if type(event) is Op:
                 self._op(event)
             elif type(event) is Alloc:
-                self._tensor(_Born(event, self._part.number, ordinal), Kind.TRANSIENT)
+                self._tensor(_Born(event, self._part.number, ordinal))
                 ordinal += 1
             elif type(event) is Free:
                 self._free(event.id)
         if not self._op_us:
             raise TraceError("the step has no op that accesses memory; nothing to plan")
         self._op_us[-1] += self._idle_us
-        self._end()
         return self._columns()
 
-    def _tensor(self, born: _Born, kind: Kind) -> None:
+    def _tensor(self, born: _Born) -> None:
         if born.alloc.bytes == 0:
             self._of[born.alloc.id] = -1
             return
         self._of[born.alloc.id] = len(self._born)
         self._born.append(born)
         self._families.append(born.alloc.family)
-        self._kind.append(kind)
         self._first.append(len(self._op_us))
-        self._last.append(None)
+        self._last.append(_OPEN)
 
     def _free(self, block: int) -> None:
         tensor = self._of.pop(block)
@@ -236,13 +238,18 @@ class _Columns:
             return
         now = len(self._op_us)
         # A block that an op allocates and frees has its events before the op, and is live in it.
-        inside = self._first[tensor] == now and self._kind[tensor] == Kind.TRANSIENT
+        inside = tensor >= self._carried and self._first[tensor] == now
         self._last[tensor] = now if inside else now - 1
 
     def _op(self, op: Op) -> None:
+        of = self._of
+        accesses: dict[int, int] = {}
         try:
-            read = {self._of[block]: False for block in op.reads}
-            accesses = read | {self._of[block]: True for block in op.writes}
+            for block in op.reads:
+                accesses[of[block]] = _READ
+            for block in op.writes:
+                tensor = of[block]
+                accesses[tensor] = accesses.get(tensor, 0) | _WRITE
         except KeyError as error:
             raise TraceError(f"op {op.name!r} uses id {error}, which is not live") from None
         accesses.pop(-1, None)
@@ -253,16 +260,27 @@ class _Columns:
         if not self._op_us:
             self._read_first = set(op.reads)
         if op.family:
-            self._inherit(op.family, accesses)
+            self._inherit(op)
         self._op_us.append(us + self._idle_us)
         self._idle_us = 0.0
         self._names.append(op.name)
-        ranges = self._used(op) if op.parts else {}
-        self._ranges.extend(ranges.get(tensor, ()) for tensor in accesses)
+        if op.parts:
+            used = self._used(op)
+            for access, tensor in enumerate(accesses, len(self._tensors)):
+                if tensor in used:
+                    self._ranges[access] = used[tensor]
         self._tensors.extend(accesses)
-        self._writes.extend(accesses.values())
-        self._reads.extend(tensor in read for tensor in accesses)
+        self._uses.extend(accesses.values())
         self._starts.append(len(self._tensors))
+
+    @cached_property
+    def _medians(self) -> dict[str, float]:
+        """The median time of ops by name, for ops without a time."""
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for event in self._part.events:
+            if type(event) is Op and event.us is not None:
+                times[event.name].append(event.us)
+        return {name: median(of_name) for name, of_name in times.items()}
 
     def _used(self, op: Op) -> dict[int, tuple[tuple[int, int], ...]]:
         """Return the byte ranges of tensors that the op uses parts of."""
@@ -276,68 +294,76 @@ class _Columns:
             used[self._of[blocks[which]]].update(ranges)
         return {t: tuple(sorted(ranges)) for t, ranges in used.items() if t not in whole}
 
-    def _inherit(self, family: str, accesses: dict[int, bool]) -> None:
+    def _inherit(self, op: Op) -> None:
+        """Give the op's family to what it made, unless that has one."""
         now = len(self._op_us)
-        for tensor, written in accesses.items():
-            new = self._kind[tensor] == Kind.TRANSIENT and self._first[tensor] == now
-            if written and new and not self._families[tensor]:
-                self._families[tensor] = family
+        for block in op.writes:
+            tensor = self._of[block]
+            made = tensor >= self._carried and self._first[tensor] == now
+            if made and not self._families[tensor]:
+                self._families[tensor] = op.family
 
-    def _end(self) -> None:
-        """Set kinds and lifetimes, now that the remaining tensors are known."""
+    def _lifetimes(self) -> tuple[Ints, Ints, Ints]:
+        """Return kind, first and last op of each tensor, now that the remaining ones are known."""
         last_op = len(self._op_us) - 1
-        before = self._before_first_op() if self._part.number == 0 else set()
-        for tensor, born in enumerate(self._born):
-            self._first[tensor] = min(self._first[tensor], last_op)
-            last = self._last[tensor]
-            self._last[tensor] = last_op if last is None else min(last, last_op)
-            if last is not None:
-                continue
-            known = self._part.number == 0 and born.alloc.tag in ALWAYS_THERE
-            if self._kind[tensor] == Kind.CARRIED or known or tensor in before:
-                self._kind[tensor] = Kind.PERSISTENT
-                self._first[tensor] = 0
-            else:
-                self._kind[tensor] = Kind.MADE
+        count = len(self._born)
+        there = np.arange(count) < self._carried
+        ended = np.array(self._last, np.int64)
+        stays = ended == _OPEN
+        first = np.minimum(np.array(self._first, np.int64), last_op)
+        persists = there.copy()
+        if self._part.number == 0:
+            always = [born.alloc.tag in ALWAYS_THERE for born in self._born]
+            persists |= np.array(always, np.bool_)
+            persists[self._before_first_op()] = True
+        kind = np.where(
+            stays,
+            np.where(persists, Kind.PERSISTENT, Kind.MADE),
+            np.where(there, Kind.CARRIED, Kind.TRANSIENT),
+        )
+        return kind, np.where(kind == Kind.PERSISTENT, 0, first), np.minimum(ended, last_op)
 
-    def _before_first_op(self) -> set[int]:
+    def _before_first_op(self) -> list[int]:
         """Return the tensors that existed before the first op: not made by it, but allocated."""
         end = self._starts[1]
         made = {
             tensor
-            for tensor, written in zip(self._tensors[:end], self._writes[:end], strict=True)
-            if written and self._born[tensor].alloc.id not in self._read_first
+            for tensor, use in zip(self._tensors[:end], self._uses[:end], strict=True)
+            if use & _WRITE and self._born[tensor].alloc.id not in self._read_first
         }
-        return {t for t, first in enumerate(self._first) if first == 0} - made
+        return [t for t, first in enumerate(self._first) if first == 0 and t not in made]
 
     def _columns(self) -> StepTrace:
-        last = np.array(self._last, np.int64)
+        kind, first, last = self._lifetimes()
         # Tensors freed before the first op are live in no op.
         kept = np.flatnonzero(last >= 0)
         new = np.full(len(last), -1, np.int64)
         new[kept] = np.arange(len(kept))
-        asked = np.array([born.alloc.bytes for born in self._born], np.int64)[kept]
+        allocs = [self._born[t].alloc for t in kept.tolist()]
+        asked = np.array([alloc.bytes for alloc in allocs], np.int64)
         taken, large = on_device(asked)
         tensors = new[np.array(self._tensors, np.int64)]
+        uses = np.array(self._uses, np.int64)
         part, parts = self._parts()
-        next_aliases = self._next_aliases()
-        next_alias = np.array([next_aliases.get(t, -1) for t in kept.tolist()], np.int64)
+        next_alias = np.full(len(last), -1, np.int64)
+        for tensor, alias in self._next_aliases(kind).items():
+            next_alias[tensor] = new[alias]
         return StepTrace(
             op_us=np.array(self._op_us, np.float64),
             op_names=tuple(self._names),
             bytes=taken,
             large=large,
-            tags=tuple(self._born[t].alloc.tag for t in kept),
-            families=tuple(self._families[t] for t in kept),
-            kind=np.array(self._kind, np.int64)[kept],
-            first=np.array(self._first, np.int64)[kept],
+            tags=tuple([alloc.tag for alloc in allocs]),
+            families=tuple([self._families[t] for t in kept.tolist()]),
+            kind=kind[kept],
+            first=first[kept],
             last=last[kept],
-            next_alias=np.where(next_alias < 0, -1, new[next_alias]),
-            source=np.array([self._born[t].alloc.id for t in kept], np.int64),
+            next_alias=next_alias[kept],
+            source=np.array([alloc.id for alloc in allocs], np.int64),
             access_start=np.array(self._starts, np.int64),
             access_tensor=tensors,
-            access_write=np.array(self._writes, np.bool_),
-            access_read=np.array(self._reads, np.bool_),
+            access_write=(uses & _WRITE) > 0,
+            access_read=(uses & _READ) > 0,
             access_part=part,
             parts=parts,
             cut=self._pieces(asked, large, tensors),
@@ -345,22 +371,23 @@ class _Columns:
 
     def _parts(self) -> tuple[Ints | None, Parts | None]:
         """Return what each access is of, and the sets that this names."""
-        if not any(self._ranges):
+        if not self._ranges:
             return None, None
-        number = {ranges: i for i, ranges in enumerate(dict.fromkeys(filter(None, self._ranges)))}
+        number = {ranges: i for i, ranges in enumerate(dict.fromkeys(self._ranges.values()))}
         rows = [row for ranges in number for row in ranges]
         begin, end = np.array(rows, np.int64).T
         start = np.concatenate(([0], np.cumsum([len(ranges) for ranges in number])))
-        part = np.array([number.get(ranges, -1) for ranges in self._ranges], np.int64)
+        part = np.full(len(self._tensors), -1, np.int64)
+        for access, ranges in self._ranges.items():
+            part[access] = number[ranges]
         return part, Parts(start.astype(np.int64), begin, end)
 
     def _pieces(self, asked: Ints, large: Bools, tensors: Ints) -> Ints | None:
         """Return the bytes of the pieces that each tensor is cut into; None: 64 MiB each."""
         used: dict[int, int] = {}  # the least that an access is of
-        for access, ranges in enumerate(self._ranges):
-            if ranges:
-                tensor, size = int(tensors[access]), sum(end - begin for begin, end in ranges)
-                used[tensor] = min(used.get(tensor, size), size)
+        for access, ranges in self._ranges.items():
+            tensor, size = int(tensors[access]), sum(end - begin for begin, end in ranges)
+            used[tensor] = min(used.get(tensor, size), size)
         few = [t for t, size in used.items() if large[t] and 2 * size <= asked[t]]
         if not few and not self._cut:
             return None
@@ -375,15 +402,15 @@ class _Columns:
         ]  # fmt: skip
         return np.array(pieces, np.int64)[place]
 
-    def _next_aliases(self) -> dict[int, int]:
+    def _next_aliases(self, kind: Ints) -> dict[int, int]:
         """Match each CARRIED tensor with its MADE tensor, where there is one.
 
         In steady state it is the one with the same ordinal among its step's allocations. The
         others are matched by order among those of equal bytes and tag: the steps differ a little,
         or the one before was not recorded.
         """
-        made = [t for t, kind in enumerate(self._kind) if kind == Kind.MADE]
-        carried = [t for t, kind in enumerate(self._kind) if kind == Kind.CARRIED]
+        made = np.flatnonzero(kind == Kind.MADE).tolist()
+        carried = np.flatnonzero(kind == Kind.CARRIED).tolist()
         place = {(self._born[t].ordinal, self._born[t].alloc.bytes): t for t in made}
         next_aliases: dict[int, int] = {}
         for tensor in carried:
@@ -403,14 +430,3 @@ class _Columns:
     def _like(self, tensor: int) -> tuple[int, str]:
         alloc = self._born[tensor].alloc
         return alloc.bytes, alloc.tag
-
-
-def _medians(events: list[Event]) -> dict[str, float]:
-    """Return the median time of ops by name, for ops without a time."""
-    if all(event.us is not None for event in events if type(event) is Op):
-        return {}
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for event in events:
-        if type(event) is Op and event.us is not None:
-            times[event.name].append(event.us)
-    return {name: median(of_name) for name, of_name in times.items()}

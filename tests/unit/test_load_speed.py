@@ -1,0 +1,100 @@
+"""Loading a trace takes time in proportion to that of its text, whatever machine it is."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from umem.base import collector
+from umem.simulation import replay
+from umem.trace.ids import block_ids
+from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
+from umem.trace.writer import Writer
+
+MIB = 1 << 20
+
+
+def training(layers: int) -> Iterator[Event]:
+    """Yield a step that keeps what it makes, and frees it in a second half."""
+    ids = block_ids()
+    kept = [next(ids) for _ in range(layers)]
+    for i, block in enumerate(kept):
+        yield Alloc(block, MIB << i % 5, "activation", "linear", extra={"module": f"layers.{i}"})
+        yield Op("aten::mm", tuple(kept[max(i - 1, 0) : i]), (block,), 150.0, family="linear")
+    for block in reversed(kept):
+        yield Op("aten::mm_backward", (block,), (), 300.0, family="linear")
+        yield Free(block)
+    yield Step()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "t.jsonl"
+    with Writer(path, Header("a100-pcie4", "test")) as writer:
+        for event in training(10_000):
+            writer.write(event)
+    return path
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the least processor time of a few calls: what else runs here only adds to it."""
+    times = []
+    for _ in range(5):
+        begun = time.process_time()
+        call()
+        times.append(time.process_time() - begun)
+    return min(times)
+
+
+def test_a_trace_is_loaded_in_a_few_times_what_json_takes(trace: Path) -> None:
+    lines = trace.read_text().splitlines()
+    text = seconds(lambda: [json.loads(line) for line in lines])
+    assert seconds(lambda: replay.load_devices(trace)) < 2.4 * text  # about 1.6
+
+
+def test_the_garbage_collector_does_not_look_through_the_events(trace: Path) -> None:
+    with counted() as runs:
+        replay.load_devices(trace)
+    assert gc.isenabled()
+    assert not runs
+    with counted() as runs:
+        everything = [[] for _ in range(10_000)]
+    assert runs, f"{len(everything)} objects start it, if it is on"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_is_left_as_it_was(before: bool) -> None:
+    @collector.paused()
+    def fails() -> None:
+        assert not gc.isenabled()
+        raise KeyError
+
+    (gc.enable if before else gc.disable)()
+    try:
+        with pytest.raises(KeyError):
+            fails()
+        assert gc.isenabled() is before
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Take down each run of the collector that begins."""
+    runs: list[str] = []
+
+    def begins(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            runs.append(f"generation {info['generation']}")
+
+    gc.callbacks.append(begins)
+    try:
+        yield runs
+    finally:
+        gc.callbacks.remove(begins)
