@@ -41,9 +41,9 @@ def step_of(events: Any) -> StepTrace:
     return builder.step()
 
 
-def weights(count: int = 3) -> StepTrace:
-    """As many ops of 1 ms, each reading a weight of its own of 4 pages."""
-    tensors = [Tensor(4 * PAGE, {i: False}, Kind.PERSISTENT, "param") for i in range(count)]
+def weights(count: int = 3, pages: int = 4) -> StepTrace:
+    """As many ops of 1 ms, each reading a weight of its own."""
+    tensors = [Tensor(pages * PAGE, {i: False}, Kind.PERSISTENT, "param") for i in range(count)]
     return make_step([1000.0] * count, tensors)
 
 
@@ -85,6 +85,16 @@ def test_pages_on_the_device_never_exceed_the_budget_and_reach_what_the_engine_c
         mine = np.cumsum(np.where(changes.tensor == tensor, changes.pages, 0))[last]
         assert mine.min() >= 0
         assert mine.max() * PAGE <= step.bytes[tensor]
+
+
+def test_the_changes_of_larger_tensors_are_no_more() -> None:
+    # Neither takes the time to make the page: a run of pages that fare alike has one history.
+    small, large = (
+        logged(step, "lru", 2 * step.peak_bytes // 3)
+        for step in (weights(pages=8), weights(pages=32))
+    )
+    assert len(small.changes.us) == len(large.changes.us) > 0
+    assert (4 * small.changes.pages == large.changes.pages).all()
 
 
 def test_in_a_cycle_of_weights_each_comes_in_and_leaves_once() -> None:
@@ -254,6 +264,29 @@ def test_the_budget_of_a_finding_removes_the_stall_in_a_replay_of_its_own() -> N
     assert again.stall_us <= findings.GONE * shown.line.result.stall_us
     assert again.step_us == pytest.approx(named[0].step_us)
     assert budget < step.peak_bytes + 16 * PAGE
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0], ids=["stalls", "fits"])
+def test_a_large_step_is_replayed_once_and_the_page_says_so(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
+    monkeypatch.setattr(findings, "_TRIES", ((step.n_ops - 1, 6),))
+    monkeypatch.setattr(findings, "_PLANNED_OPS", step.n_ops - 1)
+    monkeypatch.setattr(make, "COMPARED_OPS", step.n_ops - 1)
+    made: list[int] = []
+
+    class Counted(_core.Replay):
+        def __init__(self, *args: Any) -> None:
+            made.append(len(made))
+            super().__init__(*args)
+
+    monkeypatch.setattr(_core, "Replay", Counted)
+    shown = content(step, int(share * step.peak_bytes), compared=None)
+    assert len(made) == 1
+    assert not any(one.setting for one in shown.findings)
+    text = f"Not tried: other budgets: for steps of up to {step.n_ops - 1:,} operators."
+    assert text in shown.notes
 
 
 def test_a_better_policy_is_named_with_its_own_time() -> None:

@@ -29,7 +29,7 @@ GONE = 0.05  # a stall of which only this share remains counts as removed
 _GROUPS = 3  # of waits that are named
 # Replays take time in proportion to a step's ops: for how many ops a budget is searched so finely,
 # and up to how many ops recomputation and updates on the host are planned.
-_TRIES = ((20_000, 6), (100_000, 3), (1_000_000, 1))
+_TRIES = ((20_000, 6), (100_000, 3))
 _PLANNED_OPS = 10_000
 
 
@@ -181,8 +181,12 @@ def _middle(mine: Sequence[Wait]) -> int:
     return ordered[int(np.searchsorted(sums, sums[-1] / 2))].late_ops
 
 
-def _tries(step: StepTrace) -> int:
-    return next((tries for ops, tries in _TRIES if step.n_ops <= ops), 0)
+def _tries(trials: Trials) -> int:
+    """Return how often the interval of budgets is halved; of a large step 0, which is noted."""
+    tries = next((tries for ops, tries in _TRIES if trials.step.n_ops <= ops), 0)
+    if not tries:
+        trials.left_out.append(f"other budgets: for steps of up to {_TRIES[-1][0]:,} operators")
+    return tries
 
 
 def _fits(step: StepTrace) -> int:
@@ -193,7 +197,7 @@ def _fits(step: StepTrace) -> int:
 
 def _enough(result: Result, trials: Trials) -> Result | None:
     """Return the replay with the smallest budget found that removes the stall."""
-    tries = _tries(trials.step)
+    tries = _tries(trials)
     low, high = result.budget // PAGE_BYTES, _fits(trials.step) // PAGE_BYTES
     best = trials.run(result.policy, high * PAGE_BYTES) if tries and high > low else None
     if best is None or best.stall_us > GONE * result.stall_us:
@@ -214,7 +218,7 @@ def _smaller_budget(line: Timeline, trials: Trials) -> list[Finding]:
     """Return the smallest budget found that costs nothing, for a step without stalls."""
     result, best = line.result, None
     low, high = replay.min_budget(line.step) // PAGE_BYTES, result.budget // PAGE_BYTES
-    for _ in range(_tries(line.step)):
+    for _ in range(_tries(trials)):
         middle = (low + high) // 2
         if middle in (low, high):
             break
