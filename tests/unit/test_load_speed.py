@@ -64,8 +64,8 @@ def test_the_garbage_collector_does_not_look_through_the_events(trace: Path) -> 
     assert gc.isenabled()
     assert not runs
     with counted() as runs:
-        everything = [[] for _ in range(10_000)]
-    assert runs, f"{len(everything)} objects start it, if it is on"
+        objects: list[list[int]] = [[] for _ in range(10_000)]
+    assert runs, f"{len(objects)} objects start it, if it is on"
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -142,13 +142,10 @@ def waits(line: Timeline) -> list[Wait]:
 def _filled(line: Timeline) -> dict[int, int]:
     """Return the tensor that each op gives the most new memory on the device."""
     moves = line.moves.only(MoveKind.FILL, MoveKind.IN)
-    largest: dict[int, tuple[int, int]] = {}
-    for op, tensor, pages in zip(
-        moves.op.tolist(), moves.tensor.tolist(), moves.pages.tolist(), strict=True
-    ):
-        if tensor != OTHER:
-            largest[op] = max(largest.get(op, (0, OTHER)), (pages, tensor))
-    return {op: tensor for op, (_, tensor) in largest.items()}
+    moves = moves.where(moves.tensor != OTHER)
+    moves = moves.where(np.lexsort((moves.tensor, moves.pages, moves.op)))
+    last = np.flatnonzero(np.diff(moves.op, append=-1) != 0)  # of each op: the largest
+    return dict(zip(moves.op[last].tolist(), moves.tensor[last].tolist(), strict=True))
 
 
 def _why(tensor: int, fault: bool, working: Collection[int]) -> str:

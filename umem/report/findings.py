@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -128,9 +129,12 @@ def label(line: Timeline, tensor: int) -> str:
     """Return the group of a tensor, as `conv activations`."""
     if tensor == OTHER:
         return SMALL
-    tag = line.step.tags[tensor] or "untagged"
+    return _group(line.step.tags[tensor] or "untagged", line.step.families[tensor])
+
+
+@cache  # a large step has many tensors, and few groups
+def _group(tag: str, family: str) -> str:
     plural = _PLURALS.get(tag, f"{tag} tensors")
-    family = line.step.families[tensor]
     return f"{family} {plural}" if family else plural
 
 

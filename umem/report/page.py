@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -318,33 +319,40 @@ def _lane(name: str, begin: Ints, end: Ints, of: Sequence[int], amount: Any) -> 
     A segment has the name of its largest part, the sum of the amounts, and the number of parts.
     """
     numbers, weights = np.asarray(of, np.int64), np.asarray(amount, np.float64)
-    width = TICKS // _SEGMENTS
-    gap = width // 2 if len(begin) > _SEGMENTS else 0  # else all of them can be shown
-    joined: list[list[float]] = []  # begin, end, name, amount, parts, largest part
-    for b, e, n, a in zip(
-        begin.tolist(), end.tolist(), numbers.tolist(), weights.tolist(), strict=True
-    ):
-        last = joined[-1] if joined else None
-        if last and gap and b - last[1] <= gap and e - last[0] <= width:
-            last[1] = max(last[1], e)
-            last[3] += a
-            last[4] += 1
-            if a > last[5]:
-                last[2], last[5] = n, a
-        else:
-            joined.append([b, e, n, a, 1, a])
-    columns = np.array([row[:5] for row in joined], np.float64).reshape(-1, 5)
-    whole = columns.astype(np.int64)
+    first = _segments(begin, end)
+    parts = np.diff(first, append=len(begin))
+    by_amount = np.lexsort((-weights, np.repeat(np.arange(len(first)), parts)))
+    sums = np.add.reduceat(weights, first) if len(first) else weights
     return {
         "name": name,
-        "begin": _deltas(whole[:, 0]),
-        "length": (whole[:, 1] - whole[:, 0]).tolist(),
-        "of": whole[:, 2].tolist(),
-        "amount": np.round(columns[:, 3], 1).tolist() if name in ("compute", "stall")
-        else whole[:, 3].tolist(),
-        "parts": whole[:, 4].tolist(),
+        "begin": _deltas(begin[first]),
+        "length": (end[first + parts - 1] - begin[first]).tolist(),
+        "of": numbers[by_amount[first]].tolist(),
+        "amount": np.round(sums, 1).tolist() if name in ("compute", "stall")
+        else sums.astype(np.int64).tolist(),
+        "parts": parts.tolist(),
         "whole": len(begin),
     }  # fmt: skip
+
+
+def _segments(begin: Ints, end: Ints) -> Ints:
+    """Return the first part of each segment; on a lane both times ascend."""
+    count = len(begin)
+    if count <= _SEGMENTS:
+        return np.arange(count)  # all of them can be shown
+    width = TICKS // _SEGMENTS
+    apart = (np.flatnonzero(begin[1:] - end[:-1] > width // 2) + 1).tolist()
+    begins, ends = begin.tolist(), end.tolist()
+    first, gap = [0], 0  # gap: which of `apart` is next
+    while True:
+        at = first[-1]
+        while gap < len(apart) and apart[gap] <= at:
+            gap += 1
+        wide = bisect_right(ends, begins[at] + width, at + 1)
+        at = min([wide, *apart[gap : gap + 1]])
+        if at >= count:
+            return np.array(first, np.int64)
+        first.append(at)
 
 
 def _map(content: Content, scale: _Scale) -> dict[str, Any]:

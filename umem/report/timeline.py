@@ -144,8 +144,9 @@ class _Runs:
         self._tensor = np.flatnonzero(placed >= 0)
         self._page = placed[self._tensor]
         self._pages = step.bytes[self._tensor] // PAGE_BYTES
-        ends = (self._page, self._page + self._pages, page, page + pages)
-        self.first = np.unique(np.concatenate(ends))  # page of each run; what is last is none
+        borders = (self._page, self._page + self._pages, page, page + pages)
+        at = np.sort(np.concatenate(borders))  # np.unique hashes, and is slower
+        self.first = at[np.diff(at, prepend=-1) > 0]  # page of each run; what is last is none
         self.pages = np.diff(self.first, append=self.first[-1:])
 
     def of(self, page: Ints, pages: Ints) -> tuple[Ints, Ints]:
