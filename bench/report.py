@@ -69,7 +69,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("20 steps of 50,000 events", 20, 7_092, 3),
-    Case("1 step of 1,000,000 events", 1, 125_000, 1),
+    Case("1 step of 1,000,000 events", 1, 125_000, 3),
 )
 SMALL = (Case("2 steps of 700 events", 2, 100, 1),)
 

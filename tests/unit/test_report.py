@@ -386,6 +386,32 @@ def test_segments_that_a_screen_cannot_tell_apart_are_joined() -> None:
     assert lane["whole"] == len(many)
 
 
+def test_segments_are_those_of_a_walk_over_all_parts() -> None:
+    random = np.random.default_rng(7)
+    count, width = 8_000, page.TICKS // page._SEGMENTS
+    gaps, lengths = (random.geometric(1 / 65, count) - 1 for _ in range(2))
+    lengths[::97] = 2 * width  # wider than what is joined
+    ends = np.cumsum(gaps + lengths)
+    begins = ends - lengths
+    amounts = random.integers(1, 1000, count)
+    walk: list[list[int]] = []  # begin, end, name, amount, parts, the largest amount
+    for i, (begin, end, amount) in enumerate(zip(begins, ends, amounts, strict=True)):
+        last = walk[-1] if walk else None
+        if last and begin - last[1] <= width // 2 and end - last[0] <= width:
+            last[1], last[3], last[4] = end, last[3] + amount, last[4] + 1
+            if amount > last[5]:
+                last[2], last[5] = i, amount
+        else:
+            walk.append([begin, end, i, amount, 1, amount])
+    assert max(row[4] for row in walk) > 2
+    lane = page._lane("in", begins, ends, range(count), amounts)
+    assert lane["begin"] == page._deltas(np.array([row[0] for row in walk]))
+    assert lane["length"] == [row[1] - row[0] for row in walk]
+    assert lane["of"] == [row[2] for row in walk]
+    assert lane["amount"] == [row[3] for row in walk]
+    assert lane["parts"] == [row[4] for row in walk]
+
+
 def test_curves_keep_their_highest_points() -> None:
     values = np.zeros(1_000_000, np.int64)
     values[777_777] = 5

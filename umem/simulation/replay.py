@@ -31,7 +31,6 @@ from ..trace import origin
 from ..trace.device_split import EVERY, DeviceSplit
 from ..trace.ids import BlockId
 from ..trace.reader import read
-from ..trace.schema import Op, Step
 from ..trace.step_builder import StepBuilder
 from ..trace.step_trace import Floats, StepTrace
 
@@ -258,17 +257,16 @@ def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
     header, events = read(path, partial=partial)
-    line, end, ops = 1, 0, False
+    line, end = 1, 0
     for line, event in enumerate(events, 2):
         for device, own in split.take(event):
-            if device == EVERY:
-                for builder in builders.values():
-                    builder.add(own)
-            else:
+            if device != EVERY:
                 builders[device].add(own)
-        ops = ops or type(event) is Op
-        if ops and type(event) is Step:  # one without an op is no step
-            end, ops = line, False
+                continue
+            for builder in builders.values():
+                builder.add(own)
+            if split.used:  # one without an op is no step
+                end = line
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):

@@ -81,7 +81,7 @@ class _Part:
     number: int
     live: Mapping[int, _Born]
     after_ops: bool = False  # the part before had ops, so ordinals can be compared
-    events: list[Event] = field(default_factory=list)
+    events: list[_Born | Op | Free] = field(default_factory=list)
 
 
 class StepBuilder:
@@ -116,14 +116,13 @@ class StepBuilder:
         kind = type(event)
         if kind is Op:
             self._ops += 1
+            self._now.events.append(event)  # type: ignore[arg-type]
         elif kind is Alloc:
             self._alloc(event)  # type: ignore[arg-type]
         elif kind is Free:
             self._free(event)  # type: ignore[arg-type]
         else:
             self._step()
-            return
-        self._now.events.append(event)
 
     def step(self, index: int = -1, cut: Iterable[int] = ()) -> StepTrace:
         """Return the last complete step in steady state; -2 is the one before.
@@ -149,7 +148,7 @@ class StepBuilder:
         yield from (born.alloc for born in part.live.values())
         if part.number:
             yield Step()
-        yield from part.events
+        yield from (one.alloc if type(one) is _Born else one for one in part.events)  # type: ignore[misc]
         yield Step()
 
     def _part(self, index: int) -> _Part:
@@ -161,7 +160,9 @@ class StepBuilder:
     def _alloc(self, alloc: Alloc) -> None:
         if alloc.id in self._live:
             raise TraceError(f"id {alloc.id} is allocated twice without a free between")
-        self._live[alloc.id] = _Born(alloc, self._now.number, self._ordinal)
+        born = _Born(alloc, self._now.number, self._ordinal)
+        self._live[alloc.id] = born
+        self._now.events.append(born)
         self._ordinal += 1
         self._bytes += device_bytes(alloc.bytes)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
@@ -170,6 +171,7 @@ class StepBuilder:
         born = self._live.pop(free.id, None)
         if born is None:
             raise TraceError(f"free of id {free.id}, which is not live")
+        self._now.events.append(free)
         self._bytes -= device_bytes(born.alloc.bytes)
 
     def _step(self) -> None:
@@ -208,15 +210,13 @@ class _Columns:
         for born in self._part.live.values():
             self._tensor(born)
         self._carried = len(self._born)
-        ordinal = 0
         for event in self._part.events:
             if type(event) is Op:
                 self._op(event)
-            elif type(event) is Alloc:
-                self._tensor(_Born(event, self._part.number, ordinal))
-                ordinal += 1
             elif type(event) is Free:
                 self._free(event.id)
+            else:
+                self._tensor(event)  # type: ignore[arg-type]
         if not self._op_us:
             raise TraceError("the step has no op that accesses memory; nothing to plan")
         self._op_us[-1] += self._idle_us
