@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..base.units import format_bytes
@@ -136,14 +136,16 @@ def out_of_range(plan: Plan) -> str | None:
     Part of lowering: it reads indices only, in time linear in the plan.
     """
     n, m = plan.trace.n_ops, plan.trace.n_tensors
-    moves: list[tuple[str, Move | Fetch | WriteBack]] = [
-        *(("evict", one) for one in plan.evict),
-        *(("evict_first", one) for one in plan.evict_first),
-        *(("fetch", one) for one in plan.fetch),
-        *(("write_back", one) for one in plan.write_back),
-    ]
-    for field, one in moves:
-        if not -1 <= one.after < n or not 0 <= one.tensor < m:
+    moves: tuple[tuple[str, Sequence[Move | Fetch | WriteBack]], ...] = (
+        ("evict", plan.evict),
+        ("evict_first", plan.evict_first),
+        ("fetch", plan.fetch),
+        ("write_back", plan.write_back),
+    )
+    for field, entries in moves:
+        for one in entries:
+            if -1 <= one.after < n and 0 <= one.tensor < m:
+                continue
             return (
                 f"{field}: {_written(one)}: the step has ops 0 to {n - 1} and tensors 0 to {m - 1}"
             )

@@ -109,12 +109,12 @@ def waits(line: Timeline) -> list[Wait]:
     filled = _filled(line)
     host = _in_time_order(line, MoveKind.HOST)
     step, before = line.step, line.step.begin_twice_us.tolist()
-    starts = step.access_start.tolist()
+    starts, accessed = step.access_start.tolist(), step.access_tensor.tolist()
     found: list[Wait] = []
     for op in stalled:
         begin, us = float(line.wait_us[op]), float(stalls[op])
         end = begin + us
-        used = set(step.access_tensor[starts[op] : starts[op + 1]].tolist())
+        used = set(accessed[starts[op] : starts[op + 1]])
         # It would have had to begin in this step or in the one before.
         twice = op + step.n_ops
         late = twice - max(bisect_right(before, before[twice] - us) - 1, 0)

@@ -229,7 +229,8 @@ def _memory(line: Timeline, scale: _Scale) -> dict[str, Any]:
     """
     changes, of = line.changes, _roles(line)
     names = list(dict.fromkeys(of))
-    place = np.array([names.index(role) for role in of] + [len(names)], np.int64)
+    numbers = {name: number for number, name in enumerate(names)}
+    place = np.array([*map(numbers.__getitem__, of), len(names)], np.int64)
     role = place[changes.tensor]  # OTHER is the last
     names += [SMALL]
     ticks = scale(changes.us)
@@ -274,14 +275,14 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
             what = "" if wait.why == "other" else f": {label(line, wait.tensor)}"
             why[wait.op] = wait.us, WHY[wait.why] + what
     stalled = np.flatnonzero(line.stall_us > 0)
-    ops = [names(name) for name in step.op_names]
+    ops = names.of(step.op_names)
     lanes = [
         _lane("compute", scale(line.start_us), scale(line.end_us), ops, step.op_us),
         _lane(
             "stall",
             scale(line.wait_us[stalled]),
             scale(line.start_us[stalled]),
-            [names(why.get(op, (0.0, WHY["other"]))[1]) for op in stalled.tolist()],
+            names.of([why.get(op, (0.0, WHY["other"]))[1] for op in stalled.tolist()]),
             line.stall_us[stalled],
         ),
     ]
@@ -292,7 +293,7 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
     }
     for name, kinds in transfers.items():
         moves = line.lane(*kinds)
-        of = [names(label(line, t)) for t in moves.tensor.tolist()]
+        of = names.of([label(line, t) for t in moves.tensor.tolist()])
         lanes.append(
             _lane(name, scale(moves.start_us), scale(moves.end_us), of, moves.pages * PAGE_BYTES)
         )
@@ -306,11 +307,13 @@ class _Names:
         self.known: list[str] = []
         self._number: dict[str, int] = {}
 
-    def __call__(self, text: str) -> int:
-        if text not in self._number:
-            self._number[text] = len(self.known)
-            self.known.append(text)
-        return self._number[text]
+    def of(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of each text."""
+        for text in dict.fromkeys(texts):
+            if text not in self._number:
+                self._number[text] = len(self.known)
+                self.known.append(text)
+        return [*map(self._number.__getitem__, texts)]
 
 
 def _lane(name: str, begin: Ints, end: Ints, of: Sequence[int], amount: Any) -> dict[str, Any]:

@@ -29,8 +29,8 @@ def keys(module: str, line: str) -> dict[str, object] | None:
 
 def text(extra: Mapping[str, object] | None) -> str:
     """Return `module · file:line`, as far as the keys say it; else empty."""
-    said = ((extra or {}).get(key) for key in (MODULE, LINE))
-    return " · ".join(one for one in said if isinstance(one, str) and one)
+    said = [(extra or {}).get(key) for key in (MODULE, LINE)]
+    return " · ".join([one for one in said if isinstance(one, str) and one])
 
 
 def of_blocks(events: Iterable[Event]) -> dict[BlockId, str]:
