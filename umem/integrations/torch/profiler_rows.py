@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import _KinetoProfile
+from torch.profiler.profiler import _KinetoProfile
 
 from ...base.native import core
 from ...base.units import format_bytes
@@ -122,8 +122,11 @@ def _drawn(transfers: Sequence[Transfer], base_ns: int) -> Iterator[dict[str, An
     for device, what, size, begin_ns, end_ns in sorted(transfers, key=lambda each: each[3]):
         yield {
             **_place(device, _ROW_OF.get(what, len(_ROWS) - 1)),
-            **{"ph": "X", "cat": "umem", "name": f"{what} {format_bytes(size)}"},
-            **{"ts": (begin_ns - base_ns) / 1e3, "dur": (end_ns - begin_ns) / 1e3},
+            "ph": "X",
+            "cat": "umem",
+            "name": f"{what} {format_bytes(size)}",
+            "ts": (begin_ns - base_ns) / 1e3,
+            "dur": (end_ns - begin_ns) / 1e3,
             "args": {"bytes": size},
         }
 
