@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from support.synthetic import training
 from support.terminal import Shown, on_a_terminal
 
 from umem.base.progress import over, progress
+from umem.trace.reader import read
 from umem.trace.schema import Header
 from umem.trace.writer import Writer
 
@@ -84,6 +87,44 @@ def test_replays_show_it_but_not_with_json(trace: str) -> None:
     found = umem_on_a_terminal(*command, "--json")
     assert found.out.count("\n") == 2
     assert "replays" not in found.terminal
+
+
+def test_reports_show_it_but_not_with_json(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    command = ["report", trace, "--out", str(tmp_path / "t.html"), "--budget", "50%"]
+    found = umem_on_a_terminal(*command)
+    assert "Report: " in found.out
+    assert "reading t.jsonl" in found.terminal
+    assert re.search(r"making the report .* [1-9]\d*% left", found.terminal)
+    found = umem_on_a_terminal(*command, "--json")
+    assert found.out.startswith("{")
+    assert found.terminal == ""
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_reading_a_trace_counts_the_bytes_of_its_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Writer(path, Header("a100-pcie4", "test", "")) as writer:
+        for event in training(20, 8 << 20, 4 << 20, 600):
+            writer.write(event)
+    counted: list[float] = []
+    events = sum(1 for _ in read(path, advance=counted.append)[1])
+    assert len(counted) == (events + 1) // 4096 > 1
+    assert min(counted) >= 0
+    assert 0.8 * path.stat().st_size < sum(counted) <= path.stat().st_size
+
+
+def test_a_pipe_that_is_read_has_no_progress(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    os.mkfifo(path)
+    lines = ['{"kind":"umem-trace","v":1,"device":"","source":"a test","note":""}']
+    lines += ['{"e":"step"}'] * 10_000
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(path.write_text, "".join(f"{line}\n" for line in lines))
+        counted: list[float] = []
+        assert sum(1 for _ in read(path, advance=counted.append)[1]) == 10_000
+        written.result()
+    assert counted == []
 
 
 def test_elsewhere_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:

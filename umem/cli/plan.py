@@ -185,6 +185,7 @@ def _content(args: argparse.Namespace, outcome: plan_text.PlanAnswer) -> Content
         results=outcome.results,
         origins=known,
         notes=outcome.recording.remarks,
+        show=not args.json,
     )
 
 

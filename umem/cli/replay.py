@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
     """
     from ..simulation import replay
 
-    traces = replay.load_devices(args.trace)
+    traces = replay.load_devices(args.trace, show=not args.json)
     recorded = next(iter(traces.values())).device
     profiles = _profiles(args, recorded, len(traces))
     policies = _policies(args.policy)

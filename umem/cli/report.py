@@ -100,6 +100,7 @@ def main(args: argparse.Namespace) -> int:
         device=plan.device_of(args) if named else None,
         link=args.link,
         trace_device=args.trace_device,
+        show=not args.json,
     )
     page.write(out, [content])
     if args.json:
@@ -123,6 +124,7 @@ def of_trace(
     link: float | None = None,
     trace_device: int | None = None,
     partial: bool = False,
+    show: bool = False,
 ) -> Content:
     """Return what the page of a trace shows.
 
@@ -138,6 +140,7 @@ def of_trace(
         link: GB/s of another link for the device that the trace names.
         trace_device: the device of a trace of several; None: the first.
         partial: keep the whole lines of a trace that is cut off.
+        show: draw the progress where standard error is a terminal.
 
     Raises:
         UmemError: a bad trace or option.
@@ -145,7 +148,7 @@ def of_trace(
     from ..report import make
     from ..simulation.replay import load_devices
 
-    found = load_devices(path, partial=partial)
+    found = load_devices(path, partial=partial, show=show)
     number = min(found) if trace_device is None else trace_device
     if number not in found:
         raise ConfigError(
@@ -182,6 +185,7 @@ def of_trace(
         origins=trace.origins,
         host_budget=host_budget,
         notes=notes,
+        show=show,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..analysis import bounds
 from ..base.device_profiles import DeviceProfile
+from ..base.progress import progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
@@ -240,30 +241,35 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     return next(iter(found.values()))
 
 
-def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict[int, LoadedTrace]:
+def load_devices(
+    path: str | os.PathLike[str], *, partial: bool = False, show: bool = False
+) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
 
     Args:
         path: the file.
         partial: keep the whole lines of a file that is cut off, as a killed program leaves it.
+        show: draw the progress where standard error is a terminal.
 
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
-    header, events = read(path, partial=partial)
     line, end, ops = 1, 0, False
-    for line, event in enumerate(events, 2):
-        for device, own in split.take(event):
-            if device == EVERY:
-                for builder in builders.values():
-                    builder.add(own)
-            else:
-                builders[device].add(own)
-        ops = ops or type(event) is Op
-        if ops and type(event) is Step:  # one without an op is no step
-            end, ops = line, False
+    title = f"reading {Path(path).name}"
+    with progress(title, _size(path) if show else 0, quiet=not show) as advance:
+        header, events = read(path, partial=partial, advance=advance)
+        for line, event in enumerate(events, 2):
+            for device, own in split.take(event):
+                if device == EVERY:
+                    for builder in builders.values():
+                        builder.add(own)
+                else:
+                    builders[device].add(own)
+            ops = ops or type(event) is Op
+            if ops and type(event) is Step:  # one without an op is no step
+                end, ops = line, False
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):
@@ -283,6 +289,14 @@ def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
+
+
+def _size(path: str | os.PathLike[str]) -> int:
+    """Return the bytes of the file; 0 where it cannot be read, which its reader says."""
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
