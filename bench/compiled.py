@@ -30,6 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import umem
 from umem.base.progress import over
+from umem.base.stats import plan_hit_share
 from umem.base.units import format_bytes
 from umem.config.settings import child_environment
 
@@ -168,7 +169,7 @@ def _train(net: str, compiles: bool, budget: str | int, steps: int) -> Row:
         "budget": now.budget_bytes,
         "loss": last,
         "moved": moved / count,
-        "hits": hits / max(hits + misses, 1),
+        "hits": plan_hit_share(hits, misses) or 0.0,
         "faults": (now.faults - before.faults) / count,
     }
 

@@ -32,6 +32,7 @@ from umem.analysis.bounds import (  # noqa: E402
     min_budget,
 )
 from umem.base.progress import Advance, over  # noqa: E402
+from umem.base.stats import plan_hit_share  # noqa: E402
 from umem.base.units import MIB, PAGE_BYTES  # noqa: E402
 from umem.errors import TraceError  # noqa: E402
 from umem.simulation import replay  # noqa: E402
@@ -107,7 +108,7 @@ def worker(name: str, policy: str, budget: str) -> Row:
         "in": (now.bytes_in - before.bytes_in) / steps,
         "out": (now.bytes_out - before.bytes_out) / steps,
         "faults": (now.faults - before.faults) / steps,
-        "hits": hits / (hits + misses) if hits + misses else None,
+        "hits": plan_hit_share(hits, misses),
         "peak": now.peak_live_bytes,
     }
     umem.disable()

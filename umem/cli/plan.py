@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import device_profiles
 from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
 from . import plan_optimizer, plan_ranks, plan_recompute, plan_text, program
-from .base import share_of
+from .base import add_device, device_of, share_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -43,14 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
     program.add_arguments(parser, "three")
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
-    text = f"a device profile (default: {device_profiles.DEFAULT})"
-    parser.add_argument("--device", help=text)
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
-    )
-    parser.add_argument(
-        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
-    )
+    add_device(parser)
     plan_ranks.add_arguments(parser)
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
@@ -220,22 +212,6 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
         "optimizer": None if outcome.updated is None else outcome.updated.as_dict(),
         "ranks": None if outcome.ranks is None else outcome.ranks.as_dict(),
     }
-
-
-def device_of(args: argparse.Namespace) -> DeviceProfile:
-    """Return the device that --device, --profile and --link say.
-
-    Raises:
-        ConfigError: there is no such device, or two are given.
-    """
-    if args.profile is not None and args.device is not None:
-        raise ConfigError("--device and --profile are both given; allowed: one of them")
-    profile = (
-        device_profiles.load(args.profile)
-        if args.profile is not None
-        else device_profiles.find(args.device or device_profiles.DEFAULT)
-    )
-    return profile if args.link is None else device_profiles.with_link(profile, args.link)
 
 
 def _budget(text: str) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles
-from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED
 from ..errors import ConfigError
 from ..policies import registry
-from . import plan, replay
+from . import replay
+from .base import add_device, add_host_budget, device_of, host_budget_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,21 +48,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )  # fmt: skip
     text = f"{replay.BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
     parser.add_argument("--budget", default="50%", help=text)
-    parser.add_argument(
-        "--device",
-        help="a device profile (default: the trace's own if it is one, else "
-        f"{device_profiles.DEFAULT})",
-    )
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
-    )
-    parser.add_argument(
-        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
-    )
-    parser.add_argument(
-        "--host-budget", default="unlimited", metavar="SIZE",
-        help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
-    )  # fmt: skip
+    add_device(parser, of_trace=True)
+    add_host_budget(parser)
     parser.add_argument(
         "--optimizer",
         metavar="WHERE",
@@ -95,9 +82,9 @@ def main(args: argparse.Namespace) -> int:
         args.budget,
         args.policy,
         compare=args.compare,
-        host_budget=replay.host_budget_of(args.host_budget),
+        host_budget=host_budget_of(args.host_budget),
         shares=replay.shares_of(args.optimizer),
-        device=plan.device_of(args) if named else None,
+        device=device_of(args) if named else None,
         link=args.link,
         trace_device=args.trace_device,
         show=not args.json,

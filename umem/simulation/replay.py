@@ -179,7 +179,6 @@ def replay_logged(
     budget: int,
     *,
     host_budget: int = 0,
-    repeats: int = REPEATS,
 ) -> Logged:
     """Replay as `replay_step`, and then the step once more with a log; the figures are of that.
 
@@ -192,9 +191,7 @@ def replay_logged(
         moves = replay.run_logged()
         found.append((replay.op_end_us(), moves))
 
-    result = _replay(
-        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, last=log
-    )
+    result = _replay(step, None, policy, device, budget, host_budget=host_budget, last=log)
     return Logged(result, *found[0])
 
 
@@ -501,7 +498,7 @@ def _replay(
     budget: int,
     *,
     host_budget: int,
-    repeats: int,
+    repeats: int = REPEATS,
     last: Callable[[core.Replay], None] | None = None,
 ) -> Result:
     from ..base.native import core
