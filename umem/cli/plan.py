@@ -114,7 +114,8 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
     room = max(asked, replay.min_budget(step))
     floor = bounds.closed_form_floor(step, device, room)
-    parts = len(policies) + len(modes) + (args.optimizer is not None)
+    shares = 0 if args.optimizer is None else replay.shares_tried(share)
+    parts = len(policies) + len(modes) + shares
     with progress("planning", parts, quiet=args.json) as advance:
         results = [
             replay.replay_step(step, policy, device, room) for policy in over(policies, advance)
@@ -128,7 +129,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         updated = (
             None
             if args.optimizer is None
-            else plan_optimizer.answer(step, recording, device, room, share)
+            else plan_optimizer.answer(step, recording, device, room, share, advance=advance)
         )
     slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
     return plan_text.PlanAnswer(

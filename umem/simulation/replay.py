@@ -19,7 +19,7 @@ import numpy as np
 
 from ..analysis import bounds
 from ..base.device_profiles import DeviceProfile
-from ..base.progress import progress
+from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
@@ -352,6 +352,8 @@ def simulate_updates(
     device: DeviceProfile,
     budget: int,
     share: float | None = None,
+    *,
+    advance: Advance = ignore,
 ) -> HostUpdated:
     """Replay a step with all four levers: keep, swap, recompute, and update on the host.
 
@@ -363,17 +365,20 @@ def simulate_updates(
             first; None: the share that is fastest in replay, of five and then of shares next to the
             best of these, halving the distance `FINER` times. Those whose lower bound is above what
             was found are left out.
+        advance: is called with 1 for each share that is done, `shares_tried` times.
 
     Raises:
         OutOfMemoryError, StateError: as `simulate`.
     """
     search = _Shares(graph, device, budget)
     if share is not None:
-        return search.at(share)
+        found = search.at(share)
+        advance(1)
+        return found
     from ..recompute.planner.host_updates import SHARES
 
     bounds_us = {some: search.bound_us(some) for some in SHARES}
-    for some in sorted(SHARES, key=lambda some: (bounds_us[some], -some)):
+    for some in over(sorted(SHARES, key=lambda some: (bounds_us[some], -some)), advance):
         search.look(some, bounds_us[some])
     width = SHARES[1] / 2
     for _ in range(FINER):
@@ -381,8 +386,16 @@ def simulate_updates(
         for near in (best + width, best - width):
             if 0 < near < 1:
                 search.look(near, search.bound_us(near))
+            advance(1)
         width /= 2
     return search.best()
+
+
+def shares_tried(share: float | None) -> int:
+    """Return how many shares `simulate_updates` tries, with those that a bound rules out."""
+    from ..recompute.planner.host_updates import SHARES
+
+    return len(SHARES) + 2 * FINER if share is None else 1
 
 
 class _Shares:
