@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..base.device_profiles import DeviceProfile
+from ..base.progress import Advance, ignore
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import UmemError
 from ..policies import registry
@@ -51,6 +52,7 @@ class Trials:
     device: DeviceProfile
     host_budget: int = 0
     left_out: list[str] = field(default_factory=list)  # what was not tried, and why
+    advance: Advance = ignore  # is called with 1 for each setting that was tried
     _known: dict[tuple[str, int], Result | None] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
@@ -68,6 +70,7 @@ class Trials:
             except UmemError as error:
                 self.left_out.append(f"policy {policy} with {format_bytes(budget)}: {error}")
                 self._known[key] = None
+            self.advance(1)
         return self._known[key]
 
 
@@ -85,12 +88,19 @@ def find(
         found += _stalls(line, waits, trials)
         found += _better_policy(result, compared)
         found += _recompute(line, trials)
+        trials.advance(1)
         found += _host_updates(line, trials)
+        trials.advance(1)
     else:
         found += _smaller_budget(line, trials)
     found += _unused(result, causes, compared)
     found += _never_moved(causes)
     return [found[0], *sorted(found[1:], key=lambda one: -one.weight)]
+
+
+def parts(step: StepTrace) -> int:
+    """Return how many settings `find` tries at most: budgets, recomputation, and the host."""
+    return 1 + _tries(step) + 2
 
 
 def _ms(us: float) -> str:
