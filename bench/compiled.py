@@ -10,16 +10,27 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import subprocess
 import sys
 from typing import Any
 
 import torch
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    note,
+    output_of,
+    results_folder,
+    table,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import umem
+from umem.base.progress import over
+from umem.base.stats import plan_hit_share
 from umem.base.units import format_bytes
 from umem.config.settings import child_environment
 
@@ -94,7 +105,9 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps(row))
         return 0
     folder = results_folder(parser, args)
-    page = report([row for net in NETS[: 1 if args.smoke else None] for row in _apart(net)])
+    nets = NETS[: 1 if args.smoke else None]
+    with cases(len(nets)) as advance:
+        page = report([row for net in over(nets, advance) for row in _apart(net)])
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
@@ -103,14 +116,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _apart(net: str) -> list[Row]:
     """Measure in a process of its own, which has compiled nothing yet."""
+    note(net)
     command = [sys.executable, __file__, "--measure", net]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=child_environment(), check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{net}: {done.stdout}{done.stderr}")
-    print(f"bench: {net}", file=sys.stderr, flush=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    found = output_of(command, env=child_environment())
+    return [json.loads(line) for line in found.splitlines()]
 
 
 def measured(net: str) -> list[Row]:
@@ -160,7 +169,7 @@ def _train(net: str, compiles: bool, budget: str | int, steps: int) -> Row:
         "budget": now.budget_bytes,
         "loss": last,
         "moved": moved / count,
-        "hits": hits / max(hits + misses, 1),
+        "hits": plan_hit_share(hits, misses) or 0.0,
         "faults": (now.faults - before.faults) / count,
     }
 

@@ -16,12 +16,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, interleave, results_folder, table
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    interleave,
+    note,
+    results_folder,
+    table,
+)
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 from distributed import trial
 from distributed.compositions import COMPOSITIONS
 
+from umem.base.progress import Advance, ignore
 from umem.base.units import GIB, MIB
 
 Row = dict[str, Any]
@@ -42,22 +53,25 @@ def main(argv: list[str] | None = None) -> int:
     course = trial.Course(trial.FIRST + 1, 1) if args.smoke else trial.Course(10, 2)
     rounds = 1 if args.smoke else args.rounds
     names = args.program or (SMOKE if args.smoke else COMPOSITIONS)
-    page = report([measured(name, rounds, course) for name in names], rounds, course)
+    with cases(len(names) * rounds) as advance:
+        rows = [measured(name, rounds, course, advance) for name in names]
+    page = report(rows, rounds, course)
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
     return int(any(run["bits"] is False for row in page.details["rows"] for run in row["runs"]))
 
 
-def measured(name: str, rounds: int, course: trial.Course) -> Row:
+def measured(name: str, rounds: int, course: trial.Course, advance: Advance = ignore) -> Row:
     """Run a program in all ways; `runs` is empty where its library is not there."""
     composition = COMPOSITIONS[name]
     missing = composition.trial.missing
     row: Row = {"name": name, "title": composition.title, "runs": [], "missing": missing}
     if missing:
+        advance(rounds)
         return row
     course = course._replace(says_steps=composition.says_steps)
-    print(f"bench: {composition.title}", file=sys.stderr, flush=True)
+    note(composition.title)
     peak = _run(name, "big", GIB, course).peak_live_bytes
     budgets = {share: max(peak // by // MIB * MIB, LEAST) for share, by in SHARES.items()}
     found: dict[str, list[trial.Result]] = {way: [] for way in (ALONE, *SHARES)}
@@ -68,7 +82,7 @@ def measured(name: str, rounds: int, course: trial.Course) -> Row:
         return found[way][-1].cpu_s
 
     candidates: dict[str, Callable[[], float]] = {way: partial(seconds, way) for way in found}
-    times = interleave(candidates, rounds)
+    times = interleave(candidates, rounds, advance)
     plain = found[ALONE]
     row |= {"peak": peak, "seconds": times[ALONE]}
     row["versions"] = {need: metadata.version(need) for need in composition.trial.needs}

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,16 @@ from harness import (
     Result,
     Spread,
     add_outputs,
+    cases,
     differences,
     interleave,
+    note,
+    output_of,
     ratios,
     results_folder,
 )
 
+from umem.base.progress import Advance, over
 from umem.base.units import GIB, MIB
 from umem.config import settings
 from umem.demo.process import RunSpec, WorkerProcess
@@ -34,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 AMPLE = 1 * GIB
 PAGE = 2 * MIB
 FITS_TARGET, QUARTER_TARGET = 1.03, 1.20  # times plain torch
+MICRO = ("observer", "alloc", "fault")  # parts of micro.py
 OBSERVER_TARGET_NS, ALLOC_TARGET_NS = 250.0, 150.0
 
 
@@ -55,7 +59,7 @@ class Config:
 SMOKE = Config(workloads=("resnet",), fractions=(1, 4), policies=("lru",), rounds=2, micro_rounds=2)
 
 
-def step_times(workload: str, config: Config, report: Report) -> None:
+def step_times(workload: str, config: Config, report: Report, advance: Advance) -> None:
     """Add the step time ratios of one workload."""
     with contextlib.ExitStack() as stack:
         workers: dict[str, WorkerProcess] = {}
@@ -68,7 +72,7 @@ def step_times(workload: str, config: Config, report: Report) -> None:
                 threads=config.threads,
                 torch_ext_cache=config.torch_ext_cache,
             )
-            workers[name] = stack.enter_context(WorkerProcess(spec, on_note=_note))
+            workers[name] = stack.enter_context(WorkerProcess(spec, on_note=note))
             workers[name].step(config.warm_steps)
             return workers[name]
 
@@ -80,11 +84,12 @@ def step_times(workload: str, config: Config, report: Report) -> None:
                 name = _name(fraction, policy)
                 if name not in workers:
                     start(name, _budget(peak, fraction), policy)
-        _note(f"{workload}: {config.rounds} rounds of {len(workers)} processes")
+        note(f"{workload}: {config.rounds} rounds of {len(workers)} processes")
         before = {name: worker.stats() for name, worker in workers.items()}
         times = interleave(
             {name: _timed(worker, config.steps_a_round) for name, worker in workers.items()},
             config.rounds,
+            advance,
         )
         after = {name: worker.stats() for name, worker in workers.items()}
         prints = {name: worker.finish()["fingerprint"] for name, worker in workers.items()}
@@ -145,26 +150,19 @@ def micro(part: str, config: Config) -> dict[str, list[float]]:
     """Return the values of one part of micro.py.
 
     Raises:
-        subprocess.CalledProcessError: it failed; its own message is on stderr.
+        SystemExit: as `output_of`.
     """
     rounds = str(config.micro_rounds)
-    _note(f"{part}: {rounds} rounds")
-    done = subprocess.run(
-        [sys.executable, str(HERE / "micro.py"), part, rounds, config.torch_ext_cache],
-        env=settings.child_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    values: dict[str, list[float]] = json.loads(done.stdout)
+    note(f"{part}: {rounds} rounds")
+    command = [sys.executable, str(HERE / "micro.py"), part, rounds, config.torch_ext_cache]
+    found = output_of(command, env=settings.child_environment())
+    values: dict[str, list[float]] = json.loads(found)
     return values
 
 
-def small_costs(config: Config, report: Report) -> None:
+def small_costs(config: Config, report: Report, advance: Advance) -> None:
     """Add the observer's cost, the allocator's and that of a fault."""
-    adds = micro("observer", config)
-    allocs = micro("alloc", config)
-    faults = micro("fault", config)
+    adds, allocs, faults = (micro(part, config) for part in over(MICRO, advance))
     report.details["micro"] = {"observer_ns": adds, "alloc_ns": allocs, "fault_us": faults}
     report.results.append(Result("1-element add, plain torch", Spread.of(adds["plain"]), "ns"))
     report.results.append(
@@ -196,18 +194,15 @@ def main(argv: list[str] | None = None) -> int:
     folder = results_folder(parser, args)
     stated = {k: v for k, v in vars(config).items() if k != "torch_ext_cache"}  # a private path
     report = Report("cpu", {**stated, "ample_bytes": AMPLE})
-    for workload in config.workloads:
-        step_times(workload, config, report)
-    small_costs(config, report)
+    with cases(len(config.workloads) * config.rounds + len(MICRO)) as advance:
+        for workload in config.workloads:
+            step_times(workload, config, report, advance)
+        small_costs(config, report, advance)
     print(report.markdown())
     if folder is not None:
         print("\n".join(str(path) for path in report.write(folder)))
     same = all(result.note != "NOT IDENTICAL" for result in report.results)
     return 0 if same else 1
-
-
-def _note(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from facts import ROOT
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from distributed import model, trial
 from distributed.programs import TRIALS
 
+from umem.base.progress import over
 from umem.base.units import MIB, PAGE_BYTES
 
 ENGINES = ("plain", "ddp", "ddp_view", "fsdp1", "fsdp2", "zero1", "zero2")
@@ -65,14 +66,18 @@ def measure(engines: list[str], config: Config, report: Report) -> None:
             notes.append(f"{name} was not run: {', '.join(missing)} is not installed.")
         else:
             chosen.append(name)
-    plain = {name: _run(name, "plain", config, config.steps) for name in chosen}
-    peaks = {name: _run(name, "big", config, LOOK, AMPLE).peak_live_bytes for name in chosen}
     rows: list[dict[str, Any]] = []
-    for _ in range(config.rounds):
-        for name in chosen:
-            budget = peaks[name] // config.fraction // PAGE_BYTES * PAGE_BYTES
-            found = _run(name, f"1/{config.fraction}", config, config.steps, budget)
-            rows.append(_row(found, budget, bits=found.bits == plain[name].bits))
+    with cases((2 + config.rounds) * len(chosen)) as advance:
+        plain = {name: _run(name, "plain", config, config.steps) for name in over(chosen, advance)}
+        peaks = {
+            name: _run(name, "big", config, LOOK, AMPLE).peak_live_bytes
+            for name in over(chosen, advance)
+        }
+        for _ in range(config.rounds):
+            for name in over(chosen, advance):
+                budget = peaks[name] // config.fraction // PAGE_BYTES * PAGE_BYTES
+                found = _run(name, f"1/{config.fraction}", config, config.steps, budget)
+                rows.append(_row(found, budget, bits=found.bits == plain[name].bits))
     report.details["rows"] = rows
     report.sections = _lines(rows, config, notes)
     for name in chosen:
@@ -83,7 +88,7 @@ def measure(engines: list[str], config: Config, report: Report) -> None:
 
 
 def _run(name: str, budget: str, config: Config, steps: int, count: int = 0) -> trial.Result:
-    print(f"bench: {name}, {budget}", file=sys.stderr, flush=True)
+    note(f"{name}, {budget}")
     bounds = budget == f"1/{config.fraction}"
     course = trial.Course(steps=steps, bounds=bounds)
     found = trial.run(name, budget, bytes_of_budget=count, course=course)

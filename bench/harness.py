@@ -7,9 +7,12 @@ turns, each round gives one ratio, and the report has the median and the quartil
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -17,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from facts import RESULTS, ROOT, machine_facts, refusal, version_facts
+
+from umem.base.progress import Advance, ignore, progress
 
 ASIDE = ROOT / "build" / "bench-results"  # of reports that may not be kept where they were to be
 
@@ -156,16 +161,48 @@ def write(folder: Path, stem: str, record: Any, page: str) -> tuple[Path, Path]:
     return data, text
 
 
+def note(text: str) -> None:
+    """Say on stderr what is measured next; a bar in that line, of any process, goes away."""
+    begin = "\r\x1b[K" if sys.stderr.isatty() else ""
+    print(f"{begin}bench: {text}", file=sys.stderr, flush=True)
+
+
+def cases(total: float) -> contextlib.AbstractContextManager[Advance]:
+    """Show on a terminal how many cases of a bench are done, with the time left.
+
+    Nothing is drawn while a case is measured, only when it is done.
+    """
+    return progress("bench", total, between=False)
+
+
+def output_of(command: Sequence[str], **how: Any) -> str:
+    """Run a command with these options of `subprocess.run`, and return what it prints.
+
+    Its stderr is no terminal, on which it would draw while it is measured.
+
+    Raises:
+        SystemExit: the command failed; the text has its stderr.
+    """
+    done = subprocess.run(command, check=False, capture_output=True, text=True, **how)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
 def interleave(
-    candidates: Mapping[str, Callable[[], float]], rounds: int
+    candidates: Mapping[str, Callable[[], float]], rounds: int, advance: Advance = ignore
 ) -> dict[str, list[float]]:
-    """Call every candidate once a round, each round starting one further: the values by name."""
+    """Call every candidate once a round, each round starting one further: the values by name.
+
+    `advance` is called with 1 after each round.
+    """
     names = list(candidates)
     values: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds):
         shift = i % len(names)
         for name in names[shift:] + names[:shift]:
             values[name].append(candidates[name]())
+        advance(1)
     return values
 
 

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, interleave, ratios, results_folder
+from harness import Report, Result, Spread, add_outputs, cases, interleave, ratios, results_folder
 
 import umem
+from umem.base.progress import Advance
 from umem.base.units import MIB, PAGE_BYTES
 from umem.config import settings
 from umem.demo.process import RunSpec, WorkerProcess
@@ -51,15 +52,16 @@ def main(argv: list[str] | None = None) -> int:
     folder = results_folder(parser, args)
     config = SMOKE if args.smoke else Config()
     report = Report("host-update", asdict(config))
-    updates(config, report)
-    steps(config, report)
+    with cases(config.rounds + config.step_rounds) as advance:
+        updates(config, report, advance)
+        steps(config, report, advance)
     print(report.markdown())
     if folder is not None:
         print("\n".join(map(str, report.write(folder))))
     return 0
 
 
-def updates(config: Config, report: Report) -> None:
+def updates(config: Config, report: Report, advance: Advance) -> None:
     """Add the time of an update for each parameter, by each way, in one process."""
     import torch
 
@@ -76,7 +78,7 @@ def updates(config: Config, report: Report) -> None:
                 ways.pop(name, None)
         count = config.tensors * config.numel
         timers = {name: _timer(step, count) for name, step in ways.items()}
-        times = interleave(timers, config.rounds)
+        times = interleave(timers, config.rounds, advance)
         timers.clear()
         ways.clear()
     for name, values in times.items():
@@ -156,7 +158,7 @@ WAYS: dict[str, Callable[[Config], Any]] = {
 }
 
 
-def steps(config: Config, report: Report) -> None:
+def steps(config: Config, report: Report, advance: Advance) -> None:
     """Add step times of the demo's language model at a fraction of its peak, by share."""
     cache = str(settings.load().torch_ext_cache)
 
@@ -178,7 +180,9 @@ def steps(config: Config, report: Report) -> None:
             worker.step(config.warm_steps)
         before = {where: worker.stats() for where, worker in workers.items()}
         times = interleave(
-            {where: _stepper(worker) for where, worker in workers.items()}, config.step_rounds
+            {where: _stepper(worker) for where, worker in workers.items()},
+            config.step_rounds,
+            advance,
         )
         moved = {
             where: sum(

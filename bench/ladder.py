@@ -12,15 +12,15 @@ the same on every machine.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 from policies.training import Kind, Precision, training
 
 from umem.base import device_profiles
+from umem.base.progress import over
 from umem.base.units import GIB, format_bytes
 from umem.capture import program, roofline
 from umem.errors import OutOfMemoryError
@@ -67,7 +67,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)
     size, ladder = (SMALL, LADDER[-2:]) if args.smoke else (SIZE, LADDER)
-    page = report([row for rung in ladder for row in measured(rung, size, args.card)], args.card)
+    with cases(len(ladder) * len(args.card)) as advance:
+        rows = [row for rung in ladder for row in over(measured(rung, size, args.card), advance)]
+    page = report(rows, args.card)
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
@@ -100,7 +102,7 @@ def measured(rung: Rung, size: tuple[int, int, int, int], cards: Sequence[int]) 
             row |= {"step_us": found.step_us, "share": found.share}
         except OutOfMemoryError:
             row |= {"step_us": None, "share": None}
-        print(f"bench: {rung.title}, {card} GiB", file=sys.stderr, flush=True)
+        note(f"{rung.title}, {card} GiB")
         yield row
 
 

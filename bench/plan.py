@@ -10,7 +10,6 @@ import argparse
 import json
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from datetime import datetime, timezone
@@ -18,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from facts import version_facts
-from harness import add_outputs, results_folder, write
+from harness import add_outputs, cases, output_of, results_folder, write
+
+from umem.base.progress import over
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "a100-pcie4"
@@ -33,9 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)
     with tempfile.TemporaryDirectory() as place:
-        shown = [(command, _run(command, Path(place))) for command in (PLAN, REPLAY)]
-        plan = json.loads(_run(f"{PLAN} --json", Path(place)))
-        rows = _run(f"{REPLAY} --json", Path(place)).splitlines()
+        commands = (PLAN, REPLAY, f"{PLAN} --json", f"{REPLAY} --json")
+        with cases(len(commands)) as advance:
+            texts = [_run(command, Path(place)) for command in over(commands, advance)]
+    shown = [(PLAN, texts[0]), (REPLAY, texts[1])]
+    plan, rows = json.loads(texts[2]), texts[3].splitlines()
     versions = version_facts()
     record = {
         "commit": versions["commit"],
@@ -55,8 +58,7 @@ def _run(command: str, place: Path) -> str:
     """Run a command of umem, with the examples of this tree, and return what it prints."""
     words = [sys.executable, "-m", "umem", *shlex.split(command)]
     words[words.index("gpt.jsonl.gz")] = str(place / "gpt.jsonl.gz")
-    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    text = done.stdout.replace(f"{place}/", "")
+    text = output_of(words, cwd=ROOT).replace(f"{place}/", "")
     return _SECONDS.sub("", text)
 
 

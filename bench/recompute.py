@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,12 +20,13 @@ from typing import Any
 import numpy as np
 import recompute_capuchin as capuchin
 import recompute_partitioner as partitioner
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 from policies.ratios import geomean
 from policies.report import Target
 
 from umem.analysis import bounds
 from umem.base.device_profiles import HOST_BYTES_PER_US, DeviceProfile
+from umem.base.progress import over
 from umem.base.units import GIB, PAGE_BYTES
 from umem.errors import NotSupportedError
 from umem.policies import registry
@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     with ProcessPoolExecutor(min(args.jobs, len(names))) as pool:
         parts = pool.map(partial(_workload, devices=args.device, work=args.work), names)
-        both = list(zip(*parts, strict=True))
+        with cases(len(names)) as advance:
+            both = list(zip(*over(parts, advance), strict=True))
     rows, beside = ([row for part in half for row in part] for half in both)
     page = report(
         rows, beside, {"workloads": ", ".join(names), "seconds": round(time.monotonic() - begin)}
@@ -114,7 +115,7 @@ def _workload(name: str, devices: Sequence[str], work: Path) -> tuple[list[Row],
         for fraction, budget in _budgets(step):
             about = {**where, "fraction": fraction, "budget": budget}
             rows += [{**about, **row} for row in measured(graph, profile, budget, found)]
-            print(f"bench: {name}, {device}, {fraction}", file=sys.stderr, flush=True)
+            note(f"{name}, {device}, {fraction}")
         rows[-1]["activation_cut"] = activation_cut(graph)
     return rows, beside
 

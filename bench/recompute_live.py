@@ -19,6 +19,7 @@ from harness import (
     Result,
     Spread,
     add_outputs,
+    cases,
     differences,
     interleave,
     ratios,
@@ -28,6 +29,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import umem
+from umem.base.progress import Advance
 from umem.base.units import MIB
 from umem.recompute.executor.forward import Prepared, dropping
 from umem.recompute.optimize import report as report_of
@@ -139,8 +141,12 @@ def peak(net: nn.Module, x: torch.Tensor) -> int:
     return umem.stats().peak_live_bytes - before
 
 
-def compare(name: str, plain: nn.Sequential, x: torch.Tensor, rounds: int, report: Report) -> None:
+def compare(
+    name: str, made: tuple[nn.Sequential, torch.Tensor], rounds: int, report: Report, *,
+    advance: Advance,
+) -> None:  # fmt: skip
     """Step times and peaks of one net's variants."""
+    plain, x = made
     checkpointed = Checkpointed(copy.deepcopy(plain))
     target = peak(checkpointed, x)
     probe = umem.optimize(copy.deepcopy(plain), mode="recompute", budget="100%")
@@ -163,6 +169,7 @@ def compare(name: str, plain: nn.Sequential, x: torch.Tensor, rounds: int, repor
     times = interleave(
         {variant: lambda net=net: step(net, x) for variant, net in variants.items()},  # type: ignore[misc]
         rounds,
+        advance,
     )
     for variant in variants:
         if variant != "plain":
@@ -180,7 +187,7 @@ def compare(name: str, plain: nn.Sequential, x: torch.Tensor, rounds: int, repor
     }
 
 
-def micro(rounds: int, report: Report) -> None:
+def micro(rounds: int, report: Report, advance: Advance) -> None:
     """Measure the overhead of an op that is observed, and of one that is dropped and rebuilt."""
     from umem.recompute.planner.plan import RecomputePlan
 
@@ -210,7 +217,7 @@ def micro(rounds: int, report: Report) -> None:
     }
     for candidate in candidates.values():
         candidate()
-    times = interleave(candidates, rounds)
+    times = interleave(candidates, rounds, advance)
     base = times["plain"]
     report.results += [
         Result("an op, forward and backward: plain", Spread.of(base), "us"),
@@ -230,10 +237,13 @@ def main() -> None:
     torch.manual_seed(0)
     report = Report("recompute-live", asdict(config))
     with umem.enable(budget=1024 * MIB, device="soft", policy="none"):
-        micro(config.micro_rounds, report)
-        for name, (net, x) in nets(config).items():
-            compare(name, net, x, config.rounds, report)
-            del net, x
+        with cases(config.micro_rounds) as advance:
+            micro(config.micro_rounds, report, advance)
+        made = nets(config)
+        with cases(len(made) * config.rounds) as advance:
+            while made:
+                name = next(iter(made))
+                compare(name, made.pop(name), config.rounds, report, advance=advance)
     print(report.markdown())
     if folder is not None:
         print("\n".join(map(str, report.write(folder))))

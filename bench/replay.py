@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 
 from umem import _core
+from umem.base.progress import over
 from umem.base.units import MIB
 
 PAGE = 2 * MIB
@@ -157,7 +158,7 @@ class Step:
             "kind": kind,
             "first": np.array(self.first, np.int64),
             "last": np.array(self.last, np.int64),
-            "twin": np.full(m, -1, np.int64),
+            "next_alias": np.full(m, -1, np.int64),
             "source": np.arange(m, dtype=np.int64),
             "access_start": start,
             "access_tensor": np.array([t for tensors in accesses for t in tensors], np.int64),
@@ -254,9 +255,10 @@ def measure(config: Config) -> Report:
     report = Report("replay", asdict(config))
     load = os.getloadavg()[0]
     rows = []
-    for case in CASES:
-        for name, run in (("with parsing", with_parsing), ("engine only", engine_only)):
-            _note(f"{case.name}, {name}")
+    ways = (("with parsing", with_parsing), ("engine only", engine_only))
+    with cases(len(CASES) * len(ways)) as advance:
+        for case, (name, run) in over(itertools.product(CASES, ways), advance):
+            note(f"{case.name}, {name}")
             timing, figures = run(case, step, config)
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             spread = Spread.of(timing.cpu_ns)
@@ -291,10 +293,6 @@ def main(argv: list[str] | None = None) -> int:
     if folder is not None:
         print("\n".join(str(path) for path in report.write(folder)))
     return 0
-
-
-def _note(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from facts import ROOT
-from harness import Report, Result, Spread, add_outputs, results_folder
+from harness import Report, Result, Spread, add_outputs, cases, note, output_of, results_folder
 
+from umem.base.progress import Advance, over
 from umem.base.units import MIB
 from umem.trace.ids import BlockId, block_ids
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
@@ -118,16 +119,18 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("no Chromium is installed: apt-get install chromium")
     page = Report("report", {"chromium": _version(path), "window": "1280 x 900, no GPU"})
     with tempfile.TemporaryDirectory() as work:
-        for case in SMALL if args.smoke else CASES:
-            page.results += measured(case, Path(work), path)
-            print(f"bench: {case.name}", file=sys.stderr, flush=True)
+        chosen = SMALL if args.smoke else CASES
+        with cases(sum(case.rounds for case in chosen)) as advance:
+            for case in chosen:
+                note(case.name)
+                page.results += measured(case, Path(work), path, advance)
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
     return 0
 
 
-def measured(case: Case, work: Path, chromium: str) -> list[Result]:
+def measured(case: Case, work: Path, chromium: str, advance: Advance) -> list[Result]:
     """Make a page, and open it in a browser of its own each time."""
     trace, out = work / "t.jsonl.gz", work / "t.html"
     with Writer(trace, Header("a100-pcie4", "bench/report.py", case.name)) as writer:
@@ -136,12 +139,9 @@ def measured(case: Case, work: Path, chromium: str) -> list[Result]:
             writer.write(event)
             count += 1
     seconds, worked, paints, frames = [], [], [], []
-    for _ in range(case.rounds):
+    for _ in over(range(case.rounds), advance):
         begun, before = time.perf_counter(), _processor_s()
-        subprocess.run(
-            [sys.executable, "-m", "umem", "report", str(trace), "--out", str(out)],
-            check=True, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        output_of([sys.executable, "-m", "umem", "report", str(trace), "--out", str(out)])
         seconds.append(time.perf_counter() - begun)
         worked.append(_processor_s() - before)
         paint, times = shown(out, chromium)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from facts import ROOT
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 
 from umem.base import nodes
+from umem.base.progress import over
 from umem.base.units import GIB, format_bytes
 from umem.capture import program, roofline
 from umem.cli import plan_ranks
@@ -54,8 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS), metavar="N")
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)
-    cases = SMALL if args.smoke else CASES
-    page = report([measured(case, ranks) for case in cases for ranks in args.ranks])
+    chosen = list(itertools.product(SMALL if args.smoke else CASES, args.ranks))
+    with cases(len(chosen)) as advance:
+        page = report([measured(case, ranks) for case, ranks in over(chosen, advance)])
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
@@ -76,7 +78,7 @@ def measured(case: Case, ranks: int, budget: int | None = None) -> Row:
     sizes: dict[str, int] = {}
     for tag, size in zip(step.tags, step.bytes.tolist(), strict=True):
         sizes[tag] = sizes.get(tag, 0) + size
-    print(f"bench: {case.title}, {ranks} ranks", file=sys.stderr, flush=True)
+    note(f"{case.title}, {ranks} ranks")
     return {
         "case": case.title,
         **found.as_dict(),

@@ -9,21 +9,21 @@ sharing-model_*.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from caching_allocator import CachingAllocator
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 from policies.traces import Traces
 from policies.workloads import WORKLOADS
 
 from umem import _core
 from umem.base import device_profiles
 from umem.base.device_profiles import DeviceProfile
+from umem.base.progress import over
 from umem.base.units import GIB, PAGE_BYTES
 from umem.errors import NotSupportedError
 from umem.layout import packing
@@ -199,16 +199,16 @@ def _steady(held: Held) -> str:
 
 
 def _row_of(name: str, work: Path) -> Row:
-    print(f"bench: {name}", file=sys.stderr, flush=True)
+    note(name)
     traces = Traces(name, work)
     return row(name, traces.on(DEVICE)[1], traces.asked(DEVICE))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/sharing.py", description=__doc__)
-    names = list(WORKLOADS)
+    known = list(WORKLOADS)
     parser.add_argument(
-        "--workload", nargs="+", choices=names, metavar="NAME", help=", ".join(names)
+        "--workload", nargs="+", choices=known, metavar="NAME", help=", ".join(known)
     )
     add_outputs(parser)
     parser.add_argument(
@@ -218,20 +218,22 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)
     chosen = args.workload or [w.name for w in WORKLOADS.values() if w.smoke == args.smoke]
-    if args.check_model:
-        try:
-            page = check_model(chosen, args.work)
-        except NotSupportedError as error:
-            parser.error(f"--check-model: {error}")
-    else:
-        page = report([_row_of(name, args.work) for name in chosen])
+    with cases(len(chosen)) as advance:
+        names = over(chosen, advance)
+        if args.check_model:
+            try:
+                page = check_model(names, args.work)
+            except NotSupportedError as error:
+                parser.error(f"--check-model: {error}")
+        else:
+            page = report([_row_of(name, args.work) for name in names])
     print(page.markdown())
     if folder is not None:
         print("\n".join(map(str, page.write(folder))))
     return 0
 
 
-def check_model(names: Sequence[str], work: Path) -> Report:
+def check_model(names: Iterable[str], work: Path) -> Report:
     """Plays each step on torch's own allocator, in a process without umem on.
 
     Raises:

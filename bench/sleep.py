@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from harness import Report, Result, Spread, add_outputs, results_folder
+from harness import Report, Result, Spread, add_outputs, cases, results_folder
 
 import umem
 from umem.base.native import core
+from umem.base.progress import Advance, over
 from umem.base.units import MIB, format_bytes, parse_bytes
 
 BLOCK = 32 * MIB
@@ -33,7 +34,7 @@ def timed(act: Callable[[], object], now_us: Callable[[], float]) -> float:
 
 
 def measure(
-    nbytes: int, rounds: int, device: str, now_us: Callable[[], float]
+    nbytes: int, rounds: int, device: str, now_us: Callable[[], float], advance: Advance
 ) -> list[tuple[float, float]]:
     """Microseconds of sleeping and of waking until all bytes are back; the first makes the host's
     pages.
@@ -50,7 +51,7 @@ def measure(
         wait()
 
     rows = []
-    for _ in range(rounds + 1):
+    for _ in over(range(rounds + 1), advance):
         wait()
         rows.append((timed(umem.sleep, now_us), timed(woken, now_us)))
         assert all(float(block[-1]) == i for i, block in enumerate(blocks))
@@ -85,7 +86,8 @@ def run(nbytes: int, rounds: int) -> Report:
     with umem.enable(device="cuda" if device == "cuda" else name, budget=nbytes + 256 * MIB,
                      host_budget="unlimited", policy="lru"):  # fmt: skip
         clock = (lambda: time.perf_counter() * 1e6) if device == "cuda" else core.driver.now_us
-        rows = measure(nbytes, rounds, device, clock)
+        with cases(rounds + 1) as advance:
+            rows = measure(nbytes, rounds, device, clock, advance)
         if device == "cuda":
             links = pinned_us(nbytes, rounds, clock)
         else:

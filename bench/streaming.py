@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, results_folder, table
+from harness import Report, Result, Spread, add_outputs, cases, output_of, results_folder, table
 
+from umem.base.progress import over
 from umem.base.units import MIB, format_bytes
 
 HERE = Path(__file__).resolve().parent
@@ -136,8 +136,7 @@ def load(way: str, path: Path, config: Config) -> dict[str, float]:
 
 def child(*arguments: str) -> str:
     """Run Python in a process of its own and return its output."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return output_of([sys.executable, *arguments])
 
 
 def loads(config: Config, smoke: bool, report: Report) -> None:
@@ -146,12 +145,12 @@ def loads(config: Config, smoke: bool, report: Report) -> None:
     with tempfile.TemporaryDirectory() as folder:
         kinds = save(Path(folder), config.layers)
         rows: dict[str, list[dict[str, float]]] = {}
-        for _ in range(config.rounds):
-            for kind in kinds:
-                for way in WAYS[kind]:
-                    arguments = [__file__, "--load", way, f"{folder}/model.{kind}"]
-                    out = child(*arguments, *(["--smoke"] if smoke else []))
-                    rows.setdefault(f".{kind}: {way}", []).append(json.loads(out))
+        each = [(kind, way) for kind in kinds for way in WAYS[kind]] * config.rounds
+        with cases(len(each)) as advance:
+            for kind, way in over(each, advance):
+                arguments = [__file__, "--load", way, f"{folder}/model.{kind}"]
+                out = child(*arguments, *(["--smoke"] if smoke else []))
+                rows.setdefault(f".{kind}: {way}", []).append(json.loads(out))
     report.details["loads"] = rows
     for name, found in rows.items():
         held = Spread.of([row["rss_bytes"] / total for row in found])
@@ -166,8 +165,10 @@ def loads(config: Config, smoke: bool, report: Report) -> None:
 def decodes(config: Config, report: Report) -> None:
     """Run the example unchanged."""
     rows = []
-    for arguments in config.decodes:
-        out = child(str(HERE.parent / "examples" / "stream_llm.py"), *arguments)
+    with cases(len(config.decodes)) as advance:
+        example = str(HERE.parent / "examples" / "stream_llm.py")
+        outs = [child(example, *arguments) for arguments in over(config.decodes, advance)]
+    for arguments, out in zip(config.decodes, outs, strict=True):
         found = re.search(r"step ([0-9.]+) ms, floor ([0-9.]+) ms: ratio ([0-9.]+)", out)
         moved = re.search(r"plan: (.*) in, (.*) out; .* less than (.*) in", out)
         assert found is not None

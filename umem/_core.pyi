@@ -243,6 +243,10 @@ def sleep(
     tags: Iterable[str], discard: bool
 ) -> tuple[int, int, bool]: ...  # number, bytes, shown as free
 def wake(tags: Iterable[str], number: int) -> int: ...  # 0: of all sleeps
+def start_transfer_log() -> None: ...
+def take_transfer_log() -> tuple[
+    list[tuple[int, str, int, int, int]], int
+]: ...  # device, what, bytes, begin and end in ns since 1970; how many more there were
 def tags() -> list[str]: ...
 def bytes_by_tag() -> dict[str, tuple[int, int, int]]: ...  # blocks, bytes, resident bytes
 def device_memory() -> list[DeviceMemory]: ...

@@ -27,11 +27,12 @@ BENCH = HERE.parent
 sys.path[0] = str(BENCH)  # not this folder: its modules are a package's
 
 from facts import machine_facts, version_facts  # noqa: E402
-from harness import results_folder, table  # noqa: E402
+from harness import cases, note, results_folder, table  # noqa: E402
 
 from gpu import children, parts, report, software  # noqa: E402
 from gpu.guard import SHARE, limit_bytes  # noqa: E402
 from gpu.record import DONE, FAILED, Record, load  # noqa: E402
+from umem.base.progress import Advance, ignore  # noqa: E402
 from umem.base.units import GIB, format_bytes  # noqa: E402
 from umem.config import settings  # noqa: E402
 
@@ -75,7 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     setup = _set_up(args, folder)
     if isinstance(setup, str):
         return _refuse(setup)
-    ran = [record for group in parts.commands(chosen) for record in run_parts(group, setup)]
+    groups = parts.commands(chosen)
+    with cases(sum(part.seconds for group in groups for part in group)) as advance:
+        ran = [record for group in groups for record in run_parts(group, setup, advance)]
     written = _finish(_records(folder), args.out) if ran else 0
     return written or int(any(record.status != DONE for record in ran))
 
@@ -95,17 +98,18 @@ def _set_up(args: argparse.Namespace, folder: Path) -> Setup | str:
         return f"{args.out} has results of another device or commit: name another folder"
     folder.mkdir(parents=True, exist_ok=True)
     limit = limit_bytes(found["gpu_free_bytes"])
-    _note(
+    note(
         f"{found['gpu']}: {format_bytes(found['gpu_free_bytes'])} free, at most "
         f"{format_bytes(limit)} of managed memory at a time (1/{SHARE} of it)"
     )
     return Setup(folder, limit, cache, about, args.smoke, args.allow_oversubscription)
 
 
-def run_parts(group: Sequence[parts.Part], setup: Setup) -> list[Record]:
+def run_parts(group: Sequence[parts.Part], setup: Setup, advance: Advance = ignore) -> list[Record]:
     """Every part in a process of its own, all within `LONGEST`; a part that fails stops none.
 
-    A part may use what the declared times of the later ones leave, up to twice its own.
+    A part may use what the declared times of the later ones leave, up to twice its own. `advance`
+    is called with the declared time of each that is done.
     """
     records: list[Record] = []
     end = time.monotonic() + setup.patience * parts.LONGEST
@@ -113,13 +117,15 @@ def run_parts(group: Sequence[parts.Part], setup: Setup) -> list[Record]:
         path = setup.folder / f"{part.name}.json"
         old = load(path)
         if old is not None and old.status == DONE:
-            _note(f"{part.name}: done already")
+            note(f"{part.name}: done already")
             records.append(old)
+            advance(part.seconds)
             continue
         later = setup.patience * sum(each.seconds for each in group[i + 1 :])
         limit = min(end - time.monotonic() - later, 2 * setup.patience * part.seconds)
-        _note(f"{part.name}: {setup.patience * part.seconds:.0f} s, at most {limit:.0f} s")
+        note(f"{part.name}: {setup.patience * part.seconds:.0f} s, at most {limit:.0f} s")
         records.append(_run_part(part, path, setup, limit))
+        advance(part.seconds)
     return records
 
 
@@ -137,7 +143,7 @@ def _run_part(part: parts.Part, path: Path, setup: Setup, limit: float) -> Recor
         record.status, record.seconds = FAILED, limit if ended is None else record.seconds
         record.save()
     for number, error in record.errors.items():
-        _note(f"{part.name}: {number} failed: {error}")
+        note(f"{part.name}: {number} failed: {error}")
     return record
 
 
@@ -247,10 +253,6 @@ def _parser() -> argparse.ArgumentParser:
         "on a card that nobody else uses",
     )
     return parser
-
-
-def _note(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

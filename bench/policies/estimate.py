@@ -20,13 +20,14 @@ if __name__ == "__main__":
     sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
 from facts import version_facts  # noqa: E402
-from harness import add_outputs, results_folder, table, write  # noqa: E402
+from harness import add_outputs, cases, note, results_folder, table, write  # noqa: E402
 
 from policies import workloads as nets  # noqa: E402
 from umem.analysis import batch_size  # noqa: E402
 from umem.analysis.batch_size import Sized, TensorLines  # noqa: E402
 from umem.analysis.formulas import PRECISIONS, Config, estimate, logits  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
+from umem.base.progress import over  # noqa: E402
 from umem.base.units import GIB  # noqa: E402
 from umem.capture import program  # noqa: E402
 from umem.cli.estimate_program import Seen, look  # noqa: E402
@@ -76,13 +77,13 @@ def seen(net: Net, batch: int) -> Seen:
 
 def predicted(name: str, net: Net) -> dict[str, Any]:
     """Return a row: the errors of predicting a third batch from two, and its true bytes."""
+    note(name)
     device = device_profiles.find(device_profiles.DEFAULT)
     known = {batch: seen(net, batch) for batch in PAIR}
     truth = seen(net, net.third).found.total
     line = batch_size.line(*((batch, each.found.total) for batch, each in known.items()))
     first, second = (Sized(batch, each.step, each.asked) for batch, each in known.items())
     tensors = TensorLines(first, second, lambda step: replay.resident_budget(step, device))
-    print(f"{name}: done", file=sys.stderr, flush=True)  # it takes minutes
     return {
         "net": name,
         "third": net.third,
@@ -152,8 +153,10 @@ def main() -> None:
     args = parser.parse_args()
     folder = results_folder(parser, args)
     facts = version_facts()
-    rows = [predicted(name, net) for name, net in (SMOKE if args.smoke else NETS).items()]
-    formulas = [] if args.smoke else [compared(*item) for item in FORMULAS.items()]
+    nets, configs = (SMOKE, {}) if args.smoke else (NETS, FORMULAS)
+    with cases(len(nets) + len(configs)) as advance:
+        rows = [predicted(name, net) for name, net in over(nets.items(), advance)]
+        formulas = [compared(*item) for item in over(configs.items(), advance)]
     text = report(rows, formulas, facts)
     print(text)
     if folder is not None:

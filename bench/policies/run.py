@@ -20,12 +20,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
-from harness import Report, Result, Spread, add_outputs, results_folder  # noqa: E402
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder  # noqa: E402
 
 from policies import pictures, report, study, summary  # noqa: E402
 from policies.study import Grid, Row  # noqa: E402
 from policies.workloads import WORKLOADS  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
+from umem.base.progress import over  # noqa: E402
 from umem.policies import registry  # noqa: E402
 
 FRACTIONS = ("3/4", "1/2", "1/3", "1/4")
@@ -90,17 +91,19 @@ def _all_rows(names: Sequence[str], grid: Grid, args: argparse.Namespace) -> lis
         found = {name: part for name in names if (part := _part(name, grid, args.work)) is not None}
     left = [name for name in names if name not in found]
     for name in found:
-        _note(f"{name}: done before")
+        note(f"{name}: done before")
     if args.jobs == 1 or len(left) == 1:
-        for name in left:
-            found[name] = _one(name, grid, args.work)
+        with cases(len(left)) as advance:
+            for name in over(left, advance):
+                found[name] = _one(name, grid, args.work)
     else:
         with ProcessPoolExecutor(min(args.jobs, max(len(left), 1))) as pool:
             waiting = [pool.submit(partial(_one, name, grid, args.work)) for name in left]
-            for future in as_completed(waiting):
-                part = future.result()
-                found[part[0]["workload"]] = part
-                _note(f"{len(found)} of {len(names)} workloads done")
+            with cases(len(left)) as advance:
+                for future in over(as_completed(waiting), advance):
+                    part = future.result()
+                    found[part[0]["workload"]] = part
+                    note(f"{len(found)} of {len(names)} workloads done")
     return [row for name in names for row in found[name]]
 
 
@@ -114,7 +117,7 @@ def _one(name: str, grid: Grid, work: Path) -> list[Row]:
     for row in study.rows(name, Traces(name, work).on, grid):
         rows.append(row)
         if where != (where := f"{row['device']}, {row['fraction']}"):
-            _note(f"{name}: {where} ({time.monotonic() - begin:.0f} s)")
+            note(f"{name}: {where} ({time.monotonic() - begin:.0f} s)")
     kept = {"grid": asdict(grid), "rows": rows}
     path = work / f"{name}.json"
     path.with_suffix(".part").write_text(json.dumps(kept), encoding="utf-8")
@@ -155,10 +158,6 @@ def _report(rows: list[Row], grid: Grid, args: argparse.Namespace, seconds: floa
 
 def _good(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "error" not in row]
-
-
-def _note(text: str) -> None:
-    print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[0] = str(HERE.parent)  # not this folder: its modules are a package's
 
-from harness import Report, Result, Spread, add_outputs, results_folder, table  # noqa: E402
+from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table  # noqa: E402
 
 from programs.nets import PROGRAMS  # noqa: E402
 from umem.analysis.bounds import (  # noqa: E402
@@ -31,6 +31,8 @@ from umem.analysis.bounds import (  # noqa: E402
     lower_bound_bytes_out,
     min_budget,
 )
+from umem.base.progress import Advance, over  # noqa: E402
+from umem.base.stats import plan_hit_share  # noqa: E402
 from umem.base.units import MIB, PAGE_BYTES  # noqa: E402
 from umem.errors import TraceError  # noqa: E402
 from umem.simulation import replay  # noqa: E402
@@ -52,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     folder = results_folder(parser, args)
     names = args.program or (["lstm"] if args.smoke else list(PROGRAMS))
-    rows = [row for name in names for row in _rows(name, args)]
+    with cases(len(names) * _runs(args)) as advance:
+        rows = [row for name in names for row in _rows(name, args, advance)]
     page = _report(rows, names, args)
     print(page.markdown())
     if folder is not None:
@@ -105,7 +108,7 @@ def worker(name: str, policy: str, budget: str) -> Row:
         "in": (now.bytes_in - before.bytes_in) / steps,
         "out": (now.bytes_out - before.bytes_out) / steps,
         "faults": (now.faults - before.faults) / steps,
-        "hits": hits / (hits + misses) if hits + misses else None,
+        "hits": plan_hit_share(hits, misses),
         "peak": now.peak_live_bytes,
     }
     umem.disable()
@@ -121,10 +124,16 @@ def _run(name: str, policy: str, budget: int) -> Row:
     return row
 
 
-def _rows(name: str, args: argparse.Namespace) -> list[Row]:
+def _runs(args: argparse.Namespace) -> int:
+    """Return the runs of each program: plain torch once a round, and all budgets and policies."""
+    return int(args.rounds * (1 + len(FRACTIONS) * len(args.policy)))
+
+
+def _rows(name: str, args: argparse.Namespace, advance: Advance) -> list[Row]:
     missing = [need for need in PROGRAMS[name].needs if importlib.util.find_spec(need) is None]
     if missing:
-        print(f"bench: {name}: not run, it needs {', '.join(missing)}", file=sys.stderr)
+        note(f"{name}: not run, it needs {', '.join(missing)}")
+        advance(_runs(args))
         return []
     peak, step = _recorded(name)
     least = max(min_budget(step) if step else 0, FLOOR)
@@ -132,10 +141,11 @@ def _rows(name: str, args: argparse.Namespace) -> list[Row]:
     plain: list[Row] = []
     for _ in range(args.rounds):
         plain.append(_run(name, "plain", 0))
+        advance(1)
         for fraction, share in FRACTIONS.items():
             budget = max(int(peak * share) // PAGE_BYTES * PAGE_BYTES, least)
-            for policy in args.policy:
-                print(f"bench: {name}, {fraction}, {policy}", file=sys.stderr, flush=True)
+            for policy in over(args.policy, advance):
+                note(f"{name}, {fraction}, {policy}")
                 row = _run(name, policy, budget)
                 row["ratio"] = row["seconds"] / plain[-1]["seconds"]
                 row["bits"] = row["digest"] == plain[-1]["digest"]
@@ -153,7 +163,7 @@ def _recorded(name: str) -> tuple[int, StepTrace | None]:
         try:
             return row["peak"], replay.load(path).step
         except TraceError as error:  # a program without steps has no bound
-            print(f"bench: {name}: no bound: {error}", file=sys.stderr)
+            note(f"{name}: no bound: {error}")
             return row["peak"], None
 
 

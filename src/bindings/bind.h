@@ -22,6 +22,7 @@ void bind_planner(pybind11::module_& module);
 void bind_probe(pybind11::module_& module);
 void bind_replay(pybind11::module_& module);
 void bind_sleep(pybind11::module_& module);
+void bind_transfer_log(pybind11::module_& module);
 
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);

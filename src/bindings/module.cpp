@@ -55,4 +55,5 @@ PYBIND11_MODULE(_core, module) {
   umem::bindings::bind_probe(module);
   umem::bindings::bind_replay(module);
   umem::bindings::bind_sleep(module);
+  umem::bindings::bind_transfer_log(module);
 }

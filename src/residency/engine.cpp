@@ -34,6 +34,16 @@ Status Engine::close() {
   return transfers_.close();
 }
 
+Status Engine::start_log() {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.start_log();
+}
+
+std::vector<Transfer> Engine::take_log(std::size_t& left_out) {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.take_log(left_out);
+}
+
 Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag,
                                Family family) {
   const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;

@@ -65,6 +65,9 @@ class Engine {
   Ticket forget(RangeId id);
   // Of all that was sent out so far.
   Ticket last_departure() { return transfers_.out().last(); }
+  // LaneLog, of all lanes. Neither needs the device's lock.
+  Status start_log();
+  std::vector<Transfer> take_log(std::size_t& left_out);
   // Waits until the driver was given the moves up to the ticket.
   void wait_issued(Ticket ticket) { transfers_.out().issue_until(ticket); }
   // An op that has ended left these to a collective, which goes on on a stream that is not known,

@@ -13,12 +13,15 @@ using driver::Entry;
 
 namespace {
 
-// Bytes that make room when they are gone.
-std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
+std::size_t bytes_of(const std::vector<managed::MemSpan>& spans) {
   std::size_t bytes = 0;
-  if (verb == Verb::kWriteBack) return bytes;
   for (const managed::MemSpan& span : spans) bytes += span.bytes;
   return bytes;
+}
+
+// Bytes that make room when they are gone.
+std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
+  return verb == Verb::kWriteBack ? 0 : bytes_of(spans);
 }
 
 // For people.
@@ -73,6 +76,8 @@ Status Lane::close() {
   for (cu::CUevent event : spare_events_)
     error.keep(check(table_.cuEventDestroy(event), Entry::cuEventDestroy));
   spare_events_.clear();
+  std::size_t left_out = 0;
+  log_.take(left_out);
   if (stream_) error.keep(check(table_.cuStreamDestroy(stream_), Entry::cuStreamDestroy));
   stream_ = nullptr;
   Watchdog::the().forget(std::exchange(watched_, nullptr));
@@ -105,6 +110,7 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(
         check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
+  const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
   return run(verb, spans);
 }
 

@@ -16,26 +16,21 @@
 #include "driver/place.h"
 #include "driver/table.h"
 #include "managed/memory_ops.h"
+#include "residency/lane_log.h"
 #include "residency/watchdog.h"
 
 namespace umem::residency {
 
 using Ticket = std::uint64_t;  // of a submission; 0: none
 
-enum class Verb : unsigned char {
-  kBringIn,        // host -> device
-  kPopulate,       // on the device without a copy: the bytes are dead
-  kPopulateFresh,  // the same of addresses that never had bytes: there is nothing to discard
-  kDiscard,        // drop dead bytes
-  kSendOut,        // device -> host
-  kDrop,           // the same of read-mostly spans, without a transfer if the host's copy is valid
-  kWriteBack,      // device -> host, and stays: the spans are read-mostly from here on
-};
-
 class Lane {
  public:
   Lane(const driver::Table& table, driver::Place place, bool threaded)
-      : table_(table), place_(place), memory_ops_(table, place.device), threaded_(threaded) {}
+      : table_(table),
+        place_(place),
+        memory_ops_(table, place.device),
+        log_(table, place),
+        threaded_(threaded) {}
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -67,6 +62,9 @@ class Lane {
   bool can_discard() const { return memory_ops_.can_discard(); }
   std::uint64_t failures();
 
+  // The log's calls need the lane to be open, and its place's context.
+  LaneLog& log() { return log_; }
+
  private:
   struct Job {
     Ticket ticket;
@@ -96,6 +94,7 @@ class Lane {
   const driver::Table& table_;
   driver::Place place_;
   managed::MemoryOps memory_ops_;
+  LaneLog log_;
   const bool threaded_;
   WatchedCalls* watched_ = nullptr;  // of a real driver
   cu::CUstream stream_ = nullptr;

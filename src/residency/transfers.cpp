@@ -29,6 +29,19 @@ Status Transfers::close() {
   return error.take();
 }
 
+Status Transfers::start_log() {
+  FirstError error;
+  for (Lane* lane : {&in_, &out_, &local_}) error.keep(lane->log().start());
+  return error.take();
+}
+
+std::vector<Transfer> Transfers::take_log(std::size_t& left_out) {
+  std::vector<Transfer> all;
+  for (Lane* lane : {&in_, &out_, &local_})
+    for (const Transfer& transfer : lane->log().take(left_out)) all.push_back(transfer);
+  return all;
+}
+
 const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<RangeId>& ids) {
   spans_.clear();
   for (RangeId id : ids) spans_.push_back(state_.span(id));

@@ -48,6 +48,9 @@ class Transfers {
   // does. Each waits for what it needs of the other lanes.
   Lane& local() { return local_; }
   Streams& streams() { return streams_; }
+  // From the next submission on; `take_log` ends it. LaneLog.
+  Status start_log();
+  std::vector<Transfer> take_log(std::size_t& left_out);
   std::uint64_t failures() { return in_.failures() + out_.failures() + local_.failures(); }
 
  private:

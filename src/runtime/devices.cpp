@@ -169,6 +169,10 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
     (void)closed;
     return status;
   }
+  if (s.logs_transfers) {
+    const Status logged = made->engine.start_log();
+    (void)logged;  // a profile without this device's rows
+  }
   if (made->frees_on_thread()) made->freer.open();
   made->arena.set_listener(&s.listener);
   made->engine.set_workspace_sizes(s.workspace_sizes);

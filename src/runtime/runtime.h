@@ -69,6 +69,18 @@ UMEM_API Status sleep(std::uint32_t tags, bool discard, Slept* slept);
 // The moves are under way when it returns, and ops wait for what they use. `bytes`: of them.
 UMEM_API Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes);
 
+// transfer_log.cpp. When each transfer was under way, of all devices, from the first call to the
+// second: what is not done by then is not told, and no more than LaneLog::kMost of a lane, but for
+// how many are `left_out`. Where umem is off there are none.
+struct LoggedTransfer {
+  int device = 0;
+  const char* what = "";
+  std::size_t bytes = 0;
+  std::int64_t begin_ns = 0, end_ns = 0;  // since 1970
+};
+UMEM_API Status start_transfer_log();
+UMEM_API std::vector<LoggedTransfer> take_transfer_log(std::size_t* left_out);
+
 // Bytes by tag, of all devices; the last row is of freed blocks that are kept for reuse.
 struct TagReport {
   const char* tag;

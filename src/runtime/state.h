@@ -96,6 +96,7 @@ struct State {
   std::mutex recorder;  // trace::recorder()'s
   ScopeNames scope_names;
   std::atomic<double> memory_fraction{1};  // of each device's memory, for a budget that is found
+  std::atomic<bool> logs_transfers{false};
   std::atomic<bool> faults_in_process{false};  // page faults of the software device
   std::atomic<driver::Operation (*)()> end_operation{nullptr};  // the driver's
   std::atomic<int> operating{0};  // ops that use memory, on all threads

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from support import synthetic, trace_processor
 
+import umem
 from umem.trace import perfetto
 from umem.trace.info import LiveBytes
 from umem.trace.schema import Alloc, Event, Free, Header, Op
 
+MIB = 1 << 20
 pytestmark = pytest.mark.skipif(
     not trace_processor.UI, reason="needs Perfetto's trace processor: make test-perfetto"
 )
@@ -85,3 +89,25 @@ def test_each_trace_is_a_process() -> None:
 def test_what_is_no_trace_is_refused() -> None:
     with pytest.raises(ValueError, match="trace type"):
         trace_processor.ask(b"no trace", PROBLEMS)
+
+
+def test_transfers_in_a_profile_have_rows(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "t.json"
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        kept = [torch.ones(MIB) for _ in range(12)]
+        with torch.profiler.profile() as profiler:
+            for tensor in kept:
+                tensor.add_(1)
+        profiler.export_chrome_trace(str(path))
+        del kept, tensor
+    named = "select process.name as device, thread.name as row, slice.name as what from slice "
+    named += "join thread_track on slice.track_id = thread_track.id join thread using (utid) "
+    named += "join process using (upid) where slice.category = 'umem'"
+    # This version of the processor finds nothing behind torch's keys before the events.
+    events = {"traceEvents": json.loads(path.read_text())["traceEvents"]}
+    (found,) = trace_processor.ask(json.dumps(events).encode(), named)
+    assert {row["device"] for row in found} == {"umem, device 0"}
+    assert {("to the device", "bring in 4 MiB"), ("to the host", "send out 4 MiB")} <= {
+        (row["row"], row["what"]) for row in found
+    }

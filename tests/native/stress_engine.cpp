@@ -1,11 +1,14 @@
 // The engine as it runs on a GPU, with its lane out on a thread, over the software device: random
 // ops, releases, hints and changes of the budget, under lru and under plans that the program leaves
-// and that name anything. Built with each sanitizer by
+// and that name anything, while another thread logs its transfers. Built with each sanitizer by
 // tests/native/test_sanitizers.py. Every range carries a pattern that is checked before each use.
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -36,6 +39,11 @@ class Program {
 
   void run(unsigned seed, int rounds) {
     std::mt19937 random(seed);
+    std::atomic<bool> running{true};
+    std::size_t logged = 0;
+    std::thread profiler([&] {
+      while (running) logged += profile();
+    });
     for (int round = 0; round < rounds; ++round) {
       const unsigned action = random() % 16;
       if (action < 4 || live_.size() < 4) {
@@ -53,6 +61,9 @@ class Program {
       EXPECT(engine_.ledger().resident_bytes() <= engine_.limits().budget_bytes);
       engine_.check_invariants();
     }
+    running = false;
+    profiler.join();
+    EXPECT(logged > 0);
     while (!live_.empty()) release(live_.begin()->first);
     for (RangeId id : cached_) {
       engine_.forget(id);
@@ -81,6 +92,18 @@ class Program {
   void check(RangeId id) {
     for (std::size_t at = 0; at < ranges_[id].bytes; at += kPageBytes)
       EXPECT(bytes_of(id)[at] == live_[id]);
+  }
+
+  // How many transfers a moment of the program has.
+  std::size_t profile() {
+    EXPECT(engine_.start_log().ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    std::size_t left_out = 0;
+    const std::vector<residency::Transfer> taken = engine_.take_log(left_out);
+    EXPECT(left_out == 0);
+    for (const residency::Transfer& each : taken)
+      EXPECT(each.bytes > 0 && each.begin_ns <= each.end_ns);
+    return taken.size();
   }
 
   void allocate(std::mt19937& random) {

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.terminal import on_a_terminal
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -42,6 +46,53 @@ def test_the_candidates_take_turns_and_none_is_always_first(bench: Any) -> None:
     values = bench("harness").interleave({name: candidate(name) for name in "abc"}, 4)
     assert "".join(order) == "abcbcacababc"
     assert values == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
+
+
+BARS = """
+import subprocess, sys
+from harness import cases, interleave, note
+with cases(5) as advance:
+    note("one")
+    subprocess.run([sys.executable, "-c", "from harness import note; note('of another process')"])
+    interleave({"a": lambda: 1.0, "b": lambda: 2.0}, 4, advance)
+    note("two")
+    advance(1)
+print("done")
+"""
+
+
+def test_a_terminal_shows_the_cases_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("PYTHONPATH", f"{BENCH}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    found = on_a_terminal(sys.executable, "-c", BARS)
+    assert (found.code, found.out) == (0, "done\n")
+    lines = re.split(r"[\r\n]+", found.terminal)
+    assert [line for line in lines if line.startswith("bench: ")] == [
+        "bench: one", "bench: of another process", "bench: two",
+    ]  # fmt: skip
+    # Drawn when a round or a case is done, and at no other time.
+    shares = re.findall(r"(\d+)% left", found.terminal)
+    assert list(dict.fromkeys(shares)) == ["0", "20", "40", "60", "80", "100"]
+    done = subprocess.run([sys.executable, "-c", BARS], capture_output=True, text=True, check=True)
+    assert done.stderr == "bench: one\nbench: of another process\nbench: two\n"
+
+
+def test_a_child_that_is_measured_has_no_terminal(bench: Any) -> None:
+    code = "import sys; print(sys.stderr.isatty()); print('why', file=sys.stderr)"
+    harness = bench("harness")
+    assert harness.output_of([sys.executable, "-c", code]) == "False\n"
+    with pytest.raises(SystemExit, match=r"exit code 3\nwhy"):
+        harness.output_of([sys.executable, "-c", f"{code}; sys.exit(3)"])
+
+
+def test_a_smoke_run_of_the_replay_bench_has_all_its_figures(
+    bench: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("replay").main(["--smoke"]) == 0
+    page = capsys.readouterr().out
+    for name in (case.name for case in bench("replay").CASES):
+        assert f"| {name} | with parsing |" in page
+        assert f"| {name} | engine only |" in page
 
 
 def test_ratios_pair_the_rounds(bench: Any) -> None:

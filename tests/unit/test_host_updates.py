@@ -277,6 +277,15 @@ def test_a_share_that_fits_is_better_than_one_that_does_not() -> None:
     assert one.raised_from is None
 
 
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_search_tells_of_each_share_that_is_done(share: float | None) -> None:
+    trace = adam((8,) * 4, foreach=True)
+    done: list[float] = []
+    simulate_updates(RecomputeGraph(trace), HOST, trace.peak_bytes // 2, share, advance=done.append)
+    assert done == [1] * replay.shares_tried(share)
+    assert len(done) > 1 or share is not None
+
+
 def test_lists_of_two_tensors_are_told_by_what_is_written() -> None:
     """An average of weights by `_foreach_lerp_` reads the new values: it goes along."""
     trace = adam((4, 4), foreach=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.synthetic import training
+from support.terminal import Shown, on_a_terminal
 
 from umem.base.progress import over, progress
+from umem.trace.reader import read
 from umem.trace.schema import Header
 from umem.trace.writer import Writer
 
@@ -25,26 +26,13 @@ with progress("moving boxes", 4) as advance:
         advance(1)
 """
 
+BOXES = "        advance(1); import threading; print(threading.active_count(), flush=True)"
 
-def on_a_terminal(*command: str) -> tuple[str, str]:
-    """Standard output, and what a terminal at standard error was given."""
-    terminal, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, text=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )  # fmt: skip
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(terminal, 1 << 16):
-            shown += part
-    except OSError:  # the other side was closed
-        pass
-    finally:
-        os.close(terminal)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, shown
-    return out, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+
+def umem_on_a_terminal(*arguments: str) -> Shown:
+    found = on_a_terminal(sys.executable, "-m", "umem", *arguments)
+    assert found.code == 0, found.terminal
+    return found
 
 
 @pytest.fixture
@@ -58,33 +46,85 @@ def trace(tmp_path: Path) -> str:
 
 def test_a_terminal_shows_what_is_done_and_the_time_left() -> None:
     pytest.importorskip("rich")
-    out, shown = on_a_terminal(sys.executable, "-c", PROGRAM)
-    assert out == ""
-    assert "moving boxes" in shown
-    assert "75%" in shown
-    assert re.search(r"left 0:00:0\d", shown)
+    found = on_a_terminal(sys.executable, "-c", PROGRAM)
+    assert (found.code, found.out) == (0, "")
+    assert "moving boxes" in found.terminal
+    assert "75%" in found.terminal
+    assert re.search(r"left 0:00:0\d", found.terminal)
+
+
+def test_nothing_is_drawn_between_advances_if_that_would_disturb() -> None:
+    pytest.importorskip("rich")
+    program = PROGRAM.replace("4)", "4, between=False)", 1)
+    program = f"{program}import threading; print(threading.active_count())"
+    found = on_a_terminal(sys.executable, "-c", program.replace("        advance(1)", BOXES))
+    assert (found.code, found.out) == (0, "1\n1\n1\n1\n1\n")
+    assert "75%" in found.terminal
+
+
+def test_a_terminal_that_goes_away_ends_the_bar_and_not_the_work() -> None:
+    pytest.importorskip("rich")
+    program = f"{PROGRAM}print('done')"
+    found = on_a_terminal(sys.executable, "-c", program, gone_after="moving boxes")
+    assert (found.code, found.out) == (0, "done\n")
+    assert "100%" not in found.terminal
+
+
+def test_what_is_printed_meanwhile_goes_where_it_would_without_a_bar() -> None:
+    pytest.importorskip("rich")
+    program = PROGRAM.replace("        advance(1)", BOXES) + "print('done')"
+    found = on_a_terminal(sys.executable, "-c", program)
+    assert (found.code, found.out) == (0, "2\n2\n2\n2\ndone\n")
+    assert "moving boxes" in found.terminal
 
 
 def test_replays_show_it_but_not_with_json(trace: str) -> None:
     pytest.importorskip("rich")
-    command = [
-        sys.executable,
-        "-m",
-        "umem",
-        "replay",
-        trace,
-        "--policy",
-        "lru",
-        "none",
-        "--budget",
-        "50%",
-    ]
-    out, shown = on_a_terminal(*command)
-    assert "lru" in out
-    assert "replays" in shown
-    out, shown = on_a_terminal(*command, "--json")
-    assert out.count("\n") == 2
-    assert "replays" not in shown
+    command = ["replay", trace, "--policy", "lru", "none", "--budget", "50%"]
+    found = umem_on_a_terminal(*command)
+    assert "lru" in found.out
+    assert "replays" in found.terminal
+    found = umem_on_a_terminal(*command, "--json")
+    assert found.out.count("\n") == 2
+    assert "replays" not in found.terminal
+
+
+def test_reports_show_it_but_not_with_json(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    command = ["report", trace, "--out", str(tmp_path / "t.html"), "--budget", "50%"]
+    found = umem_on_a_terminal(*command)
+    assert "Report: " in found.out
+    assert "reading t.jsonl" in found.terminal
+    assert re.search(r"making the report .* [1-9]\d*% left", found.terminal)
+    found = umem_on_a_terminal(*command, "--json")
+    assert found.out.startswith("{")
+    assert found.terminal == ""
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_reading_a_trace_counts_the_bytes_of_its_file(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Writer(path, Header("a100-pcie4", "test", "")) as writer:
+        for event in training(20, 8 << 20, 4 << 20, 600):
+            writer.write(event)
+    counted: list[float] = []
+    events = sum(1 for _ in read(path, advance=counted.append)[1])
+    assert len(counted) == (events + 1) // 4096 > 1
+    assert min(counted) >= 0
+    assert 0.8 * path.stat().st_size < sum(counted) <= path.stat().st_size
+
+
+def test_a_pipe_that_is_read_has_no_progress(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    os.mkfifo(path)
+    lines = ['{"kind":"umem-trace","v":1,"device":"","source":"a test","note":""}']
+    lines += ['{"e":"step"}'] * 10_000
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(path.write_text, "".join(f"{line}\n" for line in lines))
+        counted: list[float] = []
+        assert sum(1 for _ in read(path, advance=counted.append)[1]) == 10_000
+        written.result()
+    assert counted == []
 
 
 def test_elsewhere_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +135,7 @@ def test_elsewhere_nothing_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_without_rich_nothing_is_shown() -> None:
     hidden = f"import sys; sys.modules['rich'] = None\n{PROGRAM}"
-    assert on_a_terminal(sys.executable, "-c", hidden) == ("", "")
+    assert on_a_terminal(sys.executable, "-c", hidden) == Shown(0, "", "")
 
 
 def test_a_standard_error_that_is_closed_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.terminal import on_a_terminal
 
 pytest.importorskip("torch")
 
@@ -140,6 +143,61 @@ def test_key_follows_the_torch_version(project: Project, monkeypatch: pytest.Mon
     before = build.key(project.sources, False)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     assert build.key(project.sources, False) != before
+
+
+FIND_OR_BUILD = """
+import sys
+from pathlib import Path
+from umem.integrations.torch import build
+root, cxx = Path(sys.argv[1]), sys.argv[2]
+build.find_or_build(root / "cache", package_dirs=[root / "package"], sources=root / "src", cxx=cxx)
+print("built")
+"""
+
+
+def of_three_units(project: Project) -> tuple[str, ...]:
+    """The command that builds an extension of three units with the recording compiler."""
+    for name in ("one", "two"):
+        (project.sources / "torch_ext" / f"{name}.cpp").write_text("int c;\n")
+    return sys.executable, "-c", FIND_OR_BUILD, str(project.root), project.compiler()
+
+
+def test_a_terminal_shows_how_many_units_are_compiled(project: Project) -> None:
+    pytest.importorskip("rich")
+    found = on_a_terminal(*of_three_units(project))
+    assert (found.code, found.out) == (0, "built\n")
+    assert "umem: building the torch extension for torch" in found.terminal
+    assert "compiling" in found.terminal
+    # All units, and before the link: alone for at least 0.3 s.
+    assert "75%" in found.terminal
+
+
+def test_elsewhere_a_build_says_one_line(project: Project) -> None:
+    done = subprocess.run(of_three_units(project), capture_output=True, text=True, check=True)
+    assert done.stdout == "built\n"
+    assert re.fullmatch(
+        r"umem: building the torch extension for torch \S+ \(once, ~10 s\) \.\.\.\n", done.stderr
+    )
+
+
+@pytest.mark.parametrize("gone_after", ["building the torch", "compiling"])
+def test_a_build_goes_on_where_its_terminal_has_gone(project: Project, gone_after: str) -> None:
+    pytest.importorskip("rich")
+    found = on_a_terminal(*of_three_units(project), gone_after=gone_after)
+    assert (found.code, found.out) == (0, "built\n")
+    assert gone_after in found.terminal
+    assert len(project.calls) == 4
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2</dev/null"], ids=["closed", "not to be written"])
+def test_so_it_does_where_nothing_can_be_said(project: Project, stderr: str) -> None:
+    words = shlex.join(of_three_units(project))
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {stderr}"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("built\n", "")
+    assert len(project.calls) == 4
 
 
 def test_second_process_waits_for_the_first(project: Project) -> None:

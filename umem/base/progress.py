@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -13,29 +14,83 @@ Advance = Callable[[float], None]
 
 
 @contextlib.contextmanager
-def progress(title: str, total: float, *, quiet: bool = False) -> Iterator[Advance]:
-    """Give a function to call with the amount of work that was done.
+def progress(
+    title: str, total: float, *, quiet: bool = False, between: bool = True
+) -> Iterator[Advance]:
+    """Give a function to call, from any thread, with the amount of work that was done.
 
     The bar is on standard error, while that is a terminal, and is gone when the block ends. It
-    needs rich; without it, or with `quiet`, nothing is drawn.
+    needs rich; without it, or with `quiet`, nothing is drawn. A terminal that goes away meanwhile
+    is no error of the work.
 
     Args:
         title: what is being done.
         total: all work, in any unit.
         quiet: draw nothing.
+        between: also draw between advances, in a thread; False where that would disturb what is
+            being measured.
     """
-    rich = None if quiet or sys.stderr is None or not sys.stderr.isatty() else _rich()
+    screen = None if quiet else _screen()
+    rich = None if screen is None else _rich()
     if rich is None:
-        yield lambda _: None
+        yield ignore
         return
     bars, console = rich
     columns = (
         bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn(),
         bars.TextColumn("left"), bars.TimeRemainingColumn(),
     )  # fmt: skip
-    with bars.Progress(*columns, console=console.Console(stderr=True), transient=True) as shown:
+    # Lines that are printed meanwhile go above the bar, by way of its console: not those that a
+    # file or a pipe is to get.
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    with bars.Progress(
+        *columns,
+        console=console.Console(file=screen),
+        auto_refresh=between,
+        transient=True,
+        redirect_stdout=on_terminal,
+    ) as shown:
         task = shown.add_task(title, total=total)
-        yield lambda amount: shown.advance(task, amount)
+        yield lambda amount: shown.update(task, advance=amount, refresh=not between)
+
+
+def ignore(_: float) -> None:
+    """Take an amount of work that was done, and show nothing."""
+
+
+class _Screen:
+    """A terminal that may go away: what is written from then on is lost, without an error.
+
+    It is written to at once: what Python keeps and cannot write would become the exit code 120.
+    """
+
+    def __init__(self, descriptor: int, encoding: str) -> None:
+        self._descriptor = descriptor
+        self.encoding = encoding
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, text.encode(self.encoding, "replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _screen() -> _Screen | None:
+    """Return the terminal at standard error; None if there is none."""
+    try:
+        if sys.stderr is None or not sys.stderr.isatty():
+            return None
+        return _Screen(sys.stderr.fileno(), sys.stderr.encoding or "utf-8")
+    except (OSError, ValueError):  # it is closed, or no file
+        return None
 
 
 def _rich() -> tuple[Any, Any] | None:

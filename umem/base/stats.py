@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 
+def plan_hit_share(hits: int, misses: int) -> float | None:
+    """Return the share of operators that followed the plan, 0 to 1; None if none had a plan."""
+    planned = hits + misses
+    return hits / planned if planned > 0 else None
+
+
 @dataclass(frozen=True)
 class Stats:
     """The statistics of umem at one moment; docs/options.md describes the fields.

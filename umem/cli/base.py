@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from ..base import device_profiles, nodes
+from ..base.units import BYTES_ALLOWED, parse_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_share
 from ..errors import ConfigError
 
@@ -26,6 +28,66 @@ class Command(Protocol):
 
     def main(self, args: argparse.Namespace) -> int:
         """Run the command; return its exit code. A `UmemError` becomes one line and exit code 2."""
+
+
+def add_device(
+    parser: argparse.ArgumentParser, *, of_trace: bool = False, several: bool = False
+) -> None:
+    """Add --device, --profile and --link, which say on which device a step is replayed.
+
+    Args:
+        parser: gets the options.
+        of_trace: the device that the trace names is the default.
+        several: --device takes several names.
+    """
+    default = device_profiles.DEFAULT
+    default = f"the trace's own if it is one, else {default}" if of_trace else default
+    what, nargs = ("device profiles", "+") if several else ("a device profile", None)
+    parser.add_argument("--device", nargs=nargs, help=f"{what} (default: {default})")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
+    )
+    text = "bandwidth of another link, each way" + (", for every device" if several else "")
+    parser.add_argument("--link", type=float, metavar="GB/s", help=text)
+
+
+def device_of(args: argparse.Namespace) -> device_profiles.DeviceProfile:
+    """Return the one device that --device, --profile and --link say.
+
+    Raises:
+        ConfigError: there is no such device, or two are given.
+    """
+    if args.profile is not None and args.device is not None:
+        raise ConfigError("--device and --profile are both given; allowed: one of them")
+    profile = (
+        device_profiles.load(args.profile)
+        if args.profile is not None
+        else device_profiles.find(args.device or device_profiles.DEFAULT)
+    )
+    return profile if args.link is None else device_profiles.with_link(profile, args.link)
+
+
+def add_host_budget(parser: argparse.ArgumentParser) -> None:
+    """Add --host-budget, which `host_budget_of` reads."""
+    text = f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)"
+    parser.add_argument("--host-budget", default="unlimited", metavar="SIZE", help=text)
+
+
+def host_budget_of(text: str) -> int:
+    """Return the bytes that may be evicted; 0 for any number.
+
+    Raises:
+        ConfigError: neither `unlimited` nor bytes above 0.
+    """
+    if text.strip().lower() == "unlimited":
+        return 0
+    try:
+        count = parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"--host-budget: {error}; allowed: unlimited, {BYTES_ALLOWED}") from None
+    if count == 0:
+        raise ConfigError("--host-budget 0; allowed: unlimited, or bytes above 0")
+    return count
 
 
 def node_of(args: argparse.Namespace) -> nodes.Node:

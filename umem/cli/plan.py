@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base import device_profiles
 from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
 from . import plan_optimizer, plan_ranks, plan_recompute, plan_text, program
-from .base import share_of
+from .base import add_device, device_of, share_of
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
@@ -43,14 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
     program.add_arguments(parser, "three")
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
-    text = f"a device profile (default: {device_profiles.DEFAULT})"
-    parser.add_argument("--device", help=text)
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
-    )
-    parser.add_argument(
-        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
-    )
+    add_device(parser)
     plan_ranks.add_arguments(parser)
     text = f"policies to compare, or all (default: {' '.join(POLICIES)})"
     parser.add_argument("--policy", nargs="+", default=list(POLICIES), metavar="NAME", help=text)
@@ -122,7 +114,8 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
     room = max(asked, replay.min_budget(step))
     floor = bounds.closed_form_floor(step, device, room)
-    parts = len(policies) + len(modes) + (args.optimizer is not None)
+    shares = 0 if args.optimizer is None else replay.shares_tried(share)
+    parts = len(policies) + len(modes) + shares
     with progress("planning", parts, quiet=args.json) as advance:
         results = [
             replay.replay_step(step, policy, device, room) for policy in over(policies, advance)
@@ -136,7 +129,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         updated = (
             None
             if args.optimizer is None
-            else plan_optimizer.answer(step, recording, device, room, share)
+            else plan_optimizer.answer(step, recording, device, room, share, advance=advance)
         )
     slowdown = results[0].step_us / step.compute_us if results and step.compute_us else None
     return plan_text.PlanAnswer(
@@ -185,6 +178,7 @@ def _content(args: argparse.Namespace, outcome: plan_text.PlanAnswer) -> Content
         results=outcome.results,
         origins=known,
         notes=outcome.recording.remarks,
+        show=not args.json,
     )
 
 
@@ -219,22 +213,6 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
         "optimizer": None if outcome.updated is None else outcome.updated.as_dict(),
         "ranks": None if outcome.ranks is None else outcome.ranks.as_dict(),
     }
-
-
-def device_of(args: argparse.Namespace) -> DeviceProfile:
-    """Return the device that --device, --profile and --link say.
-
-    Raises:
-        ConfigError: there is no such device, or two are given.
-    """
-    if args.profile is not None and args.device is not None:
-        raise ConfigError("--device and --profile are both given; allowed: one of them")
-    profile = (
-        device_profiles.load(args.profile)
-        if args.profile is not None
-        else device_profiles.find(args.device or device_profiles.DEFAULT)
-    )
-    return profile if args.link is None else device_profiles.with_link(profile, args.link)
 
 
 def _budget(text: str) -> Any:

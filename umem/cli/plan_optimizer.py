@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..base.progress import Advance, ignore
+
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..capture.recording import Recording
@@ -34,9 +36,17 @@ class Answer:
 
 
 def answer(
-    step: StepTrace, recording: Recording, device: DeviceProfile, budget: int, share: float | None
+    step: StepTrace,
+    recording: Recording,
+    device: DeviceProfile,
+    budget: int,
+    share: float | None,
+    *,
+    advance: Advance = ignore,
 ) -> Answer:
     """Plan and replay the step with updates on the host, swapping and recomputation.
+
+    `advance` is as for `simulate_updates`.
 
     Raises:
         PlanError: the step is not the recording's.
@@ -49,7 +59,7 @@ def answer(
 
     graph, _ = graph_of(step, recording)
     began = time.perf_counter()
-    found = simulate_updates(graph, device, budget, share)
+    found = simulate_updates(graph, device, budget, share, advance=advance)
     seconds = time.perf_counter() - began
     known = candidates(step)
     try:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..base import device_profiles, nodes
 from ..base.progress import progress
-from ..base.units import BYTES_ALLOWED, GIB, format_bytes, parse_bytes
+from ..base.units import BYTES_ALLOWED, GIB, format_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
 from ..policies import registry
 from . import replay_devices
-from .base import share_of
+from .base import add_device, add_host_budget, host_budget_of, share_of
 from .replay_devices import Failure, Row
 
 if TYPE_CHECKING:
@@ -52,21 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     text = f"{BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
     parser.add_argument("--budget", nargs="+", default=["50%"], help=text)
-    parser.add_argument(
-        "--device",
-        nargs="+",
-        help="device profiles (default: the trace's own if it is one, else "
-        f"{device_profiles.DEFAULT})",
-    )
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
-    )
-    parser.add_argument(
-        "--link",
-        type=float,
-        metavar="GB/s",
-        help="bandwidth of another link, each way, for every device",
-    )
+    add_device(parser, of_trace=True, several=True)
     parser.add_argument(
         "--node",
         help="the trace's devices are those of a node, and share its links while they are busy: "
@@ -78,12 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N",
         help="devices of the node that are busy (default: those of the trace)",
     )
-    parser.add_argument(
-        "--host-budget",
-        default="unlimited",
-        metavar="SIZE",
-        help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
-    )
+    add_host_budget(parser)
     parser.add_argument(
         "--optimizer",
         metavar="WHERE",
@@ -106,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     """
     from ..simulation import replay
 
-    traces = replay.load_devices(args.trace)
+    traces = replay.load_devices(args.trace, show=not args.json)
     recorded = next(iter(traces.values())).device
     profiles = _profiles(args, recorded, len(traces))
     policies = _policies(args.policy)
@@ -288,20 +269,3 @@ def shares_of(given: str | None) -> tuple[float, ...]:
 
     share = share_of(given)
     return SHARES if share is None else (share,)
-
-
-def host_budget_of(text: str) -> int:
-    """Return the bytes that may be evicted; 0 for any number.
-
-    Raises:
-        ConfigError: neither `unlimited` nor bytes above 0.
-    """
-    if text.strip().lower() == "unlimited":
-        return 0
-    try:
-        count = parse_bytes(text)
-    except ValueError as error:
-        raise ConfigError(f"--host-budget: {error}; allowed: unlimited, {BYTES_ALLOWED}") from None
-    if count == 0:
-        raise ConfigError("--host-budget 0; allowed: unlimited, or bytes above 0")
-    return count

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles
-from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED
 from ..errors import ConfigError
 from ..policies import registry
-from . import plan, replay
+from . import replay
+from .base import add_device, add_host_budget, device_of, host_budget_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,21 +48,8 @@ def add_parser(subparsers: Subparsers) -> None:
     )  # fmt: skip
     text = f"{replay.BUDGET_ALLOWED} (default: 50%)".replace("%", "%%")
     parser.add_argument("--budget", default="50%", help=text)
-    parser.add_argument(
-        "--device",
-        help="a device profile (default: the trace's own if it is one, else "
-        f"{device_profiles.DEFAULT})",
-    )
-    parser.add_argument(
-        "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
-    )
-    parser.add_argument(
-        "--link", type=float, metavar="GB/s", help="bandwidth of another link, each way"
-    )
-    parser.add_argument(
-        "--host-budget", default="unlimited", metavar="SIZE",
-        help=f"max bytes of evicted tensors: unlimited, or {BYTES_ALLOWED} (default: unlimited)",
-    )  # fmt: skip
+    add_device(parser, of_trace=True)
+    add_host_budget(parser)
     parser.add_argument(
         "--optimizer",
         metavar="WHERE",
@@ -95,11 +82,12 @@ def main(args: argparse.Namespace) -> int:
         args.budget,
         args.policy,
         compare=args.compare,
-        host_budget=replay.host_budget_of(args.host_budget),
+        host_budget=host_budget_of(args.host_budget),
         shares=replay.shares_of(args.optimizer),
-        device=plan.device_of(args) if named else None,
+        device=device_of(args) if named else None,
         link=args.link,
         trace_device=args.trace_device,
+        show=not args.json,
     )
     page.write(out, [content])
     if args.json:
@@ -123,6 +111,7 @@ def of_trace(
     link: float | None = None,
     trace_device: int | None = None,
     partial: bool = False,
+    show: bool = False,
 ) -> Content:
     """Return what the page of a trace shows.
 
@@ -138,6 +127,7 @@ def of_trace(
         link: GB/s of another link for the device that the trace names.
         trace_device: the device of a trace of several; None: the first.
         partial: keep the whole lines of a trace that is cut off.
+        show: draw the progress where standard error is a terminal.
 
     Raises:
         UmemError: a bad trace or option.
@@ -145,7 +135,7 @@ def of_trace(
     from ..report import make
     from ..simulation.replay import load_devices
 
-    found = load_devices(path, partial=partial)
+    found = load_devices(path, partial=partial, show=show)
     number = min(found) if trace_device is None else trace_device
     if number not in found:
         raise ConfigError(
@@ -182,6 +172,7 @@ def of_trace(
         origins=trace.origins,
         host_budget=host_budget,
         notes=notes,
+        show=show,
     )
 
 

@@ -97,6 +97,7 @@ def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, 
         title=" ".join(command[1:]),
         host_budget=options.host_budget or 0,
         partial=True,
+        show=True,
     )
     pages.write(page, [content])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from umem.base import extras
+from umem.base.paths import check_folder
 from umem.base.units import MIB
 from umem.errors import ConfigError
 
@@ -39,8 +40,7 @@ def check(path: Path) -> None:
     known = sorted(canvas.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
         raise ConfigError(f"--plot {path}: unknown picture format; allowed: {', '.join(known)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: the folder does not exist; create it or name another")
+    check_folder(path, "--plot")
 
 
 def draw(rows: Sequence[Sequence[Panel]], path: Path) -> None:

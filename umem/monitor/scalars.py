@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..base.native import core
-from ..base.stats import Stats
+from ..base.stats import Stats, plan_hit_share
 
 _LEVELS = ("resident_bytes", "live_bytes", "host_bytes")
 _FLOWS = {"in_bytes_per_step": "bytes_in", "out_bytes_per_step": "bytes_out",
@@ -42,10 +42,11 @@ class Scalars:
         if steps > 0:
             for name, field in _FLOWS.items():
                 found[name] = (getattr(now, field) - getattr(before, field)) / steps
-        hits = now.plan_hits - before.plan_hits
-        planned = hits + now.plan_misses - before.plan_misses
-        if planned > 0:
-            found["plan_hit_share"] = hits / planned
+        share = plan_hit_share(
+            now.plan_hits - before.plan_hits, now.plan_misses - before.plan_misses
+        )
+        if share is not None:
+            found["plan_hit_share"] = share
         return {self._prefix + name: value for name, value in found.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from ..base.stats import Stats
+from ..base.stats import Stats, plan_hit_share
 from ..base.units import format_bytes
 
 _MANY_FAULTS = 10  # of one operator: few are not worth a line
@@ -112,11 +112,12 @@ def closing(
         name: what each line begins with.
     """
     total = stats.plan_hits + stats.plan_misses
-    share = f"{100 * stats.plan_hits / total:.1f} %" if total else "none"
+    share = plan_hit_share(stats.plan_hits, stats.plan_misses)
+    hits = "none" if share is None else f"{100 * share:.1f} %"
     plans = "plan" if stats.plans_rolled_back == 1 else "plans"
     given_up = f", {stats.plans_rolled_back} {plans} rolled back" if stats.plans_rolled_back else ""
     line = (
-        f"{name}: {stats.steps} steps, plan hits {share} ({stats.plan_hits} of {total} ops)"
+        f"{name}: {stats.steps} steps, plan hits {hits} ({stats.plan_hits} of {total} ops)"
         f"{given_up}, {_of(stats.bytes_in)} in, {_of(stats.bytes_out)} out, {stats.faults} faults, "
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..base.stats import plan_hit_share
 from ..base.units import format_bytes
 from ..errors import plain
 
@@ -40,7 +41,7 @@ def view(now: Sample, before: Sample | None) -> dict[str, Any]:
         "out_bytes_per_s": rate("bytes_out"),
         "faults_per_s": rate("faults"),
         "steps_per_s": rate("steps"),
-        "plan_hit_share": hits / (hits + misses) if hits + misses > 0 else None,
+        "plan_hit_share": plan_hit_share(hits, misses),
         "stats": dict(stats),
         "tags": {name: dict(row) for name, row in now["tags"].items()},
     }

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from ..base.device_profiles import DeviceProfile
+from ..base.progress import Advance, ignore
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import UmemError
 from ..policies import registry
@@ -52,6 +53,7 @@ class Trials:
     device: DeviceProfile
     host_budget: int = 0
     left_out: list[str] = field(default_factory=list)  # what was not tried, and why
+    advance: Advance = ignore  # is called with 1 for each setting that was tried
     _known: dict[tuple[str, int], Result | None] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
@@ -69,6 +71,7 @@ class Trials:
             except UmemError as error:
                 self.left_out.append(f"policy {policy} with {format_bytes(budget)}: {error}")
                 self._known[key] = None
+            self.advance(1)
         return self._known[key]
 
 
@@ -86,12 +89,19 @@ def find(
         found += _stalls(line, waits, trials)
         found += _better_policy(result, compared)
         found += _recompute(line, trials)
+        trials.advance(1)
         found += _host_updates(line, trials)
+        trials.advance(1)
     else:
         found += _smaller_budget(line, trials)
     found += _unused(result, causes, compared)
     found += _never_moved(causes)
     return [found[0], *sorted(found[1:], key=lambda one: -one.weight)]
+
+
+def parts(step: StepTrace) -> int:
+    """Return how many settings `find` tries at most: budgets, recomputation, and the host."""
+    return 1 + _tries(step) + 2
 
 
 def _ms(us: float) -> str:
@@ -185,9 +195,14 @@ def _middle(mine: Sequence[Wait]) -> int:
     return ordered[int(np.searchsorted(sums, sums[-1] / 2))].late_ops
 
 
-def _tries(trials: Trials) -> int:
-    """Return how often the interval of budgets is halved; of a large step 0, which is noted."""
-    tries = next((tries for ops, tries in _TRIES if trials.step.n_ops <= ops), 0)
+def _tries(step: StepTrace) -> int:
+    """Return how often the interval of budgets is halved; 0: no other budget is tried."""
+    return next((tries for ops, tries in _TRIES if step.n_ops <= ops), 0)
+
+
+def _halvings(trials: Trials) -> int:
+    """Return `_tries`, and note where it is 0."""
+    tries = _tries(trials.step)
     if not tries:
         trials.left_out.append(f"other budgets: for steps of up to {_TRIES[-1][0]:,} operators")
     return tries
@@ -201,7 +216,7 @@ def _fits(step: StepTrace) -> int:
 
 def _enough(result: Result, trials: Trials) -> Result | None:
     """Return the replay with the smallest budget found that removes the stall."""
-    tries = _tries(trials)
+    tries = _halvings(trials)
     low, high = result.budget // PAGE_BYTES, _fits(trials.step) // PAGE_BYTES
     best = trials.run(result.policy, high * PAGE_BYTES) if tries and high > low else None
     if best is None or best.stall_us > GONE * result.stall_us:
@@ -222,7 +237,7 @@ def _smaller_budget(line: Timeline, trials: Trials) -> list[Finding]:
     """Return the smallest budget found that costs nothing, for a step without stalls."""
     result, best = line.result, None
     low, high = replay.min_budget(line.step) // PAGE_BYTES, result.budget // PAGE_BYTES
-    for _ in range(_tries(trials)):
+    for _ in range(_halvings(trials)):
         middle = (low + high) // 2
         if middle in (low, high):
             break

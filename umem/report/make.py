@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..base.device_profiles import DeviceProfile
+from ..base.progress import progress
 from ..policies import registry
 from ..simulation import replay
 from ..simulation.replay import Result
@@ -29,6 +30,7 @@ def content(
     host_budget: int = 0,
     notes: Sequence[str] = (),
     results: Sequence[Result] = (),
+    show: bool = False,
 ) -> Content:
     """Replay a step under a policy, and return what its page shows.
 
@@ -44,15 +46,12 @@ def content(
         host_budget: bytes that evicted tensors may take; 0 for any number.
         notes: sentences for the end of the page.
         results: replays of this step with this device and budget that were made already.
+        show: draw the progress where standard error is a terminal.
 
     Raises:
         ConfigError, PlanError, OutOfMemoryError, StateError: as `replay.replay_step`.
     """
-    logged = replay.replay_logged(step, policy, device, budget, host_budget=host_budget)
-    line = timeline.of(step, device, logged)
     trials = findings.Trials(step, device, host_budget)
-    for known in (*results, logged.result):
-        trials.add(known)
     if compared is None:
         compared = COMPARED if step.n_ops <= COMPARED_OPS else ()
         if not compared:
@@ -60,13 +59,22 @@ def content(
                 f"other policies: for steps of up to {COMPARED_OPS:,} operators; --compare "
                 "names some"
             )
-    others = [trials.run(name, budget) for name in dict.fromkeys(compared) if name != policy]
-    results = sorted(
-        (logged.result, *(one for one in others if one is not None)),
-        key=lambda one: one.step_us,
-    )
-    by_cause, waits = causes.bytes_by_cause(line), causes.waits(line)
-    found = findings.find(line, waits, by_cause, trials, results)
+    names = [name for name in dict.fromkeys(compared) if name != policy]
+    parts = 1 + len(names) + findings.parts(step)
+    with progress("making the report", parts, quiet=not show) as advance:
+        logged = replay.replay_logged(step, policy, device, budget, host_budget=host_budget)
+        advance(1)
+        line = timeline.of(step, device, logged)
+        for known in (*results, logged.result):
+            trials.add(known)
+        trials.advance = advance
+        others = [trials.run(name, budget) for name in names]
+        results = sorted(
+            (logged.result, *(one for one in others if one is not None)),
+            key=lambda one: one.step_us,
+        )
+        by_cause, waits = causes.bytes_by_cause(line), causes.waits(line)
+        found = findings.find(line, waits, by_cause, trials, results)
     said = [f"Not tried: {text}." for text in trials.left_out]
     if raised := replay.raised_note(logged.result):
         said.insert(0, f"{raised}.")

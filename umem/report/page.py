@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.paths import check_folder
 from ..base.units import PAGE_BYTES
 from ..base.version import __version__
 from ..errors import ConfigError
@@ -76,8 +77,7 @@ def check(path: Path, option: str) -> None:
     """
     if path.suffix != ".html":
         raise ConfigError(f"{option} {path}; allowed: FILE.html")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
+    check_folder(path, option)
 
 
 def write(path: Path, contents: Sequence[Content]) -> None:

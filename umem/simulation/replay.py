@@ -21,6 +21,7 @@ import numpy as np
 from ..analysis import bounds
 from ..base import collector
 from ..base.device_profiles import DeviceProfile
+from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
@@ -179,7 +180,6 @@ def replay_logged(
     budget: int,
     *,
     host_budget: int = 0,
-    repeats: int = REPEATS,
 ) -> Logged:
     """Replay as `replay_step`, with a log of the last step; three steps at least.
 
@@ -190,13 +190,11 @@ def replay_logged(
 
     def run(replay: core.Replay, repeats: int) -> dict[str, Any]:
         replay.run_step(1)  # it is not like the others: nothing came before it
-        figures = _until_steady(replay, max(repeats - 1, 2), replay.run_logged)
+        figures = _until_steady(replay, repeats - 1, replay.run_logged)
         found.append((replay.op_end_us(), replay.moves()))
         return figures
 
-    result = _replay(
-        step, None, policy, device, budget, host_budget=host_budget, repeats=repeats, run=run
-    )
+    result = _replay(step, None, policy, device, budget, host_budget=host_budget, run=run)
     return Logged(result, *found[0])
 
 
@@ -244,29 +242,34 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
 
 
 @collector.paused()  # events are in no cycles
-def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict[int, LoadedTrace]:
+def load_devices(
+    path: str | os.PathLike[str], *, partial: bool = False, show: bool = False
+) -> dict[int, LoadedTrace]:
     """Read and check a whole trace, split into one for each device whose blocks a step uses.
 
     Args:
         path: the file.
         partial: keep the whole lines of a file that is cut off, as a killed program leaves it.
+        show: draw the progress where standard error is a terminal.
 
     Raises:
         TraceError: the file is no valid trace, or no step has an op that accesses memory.
     """
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
-    header, events = read(path, partial=partial)
     line, end = 1, 0
-    for line, event in enumerate(events, 2):
-        for device, own in split.take(event):
-            if device != EVERY:
-                builders[device].add(own)
-                continue
-            for builder in builders.values():
-                builder.add(own)
-            if split.used:  # one without an op is no step
-                end = line
+    title = f"reading {Path(path).name}"
+    with progress(title, _size(path) if show else 0, quiet=not show) as advance:
+        header, events = read(path, partial=partial, advance=advance)
+        for line, event in enumerate(events, 2):
+            for device, own in split.take(event):
+                if device != EVERY:
+                    builders[device].add(own)
+                    continue
+                for builder in builders.values():
+                    builder.add(own)
+                if split.used:  # one without an op is no step
+                    end = line
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):
@@ -286,6 +289,14 @@ def load_devices(path: str | os.PathLike[str], *, partial: bool = False) -> dict
     if not found:
         raise TraceError(f"{path}: {reason}") from None
     return found
+
+
+def _size(path: str | os.PathLike[str]) -> int:
+    """Return the bytes of the file; 0 where it cannot be read, which its reader says."""
+    try:
+        return Path(path).stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
@@ -344,6 +355,8 @@ def simulate_updates(
     device: DeviceProfile,
     budget: int,
     share: float | None = None,
+    *,
+    advance: Advance = ignore,
 ) -> HostUpdated:
     """Replay a step with all four levers: keep, swap, recompute, and update on the host.
 
@@ -355,17 +368,20 @@ def simulate_updates(
             first; None: the share that is fastest in replay, of five and then of shares next to the
             best of these, halving the distance `FINER` times. Those whose lower bound is above what
             was found are left out.
+        advance: is called with 1 for each share that is done, `shares_tried` times.
 
     Raises:
         OutOfMemoryError, StateError: as `simulate`.
     """
     search = _Shares(graph, device, budget)
     if share is not None:
-        return search.at(share)
+        found = search.at(share)
+        advance(1)
+        return found
     from ..recompute.planner.host_updates import SHARES
 
     bounds_us = {some: search.bound_us(some) for some in SHARES}
-    for some in sorted(SHARES, key=lambda some: (bounds_us[some], -some)):
+    for some in over(sorted(SHARES, key=lambda some: (bounds_us[some], -some)), advance):
         search.look(some, bounds_us[some])
     width = SHARES[1] / 2
     for _ in range(FINER):
@@ -373,8 +389,16 @@ def simulate_updates(
         for near in (best + width, best - width):
             if 0 < near < 1:
                 search.look(near, search.bound_us(near))
+            advance(1)
         width /= 2
     return search.best()
+
+
+def shares_tried(share: float | None) -> int:
+    """Return how many shares `simulate_updates` tries, with those that a bound rules out."""
+    from ..recompute.planner.host_updates import SHARES
+
+    return len(SHARES) + 2 * FINER if share is None else 1
 
 
 class _Shares:
@@ -491,7 +515,7 @@ def _replay(
     budget: int,
     *,
     host_budget: int,
-    repeats: int,
+    repeats: int = REPEATS,
     run: Callable[[core.Replay, int], dict[str, Any]] | None = None,
 ) -> Result:
     from ..base.native import core

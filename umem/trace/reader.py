@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from ..base.progress import Advance, ignore
 from ..errors import TraceError, did_you_mean
 from .schema import (
     KEYS,
@@ -30,6 +31,7 @@ from .schema import (
 _log = logging.getLogger("umem")
 
 MAX_LINE = 1 << 20
+_TOLD_LINES = 1 << 12  # how often the place in the file is told
 _SALVAGE = " (`umem trace convert --partial` keeps its whole lines)"
 _GZIP = b"\x1f\x8b"
 
@@ -38,7 +40,9 @@ _Line = dict[str, Any]
 _Result = TypeVar("_Result")
 
 
-def read(path: str | os.PathLike[str], *, partial: bool = False) -> tuple[Header, Iterator[Event]]:
+def read(
+    path: str | os.PathLike[str], *, partial: bool = False, advance: Advance = ignore
+) -> tuple[Header, Iterator[Event]]:
     """Open a trace; return its header and the events as they are read. The file closes with them.
 
     A file with the magic number of gzip is decompressed, whatever its name.
@@ -46,11 +50,12 @@ def read(path: str | os.PathLike[str], *, partial: bool = False) -> tuple[Header
     Args:
         partial: keep the whole lines of a file that is cut off, as a killed program leaves it, with
             a warning. Anything else that is wrong is still an error.
+        advance: is called with the bytes of the file that were read, now and then.
 
     Raises:
         TraceError: `FILE:LINE: reason`; for an event the iterator raises it.
     """
-    lines = _lines(Path(path), partial)
+    lines = _lines(Path(path), partial, advance)
     first = next(lines, None)  # started, `lines` closes its file when it is dropped
     if first is None:
         raise TraceError(f"{path}:1: the file is empty; a trace starts with a header line")
@@ -77,9 +82,9 @@ def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Ev
         yield event
 
 
-def _lines(path: Path, partial: bool) -> Iterator[bytes]:
+def _lines(path: Path, partial: bool, advance: Advance) -> Iterator[bytes]:
     """Yield the lines with their ends, checking their length; `partial`: only the whole ones."""
-    number = 1
+    number, known = 1, 0
     try:
         with path.open("rb") as file, _unpacked(file, partial) as stream:
             while line := stream.readline(MAX_LINE + 1):
@@ -89,6 +94,7 @@ def _lines(path: Path, partial: bool) -> Iterator[bytes]:
                     raise EOFError
                 yield line
                 number += 1
+                known = known if number % _TOLD_LINES else _told(file, known, advance)
     except EOFError:
         if not partial:
             raise TraceError(
@@ -103,6 +109,15 @@ def _lines(path: Path, partial: bool) -> Iterator[bytes]:
         raise
     except ValueError as error:  # a path with a zero character
         raise TraceError(f"{path!s}: {error}") from None
+
+
+def _told(file: io.BufferedReader, known: int, advance: Advance) -> int:
+    """Tell how far beyond the place `known` the file was read, and return the new place."""
+    if not file.seekable():  # a pipe has no places
+        return known
+    place = file.tell()
+    advance(place - known)
+    return place
 
 
 def _unpacked(file: io.BufferedReader, partial: bool) -> io.BufferedIOBase:

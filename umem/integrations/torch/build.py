@@ -26,7 +26,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...base.progress import Advance
 
 NAME = "_torch_ext"
 LIBRARY = "libumem.so"
@@ -44,8 +47,10 @@ Log = Callable[[str], None]
 
 
 def say(message: str) -> None:
-    """Print one progress line to stderr."""
-    print(f"umem: {message}", file=sys.stderr, flush=True)
+    """Print one progress line to stderr; a stderr that is closed is no error of the build."""
+    if sys.stderr is not None:  # print would take stdout in its place
+        with contextlib.suppress(OSError, ValueError):
+            print(f"umem: {message}", file=sys.stderr, flush=True)
 
 
 def find_or_build(
@@ -59,7 +64,8 @@ def find_or_build(
     """Return the extension for this torch: the installed one, a cached one, or a new build.
 
     Two processes that need it at the same time build it once: the second waits for the first. A
-    file that is not whole is built again: loading it could end the process.
+    file that is not whole is built again: loading it could end the process. On a terminal, a bar
+    shows how many of the files are compiled.
 
     Args:
         cache_dir: where built extensions are kept; None is `~/.cache/umem`.
@@ -73,6 +79,8 @@ def find_or_build(
         NotSupportedError: torch, a compiler, the sources or libumem.so are missing, the extension
             does not compile, the cache cannot be written, or another user can write to it.
     """
+    from ...base.progress import progress
+
     dirs = list(package_dirs) if package_dirs is not None else own_dirs()
     source_dir = sources or _source_dir(dirs)
     cache = cache_dir or _home() / ".cache" / "umem"
@@ -99,7 +107,9 @@ def find_or_build(
                     f"building the torch extension for torch {torch_version} "
                     f"(once, ~{SECONDS_CUDA if with_cuda else SECONDS} s) ..."
                 )
-                build(cache, package_dirs=dirs, sources=source_dir, cxx=cxx)
+                parts = len(_units(source_dir, with_cuda)) + 1  # and the link
+                with progress("compiling", parts) as advance:
+                    build(cache, package_dirs=dirs, sources=source_dir, cxx=cxx, advance=advance)
     except OSError as error:
         raise _not_supported(
             f"the cache directory {cache} for the torch extension cannot be used ({error}); "
@@ -115,12 +125,14 @@ def build(
     sources: Path | None = None,
     cxx: str | None = None,
     jobs: int | None = None,
+    advance: Advance = lambda _: None,
 ) -> Path:
     """Compile and link the extension into `out_dir`, and return its path.
 
     The file appears there complete or not at all, and ends in a digest of its contents, by which
     later damage is found. On a compile error the whole log is written next to it. `jobs` is the
-    number of compilers at a time; None: as many as the machine has cores and memory for. The other
+    number of compilers at a time; None: as many as the machine has cores and memory for. `advance`
+    is called with 1 for each file that is compiled, from their threads, and for the link. The other
     arguments, and the errors, are those of `find_or_build`.
 
     Raises:
@@ -135,6 +147,12 @@ def build(
     target = out_dir / _file_name(key(source_dir, with_cuda))
     log_path = target.with_suffix(".log")
     units = _units(source_dir, with_cuda)
+
+    def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        done = _run(command)
+        advance(1)
+        return done
+
     with tempfile.TemporaryDirectory(dir=out_dir, prefix="build-") as work:
         objects = [Path(work) / f"{i}.o" for i in range(len(units))]
         compile_base = [*compiler, *compile_flags(source_dir, with_cuda), "-c"]
@@ -143,10 +161,10 @@ def build(
             for unit, obj in zip(units, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=jobs or _default_jobs()) as pool:
-            _check(list(pool.map(_run, commands)), Path(work), log_path)
+            _check(list(pool.map(run, commands)), Path(work), log_path)
         linked = Path(work) / target.name
         link = [*compiler, "-shared", *map(str, objects), *_link_flags(library_dir, with_cuda)]
-        _check([_run([*link, "-o", str(linked)])], Path(work), log_path)
+        _check([run([*link, "-o", str(linked)])], Path(work), log_path)
         with linked.open("ab") as file:
             file.write(seal(linked.read_bytes()))
         linked.chmod(stat.S_IMODE(linked.stat().st_mode) & ~0o022)

@@ -50,8 +50,9 @@ def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -
         ext: the extension; None if it is not available.
         device: the type of the tensors that umem has: "cpu" or "cuda".
     """
-    from . import compiled, forward_steps, hooks, list_ops
+    from . import compiled, forward_steps, hooks, list_ops, profiler_rows
 
+    parts.add(profiler_rows.ProfilerRows())
     started = kind(observer, ext)
     if started == "off":
         return

@@ -1,0 +1,34 @@
+// The log of transfers, for profilers.
+#include "runtime/state.h"
+
+namespace umem::runtime {
+
+Status start_transfer_log() {
+  State& s = state();
+  if (!s.usable()) return {};
+  s.logs_transfers = true;
+  FirstError error;
+  s.each_lock([&](DeviceLock& lock) {
+    residency::Engine& engine = lock.device()->engine;
+    lock.without([&] { error.keep(engine.start_log()); });  // waits for the driver
+  });
+  return error.take();
+}
+
+std::vector<LoggedTransfer> take_transfer_log(std::size_t* left_out) {
+  State& s = state();
+  s.logs_transfers = false;
+  *left_out = 0;
+  std::vector<LoggedTransfer> all;
+  s.each_lock([&](DeviceLock& lock) {
+    Device& device = *lock.device();
+    std::vector<residency::Transfer> taken;
+    lock.without([&] { taken = device.engine.take_log(*left_out); });
+    for (const residency::Transfer& each : taken)
+      all.push_back({device.place.device, residency::name(each.verb), each.bytes, each.begin_ns,
+                     each.end_ns});
+  });
+  return all;
+}
+
+}  // namespace umem::runtime

@@ -1,0 +1,17 @@
+"""Checks of paths that are to be written, before the work whose result they get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ConfigError
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Check that a file can be made at `path`, which `option` named, as far as its folder goes.
+
+    Raises:
+        ConfigError: the folder does not exist.
+    """
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
