@@ -134,13 +134,19 @@ def test_nothing_fits(program: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(
-        PROGRAM + "net, optimizer, batch, loss_of = make_step()\nfor _ in range(5):\n"
+        PROGRAM + "net, optimizer, batch, loss_of = make_step()\nprint('a line of the script')\n"
+        "for _ in range(5):\n"
         "    loss_of(net, batch).backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
     )
     assert cli.main(["estimate", "--budget", "1GiB", "--script", str(path)]) == 0
     out = capsys.readouterr().out
+    assert "a line of the script" in out
     assert "train.py" in out
     assert "1 GiB: fits" in out
+    assert cli.main(["estimate", "--json", "--script", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert schemas.read("estimate", printed.out)["program"].endswith("train.py")
+    assert "a line of the script" in printed.err
 
 
 @pytest.mark.parametrize(

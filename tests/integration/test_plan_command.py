@@ -146,10 +146,13 @@ def test_a_script_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     path = tmp_path / "train.py"
     path.write_text(
         PROGRAM + "import sys\nnet, optimizer, batch, loss_of = make_step()\n"
+        "print('a line of the script')\n"
         "for _ in range(int(sys.argv[1])):\n    loss = loss_of(net, batch)\n    loss.backward()\n"
         "    optimizer.step()\n    optimizer.zero_grad()\n    assert loss.item() == 0\n"
     )
     assert cli.main(["plan", "--policy", "lru", "--json", "--script", str(path), "5"]) == 0
-    answer = schemas.read("plan", capsys.readouterr().out)
+    printed = capsys.readouterr()
+    answer = schemas.read("plan", printed.out)
+    assert "a line of the script" in printed.err
     assert answer["steps"] == 3
     assert answer["remarks"]

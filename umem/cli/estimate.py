@@ -83,7 +83,8 @@ def main(args: argparse.Namespace) -> int:
         PlanError: the program cannot be run without data, or its memory ignores the batch.
         NotSupportedError: torch is missing, and a program is given.
     """
-    outcome = estimate(args)
+    with program.output_aside(args.json):
+        outcome = estimate(args)
     text = json.dumps(as_dict(outcome), indent=1) if args.json else estimate_text.render(outcome)
     print(text)
     return 0

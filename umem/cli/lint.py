@@ -69,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
             "(model, step) or (model, optimizer, batch, loss_fn)"
         )
     program.need_torch()
-    report, checked = _lint(args)
+    with program.output_aside(args.json):
+        report, checked = _lint(args)
     if args.json:
         answer = {**dataclasses.asdict(report), "program": args.program or args.script[0]}
         del answer["unsure"]

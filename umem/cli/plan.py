@@ -75,7 +75,8 @@ def main(args: argparse.Namespace) -> int:
         from ..report import page
 
         page.check(args.report, "--report")
-    outcome = plan(args)
+    with program.output_aside(args.json):
+        outcome = plan(args)
     if args.out is not None:
         _write(args.out, outcome)
     if args.report is not None:

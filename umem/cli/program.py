@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +69,14 @@ def record(args: argparse.Namespace) -> tuple[str, Recording]:
 
         return args.script[0], script.trace(Path(args.script[0]), args.script[1:])
     return args.program, program.trace(program.find(args.program, Path.cwd()))
+
+
+def output_aside(json: bool) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which what the program prints is kept out of an answer in JSON.
+
+    It goes to standard error then.
+    """
+    return contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
 
 
 def need_torch() -> None:
