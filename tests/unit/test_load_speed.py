@@ -84,6 +84,16 @@ def test_the_collector_is_left_as_it_was(before: bool) -> None:
         gc.enable()
 
 
+def test_the_collector_stays_off_until_the_last_block_ends() -> None:
+    first, second = collector.paused(), collector.paused()
+    first.__enter__()
+    second.__enter__()  # on another thread
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 @contextmanager
 def counted() -> Iterator[list[str]]:
     """Take down each run of the collector that begins."""
