@@ -297,6 +297,22 @@ def test_a_file_of_another_form_stays_as_it_is(tmp_path: Path, text: str) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_rounded_times_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"baseTimeNanoseconds": 0, "traceEvents": []}')
+    transfers = [
+        (0, "bring in", MIB, 1000, 9000),
+        (0, "send out", MIB, 4000, 9500),
+        (0, "bring in", MIB, 5000, 7000),
+        (1, "bring in", MIB, 2000, 8000),
+    ]
+    profiler_rows.add_rows(path, transfers)
+    found = {(e["pid"], e["ts"], e["dur"]) for e in rows(read(path))}
+    assert found == {
+        ("umem 0", 1.0, 4.0), ("umem 0", 4.0, 5.5), ("umem 0", 5.0, 2.0), ("umem 1", 2.0, 6.0)
+    }  # fmt: skip
+
+
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
