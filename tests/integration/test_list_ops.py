@@ -283,6 +283,49 @@ with {where}():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_a_session_that_ends_while_dynamo_is_imported_leaves_torch_its_own() -> None:
+    program = """
+import importlib
+import threading
+import torch
+import umem
+from umem.integrations.torch import list_ops
+
+own = torch._C._group_tensors_by_device_and_dtype
+begun, ended = threading.Event(), threading.Event()
+fill = list_ops.fill_tables
+
+def wait():
+    begun.set()
+    assert ended.wait(60)
+    fill()
+
+list_ops.fill_tables = wait
+thread = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
+with umem.enable(budget="16MiB", device="soft"):
+    thread.start()
+    assert begun.wait(60)
+ended.set()
+thread.join()
+assert torch._C._group_tensors_by_device_and_dtype is own
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["TorchInGraphFunctionVariable", "_get_handlers"])
+def test_dynamo_without_the_table_is_imported_all_the_same(name: str) -> None:
+    program = f"""
+import torch._dynamo.variables as variables
+import umem
+
+owner = variables if hasattr(variables, {name!r}) else variables.TorchInGraphFunctionVariable
+delattr(owner, {name!r})
+with umem.enable(budget="16MiB", device="soft"):
+    pass
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20), most=st.integers(1, 20))
 def test_parts_are_the_rows_in_their_order(sizes: list[int], most: int) -> None:
     count = len(sizes)

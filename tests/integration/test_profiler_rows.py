@@ -7,6 +7,9 @@ import gzip
 import itertools
 import json
 import logging
+import os
+import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.profiler import ProfilerActivity, profile, schedule  # noqa: E402
-from torch.profiler.profiler import _KinetoProfile  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
@@ -148,12 +150,107 @@ def test_a_profile_that_ended_keeps_its_rows(tmp_path: Path) -> None:
 
 
 def test_afterwards_torch_has_its_own_methods(tmp_path: Path) -> None:
-    before = vars(_KinetoProfile).copy()
+    own = torch.autograd.profiler.profile
+    before = vars(own).copy()
     with umem.enable(budget="24MiB", device="soft", policy="lru"):
-        assert _KinetoProfile.start_trace is not before["start_trace"]
-    assert _KinetoProfile.start_trace is before["start_trace"]
-    assert _KinetoProfile.stop_trace is before["stop_trace"]
+        assert own._start_trace is not before["_start_trace"]
+    assert own._start_trace is before["_start_trace"]
+    assert own.__exit__ is before["__exit__"]
     assert rows(profiled(tmp_path / "t.json", steps=1)) == []
+
+
+def test_a_profile_that_was_made_before_umem_was_on_has_rows(tmp_path: Path) -> None:
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        with profiler:
+            train(2)
+        profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    assert rows(read(tmp_path / "t.json"))
+
+
+def test_a_profile_that_goes_on_without_umem_leaves_no_log(tmp_path: Path) -> None:
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        profiler = profile(activities=[ProfilerActivity.CPU])
+        profiler.start()
+        train(2)
+    profiler.stop()
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    assert rows(read(tmp_path / "t.json")) == []
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        before = umem.stats().bytes_out
+        train(2)
+        assert umem.stats().bytes_out > before
+        assert core.take_transfer_log() == ([], 0)
+
+
+def test_one_that_is_off_does_not_end_the_log(tmp_path: Path) -> None:
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            with torch.autograd.profiler.profile(enabled=False):
+                torch.ones(3)
+            train(2)
+        profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    assert rows(read(tmp_path / "t.json"))
+
+
+def test_a_profile_that_packs_its_file_has_rows_in_it(tmp_path: Path) -> None:
+    class Uploading(profile):
+        def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
+            super().export_chrome_trace(path, *args, **kwargs)
+            Path(path).rename(tmp_path / "uploaded.json")
+
+    with (
+        umem.enable(budget="24MiB", device="soft", policy="lru"),
+        Uploading(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
+        train(2)
+    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    assert rows(read(tmp_path / "uploaded.json"))
+
+
+def test_a_profiler_goes_with_its_last_user() -> None:
+    with umem.enable(budget="24MiB", device="soft", policy="lru"):
+        with torch.autograd.profiler.profile() as profiler:
+            train(2)
+        assert "export_chrome_trace" in vars(profiler)
+        known = weakref.ref(profiler)
+        del profiler
+        assert known() is None
+
+
+def test_a_log_that_cannot_start_is_told_and_the_profile_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def fails() -> None:
+        raise umem.UmemError("no stream")
+
+    monkeypatch.setattr(core, "start_transfer_log", fails)
+    with (
+        caplog.at_level(logging.WARNING, logger="umem"),
+        umem.enable(budget="24MiB", device="soft", policy="lru"),
+    ):
+        trace = profiled(tmp_path / "t.json", steps=1)
+    assert "a profile has no rows for umem's transfers: no stream" in caplog.text
+    assert [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+
+
+def test_a_trace_without_room_for_rows_stays_as_torch_wrote_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with (
+        caplog.at_level(logging.WARNING, logger="umem"),
+        umem.enable(budget="24MiB", device="soft", policy="lru"),
+    ):
+        trace = profiled(tmp_path / "t.json")
+    assert rows(trace) == []
+    assert [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
+    assert "umem's transfers are not in" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
 
 
 def test_more_transfers_than_are_kept_are_told(
@@ -174,7 +271,7 @@ def test_rows_go_before_the_events_that_there_are(tmp_path: Path, events: str) -
     path = tmp_path / "t.json"
     path.write_text(f'{{"baseTimeNanoseconds": 1000, "traceEvents": {events}, "more": 1}}')
     count = len(json.loads(events))
-    assert profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
+    profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
     found = json.loads(path.read_text())
     assert found["more"] == 1
     assert len(found["traceEvents"]) == count + 5
@@ -194,6 +291,41 @@ def test_rows_go_before_the_events_that_there_are(tmp_path: Path, events: str) -
 def test_a_file_of_another_form_stays_as_it_is(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
-    assert not profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
+    with pytest.raises(ValueError, match="another form"):
+        profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
     assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rounded_times_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"baseTimeNanoseconds": 0, "traceEvents": []}')
+    transfers = [
+        (0, "bring in", MIB, 1000, 9000),
+        (0, "send out", MIB, 4000, 9500),
+        (0, "bring in", MIB, 5000, 7000),
+        (1, "bring in", MIB, 2000, 8000),
+    ]
+    profiler_rows.add_rows(path, transfers)
+    found = {(e["pid"], e["ts"], e["dur"]) for e in rows(read(path))}
+    assert found == {
+        ("umem 0", 1.0, 4.0), ("umem 0", 4.0, 5.5), ("umem 0", 5.0, 2.0), ("umem 1", 2.0, 6.0)
+    }  # fmt: skip
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="no regular file"):
+        profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
+
+
+def test_a_link_stays_one_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    path, link = tmp_path / "t.json", tmp_path / "link.json"
+    path.write_text('{"baseTimeNanoseconds": 1000, "traceEvents": []}')
+    path.chmod(0o640)
+    link.symlink_to(path)
+    profiler_rows.add_rows(link, [(0, "bring in", MIB, 3000, 5500)])
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert rows(read(path))

@@ -78,6 +78,21 @@ def test_what_is_printed_meanwhile_goes_where_it_would_without_a_bar() -> None:
     assert "moving boxes" in found.terminal
 
 
+def test_a_standard_output_that_is_closed_is_no_error_of_the_work() -> None:
+    pytest.importorskip("rich")
+    found = on_a_terminal(sys.executable, "-c", f"import sys; sys.stdout.close(){PROGRAM}")
+    assert found.code == 0, found.terminal
+    assert "75%" in found.terminal
+
+
+def test_a_title_is_shown_as_it_is() -> None:
+    pytest.importorskip("rich")
+    title = "reading run[bold][/x].jsonl"
+    found = on_a_terminal(sys.executable, "-c", PROGRAM.replace("moving boxes", title))
+    assert found.code == 0, found.terminal
+    assert title in found.terminal
+
+
 def test_replays_show_it_but_not_with_json(trace: str) -> None:
     pytest.importorskip("rich")
     command = ["replay", trace, "--policy", "lru", "none", "--budget", "50%"]

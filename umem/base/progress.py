@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 _T = TypeVar("_T")
 Advance = Callable[[float], None]
@@ -37,18 +37,17 @@ def progress(
         return
     bars, console = rich
     columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn(),
-        bars.TextColumn("left"), bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(),
+        bars.TaskProgressColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
     )  # fmt: skip
     # Lines that are printed meanwhile go above the bar, by way of its console: not those that a
     # file or a pipe is to get.
-    on_terminal = sys.stdout is not None and sys.stdout.isatty()
     with bars.Progress(
         *columns,
         console=console.Console(file=screen),
         auto_refresh=between,
         transient=True,
-        redirect_stdout=on_terminal,
+        redirect_stdout=_is_terminal(sys.stdout),
     ) as shown:
         task = shown.add_task(title, total=total)
         yield lambda amount: shown.update(task, advance=amount, refresh=not between)
@@ -85,12 +84,19 @@ class _Screen:
 
 def _screen() -> _Screen | None:
     """Return the terminal at standard error; None if there is none."""
-    try:
-        if sys.stderr is None or not sys.stderr.isatty():
-            return None
-        return _Screen(sys.stderr.fileno(), sys.stderr.encoding or "utf-8")
-    except (OSError, ValueError):  # it is closed, or no file
+    if not _is_terminal(sys.stderr):
         return None
+    try:
+        return _Screen(sys.stderr.fileno(), sys.stderr.encoding or "utf-8")
+    except (OSError, ValueError):  # it is no file
+        return None
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False
 
 
 def _rich() -> tuple[Any, Any] | None:

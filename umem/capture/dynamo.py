@@ -10,8 +10,10 @@ def fill_tables() -> None:
     this does, some when the first function is compiled. If umem's function stood there by then,
     torch's own would be unknown for good.
     """
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    import torch._dynamo.variables
 
-    fill = getattr(TorchInGraphFunctionVariable, "_get_handlers", None)
-    if fill is not None:  # a name of torch's own: without it, a compiled step may be in more parts
+    # Names of torch's own: without them, a compiled step may be in more parts.
+    variables = getattr(torch._dynamo.variables, "TorchInGraphFunctionVariable", None)
+    fill = getattr(variables, "_get_handlers", None)
+    if fill is not None:
         fill()

@@ -27,23 +27,23 @@ class Imports(importlib.abc.MetaPathFinder):
     ) -> None:
         self._calls = calls
         self._within = within
-        self._on = False
+        self.are_on = False
 
     def install(self) -> None:
-        self._on = True
+        self.are_on = True
         sys.meta_path.insert(0, self)
         for name in self._calls:
             if (module := sys.modules.get(name)) is not None:
                 self._imported(module)
 
     def remove(self) -> None:
-        self._on = False
+        self.are_on = False
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def load(self, loader: Any, module: ModuleType) -> None:
         """Load a module of which this found the loader."""
-        with self._within() if self._on else contextlib.nullcontext():
+        with self._within() if self.are_on else contextlib.nullcontext():
             loader.exec_module(module)
             self._imported(module)
 
@@ -58,7 +58,7 @@ class Imports(importlib.abc.MetaPathFinder):
         return spec
 
     def _imported(self, module: ModuleType) -> None:
-        if self._on:
+        if self.are_on:
             self._calls[module.__name__](module)
 
 

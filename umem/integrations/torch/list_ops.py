@@ -61,7 +61,8 @@ class ListOps:
         try:
             yield
         finally:
-            self._put(self._instead)
+            if self._imports.are_on:  # else `remove` was called meanwhile, on another thread
+                self._put(self._instead)
 
     def _grouped(self, lists: Lists, with_indices: bool = False) -> Groups:
         groups: Groups = self._before[0](lists, with_indices)

@@ -8,16 +8,17 @@ written it.
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import logging
 import os
 import re
+import shutil
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.profiler.profiler import _KinetoProfile
+from torch.autograd.profiler import profile
 
 from ...base.native import core
 from ...base.units import format_bytes
@@ -33,85 +34,104 @@ _HEAD = 4 << 20  # bytes before the events that are looked through
 
 
 class ProfilerRows:
-    """Puts the rows into torch's profiles, from its construction until `remove`."""
+    """Puts the rows into torch's profiles, from its construction until `remove`.
+
+    It is at the profiler that torch.profiler makes for each trace: a profile that was constructed
+    earlier has rows too, and an export has them before anyone packs or moves the file.
+    """
 
     def __init__(self) -> None:
-        self._before = {
-            name: getattr(_KinetoProfile, name) for name in ("start_trace", "stop_trace")
-        }
-        start, stop = self._before["start_trace"], self._before["stop_trace"]
+        self._before = {name: getattr(profile, name) for name in ("_start_trace", "__exit__")}
+        self._running: Any = None  # the profile that the log is for; torch has one at a time
+        start, stop = self._before["_start_trace"], self._before["__exit__"]
 
         @functools.wraps(start)
-        def started(profile: Any) -> Any:
-            result = start(profile)
-            core.start_transfer_log()
+        def started(profiler: Any, *args: Any) -> Any:
+            result = start(profiler, *args)
+            try:
+                core.start_transfer_log()
+            except Exception as error:  # noqa: BLE001 - whatever it is, torch's profile goes on
+                _log.warning("a profile has no rows for umem's transfers: %s", error)
+            self._running = profiler
             return result
 
         @functools.wraps(stop)
-        def stopped(profile: Any) -> Any:
-            result = stop(profile)  # what the device was given is done then
-            transfers, more = core.take_transfer_log()
-            if more:
-                _log.warning(
-                    "%d transfers of a profile are not in its rows, which have %d: profile fewer "
-                    "steps",
-                    *(more, len(transfers)),
-                )
-            export = type(profile).export_chrome_trace
-            profile.export_chrome_trace = functools.partial(_export, export, profile, transfers)
-            return result
+        def stopped(profiler: Any, *args: Any) -> Any:
+            if self._running is not profiler:
+                return stop(profiler, *args)
+            self._running = None
+            try:
+                return stop(profiler, *args)  # what the device was given is done then
+            finally:
+                _keep(profiler)
 
-        self._put({"start_trace": started, "stop_trace": stopped})
+        self._put({"_start_trace": started, "__exit__": stopped})
 
     def remove(self) -> None:
         """Give torch its own methods back; profiles that ended keep their rows."""
         self._put(self._before)
+        if self._running is not None:  # else the next session would log, for nobody
+            self._running = None
+            core.take_transfer_log()
 
     def _put(self, methods: dict[str, Callable[..., Any]]) -> None:
         for name, method in methods.items():
-            setattr(_KinetoProfile, name, method)
+            setattr(profile, name, method)
+
+
+def _keep(profiler: Any) -> None:
+    """End the log, and let the profiler's export put it into the file."""
+    transfers, more = core.take_transfer_log()
+    if more:
+        _log.warning(
+            "%d transfers of a profile are not in its rows, which have %d: profile fewer steps",
+            *(more, len(transfers)),
+        )
+    vars(profiler).pop("export_chrome_trace", None)  # of the cycle before
+    if transfers:
+        # Not the profiler itself: its events should go with the last who uses them.
+        known = weakref.ref(profiler)
+        profiler.export_chrome_trace = functools.partial(_export, known, transfers)
 
 
 def _export(
-    export: Callable[..., Any],
-    profile: Any,
-    transfers: Sequence[Transfer],
-    path: str,
-    *args: Any,
-    **kwargs: Any,
+    profiler: Callable[[], Any], transfers: Sequence[Transfer], path: str, *args: Any, **kwargs: Any
 ) -> Any:
-    result = export(profile, path, *args, **kwargs)
-    if transfers and not add_rows(Path(path), transfers):
-        _log.warning(
-            "umem's transfers are not in %s, because this torch writes traces in another form", path
-        )
+    known = profiler()
+    result = type(known).export_chrome_trace(known, path, *args, **kwargs)
+    try:
+        add_rows(Path(path), transfers)
+    except (OSError, ValueError) as error:  # the trace is there, and as torch wrote it
+        _log.warning("umem's transfers are not in %s: %s", path, error)
     return result
 
 
-def add_rows(path: Path, transfers: Sequence[Transfer]) -> bool:
-    """Put the transfers into a Chrome trace of torch, .json or .json.gz.
+def add_rows(path: Path, transfers: Sequence[Transfer]) -> None:
+    """Put the transfers into a Chrome trace of torch.
 
-    Returns:
-        Whether the file has the form that torch's have; else it stays as it is.
+    Raises:
+        OSError, ValueError: it cannot be written again, or has another form than torch's have; it
+            stays as it is.
     """
-    opened: Any = gzip.open if path.name.endswith(".gz") else open
-    part = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix is kept
-    with opened(path, "rb") as source:
+    path = path.resolve()  # a link stays one
+    if not path.is_file():  # reading a pipe would take what is in it, or wait
+        raise ValueError("it is no regular file")
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    with path.open("rb") as source:
         head = source.read(_HEAD)
         base, events = _BASE.search(head), _EVENTS.search(head)
         if base is None or events is None:
-            return False
+            raise ValueError("this torch writes traces in another form")
         rows = ",\n".join(map(json.dumps, _drawn(transfers, int(base[1]))))
         comma = b"" if head[events.end() : events.end() + 1] == b"]" else b",\n"
         try:
-            with opened(part, "wb") as target:
+            with part.open("wb") as target:
+                shutil.copymode(path, part)
                 target.write(head[: events.end()] + rows.encode() + comma + head[events.end() :])
-                while piece := source.read(_HEAD):
-                    target.write(piece)
-            os.replace(part, path)
+                shutil.copyfileobj(source, target, _HEAD)
+            part.replace(path)
         finally:
             part.unlink(missing_ok=True)
-    return True
 
 
 def _drawn(transfers: Sequence[Transfer], base_ns: int) -> Iterator[dict[str, Any]]:
@@ -119,16 +139,26 @@ def _drawn(transfers: Sequence[Transfer], base_ns: int) -> Iterator[dict[str, An
         yield _named(device, 0, "process_name", f"umem, device {device}")
         for row, title in enumerate(_ROWS):
             yield _named(device, row, "thread_name", title)
-    for device, what, size, begin_ns, end_ns in sorted(transfers, key=lambda each: each[3]):
+    # A lane works on one at a time, but the driver's times since the log began are of 24 bits: one
+    # that seems to end after the next one's begin would be taken for what contains that.
+    following: dict[tuple[int, int], int] = {}
+    for device, what, size, begin_ns, end_ns in sorted(transfers, key=_begin, reverse=True):
+        row = _ROW_OF.get(what, len(_ROWS) - 1)
+        end = min(end_ns, following.get((device, row), end_ns))
+        following[device, row] = begin_ns
         yield {
-            **_place(device, _ROW_OF.get(what, len(_ROWS) - 1)),
+            **_place(device, row),
             "ph": "X",
             "cat": "umem",
             "name": f"{what} {format_bytes(size)}",
             "ts": (begin_ns - base_ns) / 1e3,
-            "dur": (end_ns - begin_ns) / 1e3,
+            "dur": (end - begin_ns) / 1e3,
             "args": {"bytes": size},
         }
+
+
+def _begin(transfer: Transfer) -> int:
+    return transfer[3]
 
 
 def _named(device: int, row: int, what: str, name: str) -> dict[str, Any]:
