@@ -65,19 +65,24 @@ class LaneLog {
     cu::CUevent begin = nullptr, end = nullptr;
   };
 
-  cu::CUevent mark(cu::CUstream stream);
-  bool timed(Logged& logged) const;
-  void clear();
+  // What a start begins, and a take ends.
+  struct Log {
+    std::vector<Logged> logged;
+    std::size_t left_out = 0;
+    cu::CUevent base = nullptr;  // at base_ns
+    std::int64_t base_ns = 0;
+  };
+
+  cu::CUevent mark(cu::CUstream stream) const;
+  bool timed(const Log& log, Logged& logged) const;
+  void clear(const Log& log) const;
 
   const driver::Table& table_;
   const driver::Place place_;
   std::atomic<bool> on_{false};
   std::mutex mutex_;  // of all below
   std::uint64_t starts_ = 0;
-  std::vector<Logged> logged_;
-  std::size_t left_out_ = 0;
-  cu::CUevent base_ = nullptr;  // at base_ns_
-  std::int64_t base_ns_ = 0;
+  Log current_;
 };
 
 }  // namespace umem::residency

@@ -170,8 +170,9 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
     return status;
   }
   if (s.logs_transfers) {
-    const Status logged = made->engine.start_log();
-    (void)logged;  // a profile without this device's rows
+    if (const Status logged = made->engine.start_log(); !logged.ok())
+      std::fprintf(stderr, "umem: warning: %s; a profile has no rows of device %d\n",
+                   logged.message().c_str(), ordinal);
   }
   if (made->frees_on_thread()) made->freer.open();
   made->arena.set_listener(&s.listener);
