@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support import synthetic
 
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB
+from umem.demo import table
 from umem.report import make, page
 from umem.trace.step_builder import last_step
 
@@ -30,8 +32,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for policy in ("lru", "auto")
     ]
+    heads = table.columns([])[0]
+    measured = [heads, ["resnet", "1/8", "plain torch", *("1360" for _ in heads[3:])]]
     path = tmp_path_factory.mktemp("report") / "r.html"
-    page.write(path, contents)
+    page.write(path, [dataclasses.replace(content, measured=measured) for content in contents])
     return path
 
 
@@ -99,6 +103,13 @@ def test_every_chart_and_table_is_drawn_in_both_themes(tab: browser.Tab, theme: 
         assert tab.run(f"document.getElementById('{part}').innerText.trim().length") > 20, part
     back = tab.run("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(255, 255, 255)") == (theme == "light")
+
+
+def test_tables_fit_into_the_window(tab: browser.Tab) -> None:
+    shown = "[...document.querySelectorAll('.wide')]"
+    assert "time ratio" in tab.run("document.body.innerText")
+    assert tab.run(f"{shown}.length") >= 4
+    assert tab.run(f"{shown}.filter(e => e.scrollWidth > e.clientWidth).length") == 0
 
 
 def test_no_text_is_smaller_than_12_pixels(tab: browser.Tab) -> None:
