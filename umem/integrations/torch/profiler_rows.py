@@ -70,7 +70,7 @@ class ProfilerRows:
     def remove(self) -> None:
         """Give torch its own methods back; profiles that ended keep their rows."""
         self._put(self._before)
-        if self._running is not None:  # else the next session would log, for nobody
+        if self._running is not None:  # else the next session would log, for no one
             self._running = None
             core.take_transfer_log()
 
