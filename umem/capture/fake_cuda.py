@@ -22,17 +22,15 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace.schema import Op
-from . import list_parts, source_lines
+from . import grouping, list_parts, source_lines
 from .dispatch import FunctionMode
-from .dynamo import fill_tables
-from .list_parts import Groups, Lists
+from .list_parts import Groups
 from .scope import Scope
 
 _Tensor = torch.Tensor
 _attention: Any = functional.scaled_dot_product_attention
 _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
-_group: Any = torch._C._group_tensors_by_device_and_dtype
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
 # Functions that read data without an op; all others end in one.
@@ -42,11 +40,12 @@ _READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 @contextlib.contextmanager
 def like_cuda(scope: Scope) -> Iterator[FakeTensorMode]:
     """Enter a fake tensor mode, with torch behaving as on a machine with a GPU."""
-    fill_tables()
     with contextlib.ExitStack() as stack:
         ways = _LikeCuda(scope)
         for owner, name, value in (*_replacements(ways), _resizing(scope)):
             stack.enter_context(replaced(owner, name, value))
+        grouping.add(_in_parts)
+        stack.callback(grouping.remove, _in_parts)
         mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(ways)
         yield mode
@@ -60,7 +59,6 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (optimizers, "_foreach_supported_types", types),
         (optimizers, "_get_foreach_kernels_supported_devices", lambda: devices),
         (lists, "_foreach_supported_types", types),
-        (torch._C, "_group_tensors_by_device_and_dtype", _in_parts),
         # What torch's own functions call does not pass the function mode a second time.
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
@@ -99,13 +97,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def _in_parts(lists: Lists, with_indices: bool = False) -> Groups:
-    """Return them in parts, as a session has them where not all memory fits.
+def _in_parts(groups: Groups) -> Groups:
+    """Return lists in parts, as a session has them where not all memory fits.
 
     How small those are depends on the budget, of which several may be planned for.
     """
-    most = max(sum(list_parts.row_bytes(lists)) // _PARTS, _LEAST_PART)
-    return list_parts.in_parts(_group(lists, with_indices), lambda _: most)
+    whole = sum(sum(list_parts.row_bytes(lists)) for lists, _ in groups.values())
+    most = max(whole // _PARTS, _LEAST_PART)
+    return list_parts.in_parts(groups, lambda _: most)
 
 
 def _uncompiled(model: Any = None, **_options: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -16,36 +15,28 @@ class Imports(importlib.abc.MetaPathFinder):
 
     Args:
         calls: the function of each module, by the module's name.
-        within: a context that a module which is not imported yet is loaded in, and its function
-            called.
     """
 
-    def __init__(
-        self,
-        calls: dict[str, Callable[[ModuleType], None]],
-        within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
         self._calls = calls
-        self._within = within
-        self.are_on = False
+        self._on = False
 
     def install(self) -> None:
-        self.are_on = True
+        self._on = True
         sys.meta_path.insert(0, self)
         for name in self._calls:
             if (module := sys.modules.get(name)) is not None:
                 self._imported(module)
 
     def remove(self) -> None:
-        self.are_on = False
+        self._on = False
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def load(self, loader: Any, module: ModuleType) -> None:
         """Load a module of which this found the loader."""
-        with self._within() if self.are_on else contextlib.nullcontext():
-            loader.exec_module(module)
-            self._imported(module)
+        loader.exec_module(module)
+        self._imported(module)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -58,7 +49,7 @@ class Imports(importlib.abc.MetaPathFinder):
         return spec
 
     def _imported(self, module: ModuleType) -> None:
-        if self.are_on:
+        if self._on:
             self._calls[module.__name__](module)
 
 

@@ -9,17 +9,14 @@ list of the parts again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...base.native import core
-from ...capture.dynamo import fill_tables
-from ...capture.list_parts import Groups, Lists, have_shared_rows, in_parts, parts
-from .imports import Imports
+from ...capture import grouping
+from ...capture.list_parts import Groups, have_shared_rows, in_parts, parts
 
 # Of the budget: a part is computed on, while the next one comes and the last one goes.
 _SHARE = 8
@@ -35,39 +32,16 @@ class ListOps:
     def __init__(self, device: str) -> None:
         self._device = device
         self._split: set[int] = set()  # the devices on which more was alive than fits
-        # Everything in torch that groups tensors ends in the first, whichever name it goes by.
-        self._names: list[tuple[Any, str]] = [
-            (torch._C, "_group_tensors_by_device_and_dtype"),
-            (torch, "_amp_foreach_non_finite_check_and_unscale_"),
-        ]
-        self._before = [getattr(owner, name) for owner, name in self._names]
-        self._instead = [self._grouped, self._unscaled]
-        self._imports = Imports({"torch._dynamo": lambda _: fill_tables()}, within=self._removed)
-        self._imports.install()
-        self._put(self._instead)
+        self._unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
+        grouping.add(self._grouped)
+        setattr(torch, self._unscale.__name__, self._unscaled)
 
     def remove(self) -> None:
         """Give torch its own functions back."""
-        self._imports.remove()
-        self._put(self._before)
+        grouping.remove(self._grouped)
+        setattr(torch, self._unscale.__name__, self._unscale)
 
-    def _put(self, functions: Sequence[Any]) -> None:
-        for (owner, name), function in zip(self._names, functions, strict=True):
-            setattr(owner, name, function)
-
-    @contextlib.contextmanager
-    def _removed(self) -> Iterator[None]:
-        self._put(self._before)
-        try:
-            yield
-        finally:
-            if self._imports.are_on:  # else `remove` was called meanwhile, on another thread
-                self._put(self._instead)
-
-    def _grouped(self, lists: Lists, with_indices: bool = False) -> Groups:
-        groups: Groups = self._before[0](lists, with_indices)
-        if torch.compiler.is_compiling():
-            return groups
+    def _grouped(self, groups: Groups) -> Groups:
         split = in_parts(groups, self._most)
         return groups if split is not groups and have_shared_rows(groups) else split
 
@@ -75,7 +49,7 @@ class ListOps:
         whole = torch.compiler.is_compiling() or not grads
         most = 0 if whole else self._most(grads[0].device)
         for (part,), _ in parts(([[*grads]], []), most):
-            self._before[1](part, found_inf, scale)
+            self._unscale(part, found_inf, scale)
 
     def _most(self, device: torch.device) -> int:
         """Return the bytes of a part on this device; 0: what is there fits as it is."""
