@@ -43,6 +43,16 @@ def profiled(path: Path, steps: int = 2) -> dict[str, Any]:
     return read(path)
 
 
+def trained(kind: type[profile] = profile) -> profile:
+    """The profile of a training, which has ended, and umem with it."""
+    with (
+        umem.enable(budget="24MiB", device="soft", policy="lru"),
+        kind(activities=[ProfilerActivity.CPU]) as profiler,
+    ):
+        train(2)
+    return profiler
+
+
 def read(path: Path) -> dict[str, Any]:
     raw = path.read_bytes()
     found: dict[str, Any] = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
@@ -140,12 +150,7 @@ def test_a_profile_without_transfers_is_as_torch_wrote_it(tmp_path: Path) -> Non
 
 
 def test_a_profile_that_ended_keeps_its_rows(tmp_path: Path) -> None:
-    with (
-        umem.enable(budget="24MiB", device="soft", policy="lru"),
-        profile(activities=[ProfilerActivity.CPU]) as profiler,
-    ):
-        train(2)
-    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    trained().export_chrome_trace(str(tmp_path / "t.json"))
     assert rows(read(tmp_path / "t.json"))
 
 
@@ -199,12 +204,7 @@ def test_a_profile_that_packs_its_file_has_rows_in_it(tmp_path: Path) -> None:
             super().export_chrome_trace(path, *args, **kwargs)
             Path(path).rename(tmp_path / "uploaded.json")
 
-    with (
-        umem.enable(budget="24MiB", device="soft", policy="lru"),
-        Uploading(activities=[ProfilerActivity.CPU]) as profiler,
-    ):
-        train(2)
-    profiler.export_chrome_trace(str(tmp_path / "t.json"))
+    trained(Uploading).export_chrome_trace(str(tmp_path / "t.json"))
     assert rows(read(tmp_path / "uploaded.json"))
 
 

@@ -7,13 +7,14 @@ compiled now or found in a cache; on a GPU in the launcher of Triton kernels.
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
-
-from .imports import Imports
 
 _log = logging.getLogger("umem")
 _LOADER = "torch._inductor.async_compile"
@@ -38,7 +39,7 @@ class CompiledKernels:
         self._before: list[tuple[Any, str, Any]] = []
         self._said: set[str] = set()
         self._launches: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._imports = Imports({_LOADER: self._put_loader, _LAUNCHER: self._put_launcher})
+        self._imports = _Imports({_LOADER: self._put_loader, _LAUNCHER: self._put_launcher})
         self._imports.install()
 
     def remove(self) -> None:
@@ -156,3 +157,58 @@ def triton_uses(tuner: Any, args: Iterable[Any]) -> tuple[str, str]:
         "-" if not is_tensor else "w" if writes else "r"
         for is_tensor, writes in zip(given, written, strict=False)
     )
+
+
+class _Imports(importlib.abc.MetaPathFinder):
+    """Calls a function with each of some modules: now if it is imported, else when it is."""
+
+    def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._calls = calls
+        self._on = False
+
+    def install(self) -> None:
+        self._on = True
+        sys.meta_path.insert(0, self)
+        for name in self._calls:
+            if (module := sys.modules.get(name)) is not None:
+                self.imported(module)
+
+    def remove(self) -> None:
+        self._on = False
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def imported(self, module: ModuleType) -> None:
+        if self._on:
+            self._calls[module.__name__](module)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._calls:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.imported)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """The loader of a module, and a call when it is loaded."""
+
+    def __init__(self, loader: Any, imported: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._imported = imported
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of a copy that is not made yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._imported(module)
