@@ -16,7 +16,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-NIGHTLY = "nightly"  # the hypothesis profile with more examples than each test asks for
+# The hypothesis profile with more examples than each test asks for, and the marker of tests that
+# run with it only.
+NIGHTLY = "nightly"
 NIGHTLY_TIMES = 3
 # A file of tests runs in one process: with the longest first, none is left for a single one to end.
 # Needs --no-loadscope-reorder: xdist puts files of few tests last, and the longest are among these.
@@ -51,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} is marked both cpu and gpu")
         if gpu is None and cpu is None:
             item.add_marker(pytest.mark.cpu)
+        if item.get_closest_marker(NIGHTLY) and not _is_nightly(config):
+            item.add_marker(pytest.mark.skip(reason="takes longer than CI may: make nightly"))
         if gpu is not None and (reason := _why_no_gpu()) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -52,6 +52,13 @@ def test_the_nightly_profile_multiplies_the_examples_that_each_test_asks_for(
     assert nightly.stdout.count("ran") == 3 * 7 * cases
 
 
+def test_what_takes_too_long_for_ci_runs_with_the_nightly_profile_only(tmp_path: Path) -> None:
+    program = "import pytest\n\n@pytest.mark.nightly\ndef test_it(): print('ran')\n"
+    assert "ran" not in _run_tests(tmp_path, program, "-s").stdout.split()
+    nightly = _run_tests(tmp_path, program, "-s", "--hypothesis-profile=nightly")
+    assert "1 passed" in nightly.stdout
+
+
 def test_what_each_test_takes_is_recorded(tmp_path: Path) -> None:
     _run_tests(tmp_path, "import time\n\ndef test_it(): time.sleep(0.25)\n")
     seconds = json.loads((tmp_path / affected_tests.DURATIONS).read_text())
@@ -63,7 +70,7 @@ def _run_tests(folder: Path, program: str, *arguments: str) -> subprocess.Comple
     """Run the tests of one file with the conftest of this project, in `folder`."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\naddopts = --strict-markers\n"
+        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\n    nightly: n\naddopts = --strict-markers\n"
     )
     (folder / "test_it.py").write_text(program)
     return subprocess.run(

@@ -23,8 +23,8 @@ def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
-    done = sweep("--per-entry", "4")
+def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda, nightly: bool) -> None:
+    done = sweep("--per-entry", "4" if nightly else "2")
     print(done.stdout)
     assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
     assert done.returncode == 0
@@ -39,12 +39,12 @@ def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda) -> None:
     ("plant", "words"),
     [
         ("overwrite", "weight 1: values"),
-        ("discard", "weight 0: values"),
-        ("number", "parameter 0: wrong numbers"),
+        pytest.param("discard", "weight 0: values", marks=pytest.mark.nightly),
+        pytest.param("number", "parameter 0: wrong numbers", marks=pytest.mark.nightly),
         ("crash", "it crashes"),
-        ("hang", "it hangs"),
+        pytest.param("hang", "it hangs", marks=pytest.mark.nightly),
         ("leak", "stay alive"),
-        ("type", "raises KeyError"),
+        pytest.param("type", "raises KeyError", marks=pytest.mark.nightly),
     ],
 )
 def test_a_planted_loss_is_noticed(softcuda: Softcuda, plant: str, words: str) -> None:

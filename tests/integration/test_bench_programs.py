@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.nightly
 def test_the_smoke_run_prints_a_row_for_each_case() -> None:
     command = [sys.executable, str(ROOT / "bench" / "programs" / "run.py"), "--smoke"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)

@@ -66,6 +66,7 @@ def test_the_example_ends_the_same_with_a_quarter_of_its_memory() -> None:
         assert done.stdout.splitlines()[-1] == last
 
 
+@pytest.mark.nightly
 def test_the_bench_works() -> None:
     done = start("bench/cpu.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
