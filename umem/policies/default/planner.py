@@ -115,7 +115,7 @@ def _fastest(
         if not len(choice.away.tensor):
             return choice, None
         found = estimate(trace, device, choice, room)
-        us = found.us if device.hides_transfers else _transfers_us(trace, device, choice)
+        us = found.us if device.hides_transfers else _transfers_us(trace, device, choice, found)
         if us < CLEARLY * least:
             best, most, least = choice, found, us
         if device.hides_transfers and least <= HIDDEN * trace.compute_us:
@@ -123,12 +123,18 @@ def _fastest(
     return best, most
 
 
-def _transfers_us(trace: StepTrace, device: DeviceProfile, choice: GapChoice) -> float:
-    """Return the time of all transfers, one after the other, in µs."""
-    tensor = choice.away.tensor
-    out = int(trace.bytes[tensor[~trace.clean[tensor]]].sum())
-    back = int(trace.bytes[tensor[choice.returns]].sum())
-    return out / device.bytes_per_us_out + back / device.bytes_per_us_in
+def _transfers_us(
+    trace: StepTrace, device: DeviceProfile, choice: GapChoice, found: StepEstimate
+) -> float:
+    """Return the time of all transfers, one after the other, in µs.
+
+    Between two writes a tensor is copied to the host once, however often it leaves.
+    """
+    tensor, quiet = choice.away.tensor, found.quiet
+    copied = np.concatenate((quiet.tensor, tensor[(quiet.of_gap < 0) & ~trace.clean[tensor]]))
+    back = tensor[choice.returns]
+    out_us = float(trace.bytes[copied].sum()) / device.bytes_per_us_out
+    return out_us + float(trace.bytes[back].sum()) / device.bytes_per_us_in
 
 
 def _choice(
