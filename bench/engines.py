@@ -23,7 +23,10 @@ from distributed.programs import TRIALS
 from umem.base.progress import over
 from umem.base.units import MIB, PAGE_BYTES
 
-ENGINES = ("plain", "ddp", "ddp_view", "fsdp1", "fsdp2", "zero1", "zero2")
+ENGINES = (
+    "plain", "ddp", "ddp_view", "fsdp1", "fsdp2", "zero1", "zero2", "zero3",
+    "zero1_groups", "zero2_groups",
+)  # fmt: skip
 TARGET = 1.2
 AMPLE = 8 << 30
 LOOK = 3  # iterations that have the peak

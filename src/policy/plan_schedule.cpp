@@ -117,8 +117,10 @@ void PlanSchedule::add_due(std::size_t point) {
     const auto tensor = static_cast<Tensor>(plan.fetch_tensor[i]);
     request_fetch({tensor, cursor_.life(tensor), plan.fetch_by[i], ++turn_});
   });
-  each(write_backs_,
-       [&](std::size_t i) { write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
+  each(write_backs_, [&](std::size_t i) {
+    const auto tensor = static_cast<Tensor>(plan.copy_tensor[i]);
+    write_back_.push_back({tensor, cursor_.life(tensor)});
+  });
   each(write_back_ends_,
        [&](std::size_t i) { end_write_back_.push_back(static_cast<Tensor>(plan.copy_tensor[i])); });
   waits_ = waits_ || waits_after_[point];
@@ -126,14 +128,23 @@ void PlanSchedule::add_due(std::size_t point) {
 
 void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                                std::vector<RangeId>& end) {
-  const auto units = [&](std::vector<Tensor>& tensors, std::vector<RangeId>& out) {
-    for (Tensor tensor : tensors)
-      if (const RangeId id = cursor_.unit_of(tensor); id != kNoRange && view.live(id))
-        out.push_back(id);
-    tensors.clear();
+  const auto unit_of = [&](Tensor tensor) {
+    const RangeId id = cursor_.unit_of(tensor);
+    return id != kNoRange && view.live(id) ? id : kNoRange;
   };
-  units(write_back_, begin);
-  units(end_write_back_, end);
+  std::erase_if(write_back_, [&](const Copy& copy) {
+    if (cursor_.life(copy.tensor) != copy.life) return true;
+    const RangeId id = unit_of(copy.tensor);
+    if (id == kNoRange) return true;
+    const residency::Unit& unit = view.ledger.at(id);
+    if (unit.in_collective || unit.op_pins > 0) return false;  // may still be written
+    begin.push_back(id);
+    return true;
+  });
+  for (Tensor tensor : std::exchange(end_write_back_, {})) {
+    std::erase_if(write_back_, [&](const Copy& copy) { return copy.tensor == tensor; });
+    if (const RangeId id = unit_of(tensor); id != kNoRange) end.push_back(id);
+  }
 }
 
 void PlanSchedule::evictions(const CandidateView& view, std::vector<RangeId>& out) {

@@ -29,7 +29,8 @@ class PlanSchedule {
   std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
   // Appends what is to leave. What is in use stays due.
   void evictions(const CandidateView& view, std::vector<RangeId>& out);
-  // Moves the units to be written back, and those whose write-back ends, to these.
+  // Appends the units to be written back, and those whose write-back ends. What a collective or an
+  // op uses stays due.
   void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
   // The unit was sent out for want of room. What the plan thinks is here comes back for its next
@@ -108,7 +109,12 @@ class PlanSchedule {
   std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step
-  std::vector<Tensor> write_back_, end_write_back_;
+  struct Copy {
+    Tensor tensor;
+    std::uint32_t life;
+  };
+  std::vector<Copy> write_back_;  // those that are due
+  std::vector<Tensor> end_write_back_;
   // Bytes that the plan has on the device at each op of this step, and of the next.
   RangeMaximum occupancy_;
   std::uint64_t turn_ = 0;

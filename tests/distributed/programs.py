@@ -43,7 +43,7 @@ class Trial(NamedTuple):
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
-def adamw(parameters: Iterable[Tensor], **options: Any) -> AdamW:
+def adamw(parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **options: Any) -> AdamW:
     """Return torch's loop over parameters, which is what fits into a small budget."""
     return AdamW(parameters, lr=1e-3, **({"foreach": False, "fused": False} | options))
 
@@ -415,24 +415,33 @@ def fsdp2(
     return simple(net, adamw(net.parameters()), rank)
 
 
-def zero(rank: int, _world: int, *, stage: int) -> Program:
-    """Train with DeepSpeed's ZeRO: gradients and states in flat partitions."""
+def zero(rank: int, _world: int, *, stage: int, groups: bool = False) -> Program:
+    """Train with DeepSpeed's ZeRO: gradients and states in flat partitions, at stage 3 weights too.
+
+    With `groups` each block is a parameter group, and so a partition, of its own.
+    """
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(rank)}
     import deepspeed
 
     net = model.seeded()
+    parts = [*net.blocks, net.words, net.places, net.norm, net.head] if groups else [net]
+    params = [{"params": list(part.parameters())} for part in parts]
     config = {
         "train_micro_batch_size_per_gpu": model.BATCH,
-        # By default 2 GB each, which the network does not have.
+        # By default up to 2 GB each, which the network does not have.
         "zero_optimization": {
             "stage": stage,
             "reduce_bucket_size": 2 << 20,
             "allgather_bucket_size": 2 << 20,
+            "sub_group_size": 2 << 20,
+            "stage3_max_live_parameters": 4 << 20,
+            "stage3_prefetch_bucket_size": 1 << 20,
+            "stage3_param_persistence_threshold": 2048,
         },
         "zero_allow_untested_optimizer": True,
     }
     engine, *_ = deepspeed.initialize(
-        model=net, optimizer=adamw(net.parameters()), config=config, dist_init_required=False
+        model=net, optimizer=adamw(params), config=config, dist_init_required=False
     )
 
     def step(i: int) -> list[Tensor]:
@@ -442,7 +451,13 @@ def zero(rank: int, _world: int, *, stage: int) -> Program:
         engine.step()
         return [loss.detach()]
 
-    return Program(step, net.parameters)
+    def state() -> list[Tensor]:
+        if stage < 3:
+            return list(net.parameters())
+        with deepspeed.zero.GatheredParameters(list(net.parameters())):
+            return [weight.detach().clone() for weight in net.parameters()]
+
+    return Program(step, state)
 
 
 class _Stage(nn.Module):
@@ -544,6 +559,9 @@ TRIALS: dict[str, Trial] = {
     "fsdp2_checkpoint": Trial(2, partial(fsdp2, checkpointed=True)),
     "zero1": Trial(2, partial(zero, stage=1), ("deepspeed",)),
     "zero2": Trial(2, partial(zero, stage=2), ("deepspeed",)),
+    "zero1_groups": Trial(2, partial(zero, stage=1, groups=True), ("deepspeed",)),
+    "zero2_groups": Trial(2, partial(zero, stage=2, groups=True), ("deepspeed",)),
+    "zero3": Trial(2, partial(zero, stage=3), ("deepspeed",)),
     "pipeline": Trial(2, pipeline),
     "tensor_parallel": Trial(2, tensor_parallel),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,15 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
+import numpy as np  # noqa: E402
+
 import umem  # noqa: E402
+from umem.base.device_profiles import DeviceProfile  # noqa: E402
 from umem.capture import op_semantics  # noqa: E402
+from umem.policies.base import Plan, WriteBack  # noqa: E402
 from umem.trace.reader import read  # noqa: E402
 from umem.trace.schema import Op  # noqa: E402
+from umem.trace.step_trace import StepTrace  # noqa: E402
 
 COUNT = 1 << 20  # elements
 
@@ -120,6 +126,43 @@ def test_what_a_collective_works_on_stays_until_it_is_used_again() -> None:
     others += [torch.ones(COUNT) for _ in range(8)]
     assert umem.where(x).resident_bytes == 0
     assert torch.all(x == 2)
+
+
+class Copies:
+    """A policy that has what is reduced copied to the host until it is written again."""
+
+    name = "copies"
+
+    def plan(self, trace: StepTrace, _device: DeviceProfile, _budget: int) -> Plan:
+        (op,) = np.flatnonzero([name == "c10d::allreduce_" for name in trace.op_names])
+        tensor = int(trace.access_tensor[trace.access_start[op]])
+        wrote = trace.access_write & (trace.access_tensor == tensor)
+        until = int(trace.access_op[wrote].min()) + trace.n_ops
+        return Plan(trace, write_back=(WriteBack(int(op), until, tensor),))
+
+
+@pytest.mark.usefixtures("group")
+def test_what_a_collective_may_still_write_is_copied_after_it() -> None:
+    """A copy before that is for nothing: the write drops it, and takes a page fault."""
+    umem.enable(budget="64MiB", device="soft", policy=Copies())
+    x = torch.zeros(COUNT)
+    hits = 0
+    for i in range(8):
+        x.add_(1)
+        before = umem.stats()
+        work = dist.all_reduce(x, async_op=True)
+        at_work = umem.stats()
+        ctypes.memset(x.data_ptr(), 0, x.nbytes)  # as a thread of gloo
+        assert umem.stats().faults == at_work.faults
+        assert at_work.bytes_out == before.bytes_out
+        work.wait()
+        assert x.sum().item() == 0
+        hits = umem.stats().plan_hits
+        copied = umem.stats().bytes_out - before.bytes_out
+        assert copied == (x.nbytes if hits else 0), i
+        umem.step()
+    assert hits >= 9
+    assert umem.where(x).resident_bytes == x.nbytes
 
 
 # Their results come into being with them, and a rank reads what others wrote by plain loads.

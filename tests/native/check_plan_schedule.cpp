@@ -59,9 +59,75 @@ void run(bool acts) {
   EXPECT(leaving == (acts ? std::vector<residency::RangeId>{} : std::vector{kA}));
 }
 
+// Op 0 writes a weight, op 1 reads it and op 2 another one: between two writes it has a copy.
+policy::Plan with_copies() {
+  policy::Plan plan;
+  plan.n_ops = 3;
+  plan.bytes = {kBytes, kBytes};
+  plan.kind = {0, 0};
+  plan.next_alias = {-1, -1};
+  plan.address = plan.segment = {0, 0};
+  plan.access_start = {0, 1, 2, 3};
+  plan.access_tensor = {0, 0, 1};
+  plan.op = {0, 0, 0};
+  plan.copy_after = {0};
+  plan.copy_until = {3};
+  plan.copy_tensor = {0};
+  EXPECT(policy::check(plan).ok());
+  return plan;
+}
+
+// A copy that was made while a collective writes would be dropped by the next write.
+void copies_wait_for_collectives(bool ends_in_time) {
+  residency::Ledger ledger;
+  for (residency::RangeId id : {kA, kB}) {
+    ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
+    ledger.set_state(id, residency::State::kDevice);
+  }
+  const residency::CandidateView view{ledger, 0};
+  policy::PlanCursor cursor(with_copies(), {kA, kB});
+  policy::PlanSchedule schedule(cursor);
+  using Units = std::vector<residency::RangeId>;
+  const auto expect = [&](const Units& begin, const Units& end) {
+    Units begins, ends;
+    schedule.write_backs(view, begins, ends);
+    EXPECT(begins == begin && ends == end);
+  };
+  const auto op = [&](residency::RangeId id) {
+    ledger.pin(id);
+    expect({}, {});  // the op has begun
+    ledger.unpin(id);
+    EXPECT(cursor.op_ended(view, {&id, 1, 1}) == policy::Followed::kHit);
+    schedule.op_ended();
+  };
+  expect({}, {kA});  // op 0 will write it
+  op(kA);
+  ledger.begin_collective(kA, kBytes);
+  expect({}, {});
+  EXPECT(!schedule.empty());
+  if (ends_in_time) {
+    ledger.end_collective(kA);  // op 1 uses it
+    op(kA);
+    expect({kA}, {});
+  } else {
+    op(kA);
+    expect({}, {});
+  }
+  EXPECT(schedule.empty() == ends_in_time);
+  op(kB);
+  EXPECT(cursor.step_ended());
+  schedule.step_began(true);
+  expect({}, {kA});
+  EXPECT(schedule.empty());
+  ledger.end_collective(kA);
+  expect({}, {});  // it is late for a copy
+}
+
 }  // namespace
 
 int main() {
   run(true);
   run(false);  // a plan beside the one that acts
+  copies_wait_for_collectives(true);
+  copies_wait_for_collectives(false);
 }
