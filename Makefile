@@ -213,7 +213,7 @@ bench-programs: $(INSTALLED)
 bench-host-update: $(INSTALLED)
 	$(BIN)/python bench/host_update.py $(BENCH_ARGS)
 
-# Bytes moved in engines of distributed training, in 15 minutes. ZeRO's need DeepSpeed, which takes
+# Bytes moved in engines of distributed training, in 20 minutes. ZeRO's need DeepSpeed, which takes
 # some minutes to build for a CPU: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed
 bench-engines: $(INSTALLED)
 	$(BIN)/python bench/engines.py $(BENCH_ARGS)
