@@ -24,6 +24,7 @@ STREAMS = (
     "tests/gpu/test_streams.py", "tests/gpu/test_hints.py", "tests/gpu/test_races.py",
     "tests/gpu/test_frames.py",
 )  # fmt: skip
+COLLECTIVES = ("tests/integration/test_collectives.py",)
 
 
 class Mutant(NamedTuple):
@@ -268,6 +269,14 @@ MUTANTS = (
     Mutant(
         "what the plan keeps goes as the rest does", "policy/pressure.cpp",
         "if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;", "",
+    ),
+    Mutant(
+        "a copy does not wait for a collective", "policy/plan_schedule.cpp",
+        "if (unit.in_collective || unit.op_pins > 0)", "if (unit.op_pins > 0)", COLLECTIVES,
+    ),
+    Mutant(
+        "a copy that waited is given up at the next use", "policy/plan_schedule.cpp",
+        "if (unit.in_collective || unit.op_pins > 0)", "if (unit.in_collective)", COLLECTIVES,
     ),
     # --- ops
     Mutant(
