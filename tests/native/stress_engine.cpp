@@ -40,11 +40,12 @@ class Program {
   void run(unsigned seed, int rounds) {
     std::mt19937 random(seed);
     std::atomic<bool> running{true};
-    std::size_t logged = 0;
+    std::atomic<std::size_t> logged{0};
     std::thread profiler([&] {
       while (running) logged += profile();
     });
-    for (int round = 0; round < rounds; ++round) {
+    // On, where the profiler's thread had no core so far.
+    for (int round = 0; round < rounds || (logged == 0 && round < 100 * rounds); ++round) {
       const unsigned action = random() % 16;
       if (action < 4 || live_.size() < 4) {
         allocate(random);
