@@ -14,17 +14,32 @@ using namespace umem;  // NOLINT: a test program
 constexpr std::int64_t kBytes = 2 * MiB;
 constexpr residency::RangeId kA = 1, kB = 2;
 
-// Two weights, used in turn; after each op the other one is cold, and leaves.
-policy::Plan plan() {
+// Two weights, of which each op uses one.
+policy::Plan plan_of(const std::vector<std::int64_t>& used) {
   policy::Plan plan;
-  plan.n_ops = 2;
+  plan.n_ops = static_cast<std::int64_t>(used.size());
   plan.bytes = {kBytes, kBytes};
   plan.kind = {0, 0};
   plan.next_alias = {-1, -1};
   plan.address = plan.segment = {0, 0};
-  plan.access_start = {0, 1, 2};
-  plan.access_tensor = {0, 1};
-  plan.op = {0, 0};
+  for (std::int64_t op = 0; op <= plan.n_ops; ++op) plan.access_start.push_back(op);
+  plan.access_tensor = used;
+  plan.op.assign(used.size(), 0);
+  return plan;
+}
+
+residency::Ledger both_here() {
+  residency::Ledger ledger;
+  for (residency::RangeId id : {kA, kB}) {
+    ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
+    ledger.set_state(id, residency::State::kDevice);
+  }
+  return ledger;
+}
+
+// They are used in turn; after each op the other one is cold, and leaves.
+policy::Plan plan() {
+  policy::Plan plan = plan_of({0, 1});
   plan.evict_after = plan.cold_after = {0, 1};
   plan.evict_tensor = plan.cold_tensor = {1, 0};
   EXPECT(policy::check(plan).ok());
@@ -32,11 +47,7 @@ policy::Plan plan() {
 }
 
 void run(bool acts) {
-  residency::Ledger ledger;
-  for (residency::RangeId id : {kA, kB}) {
-    ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
-    ledger.set_state(id, residency::State::kDevice);
-  }
+  residency::Ledger ledger = both_here();
   const residency::CandidateView view{ledger, 0};
   policy::PlanCursor cursor(plan(), {kA, kB});
   policy::PlanSchedule schedule(cursor);
@@ -61,15 +72,7 @@ void run(bool acts) {
 
 // Op 0 writes a weight, op 1 reads it and op 2 another one: between two writes it has a copy.
 policy::Plan with_copies() {
-  policy::Plan plan;
-  plan.n_ops = 3;
-  plan.bytes = {kBytes, kBytes};
-  plan.kind = {0, 0};
-  plan.next_alias = {-1, -1};
-  plan.address = plan.segment = {0, 0};
-  plan.access_start = {0, 1, 2, 3};
-  plan.access_tensor = {0, 0, 1};
-  plan.op = {0, 0, 0};
+  policy::Plan plan = plan_of({0, 0, 1});
   plan.copy_after = {0};
   plan.copy_until = {3};
   plan.copy_tensor = {0};
@@ -79,11 +82,7 @@ policy::Plan with_copies() {
 
 // A copy that was made while a collective writes would be dropped by the next write.
 void copies_wait_for_collectives(bool ends_in_time) {
-  residency::Ledger ledger;
-  for (residency::RangeId id : {kA, kB}) {
-    ledger.add(id, kBytes, false, residency::Tag::kParam, residency::Family::kNone);
-    ledger.set_state(id, residency::State::kDevice);
-  }
+  residency::Ledger ledger = both_here();
   const residency::CandidateView view{ledger, 0};
   policy::PlanCursor cursor(with_copies(), {kA, kB});
   policy::PlanSchedule schedule(cursor);
