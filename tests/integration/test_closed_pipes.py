@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+
+from support import forkserver
 
 from umem.cli import COMMANDS
 from umem.monitor import server
@@ -61,51 +61,42 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def umem(call: str, folder: Path, *, first: bool = False) -> tuple[int, str]:
-    """Exit code and stderr of a command whose stdout is closed, or is after its `first` line."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "umem", *call.split()],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        if first:
-            assert process.stdout.readline()
-        process.stdout.close()
-        errors = process.stderr.read()
-    return process.returncode, errors
+# Nobody reads its output from the start.
+CLOSED = """
+import os, runpy, sys
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+runpy.run_module("umem", run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.replace(str(os.getpid()), "PID"))
 def test_a_closed_pipe_ends_a_command_quietly(call: str, folder: Path) -> None:
     server.start(call.startswith("top --i"), lambda: {"device": "", "policy": "", "allocator": ""})
     try:
-        assert umem(call, folder) == (128 + signal.SIGPIPE, "")
+        done = forkserver.run(["-c", CLOSED, *call.split()], folder=folder)
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
     finally:
         server.stop()
 
 
 @pytest.mark.parametrize("call", ["doctor", "plan program:make_step"])
-def test_so_does_a_reader_of_one_line(
-    call: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # each line is a write, most of them too late
-    code, errors = umem(call, folder, first=True)
-    assert errors == ""
+def test_so_does_a_reader_of_one_line(call: str, folder: Path) -> None:
+    # Each line is a write, and most of them are too late.
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = forkserver.start(["-m", "umem", *call.split()], environ, folder, fresh=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
     # All of it may lie in the pipe before the reader closes it, which nothing can tell.
-    assert code in (0, 128 + signal.SIGPIPE)
+    assert process.wait(timeout=60) in (0, 128 + signal.SIGPIPE)
 
 
 def test_a_broken_pipe_of_the_program_is_its_error(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "umem", "plan", "program:breaks"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forkserver.run(["-m", "umem", "plan", "program:breaks"], folder=folder)
     assert "the program's own" in done.stderr
     assert done.returncode not in (0, 128 + signal.SIGPIPE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +14,8 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support import forkserver  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
@@ -385,9 +385,7 @@ threading.Thread(target=train).start()
 
 
 def test_a_thread_may_train_after_the_main_one_has_ended() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = forkserver.run(["-c", PROGRAM])
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
     assert "Traceback" not in done.stderr
@@ -406,9 +404,7 @@ for _ in range(2):
     optimizer.step()
 print("end", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = forkserver.run(["-c", program])
     assert done.stdout.splitlines() == ["end"], done.stderr
     assert "Exception" not in done.stderr
     assert "umem: 2 steps" in done.stderr

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from support import forkserver
 
 import umem
 from umem.base.native import core
@@ -272,10 +271,8 @@ def test_the_option_top_serves_while_umem_is_on(
 
 
 def test_the_example_shows_equal_checksums(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "sleep_wake.py")], cwd=tmp_path, check=False,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+    words = [str(ROOT / "examples" / "sleep_wake.py")]
+    done = forkserver.run(words, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     free = {line.split()[0]: float(line.split()[1]) for line in lines[:3]}

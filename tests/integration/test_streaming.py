@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import forkserver  # noqa: E402
 from torch import nn  # noqa: E402
 
 import umem  # noqa: E402
@@ -147,11 +146,8 @@ def test_tags_that_there_are_not() -> None:
 
 
 def test_the_example_decodes_the_same_tokens_near_the_floor(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "stream_llm.py"), "--layers=4", "--tokens=13"],
-        cwd=tmp_path, check=False, capture_output=True, text=True, timeout=180,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    words = [str(ROOT / "examples" / "stream_llm.py"), "--layers=4", "--tokens=13"]
+    done = forkserver.run(words, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "tokens identical: yes" in done.stdout
     assert "4 of 4 settled steps by a plan" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from support import forkserver  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
@@ -193,10 +194,7 @@ def run(code: str, *args: object) -> subprocess.CompletedProcess[str]:
         "def step():\n"
         "    optimizer.zero_grad(); (weight @ weight).sum().backward(); optimizer.step()\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", preamble + textwrap.dedent(code), *map(str, args)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return forkserver.run(["-c", preamble + textwrap.dedent(code), *map(str, args)])
 
 
 ENDS = {

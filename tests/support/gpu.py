@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from support.program import finish, spawn
+from support import forkserver
 
 SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
 
-PREAMBLE = f"""
+IMPORTS = f"""
 import ctypes, gc, os, sys, threading, time, warnings
 sys.path.insert(0, {str(SOFTCUDA)!r})
 import load
 soft = load.load() if os.environ.get(load.LIBRARY_VARIABLE) else None
 import torch
 import umem
+"""
+PREPARE = f"{IMPORTS}\nimport umem.session.session, umem.trace.step_builder"
+PREAMBLE = f"""{IMPORTS}
 MIB = 1 << 20
 def enable(budget="32MiB", **options):
     return umem.enable(budget=budget, device="cuda", **options)
@@ -45,10 +48,12 @@ def needs_torch(version: str) -> pytest.MarkDecorator:
 
 
 def program(
-    code: str, expected: int = 0, timeout: float = 120, **environ: str | None
-) -> tuple[str, str]:
+    code: str, expected: int = 0, timeout: float = 120, *, fresh: bool = False,
+    **environ: str | None,
+) -> tuple[str, str]:  # fmt: skip
     """Runs `code` behind the preamble; its output and standard error.
 
+    fresh: in a Python that has imported nothing; else in a fork of one that has (`forkserver`).
     None takes a variable out of the environment. AssertionError, with both, if it does not exit
     with `expected` in `timeout` seconds.
     """
@@ -57,10 +62,10 @@ def program(
         env.pop(name, None)
         if value is not None:
             env[name] = value
-    process = spawn(PREAMBLE + textwrap.dedent(code), env)
-    out, err = finish(process, timeout)
-    assert process.returncode == expected, f"exit {process.returncode}\n{out}{err}"
-    return out, err
+    words = ["-c", PREAMBLE + textwrap.dedent(code)]
+    done = forkserver.run(words, env, timeout=timeout, prepare=PREPARE, fresh=fresh)
+    assert done.returncode == expected, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout, done.stderr
 
 
 def worker(path: Path, *arguments: str, timeout: float) -> str:

@@ -1,13 +1,12 @@
-"""Programs of a few lines, each in a Python of its own."""
+"""Programs of a few lines, each in a process of its own."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import textwrap
-from collections.abc import Mapping
+
+from support import forkserver
 
 # 8 MiB is the floor of one thread.
 PREAMBLE = """
@@ -25,32 +24,18 @@ def intact(tensors):
 """
 
 
-def spawn(code: str, environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Starts `code` in a group of its own, for `finish`; its output and error are pipes."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
-        start_new_session=True,
-    )  # fmt: skip
+def start(
+    code: str, *, fresh: bool = False, **environ: str
+) -> forkserver.Process | subprocess.Popen[str]:
+    """Starts `code` behind the preamble, as `forkserver.start` does."""
+    code = PREAMBLE + textwrap.dedent(code)
+    return forkserver.start(["-c", code], os.environ | environ, fresh=fresh)
 
 
-def start(code: str, **environ: str) -> subprocess.Popen[str]:
-    """Starts `code` behind the preamble; its standard output and error are pipes."""
-    return spawn(PREAMBLE + textwrap.dedent(code), os.environ | environ)
-
-
-def finish(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
-    """Standard output and error at the process's end; AssertionError, and its end, if it hangs."""
-    try:
-        return process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its children have the pipes too
-        out, err = process.communicate()
-        raise AssertionError(f"it hangs; so far: {out}{err}") from None
-
-
-def run(code: str, timeout: float = 60, **environ: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `code` behind the preamble."""
-    process = start(code, **environ)
-    out, err = finish(process, timeout)
-    return process.returncode, out, err
+def run(
+    code: str, timeout: float = 60, *, fresh: bool = False, **environ: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of `code`, as `start` starts it."""
+    words = ["-c", PREAMBLE + textwrap.dedent(code)]
+    done = forkserver.run(words, os.environ | environ, timeout=timeout, fresh=fresh)
+    return done.returncode, done.stdout, done.stderr

@@ -1,14 +1,13 @@
-"""The session, in fresh interpreters: there is one per process."""
+"""The session, in processes of its own: each has one."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from support import forkserver
 
 import umem
 from umem.integrations.torch.version import torch_problem
@@ -16,6 +15,7 @@ from umem.integrations.torch.version import torch_problem
 PRELUDE = """
 import torch, umem, warnings
 warnings.simplefilter("error")
+torch.set_num_threads(1)
 MIB = 1 << 20
 def refused(kind, call, *words):
     try:
@@ -30,11 +30,8 @@ def refused(kind, call, *words):
 
 def run(code: str, cwd: Path, **env: str) -> str:
     pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-        cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True,
-        check=False, timeout=180,
-    )  # fmt: skip
+    words = ["-c", PRELUDE + textwrap.dedent(code)]
+    done = forkserver.run(words, {**os.environ, **env}, cwd)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
