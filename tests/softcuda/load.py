@@ -118,9 +118,8 @@ def load(folder: str | os.PathLike[str] | None = None) -> Softcuda:
         others = sorted(p.name for p in place.glob("lib*.so.*") if p.name not in first)
         for name in first + others:
             _loaded.append(ctypes.CDLL(str(place / name), mode=ctypes.RTLD_GLOBAL))
-    softcuda = Softcuda(_loaded[0])
-    _check_first(place)
-    return softcuda
+        _check_first(place)
+    return Softcuda(_loaded[0])
 
 
 def _check_first(place: Path) -> None:

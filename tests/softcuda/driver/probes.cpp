@@ -40,29 +40,10 @@ struct Registry {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Probe>> probes;
 
-  Registry() { plan_from_environment(); }
-
   Probe& get(const std::string& name) {
     std::unique_ptr<Probe>& slot = probes[name];
     if (!slot) slot = std::make_unique<Probe>(name);
     return *slot;
-  }
-
-  // "entry:nth:error,..." A bad item ends the program: a sweep that injects nothing would pass.
-  void plan_from_environment() {
-    std::istringstream items(config().fail);
-    for (std::string item; std::getline(items, item, ',');) {
-      char name[128] = "";
-      unsigned long long nth = 0;
-      int error = 0, end = 0;
-      const int fields = std::sscanf(item.c_str(), "%127[^:]:%llu:%d%n", name, &nth, &error, &end);
-      if (fields != 3 || nth == 0 || error == 0 || item.size() != static_cast<std::size_t>(end)) {
-        std::fprintf(stderr, "SOFTCUDA_FAIL: bad item '%s'; it is entry:nth:error, nth from 1\n",
-                     item.c_str());
-        std::exit(2);
-      }
-      get(plain_name(name)).inject(nth, error);
-    }
   }
 };
 
@@ -71,11 +52,33 @@ Registry& registry() {
   return *instance;
 }
 
+// SOFTCUDA_FAIL, "entry:nth:error,...". A bad item ends the program: a sweep that injects nothing
+// would pass.
+bool plan_from_environment() {
+  std::istringstream items(config().fail);
+  for (std::string item; std::getline(items, item, ',');) {
+    char name[128] = "";
+    unsigned long long nth = 0;
+    int error = 0, end = 0;
+    const int fields = std::sscanf(item.c_str(), "%127[^:]:%llu:%d%n", name, &nth, &error, &end);
+    if (fields != 3 || nth == 0 || error == 0 || item.size() != static_cast<std::size_t>(end)) {
+      std::fprintf(stderr, "SOFTCUDA_FAIL: bad item '%s'; it is entry:nth:error, nth from 1\n",
+                   item.c_str());
+      std::exit(2);
+    }
+    probe_of(name).inject(nth, error);
+  }
+  return true;
+}
+
 }  // namespace
 
 Probe::Probe(std::string name) : name_(std::move(name)), needs_device_(needs_device(name_)) {}
 
 int Probe::enter() {
+  // As a real driver does, it reads the environment at the first call and not when it is loaded.
+  static const bool planned = plan_from_environment();
+  static_cast<void>(planned);
   const std::uint64_t call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (const int lost = g_lost.load(std::memory_order_relaxed); lost != 0 && needs_device_)
     return lost;
