@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+
+from support.bounds_lp import lp_time_floor
+
 from umem.analysis.bounds import BUDGET_MARGIN
-from umem.analysis.bounds_lp import lp_time_floor
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import PAGE_BYTES
 from umem.errors import UmemError

@@ -122,7 +122,7 @@ class Course(NamedTuple):
     steps: int = STEPS
     batch: int = model.BATCH
     says_steps: bool = False  # by `umem.step()`, for programs of which umem can only guess them
-    bounds: bool = False  # each rank bounds the bytes of its planned step, by `analysis.bounds_lp`
+    bounds: bool = False  # each rank bounds the bytes of its planned step, by `support.bounds_lp`
 
 
 def run(
@@ -249,7 +249,8 @@ def _follow(result: Rank) -> None:
 
 def _bounds() -> tuple[int, int]:
     """Return bounds of the bytes of the planned step, in and both ways; 0 where there are none."""
-    from umem.analysis.bounds_lp import lp_bytes_in, lp_bytes_moved
+    from support.bounds_lp import lp_bytes_in, lp_bytes_moved
+
     from umem.errors import PlanError
     from umem.session.session import planned_step
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cuts import disjoint_cuts, largest_cut, pfoo_l
 from support.paging import reloads, steady
 from support.steps import OVER, Tensor, make_step, sequence, steps
 
@@ -43,9 +44,9 @@ def test_a_chain_forward_and_backward(
 ) -> None:
     trace = sequence(_chain(n), [size] * n)
     assert moved == n * size - capacity
-    assert bounds.cut_bound(trace, capacity) == bounds.Cut(moved, (n - 1,))
-    assert bounds.disjoint_cuts(trace, capacity).bytes == moved
-    assert bounds.pfoo_l(trace, capacity) == pytest.approx(area, abs=0.05)
+    assert largest_cut(trace, capacity) == moved
+    assert disjoint_cuts(trace, capacity) == bounds.Cut(moved, (n - 1,))
+    assert pfoo_l(trace, capacity) == pytest.approx(area, abs=0.05)
     for policy in ("lru", "belady"):
         assert reloads(_chain(n), [size] * n, capacity, policy) == moved
 
@@ -67,8 +68,8 @@ def test_a_cyclic_sweep(capacity: int, lru: float, oracle: float, area: float) -
     assert reloads(ops, [1] * n, capacity, "lru") / again == pytest.approx(lru, abs=0.005)
     best = reloads(ops, [1] * n, capacity, "belady")
     assert best / again == pytest.approx(oracle, abs=0.005)
-    assert bounds.pfoo_l(trace, capacity) / again == pytest.approx(area, abs=0.005)
-    assert bounds.disjoint_cuts(trace, capacity).bytes <= best
+    assert pfoo_l(trace, capacity) / again == pytest.approx(area, abs=0.005)
+    assert disjoint_cuts(trace, capacity).bytes <= best
 
 
 def _training(layers: int = 16, steps: int = 4) -> tuple[list[list[int]], list[int]]:
@@ -98,11 +99,11 @@ def test_training_with_weights(
     trace = sequence(ops, sizes)
     assert reloads(ops, sizes, capacity, "lru") == lru
     assert reloads(ops, sizes, capacity, "belady") == oracle
-    cut = bounds.cut_bound(trace, capacity)
-    assert 4 * cut.bytes == cuts
-    assert max(cut.bytes, bounds.pfoo_l(trace, capacity)) == pytest.approx(single, abs=0.05)
+    cut = largest_cut(trace, capacity)
+    assert 4 * cut == cuts
+    assert max(cut, pfoo_l(trace, capacity)) == pytest.approx(single, abs=0.05)
     # One cut at the turn of each step; no interval spans two of them.
-    assert bounds.disjoint_cuts(trace, capacity) == bounds.Cut(cuts, (15, 47, 79, 111))
+    assert disjoint_cuts(trace, capacity) == bounds.Cut(cuts, (15, 47, 79, 111))
 
 
 def _turn() -> StepTrace:
@@ -114,7 +115,7 @@ def _turn() -> StepTrace:
 
 def test_what_is_away_at_an_op_leaves_before_it_and_comes_back_after() -> None:
     trace = _turn()
-    assert bounds.cut_bound(trace, 80 * MIB) == bounds.Cut(60 * MIB, (1,))
+    assert disjoint_cuts(trace, 80 * MIB) == bounds.Cut(60 * MIB, (1,))
     # Out: 60 us before op 1, which is more than 10 us of compute; in: 30 us, more than op 2 and 3.
     assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (90.0, "turning point", 1)
     # With 20 MiB left: 40 us out, 20 us in beside as much compute.
@@ -127,9 +128,9 @@ def test_clean_weights_need_no_write_back_and_may_come_for_the_next_step() -> No
     trace = make_step([10.0] * 4, weights)
     assert trace.gaps.end.tolist() == [4, 5, 6, 7]
     # At each op 3 of 4 weights are in gaps and one of them has room: 80 MiB are away.
-    assert bounds.cut_bound(trace, 80 * MIB).bytes == 80 * MIB
+    assert largest_cut(trace, 80 * MIB) == 80 * MIB
     # Room for the gaps is 4 x 40 MiB; one whole gap of 3 ops takes 120 of it, another a third.
-    assert bounds.pfoo_l(trace, 80 * MIB) == pytest.approx((160 - 40 - 40 / 3) * MIB)
+    assert pfoo_l(trace, 80 * MIB) == pytest.approx((160 - 40 - 40 / 3) * MIB)
     assert bounds.lower_bound_bytes_out(trace, 80 * MIB) == 0
     floor = bounds.closed_form_floor(trace, LINK, 80 * MIB)
     assert floor.bound == "bytes in"
@@ -141,7 +142,7 @@ def test_a_write_back_serves_all_gaps_until_the_next_write() -> None:
     p = Tensor(20 * MIB, {0: False, 2: False, 4: True}, Kind.PERSISTENT, "param")
     full = [Tensor(30 * MIB, {op: True}) for op in (1, 3, 5)]
     trace = make_step([1.0] * 6, [p, *full])
-    assert bounds.disjoint_cuts(trace, 30 * MIB) == bounds.Cut(60 * MIB, (1, 3, 5))
+    assert disjoint_cuts(trace, 30 * MIB) == bounds.Cut(60 * MIB, (1, 3, 5))
     assert bounds.lower_bound_bytes_out(trace, 30 * MIB) == 20 * MIB
 
 
@@ -164,7 +165,7 @@ def test_contents_that_are_overwritten_whole_need_no_way_back() -> None:
         assert bounds.lower_bound_bytes_out(trace, 90 * MIB) == 30 * MIB
     assert bounds.lower_bound_bytes_in(held, 90 * MIB) == 30 * MIB
     assert bounds.lower_bound_bytes_in(dead, 90 * MIB) == 0
-    assert bounds.pfoo_l(dead, 90 * MIB) == 0
+    assert pfoo_l(dead, 90 * MIB) == 0
     # 30 us out before op 1, which is more than 10 us of compute; then op 2.
     assert bounds.closed_form_floor(dead, LINK, 90 * MIB).us == 40.0
     assert steady(dead, 90 * MIB, "belady") == (0, 40 * MIB)
@@ -289,10 +290,10 @@ def test_bounds_scale_with_sizes(trace: StepTrace, share: float, factor: int) ->
     again = bounds.closed_form_floor(scaled, link, capacity * factor)
     # The bound of bytes in is rounded up to whole bytes.
     assert again.us == pytest.approx(floor.us, abs=1e-5)
-    cut = bounds.disjoint_cuts(trace, capacity)
-    assert bounds.disjoint_cuts(scaled, capacity * factor) == (cut.bytes * factor, cut.ops)
-    area = bounds.pfoo_l(trace, capacity)
-    assert bounds.pfoo_l(scaled, capacity * factor) == pytest.approx(area * factor, abs=1e-3)
+    cut = disjoint_cuts(trace, capacity)
+    assert disjoint_cuts(scaled, capacity * factor) == (cut.bytes * factor, cut.ops)
+    area = pfoo_l(trace, capacity)
+    assert pfoo_l(scaled, capacity * factor) == pytest.approx(area * factor, abs=1e-3)
 
 
 @few
@@ -318,7 +319,7 @@ def test_nothing_moves_where_all_fits(trace: StepTrace) -> None:
 @given(steps(), st.floats(0, 1))
 def test_chosen_cuts_share_no_gap(trace: StepTrace, share: float) -> None:
     capacity = _capacity(trace, share)
-    cuts = bounds.disjoint_cuts(trace, capacity)
+    cuts = disjoint_cuts(trace, capacity)
     spans = IdleIntervals(trace)
     excess = spans.need - spans.unread - capacity
     assert cuts.bytes == sum(int(excess[op]) for op in cuts.ops)
@@ -333,7 +334,7 @@ def test_below_the_largest_op_there_is_no_bound() -> None:
     trace = _turn()
     with pytest.raises(PlanError, match=r"op 1 \(op1\) accesses 80.* give at least 84"):
         bounds.closed_form_floor(trace, LINK, 79 * MIB)
-    for bound in (bounds.cut_bound, bounds.disjoint_cuts, bounds.pfoo_l):
+    for bound in (largest_cut, disjoint_cuts, pfoo_l):
         with pytest.raises(PlanError, match="accesses"):
             bound(trace, 79 * MIB)
 
@@ -361,7 +362,7 @@ def test_every_bound_holds_from_the_min_budget_on(trace: StepTrace, pages: int) 
 def test_a_step_without_ops_has_bounds_of_nothing() -> None:
     trace = make_step([], [])
     assert bounds.closed_form_floor(trace, LINK, 8 * MIB).us == 0
-    assert bounds.pfoo_l(trace, 0) == 0
+    assert pfoo_l(trace, 0) == 0
 
 
 def _stack(layers: int) -> StepTrace:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import bounds_lp
+from support.cuts import disjoint_cuts, largest_cut, pfoo_l
 from support.paging import steady
 from support.steps import Tensor, make_step, steps
 
-from umem.analysis import bounds, bounds_lp
+from umem.analysis import bounds
 from umem.analysis.idle_intervals import IdleIntervals
 from umem.analysis.turning_points import turns
 from umem.base.device_profiles import DeviceProfile
@@ -58,9 +60,9 @@ def _direct(trace: StepTrace, capacity: int) -> float:
 def test_closed_bounds_are_below_the_program(trace: StepTrace, share: float) -> None:
     capacity = _capacity(trace, share)
     least = _direct(trace, capacity)
-    for bound in (bounds.cut_bound, bounds.disjoint_cuts):
-        assert bound(trace, capacity).bytes <= least + 1
-    assert bounds.pfoo_l(trace, capacity) <= least + 1
+    cuts = disjoint_cuts(trace, capacity).bytes
+    assert largest_cut(trace, capacity) <= cuts <= least + 1
+    assert pfoo_l(trace, capacity) <= least + 1
 
 
 @few
@@ -81,6 +83,15 @@ def test_peaks_add_up_that_one_gap_spans() -> None:
     assert bounds.lower_bound_bytes_in(trace, peak) == 2 * part
     assert bounds_lp.lp_bytes_in(trace, peak) == pytest.approx(3 * part, rel=1e-5)
     assert bounds_lp.lp_bytes_moved(trace, peak) == pytest.approx(6 * part, rel=1e-5)
+
+
+def test_a_gap_that_ends_before_the_first_peak_frees_nothing_at_later_ones() -> None:
+    before = Tensor(256, {0: True, 2: False})
+    uses = ({3: True, 7: False}, {3: True, 5: False}, {5: True, 7: False})
+    kept = [Tensor(256, use) for use in uses]
+    peaks = [Tensor(1024, {op: True}) for op in (4, 6)]
+    trace = make_step([1.0] * 8, [before, *kept, *peaks])
+    assert 767 <= bounds_lp.lp_bytes_in(trace, 1024) <= 768
 
 
 def test_fewer_bytes_in_may_be_more_bytes_in_all() -> None:

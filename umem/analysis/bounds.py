@@ -85,39 +85,15 @@ def min_budget(trace: StepTrace) -> int:
     return max(pages, FLOOR_PAGES) * PAGE_BYTES
 
 
-def cut_bound(trace: StepTrace, capacity: int) -> Cut:
-    """Return the largest cut, max over ops t of S_t + W_t - capacity - U_t: a bound on bytes in.
-
-    All that is swapped out at op t comes in after it, once for each gap, but for the U_t bytes that
-    are only held. O(n + k).
-    """
-    spans = IdleIntervals(trace.in_exact_parts)
-    return _largest(_returning(spans, excess_bytes(spans, capacity)))
-
-
-def disjoint_cuts(trace: StepTrace, capacity: int) -> Cut:
-    """Return cuts whose sum bounds bytes in, because no gap that returns spans two of them.
-
-    The largest cut is one of them; the others are the best choice around the rest of the step
-    (weighted interval scheduling). So the sum is at least `cut_bound`. O(n log n + k).
-    """
-    spans = IdleIntervals(trace.in_exact_parts)
-    return _cuts_in(spans, excess_bytes(spans, capacity))
-
-
-def pfoo_l(trace: StepTrace, capacity: int) -> float:
+def pfoo_l(spans: IdleIntervals, capacity: int) -> float:
     """Return a lower bound of bytes in, by space over time.
 
     PFOO-L of Berger, Beckmann, Harchol-Balter 2018. Keeping a gap on the device takes bytes x ops
-    spanned out of the sum over ops of capacity - W_t. Of the gaps that return the shortest are kept
+    spanned out of the sum over ops of capacity - W_t. The shortest of the gaps that return are kept
     first (the last one in part) until that sum is used up; the bytes of the others come in. It is a
     lower bound because it drops the condition that each op by itself has space for what is kept
     over it. O(k log k).
     """
-    return _by_space_and_time(IdleIntervals(trace.in_exact_parts), capacity)
-
-
-def _by_space_and_time(spans: IdleIntervals, capacity: int) -> float:
     room = int((capacity - _checked(spans.trace, capacity)).sum())
     length = spans.gaps.end - spans.gaps.start - 1
     order = np.argsort(length, kind="stable")
@@ -134,7 +110,7 @@ def _by_space_and_time(spans: IdleIntervals, capacity: int) -> float:
 def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
     """Return a lower bound of the bytes in per step, in steady state.
 
-    It is the larger of `disjoint_cuts`, which is at least `cut_bound`, and `pfoo_l`.
+    It is the larger of `disjoint_cuts` and `pfoo_l`.
     """
     spans = IdleIntervals(trace.in_exact_parts)
     return _bytes_in(spans, capacity, excess_bytes(spans, capacity))
@@ -209,8 +185,8 @@ def excess_bytes(spans: IdleIntervals, capacity: int) -> Ints:
 def _bytes_in(spans: IdleIntervals, capacity: int, excess: Ints) -> int:
     if not excess.any():
         return 0
-    in_part = int(np.ceil(_by_space_and_time(spans, capacity) - 1e-6))
-    return max(_cuts_in(spans, excess).bytes, in_part)
+    in_part = int(np.ceil(pfoo_l(spans, capacity) - 1e-6))
+    return max(disjoint_cuts(spans, excess).bytes, in_part)
 
 
 def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
@@ -221,16 +197,16 @@ def _bytes_out(spans: IdleIntervals, excess: Ints) -> int:
     return _sum_of_cuts(dirty, furthest_start(start, end, spans.trace.n_ops)).bytes
 
 
-def _returning(spans: IdleIntervals, excess: Ints) -> Ints:
-    """Return the minimum bytes that come in again of those that are swapped out at each op, [n]."""
-    back: Ints = np.maximum(excess - spans.unread, 0)
-    return back
+def disjoint_cuts(spans: IdleIntervals, excess: Ints) -> Cut:
+    """Return cuts whose sum bounds bytes in, because no gap that returns spans two of them.
 
-
-def _cuts_in(spans: IdleIntervals, excess: Ints) -> Cut:
+    All that is swapped out at an op comes in after it, once for each gap, except the bytes that are
+    only held. The largest cut is one of them; the others are the best choice around the rest of the
+    step (weighted interval scheduling). O(n log n + k).
+    """
     back = spans.returns
     reach = furthest_start(spans.gaps.start[back], spans.gaps.end[back], spans.trace.n_ops)
-    return _sum_of_cuts(_returning(spans, excess), reach)
+    return _sum_of_cuts(np.maximum(excess - spans.unread, 0), reach)
 
 
 def _largest(excess: Ints) -> Cut:

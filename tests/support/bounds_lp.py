@@ -1,9 +1,9 @@
-"""Lower bounds by linear programs (HiGHS): tighter than bounds.py, and slower.
+"""Lower bounds by linear programs (HiGHS): tighter than those of umem, and slower.
 
-The model is that of bounds.py. Both programs relax it further: parts of a tensor may move, and a
-MADE tensor costs nothing across the end of the step. So whatever an engine does on average over
-steps is a feasible solution, and the optimum is at most its cost, up to the solver's tolerance
-(1e-7).
+The model is that of `umem.analysis.bounds`. Both programs relax it further: parts of a tensor may
+move, and a MADE tensor costs nothing across the end of the step. So whatever an engine does on
+average over steps is a feasible solution, and the optimum is at most its cost, up to the solver's
+tolerance (1e-7).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..base.device_profiles import DeviceProfile
-from ..base.units import MIB
-from ..trace.step_trace import Floats, Ints, StepTrace
-from .bounds import (
+from umem.analysis.bounds import (
     closed_form_floor,
     excess_bytes,
     lower_bound_bytes_in,
     lower_bound_bytes_out,
 )
-from .idle_intervals import IdleIntervals
-from .linear_program import LinearProgram
-from .turning_points import instants_of
+from umem.analysis.idle_intervals import IdleIntervals
+from umem.analysis.linear_program import LinearProgram
+from umem.analysis.turning_points import instants_of
+from umem.base.device_profiles import DeviceProfile
+from umem.base.units import MIB
+from umem.trace.step_trace import Floats, Ints, StepTrace
 
 _US = 1000.0  # the programs use MiB and ms, which keeps their numbers near 1
 _MAX_VARIABLES = 30_000
@@ -124,10 +124,10 @@ class _Paging:
             self._at_each_op(excess[self._ops] / MIB, spans.trace.n_ops)
 
     def _at_each_op(self, least: Floats, n_ops: int) -> None:
-        """Have at least so many MiB swapped out at each op of which some have to be.
+        """Require at least `least` MiB swapped out at each op over the capacity.
 
-        What is swapped out at one of them is at most that of the one before, with the gaps that
-        begin between the two and without those that end there. Of the first it is a sum.
+        The MiB swapped out at such an op are at most those at the one before it, with the gaps that
+        begin between the two and without those that end there. For the first op they are a sum.
         """
         program, out, gaps, count = self._program, self._out, self._spans.gaps, len(self._ops)
         at = program.variables(count, lower=least)
@@ -137,7 +137,8 @@ class _Paging:
         places = np.concatenate((self._ops, self._ops + n_ops))
         first = np.searchsorted(places, gaps.start, side="right")
         end = np.searchsorted(places, gaps.end, side="left")
-        sums = (first == 0) | (end > count)  # spans the first op, of this step or the next
+        spans_first = (first == 0) & (end > 0)  # the first op of this step; `end > count`: the next
+        sums = spans_first | (end > count)
         program.add(np.full(sums.sum(), rows[0]), out[sums], -1.0)
         begins = (first > 0) & (first < count) & (end > first)
         program.add(rows[first[begins]], out[begins], -1.0)
