@@ -14,8 +14,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "convert",
         help="convert a trace to another format",
         description="Convert IN to the format of OUT: .jsonl or .jsonl.gz (a trace), .json (Chrome "
-        "trace JSON for ui.perfetto.dev), .pickle (a memory snapshot for pytorch.org/memory_viz), "
-        ".csv or .parquet (a row for each block), or .svg, .png or .pdf (a picture of live bytes). "
+        "trace JSON for ui.perfetto.dev) or .pickle (a snapshot for pytorch.org/memory_viz). "
         "Several traces, such as those of all ranks, become one .json.",
     )
     parser.add_argument(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import TraceError
-from . import blocks, perfetto, picture, snapshot_writer, torch_snapshot
+from . import perfetto, snapshot_writer, torch_snapshot
 from .reader import read
 from .schema import Event, Header
 from .step_builder import StepBuilder
@@ -33,9 +33,6 @@ _WRITERS: dict[str, Callable[[Path, Header, Iterable[Event]], None]] = {
     ".jsonl.gz": _write_trace,
     _DRAWN: _draw,
     ".pickle": snapshot_writer.write,
-    ".csv": lambda path, _, events: blocks.write_csv(path, events),
-    ".parquet": lambda path, _, events: blocks.write_parquet(path, events),
-    **dict.fromkeys(picture.FORMS, picture.write),
 }
 FORMS = tuple(_WRITERS)
 
@@ -53,15 +50,13 @@ def convert(
     Args:
         source: a .jsonl or .jsonl.gz file, told by its content, or a pickled snapshot.
         target: .jsonl or .jsonl.gz, a trace; .json, Chrome trace JSON; .pickle, a snapshot of
-            torch's memory; .csv or .parquet, a row for each block; .svg, .png or .pdf, a picture of
-            live bytes. Replaced once all is written.
+            torch's memory. Replaced once all is written.
         last_step: only the last complete step, with the blocks that are live at its start.
         gpu: the device to take from a snapshot of several.
         partial: keep the whole lines of a trace that is cut off.
 
     Raises:
         TraceError: the source is malformed, or the target cannot be written.
-        NotSupportedError: the library that writes the target's format is not installed.
     """
     source, target = Path(source), Path(target)
     form = next((form for form in FORMS if target.name.endswith(form)), None)
