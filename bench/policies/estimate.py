@@ -10,7 +10,7 @@ import argparse
 import datetime
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from harness import add_outputs, cases, note, results_folder, table, write  # no
 from policies import workloads as nets  # noqa: E402
 from umem.analysis import batch_size  # noqa: E402
 from umem.analysis.batch_size import Sized, TensorLines  # noqa: E402
-from umem.analysis.formulas import PRECISIONS, Config, estimate, logits  # noqa: E402
+from umem.analysis.formulas import PRECISIONS, Config, estimate  # noqa: E402
 from umem.base import device_profiles  # noqa: E402
 from umem.base.progress import over  # noqa: E402
 from umem.base.units import GIB  # noqa: E402
@@ -62,12 +62,10 @@ NETS = {
     "Llama 13B, inference": Net(partial(nets._llama13b_stream, length=512), 64),
 }
 SMOKE = {"ResNet, 4 blocks": Net(partial(nets._resnet, blocks=(1, 1, 1, 1), image=64), 64)}
-# Networks of the formulas: without `params`, which are the network's own.
-GPT2 = Config(layers=24, hidden=1024, heads=16, sequence=1024, vocabulary=50257, batch=8,
-              precision="amp", optimizer="adamw")  # fmt: skip
-VIT = Config(layers=24, hidden=1024, heads=16, sequence=197, batch=64, precision="bf16",
-             optimizer="adamw")  # fmt: skip
-FORMULAS = {"GPT-2 medium, 1024": GPT2, "ViT-L/16": VIT}
+# Networks of the formulas, whose `params` are the network's own, and the logits of a token.
+GPT2 = Config(1, "adamw", "amp", batch=8, layers=24, hidden=1024, sequence=1024)
+VIT = Config(1, "adamw", "bf16", batch=64, layers=24, hidden=1024, sequence=197)
+FORMULAS = {"GPT-2 medium, 1024": (GPT2, 50257), "ViT-L/16": (VIT, 0)}
 
 
 def seen(net: Net, batch: int) -> Seen:
@@ -93,17 +91,18 @@ def predicted(name: str, net: Net) -> dict[str, Any]:
     }
 
 
-def compared(name: str, config: Config) -> dict[str, Any]:
+def compared(name: str, config: Config, logits: int) -> dict[str, Any]:
     """Compare the kinds by formula and traced, and give the exact activation factor."""
     traced = seen(NETS[name], config.batch).found
     count = traced.params // PRECISIONS[config.precision].weight
-    formula = estimate(Config(**{**asdict(config), "params": count}))
+    formula = estimate(replace(config, params=count))
     assert config.layers is not None
     assert config.hidden is not None
     assert config.sequence is not None
-    unit = config.layers * config.hidden * config.sequence * config.batch
-    size = PRECISIONS[config.precision].activation
-    factor = (traced.activations - logits(config) * (size + 4)) / (unit * size)
+    tokens, size = config.sequence * config.batch, PRECISIONS[config.precision].activation
+    # The logits, and their log-softmax in float32, which backward needs.
+    kept = traced.activations - logits * tokens * (size + 4)
+    factor = kept / (config.layers * config.hidden * tokens * size)
     return {"net": name, "batch": config.batch, "formula": asdict(formula),
             "traced": asdict(traced), "factor": factor}  # fmt: skip
 
@@ -156,7 +155,7 @@ def main() -> None:
     nets, configs = (SMOKE, {}) if args.smoke else (NETS, FORMULAS)
     with cases(len(nets) + len(configs)) as advance:
         rows = [predicted(name, net) for name, net in over(nets.items(), advance)]
-        formulas = [compared(*item) for item in over(configs.items(), advance)]
+        formulas = [compared(name, *given) for name, given in over(configs.items(), advance)]
     text = report(rows, formulas, facts)
     print(text)
     if folder is not None:

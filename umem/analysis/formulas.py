@@ -2,8 +2,7 @@
 
 Weights, gradients and optimizer states follow Rajbhandari et al. 2020 (ZeRO, section 3): in mixed
 precision with Adam 2 + 2 + 12 bytes per parameter. So do the activations of a transformer: 12
-elements per token, layer and hidden unit. Attention scores, where they are kept, follow Korthikanti
-et al. 2022; checkpoints every sqrt(l) layers follow Chen et al. 2016.
+elements per token, layer and hidden unit. Checkpoints every sqrt(l) layers follow Chen et al. 2016.
 
 The maxima of all kinds are added up, although gradients grow while activations shrink: the sum is
 an upper bound of the peak of what the formulas count. `step_memory` has the bytes of a traced step.
@@ -55,13 +54,11 @@ OPTIMIZERS = {
     "adamw": Optimizer(2),
     "adam8bit": Optimizer(2, 1),  # without the quantization scales, one per block
 }
-CHECKPOINTING = ("none", "sqrt", "block")
-ATTENTION = ("fused", "scores")  # scores: the kernel keeps those of every pair of tokens
+CHECKPOINTING = ("none", "sqrt")
 ZERO_FACTOR = 12  # elements per token, layer and hidden unit
-RECOMPUTED = Fraction(1, 3)  # of a step: a second forward pass, where backward takes twice as long
 _MAX = {
-    "params": 10**15, "layers": 10**6, "hidden": 10**7, "heads": 10**6, "vocabulary": 10**9,
-    "sequence": 10**9, "batch": 10**9, "activation_elements": 10**15, "activation_factor": 10**4,
+    "params": 10**15, "layers": 10**6, "hidden": 10**7, "sequence": 10**9, "batch": 10**9,
+    "activation_elements": 10**15,
 }  # fmt: skip
 _MAX_BYTES = (1 << 63) - 1
 _TRANSFORMER = ("layers", "hidden", "sequence")
@@ -102,18 +99,14 @@ class Config:
         ConfigError: a value is out of bounds or unknown, or values contradict each other.
     """
 
-    params: int | None = None  # None: those of a GPT of these layers, hidden units and vocabulary
+    params: int
     optimizer: str = "adam"
     precision: str = "mixed"
     batch: int = 1
     layers: int | None = None
     hidden: int | None = None
-    heads: int | None = None
     sequence: int | None = None  # tokens per sample
-    vocabulary: int | None = None  # if given, logits are counted
     checkpointing: str = "none"
-    attention: str = "fused"
-    activation_factor: int = ZERO_FACTOR
     activation_elements: int | None = None
     flat_buffer: bool = False  # gradients fused into one float32 buffer, for a norm or a reduction
     workspace: int = 0
@@ -125,36 +118,21 @@ class Config:
         _check_name("optimizer", self.optimizer, tuple(OPTIMIZERS))
         _check_name("precision", self.precision, tuple(PRECISIONS))
         _check_name("checkpointing", self.checkpointing, CHECKPOINTING)
-        _check_name("attention", self.attention, ATTENTION)
         if not 0 <= self.fragmentation <= 99:
             raise ConfigError(f"fragmentation {self.fragmentation:g}%; allowed: 0% to 99%")
         if self.workspace < 0:
             raise ConfigError(f"workspace {self.workspace}; allowed: 0 or more bytes")
-        self._check_together()
-
-    def _check_together(self) -> None:
         missing = [name for name in _TRANSFORMER if getattr(self, name) is None]
-        if self.params is None and (self.layers is None or self.hidden is None):
-            raise ConfigError("params is not given; give params, or layers and hidden")
-        if self.heads is not None and self.hidden is not None and self.hidden % self.heads:
-            raise ConfigError(
-                f"heads {self.heads} does not divide hidden {self.hidden}; allowed: a divisor of it"
-            )
-        if self.attention == "scores" and self.heads is None:
-            raise ConfigError("attention scores are kept for each head; give heads too")
         if self.activation_elements is not None and len(missing) < len(_TRANSFORMER):
             raise ConfigError(
                 "activation_elements and a transformer (layers, hidden, sequence) are both given; "
                 "allowed: one of them"
             )
-        asks = self.checkpointing != "none" or self.attention != "fused" or self.sequence
-        if missing and asks:
+        if missing and (len(missing) < len(_TRANSFORMER) or self.checkpointing != "none"):
             raise ConfigError(
                 "the activations of a transformer need layers, hidden and sequence; missing: "
                 f"{', '.join(missing)}"
             )
-        if self.vocabulary is not None and missing and self.params is not None:
-            raise ConfigError(f"logits need a sequence; missing: {', '.join(missing)}")
 
 
 def estimate(config: Config) -> MemoryEstimate:
@@ -163,19 +141,15 @@ def estimate(config: Config) -> MemoryEstimate:
     Raises:
         ConfigError: the total is more than any machine has.
     """
-    count = config.params if config.params is not None else transformer_params(config)
-    precision = PRECISIONS[config.precision]
+    count, precision = config.params, PRECISIONS[config.precision]
     optimizer = OPTIMIZERS[config.optimizer]
     state = precision.state if optimizer.bytes is None else optimizer.bytes
-    scores = logits(config)
     found = MemoryEstimate(
         params=count * precision.weight,
         grads=count * precision.gradient,
         optimizer=count * (precision.copy + optimizer.states * state),
-        # The logits, and their log-softmax in float32, which backward needs.
-        activations=activation_bytes(config) + scores * (precision.activation + 4),
-        # The gradient of a loss in float32, before and after its softmax.
-        temp=scores * 8 + (count * 4 if config.flat_buffer else 0),
+        activations=activation_bytes(config),
+        temp=count * 4 if config.flat_buffer else 0,
         workspace=config.workspace,
     )
     share = Fraction(config.fragmentation) / 100
@@ -189,40 +163,17 @@ def estimate(config: Config) -> MemoryEstimate:
     return MemoryEstimate(**{**vars(found), "fragmentation": lost})
 
 
-def transformer_params(config: Config) -> int:
-    """Return the number of parameters of a GPT-2 whose head shares the token table.
-
-    These are the blocks, the tables of tokens and positions, and a final norm. A block has
-    12 h^2 + 13 h: four matrices, their biases and two norms.
-    """
-    layers, hidden = config.layers or 0, config.hidden or 0
-    blocks = layers * (12 * hidden * hidden + 13 * hidden)
-    return blocks + ((config.vocabulary or 0) + (config.sequence or 0) + 2) * hidden
-
-
 def activation_bytes(config: Config) -> int:
-    """Return the bytes that the layers keep for backward, without the logits.
+    """Return the bytes that the layers keep for backward.
 
-    Without checkpointing: factor * h * b * s * l elements, and 2 scores and a mask for each pair of
-    tokens and each head where attention keeps them. Checkpointed by `sqrt`: that over sqrt(l). By
-    `block`: the input of every layer, and all of one layer.
+    For a transformer: 12 * h * b * s * l elements, and checkpointed by `sqrt` these over sqrt(l).
     """
     size = PRECISIONS[config.precision].activation
     if config.layers is None or config.hidden is None or config.sequence is None:
         return (config.activation_elements or 0) * config.batch * size
     tokens = config.batch * config.sequence
-    layer = config.activation_factor * config.hidden * tokens * size
-    if config.attention == "scores":
-        layer += (2 * size + 1) * (config.heads or 0) * config.sequence * tokens
-    if config.checkpointing == "block":
-        return config.layers * config.hidden * tokens * size + layer
-    whole = config.layers * layer
+    whole = config.layers * ZERO_FACTOR * config.hidden * tokens * size
     return round(whole / math.sqrt(config.layers)) if config.checkpointing == "sqrt" else whole
-
-
-def logits(config: Config) -> int:
-    """Return the number of logits: one per token and vocabulary entry."""
-    return config.batch * (config.sequence or 0) * (config.vocabulary or 0)
 
 
 def _check_count(name: str, value: object, most: int) -> None:

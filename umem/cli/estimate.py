@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from ..errors import ConfigError
 from . import estimate_text, program
 
 if TYPE_CHECKING:
-    from ..analysis.formulas import MemoryEstimate
     from .base import Subparsers
 
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?", re.ASCII)
@@ -24,21 +23,17 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 COUNT_ALLOWED = "a whole number above 0, such as 350000, 1.5e9 or 1.5B (K, M, B, T)"
 # The options that are counts, and their help texts.
 _COUNTS = {
-    "params": "number of parameters (default: that of a GPT with these layers)",
+    "params": "number of parameters",
     "batch": "samples per step (default: 1; for a program: its own)",
     "layers": "transformer blocks",
     "hidden": "width of the transformer",
-    "heads": "attention heads",
     "sequence": "tokens per sample",
-    "vocabulary": "vocabulary size; if given, the logits are included",
     "activation_elements": "saved elements per sample, instead of those of a transformer",
-    "activation_factor": "saved elements per token, layer and hidden unit (default: 12)",
 }
 _CHOICES = {
     "optimizer": "sgd, momentum, adagrad, rmsprop, lion, adam (default), adamw or adam8bit",
     "precision": "fp32, mixed (default: half weights, fp32 copy), amp (autocast), bf16 or fp16",
-    "checkpointing": "none (default), sqrt (every sqrt(layers) layers) or block (every layer)",
-    "attention": "fused (default), or scores: kept for every pair of tokens",
+    "checkpointing": "none (default) or sqrt (every sqrt(layers) layers)",
 }
 _OF_PROGRAM = ("batch",)  # of those above, for a program; the others belong to a configuration
 
@@ -70,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
     text = f"additional bytes of cuBLAS, cuDNN and the like: {BYTES_ALLOWED}"
     parser.add_argument("--workspace", metavar="SIZE", help=text)
     parser.add_argument("--budget", metavar="SIZE", help=f"available memory: {BYTES_ALLOWED}")
-    text = "find the largest batch within the budget"
+    text = "find the largest batch of a program within the budget"
     parser.add_argument("--max-batch", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
@@ -131,36 +126,25 @@ def as_dict(outcome: estimate_text.EstimateAnswer) -> dict[str, Any]:
 
 
 def _of_config(args: argparse.Namespace, budget: int | None) -> estimate_text.EstimateAnswer:
-    from ..analysis import batch_size, formulas
+    from ..analysis import formulas
 
     given: dict[str, Any] = {name: _count(name, getattr(args, name)) for name in _COUNTS}
     given |= {name: getattr(args, name) for name in _CHOICES}
     given["fragmentation"] = None if args.fragmentation is None else _percent(args.fragmentation)
     given["workspace"] = None if args.workspace is None else _size("--workspace", args.workspace)
     given = {name: value for name, value in given.items() if value is not None}
-    if not given:
+    if args.max_batch:
         raise ConfigError(
-            "nothing to estimate; give --params, such as 1.5e9, or --layers and --hidden, or a "
-            "program, such as examples.gpt:make_step"
+            "--max-batch needs a program, such as examples.gpt:make_step, whose step it traces"
+        )
+    if "params" not in given:
+        raise ConfigError(
+            "nothing to estimate; give --params, such as 1.5e9, or a program, such as "
+            "examples.gpt:make_step"
         )
     config = formulas.Config(**given, flat_buffer=args.flat_buffer)
-
-    def at(batch: int) -> MemoryEstimate:
-        return formulas.estimate(replace(config, batch=batch))
-
-    if not args.max_batch or budget is None:
-        return estimate_text.EstimateAnswer(
-            None, config, config.batch, None, at(config.batch), budget, None
-        )
-    if at(2).total == at(1).total:
-        raise ConfigError(
-            "--max-batch: none of the options depends on the batch; add --layers, --hidden and "
-            "--sequence, or --activation-elements"
-        )
-    fit = batch_size.largest_batch(lambda batch: at(batch).total, budget)
-    shown = config.batch if args.batch is not None else max(fit.batch, 1)
     return estimate_text.EstimateAnswer(
-        None, replace(config, batch=shown), shown, None, at(shown), budget, fit
+        None, config, config.batch, None, formulas.estimate(config), budget, None
     )
 
 

@@ -49,10 +49,8 @@ def _about(outcome: EstimateAnswer) -> Iterator[str]:
         return
     yield _row("config", f"{config.optimizer}, {config.precision} precision, batch {config.batch}")
     if config.sequence is not None:
-        yield _row(
-            "", f"activations by formula: {config.activation_factor} elements per token, layer"
-        )
-        yield _row("", "and hidden unit; what a program keeps: umem estimate pkg.mod:function")
+        yield _row("", "activations by formula: 12 elements per token, layer and hidden unit;")
+        yield _row("", "what a program keeps: umem estimate pkg.mod:function")
     if config.checkpointing != "none":
         yield _row("", f"checkpoints ({config.checkpointing}): about 33% more time, to recompute")
 
@@ -84,9 +82,8 @@ def _budget(outcome: EstimateAnswer) -> Iterator[str]:
     needs = fit.needs[fit.batch]
     more = f", and each sample {_size(round(fit.sample))}" if fit.sample else ""
     yield _row("max batch", f"{fit.batch}, which needs {format_bytes(needs)}{more}")
-    if outcome.config is None:
-        how = "tensor by tensor" if fit.modelled else "by the line through two totals"
-        yield _row("", f"predicted {how}: {fit.predicted}; verified by tracing it and one more")
+    how = "tensor by tensor" if fit.modelled else "by the line through two totals"
+    yield _row("", f"predicted {how}: {fit.predicted}; verified by tracing it and one more")
 
 
 def _size(count: int) -> str:
