@@ -199,7 +199,7 @@ def test_umem_plan_compares_ways_to_recompute(
     steps = {row["mode"]: row["replay"]["step_us"] for row in found["modes"] if row["replay"]}
     assert steps["auto"] == min(steps.values())
     best = next(row for row in found["modes"] if row["mode"] == "auto")
-    RecomputePlan.from_dict(best["plan"])
+    assert RecomputePlan(**best["plan"]).as_dict() == best["plan"]
     assert found["lower_bound_us"] is None or found["lower_bound_us"] <= steps["auto"]
     assert cli.main([*words, "--recompute", mode]) == 0
     assert "lower bound" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from support.benches import module
 from support.steptraces import LINK, PAGE, Op, Tensor, step
 
+from umem.analysis.linear_program import LinearProgram
 from umem.errors import ConfigError, PlanError
 from umem.recompute.planner import search
 from umem.recompute.planner.bound import lower_bound_us
@@ -23,6 +25,7 @@ from umem.recompute.planner.plan import MODES, RecomputePlan, check
 from umem.recompute.planner.reduced import reduced
 from umem.recompute.planner.rewrite import Rewritten, rewrite
 from umem.recompute.planner.search import Search
+from umem.simulation.replay import simulate_updates
 from umem.trace.step_trace import Bools, StepTrace
 
 WEIGHT = 0
@@ -445,6 +448,19 @@ def test_the_bound_is_below_what_the_search_finds() -> None:
     assert graph.step.compute_us < bound <= search.estimate_us(search.best())
 
 
+def test_planning_solves_no_linear_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So plans are the same with and without highspy."""
+
+    def refuse(*_: object, **__: object) -> float:
+        raise AssertionError("a linear program is solved")
+
+    monkeypatch.setattr(LinearProgram, "minimum", refuse)
+    graph = RecomputeGraph(training(24, us=300.0))
+    planner = RecomputePlanner(graph, LINK, budget_of(graph, 0.4))
+    assert planner.plan("auto") is not None
+    simulate_updates(graph, LINK, budget_of(graph, 0.8))
+
+
 def test_capuchin_swaps_what_hides_and_recomputes_what_is_cheap() -> None:
     capuchin = module("recompute_capuchin")
     slow = RecomputeGraph(training(16, us=20_000.0))  # all transfers hide
@@ -485,17 +501,11 @@ def test_modes_are_checked_by_name() -> None:
 def test_a_plan_goes_through_json() -> None:
     plan = RecomputePlan(("aten.relu.default",) * 3, (0, 2), (2,), 4096)
     assert "relu" not in repr(plan)  # hundreds of names would hide the rest
-    assert RecomputePlan.from_dict(plan.as_dict()) == plan
+    assert json.loads(json.dumps(plan.as_dict())) == {
+        "names": ["aten.relu.default"] * 3, "drop": [0, 2], "free": [2], "keep_below": 4096
+    }  # fmt: skip
     with pytest.raises(PlanError, match="ascending"):
         RecomputePlan(("aten.relu.default",), (1,))
     for free in ((0, 2), (1, 0)):
         with pytest.raises(PlanError, match="out of drop"):
             RecomputePlan(("aten.relu.default",) * 3, (0, 1), free)
-    for bad in (
-        {},
-        {**plan.as_dict(), "drop": ["0"]},
-        {**plan.as_dict(), "free": 2},
-        {**plan.as_dict(), "names": "relu"},
-    ):
-        with pytest.raises(PlanError, match="not a recompute plan"):
-            RecomputePlan.from_dict(bad)

@@ -22,7 +22,6 @@ class LinearProgram:
 
     n_rows: int = 0
     n_variables: int = 0
-    values: Floats = field(default_factory=lambda: np.zeros(0))  # of the last solution
     _costs: list[Floats] = field(default_factory=list)
     _bounds: list[Floats] = field(default_factory=list)
     _parts: list[tuple[Ints, Ints, float]] = field(default_factory=list)
@@ -41,12 +40,6 @@ class LinearProgram:
         self._bounds.append(bounds)
         self.n_variables += count
         return np.arange(self.n_variables - count, self.n_variables)
-
-    def bound(self, variables: Ints, lower: Floats | float, upper: Floats | float) -> None:
-        """Change the bounds of variables."""
-        whole = np.concatenate(self._bounds) if self._bounds else np.empty((0, 2))
-        whole[variables, 0], whole[variables, 1] = lower, upper
-        self._bounds = [whole]
 
     def rows(self, count: int) -> Ints:
         """Add rows and return their indices."""
@@ -99,7 +92,6 @@ class LinearProgram:
                 f"{time_limit_s:g}); raise the limit if it was reached, or use the closed form of "
                 "umem.analysis.bounds"
             )
-        self.values = np.array(highs.getSolution().col_value)
         return float(highs.getInfo().objective_function_value)
 
     def _problem(self, highspy: Any, right: Floats) -> Any:

@@ -23,7 +23,7 @@ from ..base import collector
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError, TraceError
+from ..errors import ConfigError, OutOfMemoryError, PlanError, TraceError
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
@@ -37,7 +37,6 @@ from ..trace.step_trace import Floats, StepTrace
 
 if TYPE_CHECKING:
     from ..base.native import core
-    from ..recompute.planner.bound import Relaxation
     from ..recompute.planner.graph import RecomputeGraph
     from ..recompute.planner.host_updates import Update
     from ..recompute.planner.modes import RecomputePlanner
@@ -366,8 +365,7 @@ def simulate_updates(
         budget: bytes on the device.
         share: of the parameters' bytes that the host updates, those with the most time for it
             first; None: the share that is fastest in replay, of five and then of shares next to the
-            best of these, halving the distance `FINER` times. Those whose lower bound is above what
-            was found are left out.
+            best of these, halving the distance `FINER` times.
         advance: is called with 1 for each share that is done, `shares_tried` times.
 
     Raises:
@@ -380,22 +378,21 @@ def simulate_updates(
         return found
     from ..recompute.planner.host_updates import SHARES
 
-    bounds_us = {some: search.bound_us(some) for some in SHARES}
-    for some in over(sorted(SHARES, key=lambda some: (bounds_us[some], -some)), advance):
-        search.look(some, bounds_us[some])
+    for some in over(sorted(SHARES, reverse=True), advance):
+        search.at(some)
     width = SHARES[1] / 2
     for _ in range(FINER):
         best = search.best().share
         for near in (best + width, best - width):
             if 0 < near < 1:
-                search.look(near, search.bound_us(near))
+                search.at(near)
             advance(1)
         width /= 2
     return search.best()
 
 
 def shares_tried(share: float | None) -> int:
-    """Return how many shares `simulate_updates` tries, with those that a bound rules out."""
+    """Return how many shares `simulate_updates` tries."""
     from ..recompute.planner.host_updates import SHARES
 
     return len(SHARES) + 2 * FINER if share is None else 1
@@ -410,7 +407,6 @@ class _Shares:
         self.graph, self.device, self.budget = graph, device, budget
         self.candidates = candidates(graph.step)
         self.found: dict[tuple[Update, ...], HostUpdated] = {}
-        self._program: Relaxation | None = None
 
     def at(self, share: float) -> HostUpdated:
         """Plan and replay a share, once for each set of updates."""
@@ -430,30 +426,8 @@ class _Shares:
             self.found[chosen] = HostUpdated(self.candidates.share_of(chosen), chosen, done)
         return self.found[chosen]
 
-    def look(self, share: float, bound_us: float) -> None:
-        """Plan and replay a share, unless it cannot be the best."""
-        if not self.found or bound_us < self.best().step_us or self.best().rank[0]:
-            self.at(share)
-
     def best(self) -> HostUpdated:
         return min(self.found.values(), key=lambda one: (*one.rank, one.share))
-
-    def bound_us(self, share: float) -> float:
-        """Return a lower bound of the step's time; 0 where there is none.
-
-        Such as without highspy, or where only some shares fit the budget.
-        """
-        from ..recompute.planner.bound import Relaxation
-
-        updates = self.candidates.updates
-        try:
-            if self._program is None:
-                self._program = Relaxation(
-                    self.graph, self.device, self.budget, updates, pauses=True
-                )
-            return self._program.min_us(updated=self.candidates.first(share))
-        except (NotSupportedError, PlanError):
-            return 0.0
 
 
 def min_budget(step: StepTrace) -> int:

@@ -13,9 +13,8 @@ from ...analysis.linear_program import LinearProgram
 from ...analysis.turning_points import instants_of
 from ...base.device_profiles import DeviceProfile
 from ...base.units import MIB
-from ...trace.step_trace import Bools, Floats, Ints
+from ...trace.step_trace import Floats, Ints
 from .bound_updates import UpdateTerms
-from .candidates import Selection
 from .graph import RecomputeGraph
 from .host_updates import Update
 
@@ -55,26 +54,19 @@ def lower_bound_us(
         PlanError: an op accesses more than the budget, or the time limit was reached.
         NotSupportedError: highspy is not installed.
     """
-    program = Relaxation(graph, device, budget, updates, pauses=True)
-    return program.min_us(time_limit_s=time_limit_s)
+    return _Relaxation(graph, device, budget, updates).min_us(time_limit_s)
 
 
-class Relaxation:
-    """The linear program of `lower_bound_us`, which can be solved more than once."""
+class _Relaxation:
+    """The linear program of `lower_bound_us`."""
 
     def __init__(
         self,
         graph: RecomputeGraph,
         device: DeviceProfile,
         budget: int,
-        updates: Sequence[Update] = (),
-        *,
-        pauses: bool = False,
+        updates: Sequence[Update],
     ) -> None:
-        """Set the program up; without `pauses` no tensor is freed between uses, and rebuilt again.
-
-        A bound needs them; the search, which starts from the shares that are dropped, does not.
-        """
         # What may be dropped is held by no variable, and is counted by the rows of memory.
         spans = IdleIntervals(graph.step, kept=~np.array(graph.may_drop, bool))
         over = excess_bytes(spans, budget)
@@ -103,47 +95,18 @@ class Relaxation:
                 self.instants = np.union1d(self.instants, more)
         self.right: dict[int, float] = {}
         self._memory()
-        self.pauses = list(self._pauses()) if pauses else []
+        self.pauses = list(self._pauses())
         self._link(device, spans)
 
-    def min_us(
-        self,
-        more: Ints | None = None,
-        *,
-        updated: Sequence[Update] | None = None,
-        time_limit_s: float = 60.0,
-    ) -> float:
-        """Return the min step time in µs.
-
-        Args:
-            more: additional bytes that each op needs, [n].
-            updated: the updates that the host does; None: what is best.
-            time_limit_s: of the solver.
-        """
-        known = self.terms.updates
-        done = None if updated is None else np.array([float(u in updated) for u in known])
-        if known:
-            lower, upper = (done, done) if done is not None else (0.0, 1.0)
-            self.program.bound(self.updated, lower, upper)
-        over = self.over if more is None else self.over + more
-        if over.max(initial=0) <= 0 and not len(self.updated):
-            self.program.values = np.zeros(self.program.n_variables)
+    def min_us(self, time_limit_s: float) -> float:
+        """Return the min step time in µs."""
+        if self.over.max(initial=0) <= 0 and not len(self.updated):
             return self.graph.step.compute_us
         right = np.zeros(self.program.n_rows)
         right[list(self.right)] = list(self.right.values())
-        right[self.memory] = -over[self.instants] / MIB
+        right[self.memory] = -self.over[self.instants] / MIB
         least = self.program.minimum(at_most=right, time_limit_s=time_limit_s, method="simplex")
         return self.graph.step.compute_us + least * _US
-
-    def selection(self, threshold: float) -> Selection:
-        """Return the shares of the last solution, rounded by `threshold`."""
-        chosen = []
-        for variables in (self.share, self.kept):
-            picked: Bools = np.zeros(self.graph.step.n_tensors, bool)
-            at = np.concatenate([*variables.values()]) if variables else np.zeros(0, np.int64)
-            picked[list(variables)] = self.program.values[at] > threshold
-            chosen.append(picked)
-        return Selection(chosen[0] & self.graph.droppable, chosen[1], np.zeros_like(chosen[0]))
 
     def _time_of_ops(self, ops: Ints) -> None:
         row = self.time = self.program.rows(1)

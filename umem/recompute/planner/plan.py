@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,28 +66,10 @@ class RecomputePlan:
             raise PlanError(f"free={self.free[:8]}...; allowed: ascending indices out of drop")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as a dictionary for JSON, which `from_dict` takes."""
+        """Return the plan as a dictionary for JSON."""
         return {
             "names": list(self.names),
             "drop": list(self.drop),
             "free": list(self.free),
             "keep_below": self.keep_below,
         }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> RecomputePlan:
-        """Return the plan from the dictionary that `as_dict` returned.
-
-        Raises:
-            PlanError: `fields` is not such a dictionary.
-        """
-        try:
-            names, drop, free = fields["names"], fields["drop"], fields["free"]
-            if isinstance(names, str) or not all(type(i) is int for i in [*drop, *free]):
-                raise TypeError("names is a list of strings, drop and free are of integers")
-            keep_below = int(fields["keep_below"])
-            return cls(tuple(map(str, names)), tuple(drop), tuple(free), keep_below)
-        except (KeyError, TypeError, ValueError) as error:
-            raise PlanError(
-                f"not a recompute plan ({error!r}); allowed: a result of RecomputePlan.as_dict"
-            ) from None

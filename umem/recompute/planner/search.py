@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...base.device_profiles import DeviceProfile
-from ...errors import NotSupportedError, PlanError
 from ...policies.default.occupancy import capacity
 from ...trace.step_trace import Bools, Floats, Ints, Kind, StepTrace
 from . import score
-from .bound import Relaxation
 from .candidates import Checkpoints, Selection
 from .graph import RecomputeGraph
 from .reduced import reduced
@@ -36,7 +34,6 @@ _COMPUTE_SHARE = 0.02
 _LOOKED = 200_000
 _TRIED = 170_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
-_RELAXED = (0.7, 0.5, 0.3)  # link factors for which the linear program is solved
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
 _KEPT = 0.15  # share of the trials that keep, or drop, a temporary instead
 _FREED = 40_000  # as _TRIED, for choices that free copies
@@ -139,7 +136,7 @@ class Search:
             return self.swap_only
         grid = list(self._grid())
         seeds = _unique(_top(grid, factor, 2) for factor in _FACTORS)
-        self._seeds = [*seeds, *self._relaxed(), *map(self.look, self.known_good)]
+        self._seeds = [*seeds, *map(self.look, self.known_good)]
         best = self._fastest([self.swap_only, *self._seeds])
         best = self._fastest([best, self._improved(best, 0.5)])
         return self._settled(self._fastest([best, *self._alone()]))
@@ -207,16 +204,6 @@ class Search:
         """Return the shortest known choice that needs no swapping, as a list of one or none."""
         fitting = [choice for choice in self._known.values() if choice.fits]
         return sorted(fitting, key=lambda choice: choice.compute_us)[:1]
-
-    def _relaxed(self) -> Iterator[Choice]:
-        """Yield rounded solutions of the linear program for slower links; none without highspy."""
-        for factor in _RELAXED:
-            try:
-                program = Relaxation(self.small, score.derated(self.link, factor), self.room)
-                program.min_us()
-            except (NotSupportedError, PlanError):
-                return
-            yield self.look(program.selection(0.5))
 
     def _fastest(self, choices: Iterable[Choice], factor: float = 1.0) -> Choice:
         return min(choices, key=lambda choice: self.estimate_us(choice, factor))
