@@ -56,11 +56,6 @@ def detach() -> None:
     _parts.remove()
 
 
-def is_attached() -> bool:
-    """Return whether umem is torch's CPU allocator."""
-    return bool(_parts)
-
-
 @contextlib.contextmanager
 def host_memory() -> Iterator[None]:
     """Allocate CPU tensors in host memory on this thread, where they else stand for the device's.

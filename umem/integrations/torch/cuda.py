@@ -130,11 +130,6 @@ def detach() -> None:
     _parts.remove()
 
 
-def is_attached() -> bool:
-    """Return whether torch gets CUDA memory from umem."""
-    return bool(_parts)
-
-
 def _find_extension(cache_dir: Path | None) -> tuple[ModuleType | None, str]:
     """Return the extension, and why it cannot be the allocator, which is empty if it can."""
     try:
