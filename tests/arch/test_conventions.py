@@ -117,6 +117,23 @@ def test_no_module_has_the_name_of_a_public_function_next_to_it() -> None:
         assert modules & {*package.__all__} == set(), package
 
 
+def test_files_that_comments_and_pages_name_exist() -> None:
+    path = re.compile(
+        r"(?<![\w/.*-])(?:umem|src|tests|bench|tools|docs|examples|packaging)/[\w/.-]+"
+        r"\.(?:py|pyi|h|cpp|def|js|md|json|toml)\b"
+    )
+    texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+    for folder, kinds in (("umem", (".py", ".pyi")), ("src", (".h", ".cpp")), ("tools", (".py",))):
+        texts += [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
+    missing = [
+        f"{text.relative_to(ROOT)}: {name}"
+        for text in texts
+        for name in path.findall(text.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file() and not (ROOT / "docs" / name).is_file()
+    ]
+    assert missing == []
+
+
 def test_every_error_class_has_a_section_in_the_docs() -> None:
     from umem import errors
 

@@ -68,7 +68,7 @@ def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Findin
 
     Args:
         model: of real tensors.
-        constants: their names and lines, see `Report.constants`.
+        constants: their names and lines, see `LintReport.constants`.
     """
     parts = _parts(model)
     groups: dict[Any, dict[int, str]] = defaultdict(dict)

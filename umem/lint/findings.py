@@ -60,7 +60,7 @@ def lint(make: Callable[[], object]) -> LintReport:
     """Run steps of a program on fake tensors and report what could be saved.
 
     Args:
-        make: returns the program, see `entry.program`; nothing of it takes memory.
+        make: returns the program, as for `capture.program.trace`; it takes no memory.
 
     Raises:
         PlanError: the program cannot be run without data; says where.
