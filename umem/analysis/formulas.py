@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from typing import NamedTuple
 
 from ..errors import ConfigError, did_you_mean
@@ -56,10 +55,6 @@ OPTIMIZERS = {
 }
 CHECKPOINTING = ("none", "sqrt")
 ZERO_FACTOR = 12  # elements per token, layer and hidden unit
-_MAX = {
-    "params": 10**15, "layers": 10**6, "hidden": 10**7, "sequence": 10**9, "batch": 10**9,
-    "activation_elements": 10**15,
-}  # fmt: skip
 _MAX_BYTES = (1 << 63) - 1
 _TRANSFORMER = ("layers", "hidden", "sequence")
 
@@ -90,13 +85,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class Config:
-    """A training configuration, as far as it is known. Counts are at least 1, sizes in bytes.
+    """A training configuration, as far as it is known; counts are above 0.
 
     Activations are those of a transformer where `layers`, `hidden` and `sequence` are given, else
     `activation_elements` per sample, else none.
 
     Raises:
-        ConfigError: a value is out of bounds or unknown, or values contradict each other.
+        ConfigError: a name is unknown, or values contradict each other.
     """
 
     params: int
@@ -109,19 +104,11 @@ class Config:
     checkpointing: str = "none"
     activation_elements: int | None = None
     flat_buffer: bool = False  # gradients fused into one float32 buffer, for a norm or a reduction
-    workspace: int = 0
-    fragmentation: float = 0.0  # percent of the total that is free but fragmented
 
     def __post_init__(self) -> None:
-        for name, most in _MAX.items():
-            _check_count(name, getattr(self, name), most)
         _check_name("optimizer", self.optimizer, tuple(OPTIMIZERS))
         _check_name("precision", self.precision, tuple(PRECISIONS))
         _check_name("checkpointing", self.checkpointing, CHECKPOINTING)
-        if not 0 <= self.fragmentation <= 99:
-            raise ConfigError(f"fragmentation {self.fragmentation:g}%; allowed: 0% to 99%")
-        if self.workspace < 0:
-            raise ConfigError(f"workspace {self.workspace}; allowed: 0 or more bytes")
         missing = [name for name in _TRANSFORMER if getattr(self, name) is None]
         if self.activation_elements is not None and len(missing) < len(_TRANSFORMER):
             raise ConfigError(
@@ -150,17 +137,13 @@ def estimate(config: Config) -> MemoryEstimate:
         optimizer=count * (precision.copy + optimizer.states * state),
         activations=activation_bytes(config),
         temp=count * 4 if config.flat_buffer else 0,
-        workspace=config.workspace,
     )
-    share = Fraction(config.fragmentation) / 100
-    lost = round(found.total * share / (1 - share))
-    total = found.total + lost
-    if total > _MAX_BYTES:
+    if found.total > _MAX_BYTES:
         raise ConfigError(
-            f"this configuration takes {float(total):.3g} bytes; allowed: up to {_MAX_BYTES:.3g}, "
+            f"this configuration takes {found.total:.3g} bytes; allowed: up to {_MAX_BYTES:.3g}, "
             "which is more than any machine has"
         )
-    return MemoryEstimate(**{**vars(found), "fragmentation": lost})
+    return found
 
 
 def activation_bytes(config: Config) -> int:
@@ -174,13 +157,6 @@ def activation_bytes(config: Config) -> int:
     tokens = config.batch * config.sequence
     whole = config.layers * ZERO_FACTOR * config.hidden * tokens * size
     return round(whole / math.sqrt(config.layers)) if config.checkpointing == "sqrt" else whole
-
-
-def _check_count(name: str, value: object, most: int) -> None:
-    if value is None:
-        return
-    if type(value) is not int or not 1 <= value <= most:
-        raise ConfigError(f"{name} {value}; allowed: a whole number from 1 to {most:g}")
 
 
 def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:

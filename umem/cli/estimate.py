@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.units import BYTES_ALLOWED, format_bytes, parse_bytes, parse_percent
+from ..base.units import BYTES_ALLOWED, format_bytes, parse_bytes
 from ..errors import ConfigError
 from . import estimate_text, program
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?", re.ASCII)
 _MAX_BUDGET = 1 << 46  # half of a process's address space
 _SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-COUNT_ALLOWED = "a whole number above 0, such as 350000, 1.5e9 or 1.5B (K, M, B, T)"
+_MAX_COUNT = 10**18
+COUNT_ALLOWED = "a whole number from 1 to 1e18, such as 350000, 1.5e9 or 1.5B (K, M, B, T)"
 # The options that are counts, and their help texts.
 _COUNTS = {
     "params": "number of parameters",
@@ -35,7 +36,6 @@ _CHOICES = {
     "precision": "fp32, mixed (default: half weights, fp32 copy), amp (autocast), bf16 or fp16",
     "checkpointing": "none (default) or sqrt (every sqrt(layers) layers)",
 }
-_OF_PROGRAM = ("batch",)  # of those above, for a program; the others belong to a configuration
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -60,9 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
         parser.add_argument(_flag(name), metavar="NAME", help=text)
     text = "gradients are fused into one float32 buffer"
     parser.add_argument("--flat-buffer", action="store_true", help=text)
-    text = "fragmentation of a configuration, as 30%%"
-    parser.add_argument("--fragmentation", metavar="PERCENT", help=text)
-    text = f"additional bytes of cuBLAS, cuDNN and the like: {BYTES_ALLOWED}"
+    text = f"of a program: additional bytes of cuBLAS, cuDNN and the like: {BYTES_ALLOWED}"
     parser.add_argument("--workspace", metavar="SIZE", help=text)
     parser.add_argument("--budget", metavar="SIZE", help=f"available memory: {BYTES_ALLOWED}")
     text = "find the largest batch of a program within the budget"
@@ -130,13 +128,10 @@ def _of_config(args: argparse.Namespace, budget: int | None) -> estimate_text.Es
 
     given: dict[str, Any] = {name: _count(name, getattr(args, name)) for name in _COUNTS}
     given |= {name: getattr(args, name) for name in _CHOICES}
-    given["fragmentation"] = None if args.fragmentation is None else _percent(args.fragmentation)
-    given["workspace"] = None if args.workspace is None else _size("--workspace", args.workspace)
     given = {name: value for name, value in given.items() if value is not None}
-    if args.max_batch:
-        raise ConfigError(
-            "--max-batch needs a program, such as examples.gpt:make_step, whose step it traces"
-        )
+    if args.max_batch or args.workspace is not None:
+        option = "--max-batch" if args.max_batch else "--workspace"
+        raise ConfigError(f"{option} needs a program, such as examples.gpt:make_step")
     if "params" not in given:
         raise ConfigError(
             "nothing to estimate; give --params, such as 1.5e9, or a program, such as "
@@ -152,9 +147,8 @@ def _check_program(args: argparse.Namespace) -> None:
     program.refuse_script(args, "estimate")
     if args.program is not None and args.script:
         raise ConfigError("a function and --script are both given; allowed: one of them")
-    names = [n for n in (*_COUNTS, *_CHOICES, "fragmentation") if n not in _OF_PROGRAM]
-    known = [name for name in names if getattr(args, name) is not None]
-    known += ["flat_buffer"] if args.flat_buffer else []
+    names = (*_COUNTS, *_CHOICES, "flat_buffer")
+    known = [name for name in names if getattr(args, name) and name != "batch"]
     if known:
         raise ConfigError(
             f"{_flag(known[0])} describes a configuration, and a program has its own; allowed with "
@@ -199,14 +193,14 @@ def _flag(name: str) -> str:
 
 
 def _count(name: str, text: str | None) -> int | None:
-    """Parse a count as people write it; the configuration checks its bounds."""
+    """Parse a count as people write it."""
     if text is None:
         return None
     word = text.strip().lower()
     factor = _SUFFIXES.get(word[-1:], 1)
     number = _NUMBER.fullmatch(word if factor == 1 else word[:-1])
     exact = Fraction(number[0]) * factor if number else Fraction(0)
-    if exact.denominator != 1 or exact <= 0:
+    if exact.denominator != 1 or not 0 < exact <= _MAX_COUNT:
         raise ConfigError(f"{_flag(name)} {text}; allowed: {COUNT_ALLOWED}")
     return int(exact)
 
@@ -216,10 +210,3 @@ def _size(option: str, text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}; allowed: {BYTES_ALLOWED}") from None
-
-
-def _percent(text: str) -> float:
-    percent = parse_percent(text)
-    if percent is None:
-        raise ConfigError(f"--fragmentation {text}; allowed: a percentage, such as 30%")
-    return percent
