@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TextIO
+
     from umem.cli.base import Subparsers
-    from umem.demo.plot import Panel
-    from umem.demo.runner import DemoOutcome, DemoPlan
+    from umem.demo.runner import DemoPlan, DemoRow
 
 MIN_STEPS = 3  # two of them warm up
 QUICK_STEPS = 4
@@ -58,49 +60,72 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         UmemError: the demo cannot run here, or an option is wrong.
     """
-    traces = None  # a folder for the runs that the report is about
-    with contextlib.ExitStack() as folders:
+    plan = _plan(args)
+    picture: Path | None = args.plot or (None if args.json else DEFAULT_PLOT)
+    _check(plan, picture, args.report)
+    with contextlib.ExitStack() as stack:
+        traces = None  # a folder for the runs that the report is about
         if args.report is not None:
-            traces = folders.enter_context(tempfile.TemporaryDirectory(prefix="umem-demo-"))
-        return _run(args, traces)
+            folder = tempfile.TemporaryDirectory(prefix="umem-demo-")
+            traces = Path(stack.enter_context(folder))
+        rows = _run(plan, traces, sys.stderr if args.json else sys.stdout)
+        if picture is not None:
+            from umem.demo import plot
 
-
-def _run(args: argparse.Namespace, traces: str | None) -> int:
-    from umem.demo import plot, progress, runner, table
-
-    plan = _plan(args, traces)
-    path = args.plot or (None if args.json else DEFAULT_PLOT)
-    _check(plan, path, args.report)
-    stream = sys.stderr if args.json else sys.stdout
-    listener = progress.for_stream(stream, plan.runs)
-    try:
-        outcome = runner.run(plan, listener)
-    finally:
-        listener.close()
-    if path is not None:
-        plot.draw(_panels(outcome), path)
-    if args.report is not None:
-        _write_report(outcome, args.report)
+            plot.draw(rows, picture)
+        if traces is not None:
+            _write_report(plan, rows, traces, args.report)
+    bad = sum(not row.good for row in rows)
     if args.json:
-        print(json.dumps({**outcome.as_dict(), "plot": str(path) if path else None}, indent=1))
+        found = {"good": not bad, "plan": dataclasses.asdict(plan)}
+        found |= {
+            "rows": [row.as_dict() for row in rows],
+            "plot": str(picture) if picture else None,
+        }
+        print(json.dumps(found, indent=1))
     else:
-        print("\n" + table.render(outcome.rows))
-        print(f"Resident bytes over time: {path}")
-        if args.report is not None:
-            print(f"Report of a step of each workload: {args.report}")
-        print(_verdict(outcome))
-    return 0 if outcome.good else 1
+        _print(rows, picture, args.report, bad)
+    return 1 if bad else 0
 
 
-def _plan(args: argparse.Namespace, traces: str | None) -> DemoPlan:
+def _run(plan: DemoPlan, traces: Path | None, stream: TextIO) -> list[DemoRow]:
+    """Run the demo with a line per run, and a bar of all steps on a terminal."""
+    from umem.base.progress import progress
+    from umem.demo import runner, table
+
+    def tell(text: str) -> None:
+        print(text, file=stream, flush=True)
+
+    rows: list[DemoRow] = []
+    with progress("umem demo", plan.runs * plan.steps) as advance:
+        for row in runner.run(plan, lambda text: tell(f"    {text}"), advance, traces):
+            rows.append(row)
+            tell(f"[{len(rows)}/{plan.runs}] {table.brief(row)}")
+    return rows
+
+
+def _print(rows: Sequence[DemoRow], picture: Path | None, report: Path | None, bad: int) -> None:
+    from umem.demo import table
+
+    print(f"\n{table.render(rows)}")
+    print(f"Resident bytes over time: {picture}")
+    if report is not None:
+        print(f"Report of a step of each workload: {report}")
+    if bad:
+        what = "failed, differ from plain torch or went over budget"
+        print(f"{bad} of {len(rows)} runs {what}.")
+    else:
+        print(f"All {len(rows)} runs are bit-identical to plain torch and in budget.")
+
+
+def _plan(args: argparse.Namespace) -> DemoPlan:
     from umem.config import settings
     from umem.demo.runner import FRACTIONS, POLICIES, DemoPlan
     from umem.demo.workloads import WORKLOADS
     from umem.errors import ConfigError
 
-    steps = (
-        args.steps if args.steps is not None else QUICK_STEPS if args.quick else DemoPlan().steps
-    )
+    usual = QUICK_STEPS if args.quick else DemoPlan().steps
+    steps = usual if args.steps is None else args.steps
     if steps < MIN_STEPS:
         raise ConfigError(f"--steps {steps}: the first two warm up; allowed: at least {MIN_STEPS}")
     return DemoPlan(
@@ -110,13 +135,12 @@ def _plan(args: argparse.Namespace, traces: str | None) -> DemoPlan:
         steps=steps,
         device=args.device,
         optimizer=args.optimizer,
-        traces=traces,
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
 
 
-def _check(plan: DemoPlan, path: Path | None, report: Path | None) -> None:
+def _check(plan: DemoPlan, picture: Path | None, report: Path | None) -> None:
     """Check options that would otherwise fail after minutes."""
     from umem.config import settings
     from umem.demo import data, plot
@@ -126,8 +150,8 @@ def _check(plan: DemoPlan, path: Path | None, report: Path | None) -> None:
     data.need("torch")
     if "resnet" in plan.workloads:
         data.need("sklearn")
-    if path is not None:
-        plot.check(path)
+    if picture is not None:
+        plot.check(picture)
     if report is not None:
         from umem.report import page
 
@@ -136,7 +160,7 @@ def _check(plan: DemoPlan, path: Path | None, report: Path | None) -> None:
     resolve.native_options(settings.load(given, flags=True), threads=1)
 
 
-def _write_report(outcome: DemoOutcome, path: Path) -> None:
+def _write_report(plan: DemoPlan, rows: Sequence[DemoRow], traces: Path, path: Path) -> None:
     """Write a page of the traces that the demo recorded.
 
     Raises:
@@ -149,42 +173,14 @@ def _write_report(outcome: DemoOutcome, path: Path) -> None:
 
     from . import report
 
-    plan, contents = outcome.plan, []
+    contents = []
     for name in plan.workloads:
-        mine = [row for row in outcome.rows if row.workload == name]
-        row, trace = mine[-1], Path(trace_of(plan, name))
+        mine = [row for row in rows if row.workload == name]
+        row, trace = mine[-1], trace_of(traces, name)
         if not trace.exists():
             raise StateError(f"no report: the run of {name} that it is about failed")
         title = f"umem demo: {name}, {row.policy}, 1/{row.fraction} of its peak"
-        measured = table.columns(mine)
         assert row.budget_bytes is not None, "the last row of a workload has the least budget"
         content = report.of_trace(trace, row.budget_bytes, row.policy, title=title)
-        contents.append(dataclasses.replace(content, measured=measured))
+        contents.append(dataclasses.replace(content, measured=table.columns(mine)))
     page.write(path, contents)
-
-
-def _panels(outcome: DemoOutcome) -> list[list[Panel]]:
-    from umem.demo.plot import Panel
-
-    rows: list[list[Panel]] = []
-    for name in outcome.plan.workloads:
-        panels: list[Panel] = []
-        for fraction in outcome.plan.fractions:
-            mine = [r for r in outcome.rows if (r.workload, r.fraction) == (name, fraction)]
-            samples = {r.policy: outcome.samples[name, fraction, r.policy] for r in mine}
-            resident = {
-                policy: [(ms, size) for ms, size, _ in points] for policy, points in samples.items()
-            }
-            whole = next((points for points in samples.values() if points), [])
-            held = [(ms, size) for ms, _, size in whole]
-            title = f"{name}, 1/{fraction} of its peak"
-            panels.append(Panel(title, mine[0].budget_bytes or 0, held, resident))
-        rows.append(panels)
-    return rows
-
-
-def _verdict(outcome: DemoOutcome) -> str:
-    if outcome.good:
-        return f"All {len(outcome.rows)} runs are bit-identical to plain torch and in budget."
-    bad = sum(not row.good for row in outcome.rows)
-    return f"{bad} of {len(outcome.rows)} runs failed, differ from plain torch or went over budget."

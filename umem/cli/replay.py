@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..base import device_profiles, nodes
 from ..base.progress import progress
+from ..base.text_table import aligned
 from ..base.units import BYTES_ALLOWED, GIB, format_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError, UmemError
@@ -162,8 +163,7 @@ def render(rows: Sequence[Row], peak: int) -> str:
         key = row.device, row.budget
         best[key] = min(row.step_us, best.get(key, row.step_us))
     lines = [HEADER, *(_cells(row, peak, best[row.device, row.budget]) for row in results)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
-    table = [_aligned(line, widths) for line in lines] if results else []
+    table = aligned(lines, _WORDS) if results else []
     notes = dict.fromkeys(note for note in map(raised_note, results) if note)
     failed = [
         f"{row.policy}, {format_bytes(row.budget)}, {row.device}: {row.error}"
@@ -202,12 +202,6 @@ def _ratio(value: float, base: float) -> str:
     if base > 0:
         return f"{value / base:.3f}"
     return "-" if value == 0 else "inf"
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    pairs = zip(cells, widths, strict=True)
-    padded = [c.ljust(w) if i in _WORDS else c.rjust(w) for i, (c, w) in enumerate(pairs)]
-    return "  ".join(padded).rstrip()
 
 
 def _policies(names: Sequence[str]) -> list[str]:

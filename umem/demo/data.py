@@ -39,24 +39,18 @@ def digits(image: int) -> tuple[Tensor, Tensor]:
 
 
 def stdlib_text(limit: int, folder: Path | None = None) -> str:
-    """Return the first `limit` characters of the sorted sources of Python's standard library.
-
-    Only top-level ``*.py`` files count, in name order, and only their ASCII characters: the same
-    Python gives the same text on every machine.
+    """Return the first `limit` ASCII characters of the standard library's ``*.py``, by name.
 
     Raises:
         NotSupportedError: this Python has no sources of its standard library.
     """
     root = folder or Path(sysconfig.get_path("stdlib"))
-    parts: list[str] = []
-    size = 0
+    text = ""
     for path in sorted(root.glob("*.py")):
-        text = path.read_bytes().decode("ascii", errors="ignore").replace("\r\n", "\n")
-        parts.append(text)
-        size += len(text)
-        if size >= limit:
-            return "".join(parts)[:limit]
+        text += path.read_bytes().decode("ascii", errors="ignore").replace("\r\n", "\n")
+        if len(text) >= limit:
+            return text[:limit]
     raise NotSupportedError(
-        f"{root} holds {size} characters of Python source, but the demo's text needs {limit}; "
+        f"{root} holds {len(text)} characters of Python source, but the demo's text needs {limit}; "
         "use a Python that ships the sources of its standard library"
     )

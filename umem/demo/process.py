@@ -25,28 +25,19 @@ REPRODUCIBLE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The training of a worker, and how umem runs it; sizes in bytes.
-
-    `budget` None means plain torch: umem is not even enabled. with `sample_ms` 0 there are no
-    samples.
-    """
+    """The training of a worker, and how umem runs it; sizes in bytes."""
 
     workload: str
-    budget: int | None = None
+    budget: int | None = None  # None: plain torch, umem is not even enabled
     policy: str = "lru"
     device: str = "soft"
     threads: int = 1
-    observer: str = "auto"
-    sample_ms: float = 0.0
+    sample_ms: float = 0.0  # 0: no samples
     torch_ext_cache: str | None = None
     deterministic: bool = True  # on a GPU; False: the fastest algorithms
     optimizer: str = "device"  # where parameters are updated: umem's option
     trace: str | None = None  # a file for the trace of the training
     fused: bool = False  # the optimizer's kernels are torch's fused ones, as those for the host
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and self.budget <= 0:
-            raise ValueError(f"budget {self.budget} must be above 0 bytes")
 
 
 class WorkerProcess:
@@ -55,7 +46,7 @@ class WorkerProcess:
     def __init__(
         self,
         spec: RunSpec,
-        on_note: Callable[[str], None] | None = None,
+        on_note: Callable[[str], None] = lambda _: None,
         timeout: float = 180.0,
         command: list[str] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -72,12 +63,10 @@ class WorkerProcess:
         Raises:
             StateError: the worker died, timed out or reported an error; with its last output.
         """
-        self.spec = spec
-        self._timeout = timeout
+        self.spec, self._on_note, self._timeout = spec, on_note, timeout
         self._words: collections.deque[str] = collections.deque(maxlen=30)
-        self._on_note = on_note
         self._process = subprocess.Popen(
-            command or [sys.executable, "-m", "umem.demo.worker", "--serve"],
+            command or [sys.executable, "-m", "umem.demo.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,7 +76,7 @@ class WorkerProcess:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         try:
-            self.hello = self.call("start", **asdict(spec))
+            self.call("start", **asdict(spec))
         except BaseException:
             self.close()
             raise
@@ -100,13 +89,11 @@ class WorkerProcess:
 
     def step(self, count: int = 1) -> list[dict[str, Any]]:
         """Train `count` steps; return one record each with `ms` and `loss`."""
-        records: list[dict[str, Any]] = self.call("step", count=count)["steps"]
-        return records
+        return self.call("step", count=count)["steps"]  # type: ignore[no-any-return]
 
     def stats(self) -> dict[str, int]:
         """Return the worker's umem statistics; empty for plain torch."""
-        record: dict[str, int] = self.call("stats")["stats"]
-        return record
+        return self.call("stats")["stats"]  # type: ignore[no-any-return]
 
     def finish(self) -> dict[str, Any]:
         """End the training; return fingerprint, statistics and samples."""
@@ -119,52 +106,46 @@ class WorkerProcess:
         assert process.stdout is not None
         timer = threading.Timer(self._timeout, process.kill)
         timer.start()
+        line = ""
         try:
-            process.stdin.write(json.dumps({"do": command, **arguments}) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+            with contextlib.suppress(BrokenPipeError):
+                print(json.dumps({"do": command, **arguments}), file=process.stdin, flush=True)
+                line = process.stdout.readline()
         finally:
             expired = not timer.is_alive()
             timer.cancel()
         if not line:
-            raise StateError(self._obituary(command, expired))
+            how = f"did not answer within {self._timeout:g} s and was killed"
+            raise self._failed(command, how if expired else f"died ({self._last_words()}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise StateError(f"the worker for {self.spec} failed at {command!r}: {reply['error']}")
+            raise self._failed(command, f"failed: {reply['error']}")
         return reply
 
     def close(self) -> None:
         """End the process, by force if it does not end by itself."""
         process = self._process
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # the process has ended already
-                process.stdin.close()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the process has ended already
+            process.stdin.close()
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
         self._listener.join(timeout=5)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        with process:  # closes the other pipes
+            pass
+
+    def _failed(self, command: str, how: str) -> StateError:
+        return StateError(f"the worker for {self.spec}, asked for {command!r}, {how}")
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._words.append(line.rstrip())
-            if self._on_note is not None:
-                self._on_note(line.rstrip())
+            self._on_note(line.rstrip())
 
-    def _obituary(self, command: str, expired: bool) -> str:
-        if expired:
-            return (
-                f"the worker for {self.spec} did not answer {command!r} within "
-                f"{self._timeout:g} s and was killed"
-            )
+    def _last_words(self) -> str:
         code = self._process.wait(timeout=10)
         self._listener.join(timeout=5)
-        words = "\n".join(self._words) or "(no output)"
-        return f"the worker for {self.spec} died at {command!r} (exit code {code}):\n{words}"
+        return f"exit code {code}):\n" + ("\n".join(self._words) or "(no output)")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from umem.base.units import GIB, format_bytes
+from umem.base.progress import Advance, ignore
+from umem.base.units import GIB, PAGE_BYTES, format_bytes
 from umem.errors import StateError, UmemError
 
 from .process import RunSpec, WorkerProcess
@@ -17,13 +19,18 @@ from .workloads import WORKLOADS
 AMPLE_BYTES = 1 * GIB  # well above every workload's peak; frames are only backed once used
 FRACTIONS = (2, 4, 8)
 POLICIES = ("none", "lru", "conv_lru", "auto")
-PAGE_BYTES = 2 << 20
 SAMPLE_MS = 4.0
 PLAIN_STEPS = 2  # of plain torch between two runs
 TRACE_STEPS = 4  # the last one is shown
 WARM_STEPS = 2  # umem observes the first; the optimizer's state is allocated in it
+_PER_STEP = {
+    "faults_per_step": "faults",
+    "in_per_step": "bytes_in",
+    "out_per_step": "bytes_out",
+    "discarded_per_step": "bytes_discarded",
+}
 
-
+Tell = Callable[[str], None]
 Sample = tuple[float, int, int]  # ms, resident bytes, live bytes
 
 
@@ -38,13 +45,10 @@ class DemoPlan:
     device: str = "soft"
     torch_ext_cache: str | None = None
     optimizer: str | None = None  # where runs below the peak update; None: as any program
-    # A folder for traces: after the runs of a workload, the last fraction's last policy trains once
-    # more with a trace. None: no traces.
-    traces: str | None = None
 
     @property
     def runs(self) -> int:
-        """Number of processes."""
+        """Number of runs."""
         return len(self.workloads) * (2 + len(self.fractions) * len(self.policies))
 
 
@@ -75,6 +79,7 @@ class DemoRow:
     first_loss: float | None = None
     state_sha256: str | None = None
     problem: str | None = None
+    samples: Sequence[Sample] = ()
 
     @property
     def within_budget(self) -> bool:
@@ -90,232 +95,137 @@ class DemoRow:
         """True if identical to plain torch and within the budget."""
         return self.problem is None and self.identical and self.within_budget
 
-
-@dataclass
-class Measured:
-    """The raw outcome of one run."""
-
-    spec: RunSpec
-    step_ms: list[float]
-    first_loss: float
-    fingerprint: dict[str, str]
-    warm_stats: dict[str, int]
-    steady_stats: dict[str, int]
-    stats: dict[str, int]
-    samples: list[Sample] = field(default_factory=list)
-
-
-class Progress(Protocol):
-    """Receiver of the demo's progress."""
-
-    def begin(self, title: str, steps: int, budget: int | None = None) -> None:
-        """Start a run; `budget` in bytes, None for plain torch."""
-
-    def step(self, done: int, milliseconds: float, resident: Sequence[int] = ()) -> None:
-        """Count one more trained step; `resident` has the bytes on the device lately."""
-
-    def end(self, row: DemoRow) -> None:
-        """End the run."""
-
-    def note(self, text: str) -> None:
-        """Report a message of the run."""
-
-
-class Worker(Protocol):
-    """A started training, such as `process.WorkerProcess`."""
-
-    def __enter__(self) -> Worker: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def step(self, count: int = 1) -> list[dict[str, Any]]: ...
-
-    def stats(self) -> dict[str, int]: ...
-
-    def finish(self) -> dict[str, Any]: ...
-
-
-Launch = Callable[[RunSpec, Callable[[str], None]], Worker]
-
-
-def measure(worker: Worker, spec: RunSpec, steps: int, progress: Progress) -> Measured:
-    """Train `steps` steps and return the outcome.
-
-    Raises:
-        StateError: the worker failed; the message says how.
-    """
-    records: list[dict[str, Any]] = []
-    warm_stats: dict[str, int] = {}
-    for done in range(1, steps + 1):
-        records += worker.step()
-        if done == WARM_STEPS:
-            warm_stats = worker.stats()
-        progress.step(done, records[-1]["ms"], records[-1].get("resident", ()))
-    steady_stats = worker.stats()
-    final = worker.finish()
-    return Measured(
-        spec=spec,
-        step_ms=[record["ms"] for record in records],
-        first_loss=records[0]["loss"],
-        fingerprint=final["fingerprint"],
-        warm_stats=warm_stats,
-        steady_stats=steady_stats,
-        stats=final["stats"],
-        samples=[(ms, resident, live) for ms, resident, live in final["samples"]],
-    )
-
-
-@dataclass
-class DemoOutcome:
-    """All runs of a demo, and the samples of each by workload, fraction and policy."""
-
-    plan: DemoPlan
-    rows: list[DemoRow] = field(default_factory=list)
-    samples: dict[tuple[str, int, str], list[Sample]] = field(default_factory=dict)
-
-    @property
-    def good(self) -> bool:
-        """True if every run was identical and within its budget."""
-        return bool(self.rows) and all(row.good for row in self.rows)
-
     def as_dict(self) -> dict[str, Any]:
-        """Return the outcome for JSON."""
-        rows = [
-            {**asdict(row), "within_budget": row.within_budget, "good": row.good}
-            for row in self.rows
-        ]
-        plan = {key: value for key, value in asdict(self.plan).items() if key != "traces"}
-        return {"good": self.good, "plan": plan, "rows": rows}
+        """Return the figures for JSON."""
+        figures = {key: value for key, value in asdict(self).items() if key != "samples"}
+        return {**figures, "within_budget": self.within_budget, "good": self.good}
 
 
-def run(plan: DemoPlan, progress: Progress, launch: Launch = WorkerProcess) -> DemoOutcome:
+def run(
+    plan: DemoPlan, tell: Tell, advance: Advance = ignore, traces: Path | None = None
+) -> Iterator[DemoRow]:
     """Run everything in `plan`; a failed run under a budget becomes a row with a problem.
+
+    Args:
+        plan: the runs.
+        tell: is called with each line that a run says.
+        advance: is called with 1 for each step.
+        traces: a folder; the last run of each workload trains once more, and is traced there.
 
     Raises:
         StateError: a plain run or one with an ample budget failed; without these there is nothing
-        to
-            compare with.
+            to compare with.
     """
-    outcome = DemoOutcome(plan)
     for name in plan.workloads:
-        for row, samples in _run_workload(name, plan, progress, launch):
-            outcome.rows.append(row)
-            outcome.samples[row.workload, row.fraction, row.policy] = samples
-            progress.end(row)
-    return outcome
+        base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache, fused=plan.optimizer is not None)
+        with WorkerProcess(base, tell) as reference:
+            yield from _Workload(plan, base, reference, tell, advance).rows(traces)
 
 
-def _run_workload(
-    name: str, plan: DemoPlan, progress: Progress, launch: Launch
-) -> Iterator[tuple[DemoRow, list[Sample]]]:
-    fused = plan.optimizer is not None
-    base = RunSpec(name, torch_ext_cache=plan.torch_ext_cache, fused=fused)
-    progress.begin(f"{name}: plain torch", plan.steps)
-    with launch(base, progress.note) as reference:
-        plain = measure(reference, base, plan.steps, progress)
-        yield make_row(plain, plain, plain.step_ms[WARM_STEPS:], 0, None), []
-        beside = _Beside(reference, plain, plan, progress, launch)
+class _Measured(NamedTuple):
+    """The outcome of a run."""
 
-        roomy = replace(base, device=plan.device, budget=AMPLE_BYTES, sample_ms=SAMPLE_MS)
-        row, measured = beside.run(roomy, 1, None)
-        if measured.stats["bytes_out"]:
-            raise StateError(
-                f"{name} moved bytes within {format_bytes(AMPLE_BYTES)}: its peak is unknown"
-            )
-        peak = measured.stats["peak_live_bytes"]
-        yield replace(row, peak_bytes=peak), measured.samples
-        spec = roomy
-
-        for fraction in plan.fractions:
-            budget = peak // fraction // PAGE_BYTES * PAGE_BYTES
-            for policy in plan.policies:
-                where = plan.optimizer or roomy.optimizer
-                spec = replace(roomy, budget=budget, policy=policy, optimizer=where)
-                try:
-                    row, measured = beside.run(spec, fraction, peak)
-                except UmemError as error:
-                    yield DemoRow(name, policy, fraction, peak, budget, problem=str(error)), []
-                else:
-                    yield row, measured.samples
-        if plan.traces is not None:
-            _record(replace(spec, trace=trace_of(plan, name), sample_ms=0.0), progress, launch)
+    step_ms: list[float]
+    first_loss: float
+    per_step: dict[str, float]
+    final: dict[str, Any]
 
 
-def trace_of(plan: DemoPlan, workload: str) -> str:
-    """Return the file of a workload's trace."""
-    assert plan.traces is not None, "the demo has a folder for traces"
-    return str(Path(plan.traces, f"{workload}.jsonl.gz"))
-
-
-def _record(spec: RunSpec, progress: Progress, launch: Launch) -> None:
-    """Train with a trace, which would slow down a run that is measured."""
-    progress.note(f"{spec.workload}: {spec.policy}, once more with a trace for the report")
-    try:
-        with launch(spec, progress.note) as worker:
-            worker.step(TRACE_STEPS)
-            worker.finish()
-    except UmemError as error:
-        progress.note(f"no trace: {error}")
-
-
-class _Beside:
-    """Runs with plain steps before and after each, because machines drift."""
+class _Workload:
+    """The runs of a workload, with plain steps before and after each, because machines drift."""
 
     def __init__(
-        self, reference: Worker, plain: Measured, plan: DemoPlan, progress: Progress, launch: Launch
+        self, plan: DemoPlan, base: RunSpec, reference: WorkerProcess, tell: Tell, advance: Advance
     ) -> None:
-        self._reference = reference
-        self._plain = plain
-        self._plan = plan
-        self._progress = progress
-        self._launch = launch
-        self._before = plain.step_ms[-PLAIN_STEPS:]
+        self._plan, self._base, self._reference = plan, base, reference
+        self._tell, self._advance = tell, advance
+        self._plain = self._measure(reference)
+        self._before = self._plain.step_ms[WARM_STEPS:]
 
-    def run(self, spec: RunSpec, fraction: int, peak: int | None) -> tuple[DemoRow, Measured]:
-        """Measure `spec`; raise StateError if it fails."""
-        memory = "everything fits" if fraction == 1 else f"1/{fraction} of the peak"
-        title = f"{spec.workload}: {spec.policy}, {memory}"
-        self._progress.begin(title, self._plan.steps, spec.budget)
-        with self._launch(spec, self._progress.note) as worker:
-            measured = measure(worker, spec, self._plan.steps, self._progress)
+    def rows(self, traces: Path | None) -> Iterator[DemoRow]:
+        plan, name = self._plan, self._base.workload
+        yield self._row(self._base, 0, self._plain, self._before)
+        spec = replace(self._base, device=plan.device, budget=AMPLE_BYTES, sample_ms=SAMPLE_MS)
+        roomy = self._run(spec, 1)
+        assert roomy.peak_bytes is not None, "a run under umem has a peak"
+        yield roomy
+        for fraction, policy in itertools.product(plan.fractions, plan.policies):
+            budget = roomy.peak_bytes // fraction // PAGE_BYTES * PAGE_BYTES
+            where = plan.optimizer or spec.optimizer
+            spec = replace(spec, budget=budget, policy=policy, optimizer=where)
+            try:
+                row = self._run(spec, fraction)
+            except UmemError as error:
+                row = DemoRow(name, policy, fraction, budget_bytes=budget, problem=str(error))
+            yield replace(row, peak_bytes=roomy.peak_bytes)
+        if traces is not None:
+            self._trace(replace(spec, trace=str(trace_of(traces, name)), sample_ms=0.0))
+
+    def _run(self, spec: RunSpec, fraction: int) -> DemoRow:
+        with WorkerProcess(spec, self._tell) as worker:
+            measured = self._measure(worker)
+        if fraction == 1 and measured.final["stats"]["bytes_out"]:
+            raise StateError(
+                f"{spec.workload} moved bytes within {format_bytes(AMPLE_BYTES)}: its peak is "
+                "unknown"
+            )
         after = [record["ms"] for record in self._reference.step(PLAIN_STEPS)]
-        row = make_row(measured, self._plain, self._before + after, fraction, peak)
+        row = self._row(spec, fraction, measured, self._before[-PLAIN_STEPS:] + after)
         self._before = after
-        return row, measured
-
-
-def make_row(
-    measured: Measured, plain: Measured, plain_ms: Sequence[float], fraction: int, peak: int | None
-) -> DemoRow:
-    """Return the figures of a run; `plain_ms` are the times of plain torch's steps around it."""
-    spec = measured.spec
-    steady = measured.step_ms[WARM_STEPS:]
-    step_ms = statistics.median(steady)
-    row = DemoRow(
-        workload=spec.workload,
-        policy="plain torch" if spec.budget is None else spec.policy,
-        fraction=fraction,
-        peak_bytes=peak,
-        budget_bytes=spec.budget,
-        identical=measured.fingerprint == plain.fingerprint,
-        step_ms=step_ms,
-        plain_ms=statistics.median(plain_ms),
-        ratio=step_ms / statistics.median(plain_ms),
-        loss=measured.fingerprint["loss"],
-        first_loss=measured.first_loss,
-        state_sha256=measured.fingerprint["state_sha256"],
-    )
-    if spec.budget is None:
         return row
 
-    def each(key: str) -> float:
-        return (measured.steady_stats[key] - measured.warm_stats[key]) / len(steady)
+    def _measure(self, worker: WorkerProcess) -> _Measured:
+        records: list[dict[str, Any]] = []
+        warm: dict[str, int] = {}
+        for done in range(1, self._plan.steps + 1):
+            records += worker.step()
+            if done == WARM_STEPS:
+                warm = worker.stats()
+            self._advance(1)
+        steady, count = worker.stats(), self._plan.steps - WARM_STEPS
+        per_step = {
+            name: (steady[key] - warm[key]) / count for name, key in _PER_STEP.items() if warm
+        }
+        times = [record["ms"] for record in records]
+        return _Measured(times, records[0]["loss"], per_step, worker.finish())
 
-    return replace(
-        row,
-        peak_resident_bytes=measured.stats["peak_resident_bytes"],
-        faults_per_step=each("faults"),
-        in_per_step=each("bytes_in"),
-        out_per_step=each("bytes_out"),
-        discarded_per_step=each("bytes_discarded"),
-    )
+    def _row(
+        self, spec: RunSpec, fraction: int, measured: _Measured, plain_ms: Sequence[float]
+    ) -> DemoRow:
+        """Return the figures of a run; `plain_ms` are the plain steps' around it."""
+        step_ms, plain = (
+            statistics.median(measured.step_ms[WARM_STEPS:]),
+            statistics.median(plain_ms),
+        )
+        stats, fingerprint = measured.final["stats"], measured.final["fingerprint"]
+        return DemoRow(
+            workload=spec.workload,
+            policy="plain torch" if spec.budget is None else spec.policy,
+            fraction=fraction,
+            peak_bytes=stats.get("peak_live_bytes"),
+            budget_bytes=spec.budget,
+            peak_resident_bytes=stats.get("peak_resident_bytes"),
+            identical=fingerprint == self._plain.final["fingerprint"],
+            step_ms=step_ms,
+            plain_ms=plain,
+            ratio=step_ms / plain,
+            first_loss=measured.first_loss,
+            samples=measured.final["samples"],
+            **fingerprint,
+            **measured.per_step,
+        )
+
+    def _trace(self, spec: RunSpec) -> None:
+        """Train with a trace, which would slow down a run that is measured."""
+        self._tell(f"{spec.workload}: {spec.policy}, once more with a trace for the report")
+        try:
+            with WorkerProcess(spec, self._tell) as worker:
+                worker.step(TRACE_STEPS)
+                worker.finish()
+        except UmemError as error:
+            self._tell(f"no trace: {error}")
+
+
+def trace_of(traces: Path, workload: str) -> Path:
+    """Return the file of a workload's trace."""
+    return traces / f"{workload}.jsonl.gz"

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from . import data
-
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -35,32 +33,22 @@ class Training:
         return self.losses[-1]
 
     def fingerprint(self) -> dict[str, str]:
-        """Return the last loss as a hex float, and SHA-256 of losses, weights and the optimizer."""
-        return {
-            "loss": self.losses[-1].hex(),
-            "losses_sha256": hashlib.sha256(
-                " ".join(loss.hex() for loss in self.losses).encode()
-            ).hexdigest(),
-            "state_sha256": state_sha256(self.net, self.optimizer),
-        }
+        """Return the last loss as a hex float, and SHA-256 of losses, weights and optimizer."""
+        digest = hashlib.sha256(" ".join(loss.hex() for loss in self.losses).encode())
+        state = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+        for name, value in sorted(state.items()):
+            _add(digest, name, value)
+        return {"loss": self.losses[-1].hex(), "state_sha256": digest.hexdigest()}
 
 
-def state_sha256(net: nn.Module, optimizer: Optimizer) -> str:
-    """Return SHA-256 over names, types, shapes and bytes of the weights and the optimizer state."""
-    digest = hashlib.sha256()
-    for name, tensor in net.state_dict().items():
-        _digest_tensor(digest, name, tensor)
-    for index, state in sorted(optimizer.state_dict()["state"].items()):
-        for key, value in sorted(state.items()):
-            if hasattr(value, "dtype"):
-                _digest_tensor(digest, f"{index}.{key}", value)
-            else:
-                digest.update(f"{index}.{key}={value!r};".encode())
-    return digest.hexdigest()
+def _add(digest: hashlib._Hash, name: str, value: object) -> None:
+    """Add a tensor's name, type, shape and bytes, or another value, to the digest."""
+    import torch
 
-
-def _digest_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    torch = data.need("torch")
-    digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    digest.update(raw.numpy().data)
+    if not isinstance(value, torch.Tensor):
+        digest.update(f"{name}={value!r};".encode())
+        return
+    digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+    digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,15 +1,9 @@
-"""The process that trains: ``python -m umem.demo.worker``.
-
-With ``--serve`` it serves `process.WorkerProcess`; without, it trains `--steps` and prints the
-result as one JSON object.
-"""
+"""The process that trains: ``python -m umem.demo.worker`` serves `process.WorkerProcess`."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -24,8 +18,6 @@ from . import workloads
 from .process import RunSpec
 from .training import Training
 
-SHOWN = 400  # samples of resident bytes that a step's reply has
-
 
 class Sampler:
     """Sampler of resident and live bytes over time, by a thread and at the end of each step."""
@@ -34,23 +26,15 @@ class Sampler:
         self._period = period_ms / 1000.0
         self._origin = time.perf_counter()
         self._points: list[tuple[float, int, int]] = []
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="umem-sampler", daemon=True)
         self._thread.start()
-
-    def latest(self, count: int) -> list[int]:
-        """Return resident bytes of the latest points."""
-        with self._lock:
-            return [resident for _, resident, _ in self._points[-count:]]
 
     def take(self) -> None:
         """Add one point: (ms since the start, resident bytes, live bytes)."""
         stats = umem.stats()
         elapsed = (time.perf_counter() - self._origin) * 1e3
-        point = (elapsed, stats.resident_bytes, stats.live_bytes)
-        with self._lock:
-            self._points.append(point)
+        self._points.append((elapsed, stats.resident_bytes, stats.live_bytes))
 
     def close(self) -> list[tuple[float, int, int]]:
         """Stop sampling; return the points in time order."""
@@ -74,7 +58,6 @@ class Run:
                 budget=spec.budget,
                 policy=spec.policy,
                 device=spec.device,
-                observer=spec.observer,
                 optimizer=spec.optimizer,
                 torch_ext_cache=spec.torch_ext_cache,
                 trace=spec.trace,
@@ -86,21 +69,16 @@ class Run:
     def build(self, workload: str) -> Training:
         """Make the training of a workload on the device."""
         target = "cuda" if self.spec.device.startswith("cuda") else "cpu"
-        config = workloads.lookup(workload).config
+        config = workloads.WORKLOADS[workload]
         return workloads.build(config, target, self.spec.deterministic, fused=self.spec.fused)
 
     def step(self) -> dict[str, Any]:
-        """Train one step; return its time in ms (reading the loss completes it) and its loss.
-
-        Under umem with samples, also the resident bytes of the latest ones.
-        """
+        """Train one step; return its time in ms (reading the loss completes it) and its loss."""
         begin = time.perf_counter()
         loss = self.training.step()
         elapsed = (time.perf_counter() - begin) * 1e3
         if self._sampler is not None:
             self._sampler.take()
-            resident = self._sampler.latest(SHOWN)
-            return {"ms": elapsed, "loss": loss, "resident": resident}
         return {"ms": elapsed, "loss": loss}
 
     def stats(self) -> dict[str, int]:
@@ -130,27 +108,18 @@ def start_run(request: dict[str, Any]) -> Run:
     return Run(RunSpec(**request))
 
 
-def answer(
-    run: Run | None, request: dict[str, Any], start: Start = start_run
-) -> tuple[Run | None, dict[str, Any]]:
-    """Run one command of `WorkerProcess`."""
-    command = request.pop("do")
-    if command == "start":
-        run = start(request)
-        return run, {"pid": os.getpid(), "torch": sys.modules["torch"].__version__}
-    assert run is not None, "start comes first"
-    commands = run.commands()
-    if command not in commands:
-        raise ValueError(f"unknown command {command!r}")
-    return run, commands[command](**request)
-
-
 def serve(commands: TextIO, replies: TextIO, start: Start = start_run) -> None:
-    """Run commands until the input ends."""
-    run: Run | None = None
+    """Run commands until the input ends; the first one is `start`."""
+    known: dict[str, Callable[..., dict[str, Any]]] = {}
     for line in commands:
+        request = json.loads(line)
+        command = request.pop("do")
+        reply: dict[str, Any] = {}
         try:
-            run, reply = answer(run, json.loads(line), start)
+            if command == "start":
+                known = start(request).commands()
+            else:
+                reply = known[command](**request)
         except UmemError as error:
             reply = {"error": str(error)}
         replies.write(json.dumps(reply) + "\n")
@@ -168,34 +137,6 @@ def private_stdout() -> Iterator[TextIO]:
         sys.stdout = replies
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m umem.demo.worker", description=__doc__)
-    parser.add_argument("--serve", action="store_true", help="read JSON commands from stdin")
-    parser.add_argument("--workload", choices=sorted(workloads.WORKLOADS), default="resnet")
-    parser.add_argument("--budget", type=int, help="in bytes; without it, plain torch")
-    parser.add_argument("--policy", default="lru")
-    parser.add_argument("--device", default="soft")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--sample-ms", type=float, default=0.0)
-    args = parser.parse_args(argv)
-    with private_stdout() as replies:
-        if args.serve:
-            serve(sys.stdin, replies)
-            return 0
-        spec = RunSpec(
-            workload=args.workload,
-            budget=args.budget,
-            policy=args.policy,
-            device=args.device,
-            threads=args.threads,
-            sample_ms=args.sample_ms,
-        )
-        run = Run(spec)
-        steps = [run.step() for _ in range(args.steps)]
-        replies.write(json.dumps({"spec": asdict(spec), "steps": steps, **run.finish()}) + "\n")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with private_stdout() as answers:
+        serve(sys.stdin, answers)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from umem.errors import ConfigError
-
 from . import data
 from .training import SEED, Training
 
@@ -27,7 +25,6 @@ class ResNetConfig:
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     image: int = 32
     batch: int = 192
-    learning_rate: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,10 @@ class GPTConfig:
     context: int = 128
     batch: int = 32
     text: int = 1_000_000
-    learning_rate: float = 2e-3
 
 
 Config = ResNetConfig | GPTConfig
+WORKLOADS: dict[str, Config] = {"resnet": ResNetConfig(), "gpt": GPTConfig()}
 
 
 def _order(count: int, batch: int) -> Callable[[int], Tensor]:
@@ -61,18 +58,14 @@ def _order(count: int, batch: int) -> Callable[[int], Tensor]:
     return indices
 
 
-def _build_resnet(config: ResNetConfig, device: str, fused: bool) -> Training:
+def _build_resnet(config: ResNetConfig, device: str, fused: bool | None) -> Training:
     torch = data.need("torch")
     from . import nets
 
     images, labels = (part.to(device) for part in data.digits(config.image))
     net = nets.ResNet(config.width, config.blocks).to(device)
     optimizer = torch.optim.SGD(
-        net.parameters(),
-        lr=config.learning_rate,
-        momentum=0.9,
-        weight_decay=5e-4,
-        fused=fused or None,
+        net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, fused=fused
     )
     order = _order(len(labels), config.batch)
 
@@ -84,7 +77,7 @@ def _build_resnet(config: ResNetConfig, device: str, fused: bool) -> Training:
     return Training(net, optimizer, batch_loss)
 
 
-def _build_gpt(config: GPTConfig, device: str, fused: bool) -> Training:
+def _build_gpt(config: GPTConfig, device: str, fused: bool | None) -> Training:
     torch = data.need("torch")
     from . import nets
 
@@ -94,9 +87,7 @@ def _build_gpt(config: GPTConfig, device: str, fused: bool) -> Training:
     tokens = torch.tensor([code[letter] for letter in text], dtype=torch.int64).to(device)
     net = nets.GPT(len(letters), config.context, config.layers, config.dim, config.heads)
     net = net.to(device)
-    optimizer = torch.optim.AdamW(
-        net.parameters(), lr=config.learning_rate, weight_decay=0.1, fused=fused or None
-    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.1, fused=fused)
     order = _order(len(tokens) - config.context - 1, config.batch)
     window = torch.arange(config.context)
 
@@ -109,35 +100,6 @@ def _build_gpt(config: GPTConfig, device: str, fused: bool) -> Training:
         return loss
 
     return Training(net, optimizer, batch_loss)
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A named training."""
-
-    name: str
-    title: str
-    config: Config
-
-
-WORKLOADS: dict[str, Workload] = {
-    w.name: w
-    for w in (
-        Workload("resnet", "ResNet on scikit-learn's handwritten digits", ResNetConfig()),
-        Workload("gpt", "GPT (characters) on Python's standard library", GPTConfig()),
-    )
-}
-
-
-def lookup(name: str) -> Workload:
-    """Return the workload of that name.
-
-    Raises:
-        ConfigError: no such workload.
-    """
-    if name not in WORKLOADS:
-        raise ConfigError(f"workload {name!r} is unknown; allowed: {', '.join(WORKLOADS)}")
-    return WORKLOADS[name]
 
 
 def set_threads(threads: int) -> None:
@@ -180,5 +142,5 @@ def build(
     """
     seed(device, deterministic)
     if isinstance(config, ResNetConfig):
-        return _build_resnet(config, device, fused)
-    return _build_gpt(config, device, fused)
+        return _build_resnet(config, device, fused or None)
+    return _build_gpt(config, device, fused or None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..base.text_table import aligned
 from ..base.units import format_bytes
 
 _HEADINGS = ("name", "tag", "tensors", "bytes", "resident", "evicted", "in flight", "discarded")
-_NUMBERS = 6  # columns with numbers, counted from the right
+_WORDS = (0, 1, 8)  # columns aligned to the left
 
 
 class TensorRow(Protocol):
@@ -51,7 +52,7 @@ def table(rows: Sequence[TensorRow]) -> str:
     ordered = sorted(groups.items(), key=lambda group: -sum(row.bytes for row in group[1]))
     lines = [_line(*key, group) for key, group in ordered]
     lines.append(_line("total", "", rows))
-    return _aligned([(*_HEADINGS, ""), *lines])
+    return "\n".join(aligned([(*_HEADINGS, ""), *lines], _WORDS))
 
 
 def _line(name: str, tag: str, rows: Sequence[TensorRow]) -> tuple[str, ...]:
@@ -73,15 +74,3 @@ def _notes(rows: Sequence[TensorRow]) -> str:
         ("known only to the driver", sum(row.unknown_bytes for row in rows)),
     ]
     return ", ".join(f"{format_bytes(n)} {note}" for note, n in notes if n)
-
-
-def _aligned(lines: list[tuple[str, ...]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    first = len(_HEADINGS) - _NUMBERS
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if first <= i < len(_HEADINGS) else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
