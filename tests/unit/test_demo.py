@@ -209,7 +209,7 @@ def test_the_runner_takes_budgets_from_the_measured_peak(run: Run) -> None:
     row = rows[-1]
     assert (row.faults_per_step, row.in_per_step, row.out_per_step) == (10, MIB, 2 * MIB)
     assert (row.discarded_per_step, row.step_ms, row.ratio) == (3 * MIB, 20, 2)
-    assert row.samples[1] == [1.0, 12 * MIB, PEAK]
+    assert tuple(row.samples[1]) == (1.0, 12 * MIB, PEAK)
     assert row.as_dict()["good"] is True
 
 

@@ -97,7 +97,7 @@ def _run(plan: DemoPlan, traces: Path | None, stream: TextIO) -> list[DemoRow]:
         print(text, file=stream, flush=True)
 
     rows: list[DemoRow] = []
-    with progress("umem demo", plan.runs * plan.steps) as advance:
+    with progress("umem demo", plan.runs * plan.steps, between=False) as advance:
         for row in runner.run(plan, lambda text: tell(f"    {text}"), advance, traces):
             rows.append(row)
             tell(f"[{len(rows)}/{plan.runs}] {table.brief(row)}")

@@ -127,7 +127,7 @@ class _Measured(NamedTuple):
 
     step_ms: list[float]
     first_loss: float
-    per_step: dict[str, float]
+    per_step: dict[str, Any]
     final: dict[str, Any]
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,7 +20,9 @@ from ...capture.dispatch import DispatchMode
 from ...capture.op_semantics import OpSemantics, Place, describe, is_counted
 from ...errors import StateError
 from ...trace.ids import StorageKey
+from ..planner.plan import RecomputePlan
 from .storage_versions import (
+    IN_PLACE_OR_VIEW,
     READ,
     SCRATCH,
     WRITE,
@@ -35,23 +37,10 @@ from .storage_versions import (
 )
 
 
-class DropPlan(Protocol):
-    """The interface of umem.recompute.planner.plan.RecomputePlan."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def drop(self) -> tuple[int, ...]: ...
-    @property
-    def free(self) -> tuple[int, ...]: ...
-    @property
-    def keep_below(self) -> int: ...
-
-
 class Prepared:
     """A plan in the form in which a forward pass is compared with it."""
 
-    def __init__(self, plan: DropPlan) -> None:
+    def __init__(self, plan: RecomputePlan) -> None:
         counted = [i for i, name in enumerate(plan.names) if is_counted(name)]
         drop, free = frozenset(plan.drop), frozenset(plan.free)
         self.names = [sys.intern(plan.names[i]) for i in counted]
@@ -348,17 +337,14 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     return True
 
 
-_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
-
-
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same memory and version, and no graph.
 
     Below autograd a plain detach() would have a version of its own, and no change would be seen.
     """
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, False)
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(IN_PLACE_OR_VIEW)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, False)
     try:
         return tensor.detach()
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, excluded)
