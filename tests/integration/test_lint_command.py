@@ -79,7 +79,7 @@ def test_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
         f"inplace=True in LeakyReLU 1, made at {program}.py:14  [--apply]",
         "128 KiB less to allocate",
         f"duplicate    {program}.py:8: 2 tensors of equal values: 2.mask, 5.mask; 16 KiB",
-        "elu 4 must not be in place: the in-place form rounds gradients otherwise",
+        "elu 4 cannot be in-place: the in-place form rounds gradients otherwise",
     ):
         assert words in out, out
     assert "applied" not in out
@@ -99,7 +99,7 @@ def test_applying_is_checked(program: str, capsys: pytest.CaptureFixture[str]) -
     assert applied["peak_before"] - applied["peak_after"] >= 64 * 64 * 4
     assert cli.main(["lint", f"{program}:make_step", "--apply"]) == 0
     out = capsys.readouterr().out
-    assert "16 losses, gradients and tensors of the model are the same bits" in out
+    assert "16 losses, gradients and tensors of the model are bit-identical" in out
 
 
 def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

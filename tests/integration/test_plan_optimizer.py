@@ -180,4 +180,4 @@ def test_a_program_without_an_optimizer_says_so(
         "    x = torch.randn(64, 2048)\n    return net, lambda: net(x).sum()\n"
     )
     assert cli.main(["plan", "forward_only:make_step", "--optimizer", "auto"]) == 0
-    assert "no update that the host could do" in capsys.readouterr().out
+    assert "no update that the host can do" in capsys.readouterr().out

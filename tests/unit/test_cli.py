@@ -64,7 +64,7 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("run", "missing.py"), "there is no script 'missing.py'"),
+        (("run", "missing.py"), "'missing.py' is neither a script nor a command"),
         (("run",), "no program given"),
         (("run", "-m"), "no program given"),
         (("run", "--bugdet", "1GiB", "x.py"), "unexpected '--bugdet' (did you mean --budget?)"),
@@ -81,7 +81,7 @@ def test_a_bad_budget_in_the_environment_is_one_line(tmp_path: Path) -> None:
         (("run", "--device", "cuda:1", "x.py"), "--device: 'cuda:1' is not a device"),
         (("trace", "record", "-o", "t.txt", "x.py"), "umem trace: -o t.txt; allowed: FILE.jsonl"),
         (("trace", "record", "-o", "off", "x.py"), "umem trace: -o off; allowed: FILE.jsonl"),
-        (("trace", "record", "-o", "t.jsonl", "x.py"), "there is no script 'x.py'"),
+        (("trace", "record", "-o", "t.jsonl", "x.py"), "'x.py' is neither a script nor a command"),
         (("plan", "train.py"), "'train.py' is a script; write umem plan --script train.py"),
         (("lint", "a/train.py"), "write umem lint --script a/train.py"),
         (("estimate", "train.py"), "write umem estimate --script train.py"),
@@ -135,7 +135,7 @@ def test_options_after_a_script_that_knows_none_are_pointed_out(tmp_path: Path) 
     done = umem("run", "x.py", "--budget", "1GiB", "--name=value", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout == "1\n"
-    assert done.stderr.startswith("umem run: warning: --budget after the script is the script's")
+    assert done.stderr.startswith("umem run: warning: --budget after the script name is passed")
     given = [str(script), "--budget=1GiB", "--host-budget", "1GiB", "--other"]
     assert misplaced(given) == ["--budget", "--host-budget"]
     script.write_text("class Arguments:\n    host_budget: str\n")  # as dataclasses name options

@@ -82,7 +82,7 @@ def test_info_says_what_the_trace_holds(small: Path, capsys: pytest.CaptureFixtu
     assert "8 MiB live in op 1, mm" in text
     assert "3 MiB   37.5%  activation" in text
     assert "3, 1 without a time" in text
-    assert "1 of 4 tensors are below 2 MiB, with 9.1% of what is allocated" in text
+    assert "1 of 4 tensors are below 2 MiB, with 9.1% of all allocated bytes" in text
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -66,7 +66,7 @@ def _run(argv: list[str] | None) -> int:
 def _complete(parser: argparse.ArgumentParser) -> None:
     """Answer a shell that completes a command line, and end; else return.
 
-    Such a shell gives the line in the environment, and no arguments (docs/install.md).
+    Such a shell passes the line in the environment, and no arguments (docs/install.md).
     """
     try:
         import argcomplete

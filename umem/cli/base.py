@@ -33,7 +33,7 @@ class Command(Protocol):
 def add_device(
     parser: argparse.ArgumentParser, *, of_trace: bool = False, several: bool = False
 ) -> None:
-    """Add --device, --profile and --link, which say on which device a step is replayed.
+    """Add --device, --profile and --link, which choose the device of a replay.
 
     Args:
         parser: gets the options.
@@ -52,7 +52,7 @@ def add_device(
 
 
 def device_of(args: argparse.Namespace) -> device_profiles.DeviceProfile:
-    """Return the one device that --device, --profile and --link say.
+    """Return the device that --device, --profile and --link choose.
 
     Raises:
         ConfigError: there is no such device, or two are given.
@@ -74,7 +74,7 @@ def add_host_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def host_budget_of(text: str) -> int:
-    """Return the bytes that may be evicted; 0 for any number.
+    """Return the bytes that may be evicted; 0 for no limit.
 
     Raises:
         ConfigError: neither `unlimited` nor bytes above 0.
@@ -105,7 +105,7 @@ def node_of(args: argparse.Namespace) -> nodes.Node:
 
 
 def share_of(given: str) -> float | None:
-    """Return the share that the option means; None: the planner chooses.
+    """Return the share that the option sets; None: the planner chooses.
 
     Raises:
         ConfigError: it is none of `SHARE_ALLOWED`.

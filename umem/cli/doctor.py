@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..base.native import core
     from ..config.settings import Settings
 
-EXTENSION = "_torch_ext-*.so"  # as torch/build.py names it, with a key of torch and the sources
+EXTENSION = "_torch_ext-*.so"  # torch/build.py adds a key of torch and the sources
 _SIZES = {option.name for option in OPTIONS if option.kind == "size"}
 # Text for absent values; JSON has null, or an empty list.
 _WHEN_NONE = {
@@ -241,7 +241,7 @@ def _origin(name: str, origin: str) -> str:
 
 def _plain(name: str, value: object) -> object:
     """Return a value for JSON: a size as bytes, words as they are written in the option."""
-    if value is None:  # it stands for the default of its option: auto, off
+    if value is None:  # the option's default: auto, off
         return BY_NAME[name].default
     if name == "host_budget" and value == 0:
         return "unlimited"
@@ -260,7 +260,7 @@ def _verdict() -> Facts:
     try:
         settings = load()
         if settings.device.kind == "auto" and _torch_cuda() is None:
-            # As after `import torch`, which would then choose it as well.
+            # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
     except UmemError as error:

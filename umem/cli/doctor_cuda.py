@@ -111,8 +111,8 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
         ),
         "location_info": _yes_no(
             probe["location_info"],
-            ("the driver can tell where bytes are", "keeps its own ledger and does not ask"),
-            ("the driver cannot tell where bytes are", "keeps its own ledger"),
+            ("the driver can report where bytes are", "keeps its own ledger instead"),
+            ("the driver cannot report where bytes are", "keeps its own ledger"),
         ),
     }
 
@@ -128,7 +128,7 @@ def _wsl() -> Facts:
 def _host_memory() -> Facts:
     return _fact(
         host.total_memory(),
-        "memory of this machine or of its control group, the smaller; evicted bytes stay in it "
+        "memory of this machine or its control group, if smaller; it holds evicted bytes "
         "until they are freed",
         "evicts no more than the host budget (UMEM_HOST_BUDGET)",
     )

@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; return 1 if an applied change altered a bit.
+    """Print the report; return 1 if an applied change altered a result.
 
     Raises:
         ConfigError: a bad option, or no such function.
@@ -108,12 +108,12 @@ def _text(report: LintReport, checked: Checked | None, everything: bool) -> Iter
     if not report.findings:
         yield _row("", "nothing found")
     for refused in report.refused:
-        text = f"{_short(refused.line)}: {refused.op} {refused.module} must not be in place: "
-        yield _row("stays", text + refused.why)
+        text = f"{_short(refused.line)}: {refused.op} {refused.module} cannot be in-place: "
+        yield _row("refused", text + refused.why)
     for remark in report.remarks:
         yield _row("note", remark)
     if report.peak_in_place < report.peak_bytes:
-        text = f"{format_bytes(report.peak_in_place)} a step, with all that may be in place"
+        text = f"{format_bytes(report.peak_in_place)} a step, with every op in-place that may be"
         yield _row("peak", text)
     if checked is not None:
         yield from _applied(checked)
@@ -139,8 +139,8 @@ def _applied(checked: Checked) -> Iterator[str]:
         names = ", ".join(checked.differing[:3])
         yield _row("differs", f"{len(checked.differing)} of {checked.compared} tensors: {names}")
         return
-    same = f"{checked.compared} losses, gradients and tensors of the model are the same bits"
-    yield _row("checked", f"{same}, with and without")
+    same = f"{checked.compared} losses, gradients and tensors of the model are bit-identical"
+    yield _row("checked", f"{same} with and without")
     before, after = format_bytes(checked.peak_before), format_bytes(checked.peak_after)
     yield _row("peak", f"{before} a step before, {after} after")
 

@@ -64,7 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the plan; return 0 even if the program does not fit, which is a valid answer.
+    """Print the plan; return 0 even if the program does not fit.
 
     Raises:
         ConfigError: a bad option, or no such function.

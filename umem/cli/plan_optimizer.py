@@ -1,4 +1,4 @@
-"""``umem plan --optimizer``: the share of the optimizer's updates that the host does."""
+"""``umem plan --optimizer``: the optimizer's updates on the host."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Answer:
     """The planned step. Sizes in bytes, times in µs."""
 
-    share: float  # of `bytes` that the host updates, 0 to 1
-    bytes: int  # of all parameters whose updates the host can do
+    share: float  # the host's part of `bytes`, 0 to 1
+    bytes: int  # all parameters whose updates the host can do
     step_us: float
-    compute_us: float  # of the plain step
-    bound_us: float | None  # of any share and plan; None without highspy
-    host_us: float  # that the host works
-    again_us: float  # of ops that run a second time
+    compute_us: float  # the plain step's
+    bound_us: float | None  # for any share and plan; None without highspy
+    host_us: float  # the host's working time
+    again_us: float  # recomputed ops
     bytes_in: int
     bytes_out: int
     budget: int
@@ -46,10 +46,10 @@ def answer(
 ) -> Answer:
     """Plan and replay the step with updates on the host, swapping and recomputation.
 
-    `advance` is as for `simulate_updates`.
+    `advance` is that of `simulate_updates`.
 
     Raises:
-        PlanError: the step is not the recording's.
+        PlanError: the step does not belong to the recording.
     """
     from ..errors import NotSupportedError, PlanError
     from ..recompute.planner.bound import lower_bound_us

@@ -1,4 +1,4 @@
-"""``umem plan --ranks``: a program of many ranks on nodes of several devices, from one rank."""
+"""``umem plan --ranks``: plan many ranks on multi-device nodes from the trace of one rank."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Cluster:
 
     @property
     def device(self) -> DeviceProfile:
-        """A device, with its part of the links while all ranks of the fullest node move bytes."""
+        """A device with its share of the links while all ranks of the fullest node move bytes."""
         return self.node.profile(self.busy)
 
     def events(self, recording: Recording, clock: Clock) -> list[Event]:
-        """Return the events of a rank's device, with collectives beside compute."""
+        """Return the events of a rank's device, with collectives concurrent with compute."""
         from ..capture import collectives
 
         timed = recording.device_events(collectives.with_node(clock, self.node))
@@ -56,20 +56,20 @@ class Answer:
     node: str
     nodes: int  # one rank on each device
     busy: int  # devices on the fullest node
-    link_gb_s_in: float  # of each device while all are busy
+    link_gb_s_in: float  # per device while all are busy
     link_gb_s_out: float
-    own_gb_s_in: float  # of a device alone
+    own_gb_s_in: float  # a device alone
     own_gb_s_out: float
-    exchanged_bytes: float  # of a rank and step, over each link of the rings
-    exchange_us: float  # of all collectives of a step, one after the other
-    exposed_us: float  # that compute waits for them
-    step_us: float | None  # of the best policy; None without one
-    alone_us: float | None  # of the same policy where no link is shared
-    host_bytes_rank: int  # that the best policy keeps on the host at most
+    exchanged_bytes: float  # per rank and step, over each link of the rings
+    exchange_us: float  # all collectives of a step, one after the other
+    exposed_us: float  # compute's wait for them
+    step_us: float | None  # with the best policy; None without one
+    alone_us: float | None  # with the same policy and no shared link
+    host_bytes_rank: int  # peak under the best policy
     host_bytes_node: int
     host_memory_bytes: int
     host_fits: bool
-    nodes_needed: int  # by devices and by memory of the hosts
+    nodes_needed: int  # for the devices and the hosts' memory
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster(args: argparse.Namespace) -> Cluster | None:
-    """Return the ranks that the options ask for; None without `--node`.
+    """Return the requested ranks; None without `--node`.
 
     Raises:
         ConfigError: a bad node or number of ranks, or a device in addition to a node.
@@ -103,11 +103,11 @@ def cluster(args: argparse.Namespace) -> Cluster | None:
 
 @contextlib.contextmanager
 def as_rank(found: Cluster | None) -> Iterator[None]:
-    """Let the program see that many ranks, as the first of them.
+    """Make the program see this many ranks, and itself as the first.
 
     Raises:
         NotSupportedError: torch is missing.
-        PlanError: it has no process groups.
+        PlanError: torch has no process groups.
     """
     if found is None:
         yield
@@ -128,7 +128,7 @@ def answer(
     step: StepTrace,
     results: Sequence[Result],
 ) -> Answer:
-    """Return what all ranks need, from one rank's step and its replays, the best first."""
+    """Return the needs of all ranks, from one rank's step and its replays, the best first."""
     from ..simulation import replay
 
     device, node = found.device, found.node
@@ -163,7 +163,7 @@ def answer(
 
 
 def _exchanges(recording: Recording, clock: Clock, node: Node) -> tuple[list[Any], float]:
-    """Return what the last step exchanges, and the time of its ops that are not beside compute."""
+    """Return the last step's exchanged bytes, and the time that compute waits for collectives."""
     from ..capture.collectives import is_beside, with_node
 
     timed = with_node(clock, node)

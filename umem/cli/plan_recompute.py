@@ -24,7 +24,7 @@ class Row:
 
     mode: str
     result: Result | None  # None: no plan found that fits
-    again_us: float = 0.0  # time of the ops that run a second time
+    again_us: float = 0.0  # recomputed ops
     peak_bytes: int = 0  # without swapping
     seconds: float = 0.0  # for planning and replay
     plan: RecomputePlan | None = None  # the plan that a program would execute
@@ -46,8 +46,8 @@ class Table:
     """Results of all requested modes."""
 
     rows: list[Row]
-    compute_us: float  # of the step without recomputation
-    bound_us: float | None  # lower bound for all of them; None without highspy
+    compute_us: float  # the step without recomputation
+    bound_us: float | None  # lower bound for all modes; None without highspy
 
     def as_dict(self) -> dict[str, Any]:
         """Return the table for JSON."""
@@ -55,7 +55,7 @@ class Table:
 
 
 def modes(given: str | None) -> tuple[str, ...]:
-    """Return the modes that the option names; none without it.
+    """Return the modes that the option names; an empty list without it.
 
     Raises:
         ConfigError: no such mode.
@@ -78,7 +78,7 @@ def table(
     """Plan and replay each mode.
 
     Raises:
-        PlanError: the step is not the recording's.
+        PlanError: the step does not belong to the recording.
     """
     from ..errors import NotSupportedError
     from ..recompute.planner.bound import lower_bound_us

@@ -87,8 +87,8 @@ def _budget(outcome: PlanAnswer) -> Iterator[str]:
     if outcome.budget > outcome.asked:
         yield _row(
             "",
-            f"raised to {format_bytes(outcome.budget)}, 1.05 times what {found.largest_op} needs "
-            "at once; below, the op itself would page",
+            f"raised to {format_bytes(outcome.budget)}, 1.05 times the needs of {found.largest_op} "
+            "alone; with less, the op itself would page",
         )
     floor = outcome.floor
     where = f" at {floor['op']}" if floor["op"] else ""
@@ -96,7 +96,7 @@ def _budget(outcome: PlanAnswer) -> Iterator[str]:
     yield _row(
         "floor",
         f"{_ms(floor['us'])} a step ({ratio:.2f} times compute), set by {floor['bound']}{where}: "
-        "no way of swapping is faster",
+        "no swapping schedule is faster",
     )
 
 
@@ -120,7 +120,7 @@ def _recomputed(outcome: PlanAnswer) -> Iterator[str]:
     yield _row("recompute", f"{'':<10} {_cells(titles, widths)}")
     for row in table.rows:
         if row.result is None:
-            yield _row("", f"{row.mode:<10} no way found that fits without swapping")
+            yield _row("", f"{row.mode:<10} no plan found that fits without swapping")
             continue
         values = (
             _ms(row.result.step_us),
@@ -142,7 +142,7 @@ def _updated(outcome: PlanAnswer) -> Iterator[str]:
     if found is None:
         return
     if not found.bytes:
-        yield _row("optimizer", "no update that the host could do: see docs/optimizer_state.md")
+        yield _row("optimizer", "no update that the host can do: see docs/optimizer_state.md")
         return
     times = found.step_us / found.compute_us
     yield _row(
@@ -153,7 +153,7 @@ def _updated(outcome: PlanAnswer) -> Iterator[str]:
     again = f", {found.again_us / found.compute_us:.1%} of compute run again"
     yield _row(
         "",
-        f"{_ms(found.host_us)} of the host, {found.bytes_in / _GIB:.2f} GiB in, "
+        f"{_ms(found.host_us)} on the host, {found.bytes_in / _GIB:.2f} GiB in, "
         f"{found.bytes_out / _GIB:.2f} GiB out{again if found.again_us else ''}",
     )
     bound = _NO_BOUND
@@ -190,7 +190,7 @@ def _ranks(outcome: PlanAnswer) -> Iterator[str]:
         "host",
         f"{format_bytes(found.host_bytes_rank)} a rank, {format_bytes(found.host_bytes_node)} a "
         f"node of {format_bytes(found.host_memory_bytes)}"
-        + ("" if found.host_fits else f": does not fit; {found.nodes_needed} nodes hold it"),
+        + ("" if found.host_fits else f": does not fit; {found.nodes_needed} nodes needed"),
     )
 
 
@@ -200,9 +200,9 @@ def _cells(values: Sequence[str], widths: Sequence[int]) -> str:
 
 def _budgets(outcome: PlanAnswer) -> Iterator[str]:
     least, peak = outcome.memory.largest_op_bytes, outcome.memory.peak_bytes
-    yield _row("budgets", f"{format_bytes(peak)}: nothing has to move")
+    yield _row("budgets", f"{format_bytes(peak)}: nothing moves")
     if outcome.hidden_from is not None and outcome.hidden_from < peak:
-        text = "from here on the floor is compute: transfers could hide behind it"
+        text = "the smallest at which the floor is compute: transfers can overlap with it"
         yield _row("", f"{format_bytes(outcome.hidden_from)}: {text}")
     yield _row("", f"{format_bytes(least)}: {outcome.memory.largest_op} alone")
 

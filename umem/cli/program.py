@@ -1,4 +1,4 @@
-"""The program of commands that run it without data: a user's function, or a script."""
+"""The program that a command runs without data: a user's function, or a script."""
 
 from __future__ import annotations
 
@@ -30,22 +30,18 @@ def check(args: argparse.Namespace, command: str, hint: str = "") -> None:
     """Check that exactly one of function and script is given.
 
     Raises:
-        ConfigError: none or both are given, or a script where a function is wanted.
+        ConfigError: none or both are given, or a script is given as a function.
     """
     refuse_script(args, command)
     if (args.program is None) == (not args.script):
         raise ConfigError(
             f"give either pkg.mod:function, such as {_EXAMPLE},{hint} or --script train.py; umem "
-            f"{command} --help says what the function returns"
+            f"{command} --help describes what the function returns"
         )
 
 
 def refuse_script(args: argparse.Namespace, command: str) -> None:
-    """Check that what is given as a function is not a script, before torch is imported.
-
-    Raises:
-        ConfigError: it is.
-    """
+    """Raise ConfigError, before torch is imported, for a script given as a function."""
     if args.program is not None and args.program.endswith(".py"):
         raise ConfigError(
             f"{args.program!r} is a script; write umem {command} --script {args.program}, with its "
@@ -72,19 +68,12 @@ def record(args: argparse.Namespace) -> tuple[str, Recording]:
 
 
 def output_aside(json: bool) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which what the program prints is kept out of an answer in JSON.
-
-    It goes to standard error then.
-    """
+    """Return a context that sends the program's output to stderr if the answer is JSON."""
     return contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
 
 
 def need_torch() -> None:
-    """Check that torch, which runs such programs, can be imported.
-
-    Raises:
-        NotSupportedError: it cannot be imported.
-    """
+    """Raise NotSupportedError if torch, which runs such programs, cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:

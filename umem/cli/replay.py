@@ -38,10 +38,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="replay a recorded trace under policies, budgets and devices",
-        description="Replay a trace on a simulated device: with the engine that runs programs, in "
-        "virtual time and without their memory. The last step is repeated until two in a row are "
-        "equal; the figures are those of the last one. Each device of a trace is replayed alone, "
-        "with a budget of its own. Exit code 1 if a replay failed.",
+        description="Replay a trace on a simulated device, with the runtime's own engine, in "
+        "virtual time and without data. The last step is repeated until two in a row are equal; "
+        "the figures are those of the last repeat. Each device of a trace is replayed alone, with "
+        "its own budget. Exit code 1 if a replay failed.",
     )
     parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument(
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_device(parser, of_trace=True, several=True)
     parser.add_argument(
         "--node",
-        help="the trace's devices are those of a node, and share its links while they are busy: "
+        help="treat the trace's devices as those of a node, which share its links while busy: "
         f"{nodes.ALLOWED}",
     )
     parser.add_argument(
@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--optimizer",
         metavar="WHERE",
-        help="where parameters are updated; the step is replayed alone, and with auto by the best "
+        help="where parameters are updated; the step is replayed alone, with auto at the best "
         f"of five shares: {SHARE_ALLOWED}".replace("%", "%%"),
     )
     parser.add_argument(
@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, row: Row, number: int | None) -> None:
-    """Print one replay as JSON, if that is asked for."""
+    """Print one replay as JSON, if requested."""
     if not args.json:
         return
     fields = row._asdict() if isinstance(row, Failure) else row.as_dict()
@@ -229,7 +229,7 @@ def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[Dev
 
 
 def own_device(recorded: str) -> str:
-    """Return the profile that a trace's device is; the default if it is none."""
+    """Return the name of the trace's device if it is a profile, else the default profile."""
     own = recorded.removeprefix("soft:")
     return own if own in device_profiles.names() else device_profiles.DEFAULT
 
@@ -252,7 +252,7 @@ def budget_of(text: str, peak: int) -> int:
 
 
 def shares_of(given: str | None) -> tuple[float, ...]:
-    """Return the shares of updates on the host that `--optimizer` means; none without it.
+    """Return the shares of updates on the host that `--optimizer` sets; none without it.
 
     Raises:
         ConfigError: it is none of `SHARE_ALLOWED`.

@@ -34,13 +34,13 @@ class Total:
     """All devices under one policy, budget and profile. Sizes in bytes, times in µs."""
 
     policy: str
-    budget: int  # of all devices together
+    budget: int  # sum over devices
     device: str
-    step_us: float  # of the slowest device
-    compute_us: float  # of the same device
+    step_us: float  # the slowest device's
+    compute_us: float  # the same device's
     bytes_in: int
     bytes_out: int
-    peak_host: int  # of all devices together
+    peak_host: int  # sum over devices
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row for JSON; `trace_device` is a number in the rows of one device."""
@@ -51,7 +51,7 @@ def profile(args: argparse.Namespace, devices: int) -> DeviceProfile:
     """Return a device of `--node` while `devices` of it, or `--busy`, move bytes.
 
     Raises:
-        ConfigError: no such node, not so many devices in it, or a device in addition to it.
+        ConfigError: no such node, too few devices in it, or a device in addition to it.
     """
     node = node_of(args)
     busy = devices if args.busy is None else args.busy
@@ -84,7 +84,7 @@ def totals(rows: Mapping[int, Sequence[Row]]) -> list[Total]:
 
 
 def render(found: Sequence[Total]) -> str:
-    """Format the totals: the slowest device's time, and what all of them move."""
+    """Format the totals: the slowest device's time, and the bytes moved by all devices."""
     lines = [
         f"  {row.policy:<16} {format_bytes(row.budget):>10}  {row.device}  "
         f"{row.step_us / 1e3:.2f} ms a step, {_times(row)} x compute, "
@@ -92,8 +92,8 @@ def render(found: Sequence[Total]) -> str:
         f"{format_bytes(row.peak_host)} on the host"
         for row in found
     ]
-    head = "all devices: the slowest one's time, and what they move together"
-    note = "each is replayed alone: waits for another device are as recorded"
+    head = "all devices: the slowest one's time, and the bytes moved by all"
+    note = "each is replayed alone; waits for other devices are as recorded"
     return "\n".join([head, *lines, note])
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .base import Subparsers
 
 _CPU_TIMES = (
-    "The trace is of a run on the software device: its operators took the CPU's time, next to "
-    "which transfers look free. `umem plan --report` has a GPU's times."
+    "The trace was recorded on the software device: its operators have CPU times, next to which "
+    "transfers look free. `umem plan --report` uses a GPU's times."
 )
 
 
@@ -32,10 +32,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "report",
         help="write an HTML page about a recorded step under a policy",
-        description="Replay the last step of a trace under a policy, and write what it does as one "
-        "HTML page, which needs no network: memory over time, transfers, stalls, where each tensor "
-        "is, policies compared, and findings. Each finding names a setting and what it gains in "
-        "replay.",
+        description="Replay the last step of a trace under a policy, and write one HTML page, "
+        "which needs no network: memory over time, transfers, stalls, the location of each tensor, "
+        "policies compared, and findings. Each finding names a setting and its gain in replay.",
     )
     parser.add_argument("trace", type=Path, help="a .jsonl or .jsonl.gz file")
     parser.add_argument(
@@ -53,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--optimizer",
         metavar="WHERE",
-        help="where parameters are updated, with auto by the best of five shares: "
+        help="where parameters are updated; auto takes the best of five shares: "
         f"{SHARE_ALLOWED}".replace("%", "%%"),
     )
     parser.add_argument(
@@ -113,7 +112,7 @@ def of_trace(
     partial: bool = False,
     show: bool = False,
 ) -> Content:
-    """Return what the page of a trace shows.
+    """Return the content of a trace's page.
 
     Args:
         path: the trace.
@@ -121,12 +120,12 @@ def of_trace(
         policy: its name.
         title: of the page; None: the trace's name.
         compare: names of policies in the table; None: the usual ones.
-        host_budget: bytes that evicted tensors may take; 0 for any number.
-        shares: of the updates that the host may do, of which the best is shown.
+        host_budget: bytes that evicted tensors may take; 0 for no limit.
+        shares: shares of the updates to try on the host; the best is shown.
         device: the device profile; None: the trace's own if it is one, else the default.
         link: GB/s of another link for the device that the trace names.
         trace_device: the device of a trace of several; None: the first.
-        partial: keep the whole lines of a trace that is cut off.
+        partial: accept a truncated trace, and keep its complete lines.
         show: draw the progress where standard error is a terminal.
 
     Raises:
@@ -153,8 +152,8 @@ def of_trace(
         name = replay.own_device(trace.device)
         if name != own:
             notes.append(
-                f"The trace names the device {trace.device or 'of no name'!r}, which is no device "
-                f"profile: transfers are as on {name}. --device and --profile choose another."
+                f"The trace names the device {trace.device or 'of no name'!r}, which is not a "
+                f"device profile: transfers use {name}. --device and --profile choose another."
             )
         device = device_profiles.find(name)
         device = device if link is None else device_profiles.with_link(device, link)

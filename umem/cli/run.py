@@ -35,8 +35,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--report",
         type=Path,
         metavar="FILE.html",
-        help="when the program has ended, write a page about its last step (umem report); the "
-        "program runs as a child of this process then",
+        help="after the program has ended, write a page about its last step (umem report); the "
+        "program then runs as a child process",
     )
     _add_command(parser)
 
@@ -54,7 +54,7 @@ def _add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Replace this process by the program; return only by an error, or after `--report`.
+    """Replace this process by the program; return only after `--report`.
 
     Raises:
         ConfigError: a bad option, or no such script.
@@ -71,8 +71,8 @@ def main(args: argparse.Namespace) -> int:
     environment = settings.run_environment(given)
     for flag in misplaced(program):
         print(
-            f"umem run: warning: {flag} after the script is the script's, which does not mention "
-            f"it; umem's options go before the script",
+            f"umem run: warning: {flag} after the script name is passed to the script, which does "
+            f"not mention it; put umem's options before the script",
             file=sys.stderr,
         )
     sys.stdout.flush()
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def misplaced(program: list[str]) -> list[str]:
-    """Return the options of umem after a script in which no such word occurs."""
+    """Return umem's options that follow a script whose text does not mention them."""
     flags = {option.flag for option in SETTABLE}
     given = [flag for word in program[1:] if (flag := word.partition("=")[0]) in flags]
     if not given or program[0] == "-m":
@@ -91,7 +91,7 @@ def misplaced(program: list[str]) -> list[str]:
     try:
         text = Path(program[0]).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []  # Python says what is wrong with it
+        return []  # Python will report it
     return [flag for flag in given if flag[2:].replace("-", "_") not in text.replace("-", "_")]
 
 
@@ -107,7 +107,7 @@ def _check_installed() -> None:
 
 
 def check_options(given: dict[str, str]) -> None:
-    """Check the options here, so that errors are one line and no traceback from `import torch`.
+    """Check the options here: errors become one line, not a traceback from `import torch`.
 
     Without torch the number of threads is unknown; the check assumes one, the minimum.
     """
@@ -121,7 +121,7 @@ def _command(program: list[str]) -> list[str]:
     if program[0] == "-m" or os.path.exists(program[0]):
         return [*_interpreter(), *program]
     found = shutil.which(program[0])
-    assert found is not None, "it was looked for"
+    assert found is not None, "_program checked it"
     return [found, *program[1:]]
 
 
@@ -140,7 +140,7 @@ def _program(args: argparse.Namespace) -> list[str]:
     if not script or not (os.path.exists(script[0]) or shutil.which(script[0])):
         name = script[0] if script else "--"
         raise ConfigError(
-            f"there is no script {name!r}, nor a command of that name such as torchrun; check the "
-            "path, or use -m for a module"
+            f"{name!r} is neither a script nor a command, such as torchrun; check the path, or "
+            "use -m for a module"
         )
     return list(script)

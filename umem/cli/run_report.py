@@ -1,4 +1,4 @@
-"""``umem run --report``: run the program with a trace, and write a page about it at its end."""
+"""``umem run --report``: run the program with a trace, and write a page about it afterwards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(page: Path, given: Mapping[str, str]) -> None:
     """Check early that a page can be made.
 
     Raises:
-        ConfigError: the page cannot be written there, or `--trace` takes the trace elsewhere.
+        ConfigError: the page cannot be written there, or `--trace` is given too.
     """
     from ..report import page as pages
 
@@ -46,7 +46,7 @@ def run(
         code = _program(command, {**environment, "UMEM_TRACE": str(trace)})
         ended = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         if code:
-            print(f"umem run: the program ended with {ended}; the report is of its last whole step",
+            print(f"umem run: the program ended with {ended}; the report shows its last whole step",
                   file=sys.stderr)  # fmt: skip
         try:
             _write(page, trace, command, given)
@@ -58,19 +58,19 @@ def run(
 
 
 def _exit_code(code: int) -> int:
-    """Return what a shell reports: a program that a signal ended has a negative code here."""
+    """Return the exit code as a shell reports it; that of a signal is negative here."""
     return code if code >= 0 else 128 - code
 
 
 def _program(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the program as a child that gets this process's signals; return its exit code."""
+    """Run the program as a child that receives this process's signals; return its exit code."""
     with subprocess.Popen(command, env=environment) as child, _handed_on(child):
         return child.wait()
 
 
 @contextlib.contextmanager
 def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Hand signals on to the child. A terminal sends Ctrl-C to both: the child decides."""
+    """Forward signals to the child. A terminal sends Ctrl-C to both: the child decides."""
     before = {number: signal.signal(number, lambda got, _: child.send_signal(got))
               for number in _FORWARDED}  # fmt: skip
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -84,16 +84,16 @@ def _handed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
 def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, str]) -> None:
     from ..report import page as pages
 
-    traces = sorted(trace.parent.glob("trace*.jsonl.gz"))  # of each rank, the first one first
+    traces = sorted(trace.parent.glob("trace*.jsonl.gz"))  # one per rank, in order
     if not traces:
         raise ConfigError(
-            "the program recorded no trace: it ended before umem was on; umem starts with torch"
+            "the program recorded no trace: it ended before `import torch`, which starts umem"
         )
     options = settings.load(given, flags=True)
     content = report.of_trace(
         traces[0],
         _budget(options),
-        str(options.policy),  # text, as all options from outside are
+        str(options.policy),  # text, like all options from outside
         title=" ".join(command[1:]),
         host_budget=options.host_budget or 0,
         partial=True,
@@ -103,7 +103,7 @@ def _write(page: Path, trace: Path, command: Sequence[str], given: Mapping[str, 
 
 
 def _budget(options: settings.Settings) -> int:
-    """Return the run's budget in bytes; `auto` is all of the device."""
+    """Return the run's budget in bytes; `auto` is the whole device."""
     if options.budget.bytes is not None:
         return options.budget.bytes
     profile = device_profiles.find(options.device.profile or device_profiles.DEFAULT)

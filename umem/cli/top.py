@@ -16,7 +16,7 @@ from ..errors import ConfigError, StateError
 from .base import Subparsers
 
 _CLEAR = "\x1b[H\x1b[2J"
-_NOBODY = "no process answers; start one with UMEM_TOP=1, as `UMEM_TOP=1 umem run train.py`"
+_NOBODY = "no process answers; start one with UMEM_TOP=1, such as `UMEM_TOP=1 umem run train.py`"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,8 +24,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "top",
         help="show live statistics of running processes",
-        description="Show live statistics of a running process of the same user that was started "
-        "with UMEM_TOP=1, or of all of them. With --once or --metrics, or if the output is not a "
+        description="Show live statistics of one or all running processes of the same user that "
+        "were started with UMEM_TOP=1. With --once or --metrics, or if the output is not a "
         "terminal: print one sample.",
     )
     parser.add_argument("pid", nargs="?", type=_pid, help="its process id; default: the only one")
@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     """Show samples until the process, or the last of all, ends; or one.
 
     Raises:
-        ConfigError: more than one of a process, a socket and all was asked for.
+        ConfigError: more than one of a process, a socket and all was requested.
         StateError: no such process answers, or several do and none was named.
     """
     from ..monitor import top
@@ -95,7 +95,7 @@ def _of_one(path: Path) -> _Samples:
 
 
 def _of_all() -> _Samples:
-    """Ask every process; one that ended, or is too busy to answer, is left out this time."""
+    """Query every process; omit those that ended or are too busy to answer."""
     from ..monitor import server
 
     found = {}

@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="keep the whole lines of a trace that is cut off, as a killed program leaves it",
+        help="accept a truncated trace, as a killed program leaves it: keep its complete lines",
     )
     parser.add_argument("--gpu", type=int, metavar="N", help="the device to take from a snapshot")
 

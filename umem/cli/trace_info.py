@@ -20,7 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "info",
         help="check a trace and print its figures",
         description="Read a trace to its end and print its figures. A malformed trace gives one "
-        "line with the place of the error, and exit code 2.",
+        "line with the location of the error, and exit code 2.",
     )
     parser.add_argument("file", metavar="FILE", help=".jsonl or .jsonl.gz")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -79,8 +79,8 @@ def _small(info: Info) -> str:
         return "no tensors"
     share = info.small_bytes / max(info.allocated_bytes, 1)
     return (
-        f"{info.small_tensors} of {info.allocs} tensors are below 2 MiB, with {share:.1%} of what "
-        "is allocated"
+        f"{info.small_tensors} of {info.allocs} tensors are below 2 MiB, with {share:.1%} of all "
+        "allocated bytes"
     )
 
 

@@ -14,7 +14,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "record",
         help="run a program and write its trace",
-        description="Run a Python program under umem, as `umem run`, and write its trace.",
+        description="Run a Python program under umem, like `umem run`, and write its trace.",
         usage="umem trace record -o FILE [options] (script.py | -m module) [args ...]",
         allow_abbrev=False,
     )
