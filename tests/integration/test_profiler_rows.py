@@ -316,7 +316,7 @@ def test_rounded_times_of_a_lane_do_not_overlap(tmp_path: Path) -> None:
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         profiler_rows.add_rows(path, [(0, "bring in", MIB, 3000, 5500)])
 
 

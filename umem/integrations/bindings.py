@@ -42,7 +42,7 @@ class Bindings:
             self._parts.append(part)
 
     def replace(self, put: Callable[[], None]) -> None:
-        """Remove all parts and call `put`, which adds new ones; on its error none stays."""
+        """Remove all parts and call `put`, which adds new ones; if it fails, remove those too."""
         with self._lock:
             self.remove()
             try:

@@ -20,7 +20,7 @@ EXTERNAL = Bindings()  # parts in frameworks other than torch; removed when umem
 # Address -> (holder, bytes). Only single dict operations are used, because the garbage collector
 # may free a block between any two lines.
 _held: dict[int, tuple[str, int]] = {}
-# The engine asks streams for events as long as it knows of blocks on them, and a framework destroys
+# The engine records events on streams as long as it knows of blocks on them, and a framework destroys
 # a stream with its last reference, so the streams are kept here.
 _streams: dict[tuple[int, int], object] = {}
 
@@ -103,7 +103,7 @@ class ExternalBlock:
         _keep(device, handle, stream)
 
     def also_on(self, stream: object) -> None:
-        """Let another stream use the block too, after the work that its own stream has now.
+        """Let another stream use the block too, after the work now queued on its own stream.
 
         The memory is reused after both streams are done with it.
         """

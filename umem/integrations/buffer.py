@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Buffer:
-    """An array in umem's managed memory, without operators of its own.
+    """An array in umem's managed memory, without operators.
 
     Other libraries use it without a copy: by `__cuda_array_interface__` (Numba, CuPy, torch,
     cuda.core) and by DLPack, as plain CUDA memory. On the software device it is CPU memory, with
@@ -75,7 +75,7 @@ class Buffer:
         self._block = None
 
     def record_stream(self, stream: object) -> None:
-        """Let another stream use the array too, after the work that its own stream has now.
+        """Let another stream use the array too, after the work now queued on its own stream.
 
         The memory is reused when both streams are done with it.
         """

@@ -82,7 +82,7 @@ class MemoryResource(_Base):  # type: ignore[misc, unused-ignore]
 
     @property
     def is_host_accessible(self) -> bool:
-        """True if the host can access the memory, which is if it is managed."""
+        """True if the host can access the memory: it is managed."""
         return self.is_managed
 
     @property

@@ -14,7 +14,7 @@ def check(allocator: str) -> None:
 
 
 def attach(allocator: str, observer: str, cache_dir: Path) -> Attached:
-    """Return how umem is used; torch is left unchanged."""
+    """Describe the attachment; torch is left unchanged."""
     del observer, cache_dir
     return Attached(core.current_options().device, allocator, "torch keeps its own allocator")
 

@@ -40,15 +40,15 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 _CUDART_VERSION = re.compile(r"^#define CUDART_VERSION\s+(\d+)", re.MULTILINE)
 _LOG_LINES = 6
 _SEAL = b"\numem sha256 "
-_COMPILER_BYTES = 2 << 30  # of host memory for each compiler: torch's headers are large
+_COMPILER_BYTES = 2 << 30  # host memory per compiler: torch's headers are large
 _PACKAGE = Path(__file__).resolve().parents[2]  # umem/
 
 Log = Callable[[str], None]
 
 
 def say(message: str) -> None:
-    """Print one progress line to stderr; a stderr that is closed is no error of the build."""
-    if sys.stderr is not None:  # print would take stdout in its place
+    """Print one progress line to stderr; a closed stderr does not fail the build."""
+    if sys.stderr is not None:  # print would use stdout instead
         with contextlib.suppress(OSError, ValueError):
             print(f"umem: {message}", file=sys.stderr, flush=True)
 
@@ -64,7 +64,7 @@ def find_or_build(
     """Return the extension for this torch: the installed one, a cached one, or a new build.
 
     Two processes that need it at the same time build it once: the second waits for the first. A
-    file that is not whole is built again: loading it could end the process. On a terminal, a bar
+    damaged file is rebuilt: loading it could end the process. On a terminal, a bar
     shows how many of the files are compiled.
 
     Args:
@@ -129,11 +129,11 @@ def build(
 ) -> Path:
     """Compile and link the extension into `out_dir`, and return its path.
 
-    The file appears there complete or not at all, and ends in a digest of its contents, by which
-    later damage is found. On a compile error the whole log is written next to it. `jobs` is the
-    number of compilers at a time; None: as many as the machine has cores and memory for. `advance`
-    is called with 1 for each file that is compiled, from their threads, and for the link. The other
-    arguments, and the errors, are those of `find_or_build`.
+    The file appears there complete or not at all, and ends in a digest of its contents, which
+    reveals later damage. On a compile error the whole log is written next to it. `jobs` is the
+    number of concurrent compilers; None: as many as the machine has cores and memory for. `advance`
+    is called with 1 for each compiled file, from its thread, and for the link. The other arguments,
+    and the errors, are those of `find_or_build`.
 
     Raises:
         OSError: `out_dir` cannot be written.
@@ -176,13 +176,13 @@ def build(
 def seal(content: bytes) -> bytes:
     """Return the end of an extension with this content: its digest, which the loader ignores.
 
-    In the file itself, so that both are replaced at once.
+    It is part of the file, so that one rename replaces both.
     """
     return _SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the extension exists and is as it was built."""
+    """Return whether the extension exists and is undamaged."""
     if not path.is_file():
         return False
     data = path.read_bytes()
@@ -191,7 +191,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether the extension of a cache exists and is whole.
+    """Return whether the extension of a cache exists and is undamaged.
 
     Raises:
         NotSupportedError: another user can write to it or to the cache.
@@ -215,7 +215,7 @@ def _check_cache(cache: Path) -> None:
     if doubt := trust.doubt(cache):
         raise _not_supported(
             f"the cache directory {cache} for the torch extension is not used, because {doubt}: "
-            "what is in it becomes part of the program; set UMEM_TORCH_EXT_CACHE to a directory of "
+            "its files become part of the program; set UMEM_TORCH_EXT_CACHE to a directory of "
             "your own that no other user can write to"
         )
 
@@ -393,7 +393,7 @@ def _find_compiler(cxx: str | None) -> list[str]:
         if shutil.which(name):
             return [name]
     raise _not_supported(
-        "the torch extension has to be built once, but no C++ compiler was found "
+        "the torch extension must be built once, but no C++ compiler was found "
         f"({', '.join(_COMPILERS)}, or the one in $CXX); install one "
         "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
         "conda: conda install cxx-compiler)"

@@ -1,8 +1,8 @@
 """Kernels that torch.compile generates: each call of one is an operator for umem.
 
-Inductor's code calls them without torch's dispatcher, so that the observer does not see them. They
-are wrapped where Inductor's code gets them from: on the CPU when a module of that code is loaded,
-compiled now or found in a cache; on a GPU in the launcher of Triton kernels.
+Inductor's code calls them without torch's dispatcher, so the observer does not see them. They are
+wrapped at their source: on the CPU when a module of Inductor's code is loaded, compiled now or
+found in a cache; on a GPU in the launcher of Triton kernels.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 _log = logging.getLogger("umem")
 _LOADER = "torch._inductor.async_compile"
 _LAUNCHER = "torch._inductor.runtime.triton_heuristics"
-# Of Inductor's HeuristicType: kernels whose arguments have names that tell what is written.
+# Inductor's HeuristicTypes of kernels whose argument names identify the outputs.
 _GENERATED = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
-_MADE = "_umem_made"  # of an AsyncCompile: the kernels of the module that it loads, and their uses
+_MADE = "_umem_made"  # in an AsyncCompile: the kernels of the module that it loads, and their uses
 
 
 class CompiledKernels:
-    """Lets umem see generated kernels, of modules loaded from its construction until `remove`.
+    """Shows umem the generated kernels of modules loaded between its construction and `remove`.
 
-    Inductor is not imported for that: it takes long, and most programs compile nothing. Kernels
-    that were wrapped stay so; while umem is off they are called directly.
+    Inductor is not imported for this: it takes long, and most programs compile nothing. Wrapped
+    kernels remain wrapped; while umem is off they are called directly.
 
     Args:
         ext: the C++ extension.
@@ -43,14 +43,14 @@ class CompiledKernels:
         self._imports.install()
 
     def remove(self) -> None:
-        """Give Inductor its own functions back."""
+        """Restore Inductor's functions."""
         self._imports.remove()
         while self._before:
             owner, name, before = self._before.pop()
             setattr(owner, name, before)
 
     def _put(self, module: ModuleType, owner: str, name: str, around: Callable[..., Any]) -> None:
-        """Call `around(original, *args)` for a method; torch without it is left as it is."""
+        """Wrap a method by `around(original, *args)`; leave a torch without it unchanged."""
         found = getattr(module, owner, None)
         original = getattr(found, name, None)
         if not callable(original):
@@ -80,7 +80,7 @@ class CompiledKernels:
         try:
             uses = cpp_uses(argtypes)
             compiler.__dict__.setdefault(_MADE, []).append((made, uses))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+        except Exception as error:  # noqa: BLE001 - must not end the program
             self._say_unknown("C++", error)
         return made
 
@@ -101,14 +101,14 @@ class CompiledKernels:
         )
 
     def _launch(self, original: Any, tuner: Any, args: Sequence[Any]) -> Any:
-        """Return what launches the kernel of `tuner` as an operator; None if that is unknown."""
+        """Return a launcher of `tuner`'s kernel as an operator; None if the kernel is unknown."""
         try:
             kernel = self._launches.get(tuner)
             if kernel is None:
                 name, uses = triton_uses(tuner, args)
                 # The first argument is the tuner.
                 kernel = self._launches[tuner] = self._ext.Kernel(name, "-" + uses, original)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+        except Exception as error:  # noqa: BLE001 - must not end the program
             self._say_unknown("Triton", error)
             return None
         return kernel
@@ -128,7 +128,7 @@ class CompiledKernels:
 def cpp_uses(argtypes: Sequence[str]) -> str:
     """Return for each argument of a C++ kernel r (reads), w (writes) or - (no tensor).
 
-    Through a pointer that is not to constants it may read too, or write a part only.
+    The kernel may also read through a non-const pointer, or write only a part.
     """
     return "".join("-" if "*" not in kind else "r" if "const" in kind else "w" for kind in argtypes)
 
@@ -136,8 +136,8 @@ def cpp_uses(argtypes: Sequence[str]) -> str:
 def triton_uses(tuner: Any, args: Iterable[Any]) -> tuple[str, str]:
     """Return the name of a Triton kernel, and for each argument r, w or - as in `cpp_uses`.
 
-    Of what Inductor generates itself the names of arguments tell, and the list of those that are
-    changed in place. Templates, and kernels that the program brings, may write any argument.
+    Kernels that Inductor generates name their outputs, and list the arguments changed in place.
+    Templates, and the program's own kernels, may write any argument.
 
     Args:
         tuner: the CachingAutotuner that launches the kernel.
@@ -160,7 +160,7 @@ def triton_uses(tuner: Any, args: Iterable[Any]) -> tuple[str, str]:
 
 
 class _Imports(importlib.abc.MetaPathFinder):
-    """Calls a function with each of some modules: now if it is imported, else when it is."""
+    """Calls a function for each of some modules: now if it is imported, else on its import."""
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
         self._calls = calls
@@ -194,14 +194,14 @@ class _Imports(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The loader of a module, and a call when it is loaded."""
+    """The loader of a module, which reports the loaded module."""
 
     def __init__(self, loader: Any, imported: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._imported = imported
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # of a copy that is not made yet
+        if name == "_loader":  # a copy that is not initialised yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 

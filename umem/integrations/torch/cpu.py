@@ -24,7 +24,7 @@ def check(allocator: str) -> None:
 def attach(
     allocator: str = "auto", observer: str = "auto", cache_dir: Path | None = None
 ) -> Attached:
-    """Make umem torch's CPU allocator, and let `observer` report every op to it.
+    """Make umem torch's CPU allocator, and `observer` report every op to it.
 
     If umem is attached already, this replaces the observer. The native runtime must have been
     started. On an error torch is left unchanged.
@@ -48,7 +48,7 @@ def attach(
 
     _parts.replace(put)
     seen_by = torch_observer.kind(observer, ext)
-    return Attached("soft", "cpu", "CPU tensors stand in for the device's", seen_by)
+    return Attached("soft", "cpu", "CPU tensors represent the device's", seen_by)
 
 
 def detach() -> None:
@@ -58,7 +58,7 @@ def detach() -> None:
 
 @contextlib.contextmanager
 def host_memory() -> Iterator[None]:
-    """Allocate CPU tensors in host memory on this thread, where they else stand for the device's.
+    """Allocate CPU tensors in host memory on this thread, not in the software device's.
 
     Without effect while umem is not torch's CPU allocator.
     """

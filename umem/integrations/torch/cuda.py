@@ -42,8 +42,8 @@ def check(allocator: str) -> None:
     Raises:
         ConfigError: an unknown allocator.
         NotSupportedError: this torch is built without CUDA.
-        StateError: CUDA is initialised, so that the allocator cannot be replaced any more, or
-            another library replaced torch's allocator.
+        StateError: CUDA is initialised, so the allocator can no longer be replaced, or another
+            library replaced torch's allocator.
     """
     if allocator not in ALLOCATORS:
         raise ConfigError(f"unknown allocator {allocator!r}; allowed: {', '.join(ALLOCATORS)}")
@@ -81,7 +81,7 @@ def _check_backend(backend: str) -> None:
 def attach(
     allocator: str = "auto", observer: str = "auto", cache_dir: Path | None = None
 ) -> Attached:
-    """Make umem torch's CUDA allocator, and let `observer` report every op to it.
+    """Make umem torch's CUDA allocator, and `observer` report every op to it.
 
     The native runtime must have been started. On an error torch is left unchanged.
 
@@ -131,7 +131,7 @@ def detach() -> None:
 
 
 def _find_extension(cache_dir: Path | None) -> tuple[ModuleType | None, str]:
-    """Return the extension, and why it cannot be the allocator, which is empty if it can."""
+    """Return the extension, and the reason why it cannot be the allocator, or ""."""
     try:
         ext = torch_observer.extension(cache_dir)
     except NotSupportedError as error:

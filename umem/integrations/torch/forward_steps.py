@@ -1,6 +1,6 @@
-"""Steps of programs that only run forward, as the `generate` of a library does.
+"""Steps of forward-only programs, such as the `generate` of a library.
 
-Such programs have no optimizer whose step ends theirs, and no place for `umem.step()`.
+No optimizer step ends their steps, and they have no place for `umem.step()`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ...base.native import core
 
-_CYCLES = 3  # steps that the program or its optimizers marked, which are compared
-# torch says so because the hook is called for the compiled module too, as it should be.
+_CYCLES = 3  # marked steps that are compared
+# torch warns that the hook is called for the compiled module too, as intended here.
 _EXPECTED = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
 class ForwardSteps:
-    """Marks the end of a step where a module called in it without gradients is called again.
+    """Marks the end of a step when a module called in it without gradients is called again.
 
-    Only outermost calls count. So each token of a decoder is a step, and so is each pass over
-    layers that the program calls one by one.
+    Only outermost calls count: each token of a decoder is a step, and so is each pass over layers
+    that the program calls one by one.
 
     A training step may call a teacher, or roll out a policy, without gradients. It is not split:
-    as many repeated calls as lately were between any two steps that optimizers or `umem.step()`
-    marked belong to the step. An evaluation has more.
+    the fewest repeated calls between recent steps, marked by optimizers or `umem.step()`, belong
+    to the step. An evaluation has more.
     """
 
     def __init__(self) -> None:
@@ -40,24 +40,24 @@ class ForwardSteps:
         self._removed = False
         self._hook = self._outermost
         handle = register_module_forward_pre_hook(self._hook)
-        # The same entry whenever it listens: compiled code that asks for it stays as it is.
+        # Always the same entry, so that compiled code with a guard on it remains valid.
         self._key = handle.id
         self._hooks: dict[int, Any] = handle.hooks_dict_ref() or {}
         warnings.filterwarnings("ignore", message=_EXPECTED, category=UserWarning)
 
     def remove(self) -> None:
-        """Take the hook out of torch."""
+        """Remove the hook from torch."""
         self._removed = True
         self._hooks.pop(self._key, None)
 
     def _outermost(self, module: nn.Module, _args: Any) -> None:
-        """Take the call of a module that no other one made.
+        """Count an outermost call of a module.
 
-        Until it returns nothing listens: a hook that is there slows down every module's call.
+        The hook is removed until the call returns: it would slow down every inner module's call.
         """
         if torch.compiler.is_compiling():
             return
-        if not isinstance(module, torch.jit.ScriptModule):  # whose parts call no hook
+        if not isinstance(module, torch.jit.ScriptModule):  # its submodules call no hooks
             if self._hooks.pop(self._key, None) is None:
                 return  # another thread's call came first
             self._listen_after(module)

@@ -1,9 +1,9 @@
-"""Python hooks by which umem observes a torch program.
+"""Python hooks with which umem observes a torch program.
 
-`Tagger` names parameters, gradients and optimizer state, which no operator tells apart; it works
-with either observer. `PythonObserver` does the native observer's work without C++, for diagnosis:
-it costs several microseconds an op, sees only the thread that turned it on (and backward passes
-that run there: those of CPU tensors do), and torch.compile runs uncompiled under it.
+`Tagger` tags parameters, gradients and optimizer state, which operators cannot distinguish; it
+works with either observer. `PythonObserver` does the native observer's work without C++, for
+diagnosis: it costs several microseconds an op, sees only the thread that enabled it (and backward
+passes on it, as those of CPU tensors), and torch.compile runs uncompiled under it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...base.native import core
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode
 
-# Steps in which everything is tagged; after them 1 in `_TAG_EVERY`, since addresses seldom change.
+# Steps in which everything is tagged; later 1 in `_TAG_EVERY`, since addresses seldom change.
 _TAG_ALWAYS = 3
 _TAG_EVERY = 16
 
@@ -37,8 +37,7 @@ class Tagger:
     """A tagger of parameters, gradients and optimizer state in umem's blocks.
 
     Args:
-        step_boundaries: also tell umem of the end of each optimizer step; the native observer
-            does that itself.
+        step_boundaries: also report the end of each optimizer step, as the native observer does.
     """
 
     def __init__(self, step_boundaries: bool) -> None:
@@ -51,7 +50,7 @@ class Tagger:
         ]
 
     def remove(self) -> None:
-        """Take the hooks out of torch."""
+        """Remove the hooks from torch."""
         for handle in self._handles:
             handle.remove()
         _stepping.clear()
@@ -62,7 +61,7 @@ class Tagger:
 
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if torch.is_grad_enabled():
-            _stepping.clear()  # not inside another's step: what is left is of steps that raised
+            _stepping.clear()  # not inside another's step: the rest are steps that raised
         _stepping.add(id(optimizer))
         if not self._is_due(optimizer):
             return
@@ -95,11 +94,11 @@ class PythonObserver(DispatchMode):
         self._stack.enter_context(self)
 
     def remove(self) -> None:
-        """Turn the observer off, on the thread that turned it on, with no mode on top of it."""
+        """Disable the observer, on the thread that enabled it, with no mode on top of it."""
         self._stack.close()
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the op between the notices of its start and its end."""
+        """Run the op; report its start and end."""
         inputs = list(op_semantics.tensors([*args, *kwargs.values()]))
         phase = op_semantics.phase(bool(_stepping))
         op = op_semantics.describe(func)
@@ -118,10 +117,10 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return the address of its storage; 0 if it has none (fake, sparse, wrapper tensors)."""
+    """Return the storage's address; 0 without one (fake, sparse, wrapper tensors)."""
     if isinstance(tensor, FakeTensor):
         return 0
-    try:  # a subclass is not asked: the parameter of a lazy module answers with ValueError
+    try:  # not through a subclass: the parameter of a lazy module raises ValueError
         with torch._C.DisableTorchFunctionSubclass():
             return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -1,10 +1,10 @@
-"""Ops on lists of tensors, given their tensors in parts that fit into the budget side by side.
+"""Ops on lists of tensors, split into parts of which several fit into the budget together.
 
-The foreach and fused forms of optimizers, which torch takes by itself on a GPU, gradient clipping,
-the averaging of weights and the gradient scaler pass all tensors of a device and dtype to one op,
-which needs them on the device at once. Each tensor's result depends on its own row of the lists
-only, so the bits are the same; lists in which rows share memory stay whole. Adafactor makes one
-list of the parts again.
+The foreach and fused forms of optimizers, torch's default on a GPU, gradient clipping, weight
+averaging and the gradient scaler pass all tensors of a device and dtype to one op, which needs
+them on the device simultaneously. Each tensor's result depends only on its own row of the lists,
+so results are bit-identical; lists whose rows share memory are not split. Adafactor joins the parts
+into one list again.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from ...base.native import core
 from ...capture import grouping
 from ...capture.list_parts import Groups, have_shared_rows, in_parts, parts
 
-# Of the budget: a part is computed on, while the next one comes and the last one goes.
+# Parts per budget: one is computed while the next one arrives and the last one leaves.
 _SHARE = 8
 
 
 class ListOps:
-    """Splits torch's lists from its construction until `remove`, once not all memory fits.
+    """Splits torch's lists between its construction and `remove`, once not all memory fits.
 
     Args:
-        device: the type of the devices that umem has, of torch: "cpu" or "cuda".
+        device: torch's type of umem's devices: "cpu" or "cuda".
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._split: set[int] = set()  # the devices on which more was alive than fits
+        self._split: set[int] = set()  # devices on which more was live than fits
         self._unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
         grouping.add(self._grouped)
         setattr(torch, self._unscale.__name__, self._unscaled)
 
     def remove(self) -> None:
-        """Give torch its own functions back."""
+        """Restore torch's functions."""
         grouping.remove(self._grouped)
         setattr(torch, self._unscale.__name__, self._unscale)
 
@@ -52,11 +52,11 @@ class ListOps:
             self._unscale(part, found_inf, scale)
 
     def _most(self, device: torch.device) -> int:
-        """Return the bytes of a part on this device; 0: what is there fits as it is."""
+        """Return the bytes of a part on this device; 0: lists are not split."""
         if device.type != self._device:
             return 0
         index = device.index or 0
         budget = next((m["budget_bytes"] for m in core.device_memory() if m["device"] == index), 0)
         if index not in self._split and core.stats()["peak_live_bytes"] > budget > 0:
-            self._split.add(index)  # for good: a step's ops should be those of the last one
+            self._split.add(index)  # permanent: every step should run the same ops
         return budget // _SHARE if index in self._split else 0

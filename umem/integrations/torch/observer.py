@@ -41,14 +41,14 @@ def kind(observer: str, ext: ModuleType | None) -> str:
 
 
 def start(parts: Bindings, observer: str, ext: ModuleType | None, device: str) -> None:
-    """Let `observer` report every op to umem.
+    """Make `observer` report every op to umem.
 
     Args:
         parts: receives the parts that are installed in torch.
         observer: "native" (in torch's dispatcher), "python" (slower), "off", or "auto": native
             if the extension is available, else python.
         ext: the extension; None if it is not available.
-        device: the type of the tensors that umem has: "cpu" or "cuda".
+        device: the type of umem's tensors: "cpu" or "cuda".
     """
     from . import compiled, forward_steps, hooks, list_ops, profiler_rows
 

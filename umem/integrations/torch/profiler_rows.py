@@ -1,8 +1,7 @@
 """Rows for umem's transfers in the Chrome traces that torch.profiler writes.
 
-Kineto records kernels and copies, but not what moves managed memory. The runtime logs when its
-transfers were under way, on the clock of the profile; they are put into the file once torch has
-written it.
+Kineto records kernels and copies, but not the moves of managed memory. The runtime logs the times
+of its transfers on the profile's clock; they are added to the file after torch has written it.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from ...base.units import format_bytes
 
 _log = logging.getLogger("umem")
 Transfer = tuple[int, str, int, int, int]  # device, what, bytes, begin and end in ns since 1970
-# The rows of a device, and what is in which; whatever else there is, is in the last one.
+# The rows of a device, and the kinds of each; other kinds are in the last row.
 _ROWS = ("to the device", "to the host", "on the device")
 _ROW_OF = {"bring in": 0, "send out": 1, "drop": 1, "write back": 1}
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[\s*')
-_HEAD = 4 << 20  # bytes before the events that are looked through
+_HEAD = 4 << 20  # bytes searched for the start of the events
 
 
 class ProfilerRows:
-    """Puts the rows into torch's profiles, from its construction until `remove`.
+    """Adds the rows to torch's profiles, between its construction and `remove`.
 
-    It is at the profiler that torch.profiler makes for each trace: a profile that was constructed
-    earlier has rows too, and an export has them before anyone packs or moves the file.
+    It patches the profiler that torch.profiler creates for each trace: a profile that was
+    constructed earlier has rows too, and an export has them before the file is packed or moved.
     """
 
     def __init__(self) -> None:
         self._before = {name: getattr(profile, name) for name in ("_start_trace", "__exit__")}
-        self._running: Any = None  # the profile that the log is for; torch has one at a time
+        self._running: Any = None  # the profile of the log; torch has one at a time
         start, stop = self._before["_start_trace"], self._before["__exit__"]
 
         @functools.wraps(start)
@@ -50,7 +49,7 @@ class ProfilerRows:
             result = start(profiler, *args)
             try:
                 core.start_transfer_log()
-            except Exception as error:  # noqa: BLE001 - whatever it is, torch's profile goes on
+            except Exception as error:  # noqa: BLE001 - must not end torch's profile
                 _log.warning("a profile has no rows for umem's transfers: %s", error)
             self._running = profiler
             return result
@@ -61,16 +60,16 @@ class ProfilerRows:
                 return stop(profiler, *args)
             self._running = None
             try:
-                return stop(profiler, *args)  # what the device was given is done then
+                return stop(profiler, *args)  # the device's work is done then
             finally:
                 _keep(profiler)
 
         self._put({"_start_trace": started, "__exit__": stopped})
 
     def remove(self) -> None:
-        """Give torch its own methods back; profiles that ended keep their rows."""
+        """Restore torch's methods; profiles that ended keep their rows."""
         self._put(self._before)
-        if self._running is not None:  # else the next session would log, for no one
+        if self._running is not None:  # else the next session would log for nothing
             self._running = None
             core.take_transfer_log()
 
@@ -80,16 +79,16 @@ class ProfilerRows:
 
 
 def _keep(profiler: Any) -> None:
-    """End the log, and let the profiler's export put it into the file."""
+    """End the log, and have the profiler's export add it to the file."""
     transfers, more = core.take_transfer_log()
     if more:
         _log.warning(
             "%d transfers of a profile are not in its rows, which have %d: profile fewer steps",
             *(more, len(transfers)),
         )
-    vars(profiler).pop("export_chrome_trace", None)  # of the cycle before
+    vars(profiler).pop("export_chrome_trace", None)  # the previous cycle's
     if transfers:
-        # Not the profiler itself: its events should go with the last who uses them.
+        # A weak reference: the profiler's events should be freed with their last user.
         known = weakref.ref(profiler)
         profiler.export_chrome_trace = functools.partial(_export, known, transfers)
 
@@ -101,21 +100,21 @@ def _export(
     result = type(known).export_chrome_trace(known, path, *args, **kwargs)
     try:
         add_rows(Path(path), transfers)
-    except (OSError, ValueError) as error:  # the trace is there, and as torch wrote it
+    except (OSError, ValueError) as error:  # the trace is intact, as torch wrote it
         _log.warning("umem's transfers are not in %s: %s", path, error)
     return result
 
 
 def add_rows(path: Path, transfers: Sequence[Transfer]) -> None:
-    """Put the transfers into a Chrome trace of torch.
+    """Add the transfers to a Chrome trace of torch.
 
     Raises:
-        OSError, ValueError: it cannot be written again, or has another form than torch's have; it
-            stays as it is.
+        OSError, ValueError: the file cannot be rewritten, or is not in torch's form; it is
+            unchanged.
     """
-    path = path.resolve()  # a link stays one
-    if not path.is_file():  # reading a pipe would take what is in it, or wait
-        raise ValueError("it is no regular file")
+    path = path.resolve()  # keep a symbolic link
+    if not path.is_file():  # reading a pipe would consume its data, or block
+        raise ValueError("it is not a regular file")
     part = path.with_name(f".{os.getpid()}.{path.name}")
     with path.open("rb") as source:
         head = source.read(_HEAD)
@@ -139,8 +138,8 @@ def _drawn(transfers: Sequence[Transfer], base_ns: int) -> Iterator[dict[str, An
         yield _named(device, 0, "process_name", f"umem, device {device}")
         for row, title in enumerate(_ROWS):
             yield _named(device, row, "thread_name", title)
-    # A lane works on one at a time, but the driver's times since the log began are of 24 bits: one
-    # that seems to end after the next one's begin would be taken for what contains that.
+    # A lane runs one transfer at a time, but the driver's times since the log's start have 24 bits:
+    # one that seems to end after the next one's begin would be shown as its parent.
     following: dict[tuple[int, int], int] = {}
     for device, what, size, begin_ns, end_ns in sorted(transfers, key=_begin, reverse=True):
         row = _ROW_OF.get(what, len(_ROWS) - 1)
@@ -166,5 +165,5 @@ def _named(device: int, row: int, what: str, name: str) -> dict[str, Any]:
 
 
 def _place(device: int, row: int) -> dict[str, Any]:
-    # A text, as Kineto has for groups that are no process: numbers are processes and GPUs.
+    # A string, as in Kineto for groups other than processes and GPUs, which are numbers.
     return {"pid": f"umem {device}", "tid": row}

@@ -24,7 +24,7 @@ def torch_problem(version: str | None) -> str | None:
 
 def require_torch() -> None:
     """Import torch; raise NotSupportedError if it is missing or too old."""
-    # During autoload torch is partly imported and already in sys.modules, which is enough.
+    # During autoload torch is partly imported and in sys.modules, which is enough.
     version: str | None = None
     try:
         if "torch" in sys.modules or importlib.util.find_spec("torch") is not None:
