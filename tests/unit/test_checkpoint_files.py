@@ -109,7 +109,7 @@ GOOD = {"a": row("F32", [2, 3], 0, 24), "b": row("I64", [2], 24, 40)}
         (GOOD, bytes(39), "cut off"),
         (GOOD, bytes(41), "more data in the file than the header lists"),
         (GOOD | {"b": row("I64", [2], 16, 32)}, bytes(40), "'b' overlaps"),
-        (GOOD | {"b": row("I64", [2], 32, 48)}, bytes(48), "'b' begins after a hole"),
+        (GOOD | {"b": row("I64", [2], 32, 48)}, bytes(48), "'b' begins after a gap"),
         (GOOD | {"b": row("I64", [3], 24, 40)}, bytes(40), "needs 24 bytes, .* gives it 16"),
         (GOOD | {"b": row("I64", [2], 40, 24)}, bytes(40), "needs 16 bytes, .* gives it -16"),
         (GOOD | {"b": row("F4", [2], 24, 25)}, bytes(25), "dtype 'F4'; allowed: BOOL"),

@@ -20,8 +20,8 @@ EXTERNAL = Bindings()  # parts in frameworks other than torch; removed when umem
 # Address -> (holder, bytes). Only single dict operations are used, because the garbage collector
 # may free a block between any two lines.
 _held: dict[int, tuple[str, int]] = {}
-# The engine records events on streams as long as it knows of blocks on them, and a framework destroys
-# a stream with its last reference, so the streams are kept here.
+# The engine records events on streams as long as it knows of blocks on them, and a framework
+# destroys a stream with its last reference, so the streams are kept here.
 _streams: dict[tuple[int, int], object] = {}
 
 _LEGACY, _PER_THREAD = 1, 2  # CUDA's two special handles, which are not pointers

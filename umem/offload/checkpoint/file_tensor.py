@@ -13,7 +13,7 @@ from ...errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-CHUNK_BYTES = 16 << 20  # bytes read at once: what a load needs besides the tensors
+CHUNK_BYTES = 16 << 20  # bytes per read: a load needs this much in addition to the tensors
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FileTensor:
     """A tensor of a checkpoint, before its values are read."""
 
     path: Path
-    offset: int  # of its first element in the file, in bytes
+    offset: int  # byte offset of its first element in the file
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # in elements, as in torch

@@ -24,8 +24,8 @@ _NAMED = 5  # names per kind that a message lists
 class Loaded(NamedTuple):
     """Result of `load_checkpoint`; the lists are empty unless `strict` is False."""
 
-    missing_keys: list[str]  # of the module, not in the checkpoint
-    unexpected_keys: list[str]  # of the checkpoint, not in the module
+    missing_keys: list[str]  # in the module, not in the checkpoint
+    unexpected_keys: list[str]  # in the checkpoint, not in the module
     bytes: int  # read
 
 
@@ -57,14 +57,14 @@ def load_checkpoint(
             not called.
         path: a safetensors file, a file of `torch.save(module.state_dict())`, the index of several
             such files, or the directory of a model by Hugging Face's names.
-        strict: whether all names have to be in both.
+        strict: require all names in both.
         device: where tensors on `meta` are created; None: the device that umem manages, or torch's
             default while umem is off.
 
     Raises:
         CheckpointError: the checkpoint is malformed, a file of it is missing, or it does not fit
             the module; the module is unchanged. Also raised if a file cannot be read to its end:
-            then tensors on `meta` stay there, and some of the others may have been written.
+            then tensors on `meta` remain there, and some of the others may have been written.
         ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor.
     """
     import torch
@@ -180,7 +180,7 @@ def _check_rest(path: Path, module: torch.nn.Module) -> None:
     if rest:
         raise CheckpointError(
             f"{path} cannot fill buffers that are not persistent and on meta: {_listed(rest)}; "
-            "compute them on a device before, or load with strict=False and compute them then"
+            "compute them on a device first, or load with strict=False and compute them afterwards"
         )
 
 
@@ -210,7 +210,7 @@ def _put(slot: _Slot, tensor: torch.Tensor) -> None:
 
 
 def _tag(parameters: Iterator[torch.Tensor]) -> None:
-    """Tag the parameters, which `Module.to` and `to_empty` make without the hook of umem."""
+    """Tag the parameters, which `Module.to` and `to_empty` create without umem's hook."""
     if not session.is_enabled():
         return
     from ...base.native import core

@@ -31,8 +31,8 @@ def read_header(path: Path) -> dict[str, FileTensor]:
     """Return the tensors of a file by name, without reading their values.
 
     Raises:
-        CheckpointError: the file cannot be read or is no such file, is cut off, has another length
-            than its tensors together, or says something that cannot be.
+        CheckpointError: the file cannot be read, has another format, is truncated, differs in
+            length from the sum of its tensors, or contradicts itself.
     """
     try:
         with path.open("rb") as file:
@@ -121,7 +121,7 @@ def _check_layout(path: Path, ends: list[tuple[int, int, str]], held: int) -> No
     at = 0
     for begin, end, name in ends:
         if begin != at:
-            what = "overlaps the one before" if begin < at else "begins after a hole"
+            what = "overlaps the one before" if begin < at else "begins after a gap"
             raise CheckpointError(f"{path}: {name!r} {what}: at {begin}, expected at {at}")
         at = end
     if at != held:

@@ -23,7 +23,7 @@ def read_places(path: Path) -> dict[str, FileTensor]:
     and a tensor's place in the mapping is its place in the file: no value is read.
 
     Raises:
-        CheckpointError: the file cannot be read, or holds anything other than names and tensors.
+        CheckpointError: the file cannot be read, or has anything other than names and tensors.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Storages whose new contents are still on the host: an operator that uses one waits for it.
 
-umem's observer sees operators of torch. What uses memory without one, compiled code and replays of
-CUDA graphs, is found in other ways, and lets all arrive.
+umem's observer sees torch's operators. Compiled code and replays of CUDA graphs use memory without
+one; they are detected in other ways, and all contents are brought first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 
 from ...session import session
 
-# What brings the contents of a storage at this address, on the thread of the operator. It returns
-# the addresses of those that every stream sees, for which nothing has to wait any more.
+# Brings the contents of the storage at this address, on the operator's thread. Returns the
+# addresses of the storages that every stream now sees: no operator needs to wait for them.
 Bring = Callable[[int], Iterable[int]]
 
 _lock = threading.RLock()
-_expected: dict[int, list[Bring]] = {}  # by the address of the storage; one of each optimizer
-_compiled = False  # there is code that torch.compile made
-_here = threading.local()  # `bringing`: this thread's own operators wait for nothing
+_expected: dict[int, list[Bring]] = {}  # by the storage's address; one per optimizer
+_compiled = False  # torch.compile has compiled code
+_here = threading.local()  # `bringing`: this thread's operators do not wait
 
 
 def expect(storages: Iterable[int], bring: Bring) -> None:
-    """Let operators that use these storages call `bring` first."""
+    """Make operators that use these storages call `bring` first."""
     with _lock:
         for storage in storages:
             if bring not in (known := _expected.setdefault(storage, [])):
@@ -40,7 +40,7 @@ def expect(storages: Iterable[int], bring: Bring) -> None:
 
 
 def forget(bring: Bring) -> None:
-    """Let no operator call it any more."""
+    """Stop operators from calling `bring`."""
     with _lock:
         _is_there(list(_expected), bring)
 
@@ -53,7 +53,7 @@ def all_arrive() -> None:
 
 @contextlib.contextmanager
 def bringing() -> Iterator[None]:
-    """Let operators of this thread use what has not arrived: it is they that bring it."""
+    """Let this thread's operators use storages that have not arrived: they bring them."""
     before, _here.bringing = getattr(_here, "bringing", False), True
     try:
         yield
@@ -63,8 +63,8 @@ def bringing() -> Iterator[None]:
 
 @functools.cache
 def watch() -> None:
-    """Let all arrive before what uses memory without operators, from now on."""
-    os.register_at_fork(before=all_arrive)  # the child has no thread that updates
+    """From now on, bring all contents before uses of memory without operators."""
+    os.register_at_fork(before=all_arrive)  # the child has no updating thread
     session.before_disable(all_arrive)
     graph: Any = torch.cuda.CUDAGraph
     for owner, name in (
@@ -72,14 +72,14 @@ def watch() -> None:
         (torch, "save"),
         (torch.serialization, "save"),
         (torch.UntypedStorage, "__reduce__"),
-        (torch.optim.Optimizer, "__getstate__"),  # copies and pickle take its states as they are
+        (torch.optim.Optimizer, "__getstate__"),  # copies and pickle read its states directly
     ):
         setattr(owner, name, _after(all_arrive, getattr(owner, name)))
     graph.capture_begin = _after(_arrive_before_capture, graph.capture_begin)
 
 
 def _listen_to_compilation() -> None:
-    """Look for compiled code; again each time, because `torch._dynamo.reset` drops callbacks."""
+    """Detect compiled code; repeated because `torch._dynamo.reset` drops callbacks."""
     from torch._dynamo.callback import callback_handler
     from torch._dynamo.utils import counters
 
@@ -96,7 +96,7 @@ def _compiles(_: object) -> None:
 
 
 def _arrive_before_capture() -> None:
-    """Let none wait for an event in the capture, which one from outside would end."""
+    """Bring all contents: waiting in the capture for an event from outside would end it."""
     all_arrive()
     if _expected:
         torch.cuda.synchronize()
@@ -122,7 +122,7 @@ def _arrive(storage: int) -> None:
 
 
 def _is_there(storages: Iterable[int], bring: Bring) -> None:
-    """Let nothing wait for these on account of `bring`; the caller has the lock."""
+    """Stop operators from waiting for these because of `bring`; the caller has the lock."""
     known = [storage for storage in storages if bring in _expected.get(storage, ())]
     for storage in known:
         _expected[storage].remove(bring)

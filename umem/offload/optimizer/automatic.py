@@ -1,4 +1,4 @@
-"""The option `optimizer`: each optimizer of the program updates on the host, or a share of it."""
+"""The option `optimizer`: all optimizers of the program update on the host, or a share does."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _log = logging.getLogger("umem")
 
 
 class Automatic:
-    """A hook that pages each optimizer at its first step, as the option says.
+    """A hook that pages each optimizer at its first step, according to the option.
 
     Args:
-        share: of the bytes of the parameters that the host updates, 0 to 1; None: chosen from a
-            recorded step.
+        share: the host's share of the parameters' bytes, 0 to 1; None: chosen from a recorded step.
     """
 
     def __init__(self, share: float | None) -> None:
@@ -35,9 +34,9 @@ class Automatic:
         self._handle = register_optimizer_step_pre_hook(self._steps)
 
     def remove(self, *, give_back: bool = True) -> None:
-        """Remove the hook, and restore the optimizers; `give_back`: with states on the device."""
+        """Remove the hook, and restore the optimizers; `give_back`: return states to the device."""
         self._handle.remove()
-        with contextlib.ExitStack() as stack:  # each, whatever one raises
+        with contextlib.ExitStack() as stack:  # all, even if one raises
             for known in list(self._seen.values()):
                 if known is not None and (paged := known()) is not None:
                     stack.callback(paged.remove, give_back=give_back)
@@ -58,7 +57,7 @@ class Automatic:
             return  # the program calls umem.page_optimizer itself
         reason: object = "step() has a closure" if closure else None
         if not type(optimizer).__module__.startswith("torch.optim"):
-            reason = "it is no class of torch.optim"
+            reason = "its class is not torch.optim's"
         if reason is None:
             try:
                 self._seen[optimizer] = weakref.ref(page_optimizer(optimizer, **self._how))

@@ -1,4 +1,4 @@
-"""Host memory that umem does not manage: optimizer state, and the way of bytes to it and back."""
+"""Host memory outside umem: optimizer state, and the staging of copies to and from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def copy_of(tensor: Tensor, strides: tuple[int, ...] | None = None) -> Tensor:
 
 
 def _bytes(count: int, *, pinned: bool) -> Tensor:
-    """Return `count` bytes; pinned ones are what a GPU copies to and from beside other work."""
+    """Return `count` bytes; a GPU copies to and from pinned ones concurrently with other work."""
     if pinned:
         return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
     with host_memory():
@@ -32,7 +32,7 @@ def _bytes(count: int, *, pinned: bool) -> Tensor:
 
 
 class Staging:
-    """A buffer that tensors on their way are laid out in, one after the other."""
+    """A buffer in which tensors in transit are laid out one after the other."""
 
     def __init__(self, nbytes: int, *, pinned: bool) -> None:
         self._memory = _bytes(nbytes, pinned=pinned)
@@ -42,21 +42,21 @@ class Staging:
         self._events: list[torch.cuda.Event] = []
 
     def fits(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether there is room for tensors like these."""
+        """Return whether tensors like these fit."""
         return self._used + padded_bytes(tensors) <= self._room
 
     def take(self, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-        """Return room for a tensor of this shape and type, with these dense strides."""
+        """Take memory for a tensor of this shape and type, with these dense strides."""
         room = self._memory[self._used :]
         self._used += padded_bytes([tensor])
         return _like(tensor, room, strides)
 
     def busy_until(self, events: Iterable[torch.cuda.Event]) -> None:
-        """Note the copies after which the room may be taken back."""
+        """Record the copies after which the memory may be reused."""
         self._events = list(events)
 
     def clear(self, nbytes: int) -> None:
-        """Take all room back, when it is not in use any more; make it so large."""
+        """Reuse all memory, once its copies are done; resize it to this capacity."""
         for event in self._events:
             event.synchronize()
         self._events = []
@@ -72,7 +72,7 @@ def padded_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _like(tensor: Tensor, memory: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return the first of these bytes as a tensor of this shape and type."""
+    """Return the start of these bytes as a tensor of this shape and type."""
     return memory[: _bytes_of(tensor)].view(tensor.dtype).as_strided(tensor.shape, strides)
 
 

@@ -1,7 +1,7 @@
-"""Updates on the host: gradients go out, parameters come back, optimizer state never moves.
+"""Updates on the host: gradients are copied out, parameters back; optimizer state never moves.
 
 Source: Ren et al., "ZeRO-Offload: Democratizing billion-scale model training", USENIX ATC 2021. In
-contrast to it, parameters go out too, so that nothing that the program did to them is lost.
+contrast to it, parameters are copied out too, so that no change by the program is lost.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .host_memory import Staging, copy_of, layout_of, padded_bytes
 from .masters import Master
 from .parts import OfOptimizer, part_of, update
 
-CHUNK_BYTES = 32 << 20  # of gradients and parameters: what one update takes
-_IN_FLIGHT = 2  # chunks: one is updated while another one travels
+CHUNK_BYTES = 32 << 20  # of gradients and parameters, per update
+_IN_FLIGHT = 2  # chunks: one is updated while another is copied
 _log = logging.getLogger("umem")
-_OF_KERNELS = ("grad_scale", "found_inf")  # what GradScaler leaves for fused kernels
+_OF_KERNELS = ("grad_scale", "found_inf")  # set by GradScaler for fused kernels
 
 
 @dataclass(eq=False, repr=False)
@@ -44,30 +44,29 @@ class _Chunk:
 
     staging: Staging
     values: dict[Tensor, Tensor] = field(default_factory=dict)  # parameter -> its copy
-    masters: dict[Tensor, Master] = field(default_factory=dict)  # of copies, by the copy
-    storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address, at the copy
+    masters: dict[Tensor, Master] = field(default_factory=dict)  # by the copy
+    storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address when copied
     events: list[torch.cuda.Event] = field(default_factory=list)
-    states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # of what is updated
+    states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
     done: Future[None] | None = None
 
     def updated(self, value: Tensor) -> Tensor:
-        """Return what the optimizer updates for this copy: its master, or itself."""
+        """Return the tensor that the optimizer updates for this copy: its master, or itself."""
         return self.masters[value].values if value in self.masters else value
 
 
 class HostUpdate(OfOptimizer):
     """The updates of some parameters of one optimizer, by torch's kernels for the host.
 
-    Each parameter that is added is copied out together with its gradient, updated by a thread, and
-    copied back, in the order of the calls. In a step only the calling thread touches memory of the
-    device, at points that do not depend on how fast the other one is: a step runs the same
-    operators each time. At most three chunks are under way, or with `overlap` what the option
-    `optimizer_buffers` allows.
+    Each added parameter is copied out with its gradient, updated by a thread, and copied back, in
+    the order of the calls. In a step only the calling thread touches device memory, at points that
+    do not depend on the other thread's speed: each step runs the same operators. At most three
+    chunks are in flight, or with `overlap` as many as the option `optimizer_buffers` allows.
 
     Args:
         optimizer: the optimizer.
         with_masters: keep parameters of lower precision in float32 on the host.
-        overlap: let parameters return when an operator uses them, by `leave`.
+        overlap: return parameters when an operator uses them, after `leave`.
     """
 
     def __init__(
@@ -78,20 +77,20 @@ class HostUpdate(OfOptimizer):
         self._overlap = overlap
         settings = session.current_settings()
         room = settings.optimizer_buffers if settings and overlap else 0
-        self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, beside one that is filled
+        self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, in addition to one being filled
         self._lock = threading.RLock()  # operators of any thread wait for their parameters
-        self._left: Any = None  # event of the stream: what it held when parameters were left
+        self._left: Any = None  # event of the stream's work when parameters were left
         self._returned: dict[int, Any] = {}  # address of a storage -> event of its copy
         self._open: _Chunk | None = None
         self._flying: deque[_Chunk] = deque()
-        self._lanes: tuple[Any, Any] | None = None  # streams out and in, of a GPU
-        if overlap:  # what waits keeps its parameters alive
+        self._lanes: tuple[Any, Any] | None = None  # a GPU's streams out and in
+        if overlap:  # waiting chunks keep their parameters alive
             weakref.finalize(optimizer, self._orphaned).atexit = False
         self._ended = self._failed = 0  # updates of parameters, since the last `_raise`
         self._error: BaseException | None = None
 
     def adopt(self, parameter: Tensor) -> None:
-        """Take the parameter's state to the host, where it stays."""
+        """Move the parameter's state to the host for good."""
         state = self._optimizer.state
         if parameter not in state:
             return
@@ -100,13 +99,13 @@ class HostUpdate(OfOptimizer):
         _to_host(state[parameter], parameter)
 
     def restore(self, saved: dict[Tensor, dict[str, Any]]) -> None:
-        """Take back what `masters.in_checkpoint` found, after the optimizer has loaded it."""
+        """Restore the states from `masters.in_checkpoint` after the optimizer has loaded them."""
         for parameter, state in saved.items():
             copies = {name: copy_of(value) for name, value in state.items()}
             self._optimizer.state[parameter].update(copies)
 
     def give_back(self, parameters: Iterable[Tensor]) -> None:
-        """Put the states where `load_state_dict` would."""
+        """Move the states to where `load_state_dict` would put them."""
         for parameter, group in _with_groups(self._optimizer, parameters):
             known = self._optimizer.state.get(parameter, {})
             if self._has_master(parameter) and parameter in self._optimizer.state:
@@ -118,7 +117,7 @@ class HostUpdate(OfOptimizer):
                     known[name] = value.to("cpu" if stays else parameter.device, copy=True)
 
     def add(self, parameter: Tensor) -> None:
-        """Copy a parameter and its gradient out; they are updated soon, and at `finish` at last.
+        """Copy a parameter and its gradient out; they are updated by `finish` at the latest.
 
         The gradient may be freed after the call.
 
@@ -141,7 +140,7 @@ class HostUpdate(OfOptimizer):
         if self._open is None:
             self._open = _Chunk(_stagings.take(padded_bytes(both), pinned=parameter.is_cuda))
         chunk = self._open
-        # Fused kernels go through memory in its order: that of all tensors has to be the same.
+        # Fused kernels traverse memory in its order, which must be the same for all tensors.
         strides = layout_of(parameter)
         with torch.no_grad(), self._lane(parameter, out=True) as lane:
             value = chunk.staging.take(parameter, strides)
@@ -158,7 +157,7 @@ class HostUpdate(OfOptimizer):
         chunk.storages[parameter] = _storage(parameter)
 
     def leave(self) -> None:
-        """Let the operators that use what was added wait for it, and nothing else.
+        """Make only the operators that use added parameters wait for them.
 
         Raises:
             StateError: an update failed since the last call.
@@ -170,17 +169,17 @@ class HostUpdate(OfOptimizer):
                 stream = torch.cuda.current_stream(self._lanes[0].device)
                 stream.wait_stream(self._lanes[0])  # the program may change gradients
                 self._left = stream.record_event()
-            for chunk in self._flying:  # a graph of the old values must not be used from here on
+            for chunk in self._flying:  # graphs with the old values are invalid now
                 torch.autograd.graph.increment_version(chunk.values)
         arrivals.expect(storages, self._bring)
         with self._lock:
             self._raise()
 
     def finish(self) -> None:
-        """Write back all that was added; work that follows on the stream sees the new values.
+        """Write back all added parameters; later work on the stream sees the new values.
 
-        What interrupts it is raised at the end, so that parameters and states fit together; a
-        second interrupt is raised at once, and the next call goes on.
+        An interrupt is raised at the end, so that parameters and states remain consistent; a
+        second one is raised immediately, and the next call continues.
 
         Raises:
             StateError: an update failed.
@@ -197,8 +196,8 @@ class HostUpdate(OfOptimizer):
             self._raise()
 
     def _orphaned(self) -> None:
-        """End what is under way of an optimizer that is gone; its parameters may live on."""
-        self._open = None  # gradients of a backward pass that no step followed
+        """Finish the chunks of a deleted optimizer; its parameters may still be in use."""
+        self._open = None  # gradients of a backward pass without a step
         if not self._flying:
             return
         # Not here: the collector calls this on any thread, in the middle of anything, also on the
@@ -219,7 +218,7 @@ class HostUpdate(OfOptimizer):
             what = (
                 f"the update on the host of {failed} of {ended} parameters"
                 if failed
-                else "the way of updated parameters back to the device"
+                else "the copy of updated parameters back to the device"
             )
             raise StateError(
                 f"{what} failed: {error}; the others have been updated, and the states of these "
@@ -241,7 +240,7 @@ class HostUpdate(OfOptimizer):
         for parameter in chunk.values:
             self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
         part = part_of(self._optimizer, chunk.values)
-        updated: dict[Tensor, Tensor] = {}  # parameter -> what stands for it in this part
+        updated: dict[Tensor, Tensor] = {}  # parameter -> its substitute in this part
         states: dict[Tensor, dict[str, Any]] = {}
         for parameter, value in chunk.values.items():
             state = self._optimizer.state.get(parameter)
@@ -269,12 +268,12 @@ class HostUpdate(OfOptimizer):
         return self._with_masters and masters.has_master(parameter)
 
     def _bring(self, storage: int) -> Iterable[int]:
-        """Write back the chunks that a storage is in; work on the current stream sees them.
+        """Write back the chunks that contain a storage; work on the current stream sees them.
 
-        What fails is raised by the next step: here torch would only print it.
+        The next step raises errors: here torch would only print them.
 
         Returns:
-            The addresses that work on every stream sees: of the chunks, or the storage itself.
+            The addresses of the storages that every stream sees.
         """
         with self._lock:
             chunks = [c for c in self._flying if storage in c.storages.values()]
@@ -283,7 +282,7 @@ class HostUpdate(OfOptimizer):
             try:
                 for chunk in chunks:
                     _elsewhere(functools.partial(self._write_back, chunk, stream))
-            except Exception as error:  # noqa: BLE001 - torch's dispatcher takes none
+            except Exception as error:  # noqa: BLE001 - must not reach torch's dispatcher
                 self._error = self._error or error
                 return []  # the next operator tries again
             if stream is None:
@@ -298,11 +297,11 @@ class HostUpdate(OfOptimizer):
             return [storage]
 
     def _write_back(self, chunk: _Chunk, stream: Any = None) -> None:
-        """Copy a chunk back; what is interrupted is done again by the next call.
+        """Copy a chunk back; after an interrupt the next call repeats it.
 
         Args:
-            chunk: one that is under way.
-            stream: that of the operator for which it comes; None: this thread's.
+            chunk: one in flight.
+            stream: the stream of the operator that needs it; None: this thread's.
         """
         assert chunk.done is not None
         error = chunk.done.exception()
@@ -334,7 +333,7 @@ class HostUpdate(OfOptimizer):
     ) -> None:
         storage = chunk.storages[parameter]
         if _storage(parameter) != storage:
-            return  # the program has given it other memory since, with newer values
+            return  # the program has since replaced its memory by newer values
         with self._lane(parameter, out=False, stream=stream) as lane:
             parameter.copy_(value, non_blocking=True)
             if lane is not None:
@@ -344,12 +343,12 @@ class HostUpdate(OfOptimizer):
 
     @contextlib.contextmanager
     def _lane(self, parameter: Tensor, *, out: bool, stream: Any = None) -> Iterator[Any]:
-        """Copy beside compute, and behind all that it was given so far; None on a CPU.
+        """Copy concurrently with compute, after the work it has so far; None on a CPU.
 
         Args:
-            parameter: one of the device.
-            out: to the host.
-            stream: of compute; None: the current one.
+            parameter: a parameter on the device.
+            out: copy to the host.
+            stream: the compute stream; None: the current one.
         """
         if not parameter.is_cuda:
             yield None
@@ -360,21 +359,21 @@ class HostUpdate(OfOptimizer):
         lane = self._lanes[0 if out else 1]
         if out or self._left is None:
             lane.wait_stream(stream or torch.cuda.current_stream(parameter.device))
-        else:  # beside what operators have begun since
+        else:  # concurrent with later operators
             lane.wait_event(self._left)
         with torch.cuda.stream(lane):
             yield lane
 
 
 class _Stagings:
-    """Buffers that are not in use, which all optimizers share."""
+    """Free buffers, shared by all optimizers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spare: list[Staging] = []
 
     def take(self, at_least: int, *, pinned: bool) -> Staging:
-        """Return a buffer for a chunk, or for so many bytes if they are more."""
+        """Return a buffer for a chunk, or for this many bytes if larger."""
         nbytes = max(CHUNK_BYTES, at_least)
         with self._lock:
             found = next((s for s in self._spare if s.pinned == pinned), None)
@@ -386,7 +385,7 @@ class _Stagings:
         return found
 
     def give(self, staging: Staging) -> None:
-        """Keep a buffer for the next chunk; not more than one optimizer has under way."""
+        """Keep a buffer for the next chunk, up to the number one optimizer has in flight."""
         with self._lock:
             if len(self._spare) <= _IN_FLIGHT:
                 self._spare.append(staging)
@@ -398,11 +397,11 @@ class _Stagings:
 
 
 _stagings = _Stagings()
-_thread: ThreadPoolExecutor | None = None  # of all optimizers
+_thread: ThreadPoolExecutor | None = None  # shared by all optimizers
 
 
 def end_shared() -> None:
-    """Free the buffers that no chunk is in, and end the thread; the next chunk makes its own."""
+    """Free unused buffers and end the thread; the next chunk creates new ones."""
     global _thread
     _stagings.clear()
     thread, _thread = _thread, None
@@ -419,7 +418,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
-    """Let the thread update a chunk; where the interpreter ends, update it here."""
+    """Update a chunk on the thread; while the interpreter ends, on this one."""
     global _thread
     try:
         if _thread is None:
@@ -430,7 +429,7 @@ def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
                 1, "umem-host-update", initializer=_begin_thread, initargs=(threads, near)
             )
         return _thread.submit(_update, part, chunk)
-    except RuntimeError:  # no thread begins anything any more
+    except RuntimeError:  # threads can no longer start work
         done: Future[None] = Future()
         try:
             _update(part, chunk)
@@ -442,10 +441,10 @@ def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
 
 
 def _begin_thread(threads: int, near: torch.device | None) -> None:
-    """Set up the thread that updates, and with it those that torch begins for its operators.
+    """Set up the updating thread, and the threads that torch starts for its operators.
 
     Args:
-        threads: of an operator; 0: as torch has them.
+        threads: the threads per operator; 0: torch's default.
         near: the GPU whose NUMA node to run on.
     """
     if near is not None:
@@ -455,9 +454,9 @@ def _begin_thread(threads: int, near: torch.device | None) -> None:
         bus_id = core.probe_cuda()["devices"][near.index]["pci_bus_id"]
         os.sched_setaffinity(0, (host.cpus_near(bus_id) & allowed) or allowed)
     if threads:
-        before = torch.get_num_threads()  # which is this thread's own from here on
+        before = torch.get_num_threads()  # per thread from here on
         torch.set_num_threads(threads)
-        # That was also the number of threads that begin later: such as those of backward passes.
+        # It also set the default of threads that start later, such as those of backward passes.
         other = threading.Thread(target=torch.set_num_threads, args=(before,))
         other.start()
         other.join()
@@ -468,7 +467,7 @@ def refuse_capture() -> None:
     used = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     if used and torch.cuda.is_current_stream_capturing():
         raise StateError(
-            "a CUDA graph is captured, which cannot hold an update on the host; leave the "
+            "a CUDA graph is captured, which cannot contain an update on the host; keep the "
             "optimizer's step, and with released gradients the backward pass, out of the graph, or "
             "update on the device"
         )
@@ -494,9 +493,9 @@ def _storage(parameter: Tensor) -> int:
 
 
 def _elsewhere(call: Callable[[], None]) -> None:
-    """Call it on a thread of its own, whose operators no mode of the program's operator sees.
+    """Call `function` on a new thread, without the torch modes of the program's operator.
 
-    Such as those of torch.func, of tracing, of inference.
+    Such modes are those of torch.func, of tracing and of inference.
     """
     raised: list[BaseException] = []
     running = threading.Lock()
@@ -512,11 +511,11 @@ def _elsewhere(call: Callable[[], None]) -> None:
 
     try:
         start_new_thread(run, ())
-    except RuntimeError:  # the interpreter ends, and begins no thread any more
+    except RuntimeError:  # the interpreter ends, and starts no more threads
         call()
         return
     try:
-        running.acquire()  # `Thread.join` takes a thread for ended that an interrupt came to
+        running.acquire()  # `Thread.join` takes a thread for ended if it was interrupted
     except BaseException:
         running.acquire()  # or the next op writes the same back, too; a second one is raised
         raise
@@ -525,9 +524,9 @@ def _elsewhere(call: Callable[[], None]) -> None:
 
 
 def _to_host(state: dict[str, Any], parameter: Tensor) -> None:
-    """Move what the optimizer made of a state to host memory that umem does not manage.
+    """Move a state's tensors to host memory outside umem.
 
-    With the strides of the parameter's copy, where it has its shape.
+    Tensors of the parameter's shape get the strides of its copy.
     """
     from ...base.native import core
 
@@ -544,9 +543,9 @@ def _to_host(state: dict[str, Any], parameter: Tensor) -> None:
 def _for_host(
     part: Optimizer, group: dict[str, Any], values: dict[Tensor, Tensor]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the group of copies, with options by which torch's kernels for the host update them.
+    """Yield groups of copies with options for torch's host kernels.
 
-    Fused kernels take a part of it: some types only, and with momentum either no or all buffers.
+    Fused kernels take only some types, and with momentum either no buffers or all.
     """
     changed: dict[str, Any] = {
         name: value.item()
@@ -566,7 +565,7 @@ def _for_host(
 
 
 def _fuses(part: Optimizer, value: Tensor) -> bool:
-    """Return whether the fused kernel is right for it: SGD's leaves out half-precision values.
+    """Return whether the fused kernel is correct here: SGD's skips half-precision values.
 
     Source: pytorch/pytorch#191763.
     """

@@ -1,4 +1,4 @@
-"""Master copies: values in float32 of parameters of lower precision, which only the host keeps.
+"""Master copies: float32 values of lower-precision parameters, kept only on the host.
 
 Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.1.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-NAME = "master"  # of the copy, in a parameter's state
+NAME = "master"  # the copy's name in a parameter's state
 _LOW = (torch.float16, torch.bfloat16)
 _COUNTS = ("step", "mu_product", "eta", "mu")  # in float32 with every parameter
 
@@ -19,7 +19,7 @@ State = dict[str, Any]
 
 
 def has_master(parameter: Tensor) -> bool:
-    """Return whether it is of a type that a master copy is for."""
+    """Return whether its type has master copies."""
     return parameter.dtype in _LOW
 
 
@@ -39,7 +39,7 @@ class Master:
         self.values.grad = torch.empty_like(copy.grad, dtype=torch.float32)
 
     def follow(self) -> None:
-        """Take the gradient, and what the program has changed since the last update."""
+        """Take the gradient, and the program's changes since the last update."""
         copy, values = self._copy, self.values
         assert copy.grad is not None
         assert values.grad is not None
@@ -58,14 +58,14 @@ class Master:
 
 
 def without(state: State | None) -> State | None:
-    """Return the state without the master copy; None if there is nothing else."""
+    """Return the state without the master copy; None if it has nothing else."""
     if state is None:
         return None
     return {name: value for name, value in state.items() if name != NAME} or None
 
 
 def lowered(state: State, parameter: Tensor) -> State:
-    """Return the state as the plain optimizer has it: in the parameter's type, without master."""
+    """Return the plain optimizer's state: in the parameter's type, without master."""
     return {
         name: value.to(parameter.dtype) if _is_wide(value) and name not in _COUNTS else value
         for name, value in state.items()
@@ -74,7 +74,7 @@ def lowered(state: State, parameter: Tensor) -> State:
 
 
 def raised(state: State) -> State:
-    """Return the state with float32 for what an optimizer keeps in the parameter's type."""
+    """Return the state with float32 tensors in place of those in the parameter's type."""
     low = {n: v for n, v in state.items() if isinstance(v, Tensor) and v.dtype in _LOW}
     return {**state, **{name: value.float() for name, value in low.items()}}
 
@@ -87,7 +87,7 @@ def in_checkpoint(optimizer: Optimizer, saved: dict[str, Any]) -> dict[Tensor, S
     numbers = (number for group in saved["param_groups"] for number in group["params"])
     mine = (parameter for group in optimizer.param_groups for parameter in group["params"])
     found: dict[Tensor, State] = {}
-    for number, parameter in zip(numbers, mine, strict=False):  # what differs is refused by torch
+    for number, parameter in zip(numbers, mine, strict=False):  # torch refuses differences
         state = saved["state"].get(number, {})
         if has_master(parameter) and NAME in state:
             found[parameter] = {name: v for name, v in state.items() if _is_wide(v)}
@@ -95,7 +95,7 @@ def in_checkpoint(optimizer: Optimizer, saved: dict[str, Any]) -> dict[Tensor, S
 
 
 def added_bytes(parameter: Tensor, state_bytes: int) -> int:
-    """Return what its master copy and the wider types of its state take beyond the plain state."""
+    """Return the bytes of its master copy and wider state types beyond the plain state."""
     return 4 * parameter.numel() + state_bytes if has_master(parameter) else 0
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CHUNKS = 8  # chunks that fit the budget: one in use, one arriving, one leaving
 
 _WAYS = ("device", "host", "auto")
-_TRIED = 64  # steps after which `auto` looks for a recorded step no more
+_TRIED = 64  # steps that `auto` waits for a recorded step
 _OTHERS = 2  # steps in which the recorded one may still be another optimizer's
 
 _log = logging.getLogger("umem")
@@ -51,8 +51,8 @@ class _Handle(Protocol):
 class Host(NamedTuple):
     """Options of updates on the host."""
 
-    masters: bool = False  # in float32, of parameters of lower precision
-    overlap: bool = False  # with what follows `step()`
+    masters: bool = False  # float32 copies of lower-precision parameters
+    overlap: bool = False  # with work after `step()`
 
 
 class PagedOptimizer(OfOptimizer):
@@ -67,20 +67,20 @@ class PagedOptimizer(OfOptimizer):
         automatic: bool = False,
     ) -> None:
         super().__init__(optimizer)
-        # The program did not call for it: what it cannot do is left to the device, and said.
+        # Not requested by the program: the device does the rest, with a message.
         self._automatic = automatic
         self._states = States(optimizer)
         self._share = host_share or 0.0
-        self._undecided = _TRIED if host_share is None else 0  # steps left to choose in
+        self._undecided = _TRIED if host_share is None else 0  # steps left for the choice
         self._how = host
         self._host = self._new_host() if host_share else None
-        self._saved: dict[Tensor, dict[str, Any]] = {}  # of the checkpoint that is being loaded
+        self._saved: dict[Tensor, dict[str, Any]] = {}  # from the checkpoint being loaded
         self._chosen: set[int] = set()  # ids of the parameters that are updated on the host
-        self._left: set[int] = set()  # of those that are not any more
-        self._shared: set[int] = set()  # ids of parameters whose memory is that of others, too
-        self._planned: PlannedStep | None = None  # that was looked at last
-        self._known: list[int] = []  # ids of the parameters that were there at the last choice
-        self._failure: StateError | None = None  # of this step
+        self._left: set[int] = set()  # ids of those that no longer are
+        self._shared: set[int] = set()  # ids of parameters that share memory with others
+        self._planned: PlannedStep | None = None  # the last one seen
+        self._known: list[int] = []  # ids of the parameters at the last choice
+        self._failure: StateError | None = None  # this step's
         if self._host is not None:
             self._choose()
         self._handles: list[_Handle] = [
@@ -100,7 +100,7 @@ class PagedOptimizer(OfOptimizer):
         optimizer = self._reference()
         what = "gone" if optimizer is None else type(optimizer).__name__
         how = f", {self._share:.0%} updated on the host" if self._host else ""
-        how += ", where it updates is not chosen yet" if self._undecided else ""
+        how += ", update place not chosen yet" if self._undecided else ""
         how += ", gradients released" if self._release else ""
         return f"<umem.page_optimizer: {what}{how}{'' if self._handles else ', removed'}>"
 
@@ -142,7 +142,7 @@ class PagedOptimizer(OfOptimizer):
     def accumulate(self) -> Iterator[None]:
         """Accumulate gradients: with released gradients, backward passes inside only add to them.
 
-        The next pass outside, or else `optimizer.step()`, updates by the sum.
+        The next pass outside, or else `optimizer.step()`, updates with the sum.
         """
         if self._release is None:
             yield
@@ -151,7 +151,7 @@ class PagedOptimizer(OfOptimizer):
             yield
 
     def runs_last(self) -> None:
-        """Let its hook run behind those that the program has registered since."""
+        """Move its hook behind those that the program has registered since."""
         hooks: Any = self._optimizer._optimizer_step_pre_hooks
         if self._handles and (number := self._handles[0].id) in hooks:
             hooks.move_to_end(number)
@@ -159,7 +159,7 @@ class PagedOptimizer(OfOptimizer):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Run all of the step but its last part, which is left to the step itself."""
+        """Run the step except its last part, which the step itself runs."""
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
         if self._host is not None and closure and self._automatic:
             _log.warning("%s is updated on the device: step() has a closure", _name(optimizer))
@@ -178,7 +178,7 @@ class PagedOptimizer(OfOptimizer):
         return None if last is due else ((part_of(optimizer, last), *args[1:]), kwargs)
 
     def _all_but_last(self, due: list[Tensor]) -> list[Tensor]:
-        """Update these parameters but for the last chunk, which is returned, and is brought."""
+        """Update these parameters except the last chunk, which is fetched and returned."""
         if planning() or not is_per_parameter(self._optimizer):
             self._states.bring(due)
             return due
@@ -202,7 +202,7 @@ class PagedOptimizer(OfOptimizer):
         refuse_capture()
 
     def _update_on_host(self, host: HostUpdate, due: list[Tensor]) -> list[Tensor]:
-        """Update the chosen parameters; return the others. What fails is raised after the step."""
+        """Update the chosen parameters; return the others. Errors are raised after the step."""
         rest: list[Tensor] = []
         try:
             for parameter in due:
@@ -211,7 +211,7 @@ class PagedOptimizer(OfOptimizer):
                 else:
                     rest.append(parameter)
         except BaseException:
-            self._end(host.finish)  # what was added is updated, whatever interrupts the step
+            self._end(host.finish)  # added parameters are updated even if the step is interrupted
             raise
         self._end(host.leave if self._how.overlap else host.finish)
         return rest
@@ -225,8 +225,8 @@ class PagedOptimizer(OfOptimizer):
     def _takes(self, parameter: Tensor) -> bool:
         """Return whether the host updates it.
 
-        Not from the first sparse gradient on, nor once its memory is another parameter's, too: the
-        one that is copied back last would undo the other one's update.
+        It does not after the first sparse gradient, nor once another parameter shares the memory:
+        the one copied back last would undo the other one's update.
         """
         if id(parameter) not in self._chosen:
             return False
@@ -242,8 +242,7 @@ class PagedOptimizer(OfOptimizer):
     def _choose(self) -> None:
         """Choose parameters up to the share of bytes, the last ones first.
 
-        Their gradients are there first, so that their updates have the most of the backward pass
-        beside them.
+        Their gradients are ready first, so most of the backward pass can overlap their updates.
         """
         assert self._host is not None
         parameters = [p for p in parameters_of(self._optimizer) if _updatable(p)]
@@ -266,7 +265,7 @@ class PagedOptimizer(OfOptimizer):
         self._known = known
 
     def _plain(self, parameters: list[Tensor]) -> list[Tensor]:
-        """Return those to claim: of one device, no wrappers, and of no other optimizer."""
+        """Return those to claim: on one device, not wrappers, and not another optimizer's."""
         found = [p for p in parameters if not is_traceable_wrapper_subclass(p)]
         found = [p for p in found if p.device == found[0].device and not self._has_other_owner(p)]
         if len(found) < len(parameters) and not self._chosen:
@@ -300,7 +299,7 @@ class PagedOptimizer(OfOptimizer):
                 raise ConfigError(
                     f"umem.page_optimizer(..., update='host'): a parameter of shape "
                     f"{tuple(parameter.shape)} is updated on the host by another optimizer; call "
-                    "remove() on what that call returned"
+                    "remove() on the result of that call"
                 )
         _hosts.add(self)
         for parameter in parameters:
@@ -369,7 +368,7 @@ class PagedOptimizer(OfOptimizer):
         return HostUpdate(self._optimizer, with_masters=how.masters, overlap=how.overlap)
 
     def _arrive(self, _optimizer: Optimizer) -> None:
-        """Let the states be those of the last step."""
+        """Bring the states up to date with the last step."""
         if self._host is not None:
             self._host.finish()
 
@@ -421,7 +420,7 @@ def _name(optimizer: Optimizer) -> str:
 
 
 def is_paged(optimizer: Optimizer) -> bool:
-    """Return whether `page_optimizer` is in force for it."""
+    """Return whether `page_optimizer` is active for it."""
     return optimizer in _paged
 
 
@@ -445,22 +444,23 @@ def page_optimizer(
         optimizer: of any class; if it wraps another in its attribute `optimizer` or `optim`, that
             one is used.
         release_gradients: update each parameter in the backward pass, as soon as its gradient is
-            there, and free the gradient. For the optimizers of torch.optim except LBFGS. `step()`
-            then has nothing left to do; it still has to be called after each backward pass.
+            ready, and free the gradient. For the optimizers of torch.optim except LBFGS. `step()`
+            then has nothing left to do, but must still be called after each backward pass.
         update: "device", "host" or "auto". The latter two are for the same optimizers, with
             parameters on one device. "auto" updates on the device until a step has been recorded
             and planned (with policies that plan), and then chooses what the host updates.
-        share: with `update="host"`, of the bytes of the parameters how much is updated there, from
-            0 to 1, by default 1; the last parameters come first. The others are updated on the
-            device.
-        masters: with updates on the host: keep parameters in float16 or bfloat16 in float32 there.
-        overlap: with updates on the host: return from `step()` while they are under way; an
-            operator waits for the parameters that it uses.
+        share: with `update="host"`, the host's share of the parameters' bytes, from 0 to 1, by
+            default 1; the last parameters are taken first. The others are updated on the device.
+        masters: with updates on the host: keep float32 copies of float16 and bfloat16 parameters
+            there.
+        overlap: with updates on the host: return from `step()` before they are done; an operator
+            waits for the parameters that it uses.
 
     Raises:
         ConfigError: not an optimizer, or one that is paged already; with `release_gradients` or
-            `update="host"` also one whose update is not known to be per parameter; with the former
-            gradients that processes share, with the latter a host budget that the states exceed.
+            `update="host"` also one whose update is not known to be per parameter; with
+            `release_gradients` gradients that are averaged over processes; with `update="host"` a
+            host budget that the states exceed.
         StateError: umem is off.
     """
     session.require_session("page_optimizer")
@@ -530,7 +530,7 @@ def _check_release(optimizer: Optimizer) -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"{what}: gradients are averaged over {dist.get_world_size()} processes after they "
-            "are there; leave release_gradients out"
+            "are ready; leave release_gradients out"
         )
 
 

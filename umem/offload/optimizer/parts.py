@@ -13,9 +13,9 @@ from ...capture.list_parts import overlaps
 
 
 class OfOptimizer:
-    """A part of what an optimizer's hooks keep alive, which in turn does not keep the optimizer.
+    """An object that an optimizer's hooks keep alive, and that does not keep the optimizer alive.
 
-    Else both, with model and states, would stay until the garbage collector runs.
+    Else both, with model and states, would remain until the garbage collector runs.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -39,10 +39,7 @@ def is_per_parameter(optimizer: Optimizer) -> bool:
 
 
 def overlapping(parameters: Iterable[Tensor]) -> set[int]:
-    """Return the ids of parameters that lie in the same memory as another one, in part or whole.
-
-    Such as weights that are tied by `.data`.
-    """
+    """Return the ids of parameters that share memory with another one, such as tied by `.data`."""
     return overlaps((id(parameter), parameter) for parameter in parameters)
 
 

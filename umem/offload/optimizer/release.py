@@ -37,7 +37,7 @@ class Release(OfOptimizer):
     ) -> None:
         super().__init__(optimizer)
         self._states = states
-        self._host, self._takes = host, takes  # the latter says which parameters the host updates
+        self._host, self._takes = host, takes  # the latter: the parameters that the host updates
         self._lock = threading.Lock()  # each device has its own backward thread
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
@@ -46,7 +46,7 @@ class Release(OfOptimizer):
         self._follow()
 
     def use(self, host: HostUpdate) -> None:
-        """Let the host update what it takes, from the next backward pass on."""
+        """Let the host update its parameters, beginning with the next backward pass."""
         self._host = host
 
     def remove(self) -> None:
@@ -58,7 +58,7 @@ class Release(OfOptimizer):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep gradients inside the context, so that they add up."""
+        """Keep gradients inside the context, so that they accumulate."""
         before, self._paused = self._paused, True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Moves of optimizer state: which of it may leave, and when it returns."""
+"""Moves of optimizer state: the part that may leave, and the time of its return."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class States(OfOptimizer):
     def bring(self, parameters: Iterable[Tensor]) -> None:
         """Fetch the state and the other tensors of the update, as far as they fit.
 
-        In one call, so that no part evicts another. The rest comes on demand.
+        One call, so that no part evicts another. The rest is fetched on demand.
         """
         wanted: list[Tensor] = []
         for parameter in parameters:
@@ -71,7 +71,7 @@ class States(OfOptimizer):
                 continue
             except (OutOfMemoryError, NotSupportedError) as error:
                 if not self._warned:
-                    _log.warning("optimizer state stays on the device: %s", error)
+                    _log.warning("optimizer state remains on the device: %s", error)
                 self._warned = True
                 return
 
@@ -94,7 +94,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def acting() -> bool:
-    """Return whether to move state: not if a plan does it, or a graph is being captured."""
+    """Return whether to move state: not if a plan does, or a graph is being captured."""
     if not session.is_enabled():
         return False
     from ...base.native import core
@@ -106,7 +106,7 @@ def acting() -> bool:
 
 
 def planning() -> bool:
-    """Return whether steps are recorded and planned, so that each has to run the same operators."""
+    """Return whether steps are recorded and planned: then each must run the same operators."""
     from ...base.native import core
 
     return core.current_options().policy == "planned"
