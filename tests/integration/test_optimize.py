@@ -227,7 +227,7 @@ def test_another_branch_than_traced_is_kept_and_said_once(caplog: Any) -> None:
         agree(net, plain, x, steps=8)
     assert [record.getMessage() for record in caplog.records] == [
         "a forward pass of Branching was not as planned (op 6 is aten.t.default, planned was "
-        "aten.sin.default); it kept all activations from there on"
+        "aten.sin.default); it kept all later activations"
     ]
     assert report(net).why_not.startswith("given up after 3 forward passes")
 

@@ -27,8 +27,8 @@ def optimize(
 
     At the first training call for inputs of new shapes, the model is traced on fake tensors, and
     the activations to drop are planned from the trace (docs/optimize.md). Gradients are
-    bit-identical where the device's kernels are deterministic. This works with umem off, and with
-    umem on, which then swaps what is kept.
+    bit-identical where the device's kernels are deterministic. This works with umem off and on;
+    umem swaps the activations that are kept.
 
     Args:
         model: the model to change.

@@ -468,7 +468,7 @@ def page_optimizer(
     if found in _paged:
         raise ConfigError(
             f"umem.page_optimizer({type(found).__name__}): it is paged already; call remove() on "
-            "what that call returned"
+            "the result of that call"
         )
     if update not in _WAYS:
         raise ConfigError(

@@ -15,7 +15,7 @@ _log = logging.getLogger("umem")
 
 
 class Automatic:
-    """A hook that optimizes the outermost modules called in training, from their second call on."""
+    """A hook that optimizes the outermost modules called in training, at their second call."""
 
     def __init__(self, mode: str) -> None:
         self._mode = mode

@@ -1,4 +1,4 @@
-"""A training step of a live module on fake tensors: its forward pass, and backward from there."""
+"""A live module's training step on fake tensors: its forward pass, and backward from there."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from ...capture.recording import Recording
     from ...capture.tracer import Tracer
 
-_STEPS = 2  # the first one makes what later ones reuse
+_STEPS = 2  # the first one creates tensors that later ones reuse
 
 
 def step_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording:
-    """Record what a step of `model(*args, **kwargs)` does with memory, by sizes alone.
+    """Record how a step of `model(*args, **kwargs)` uses memory, from sizes alone.
 
-    Backward begins at the outputs: what a loss outside of the model keeps is not known. The module
-    is called on fake tensors; its attributes and the random generators are put back afterwards.
+    Backward begins at the outputs: tensors kept by a loss outside of the model are unknown. The
+    module is called on fake tensors; its attributes and the random generators are restored.
 
     Raises:
-        PlanError: the module reads data, whose values fake tensors have not, or does not work on
-            them; says where.
+        PlanError: the module reads values, which fake tensors lack, or fails on them; the message
+            says where.
     """
     with _as_it_was(model), program.recording(around=_plain) as found:
         # A number that is read from a tensor is made up: a branch on it may be another than the
@@ -47,7 +47,7 @@ def step_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _plain(_scope: object) -> AbstractContextManager[FakeTensorMode]:
-    """Return a mode of fake tensors on the live ones' devices, where the ops are the same."""
+    """Return a mode of fake tensors on the live ones' devices, so that the ops are the same."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -82,7 +82,7 @@ def _program(found: Tracer, model: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restore the modules' attributes, their lists and dictionaries, and the generators after."""
+    """Restore the modules' attributes, lists and dictionaries, and the generators at the end."""
     before = [(vars(part), dict(vars(part))) for part in model.modules()]
     values = [value for _, attributes in before for value in attributes.values()]
     lists = [(value, list(value)) for value in values if type(value) is list]

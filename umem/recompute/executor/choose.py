@@ -29,8 +29,8 @@ class Chosen:
     """A plan and its expected effect. Sizes in bytes, times in µs."""
 
     plan: RecomputePlan
-    peak_bytes: int  # of the model's step without the plan
-    peak_with: int  # of the step with the plan, without swapping
+    peak_bytes: int  # without the plan
+    peak_with: int  # with the plan, without swapping
     compute_us: float
     recompute_us: float
 
@@ -50,9 +50,9 @@ def choose(
         recording: the trace.
         device: the device profile to plan with.
         mode: one of LIVE_MODES.
-        budget: the device's budget; a percentage is of the step's own peak; None where the mode
-            needs none.
-        outside: bytes of the budget that are used by tensors outside of the trace.
+        budget: the device's budget; a percentage is of the step's own peak; None if the mode needs
+            none.
+        outside: bytes of the budget used by tensors outside of the trace.
         swaps: whether tensors that do not fit are swapped; if not, mode "auto" plans without.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The forward pass of a step, which drops what a plan says of what autograd would keep.
+"""The forward pass of a step that drops, according to a plan, tensors that autograd would keep.
 
-Two of torch's means together: a dispatch mode sees the ops below autograd, and the hooks of saved
-tensors say what autograd keeps. Both are of the thread that runs the forward pass.
+It combines a dispatch mode, which sees the ops below autograd, and saved-tensor hooks, which see
+what autograd keeps. Both act on the thread that runs the forward pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .storage_versions import (
 
 
 class Prepared:
-    """A plan in the form in which a forward pass is compared with it."""
+    """A plan in the form that a forward pass is compared with."""
 
     def __init__(self, plan: RecomputePlan) -> None:
         counted = [i for i, name in enumerate(plan.names) if is_counted(name)]
@@ -53,20 +53,20 @@ class Prepared:
 class Tally:
     """The outcome of a forward pass under a plan."""
 
-    ops: int = 0  # that were counted against the plan
+    ops: int = 0  # compared with the plan
     dropped: int = 0  # tensors that autograd would have kept
-    dropped_bytes: int = 0  # of their storages
-    refused: int = 0  # ops that the plan drops and that cannot run again
-    mismatch: str = ""  # first deviation from the plan; all is kept from there on
+    dropped_bytes: int = 0  # in their storages
+    refused: int = 0  # ops to drop that cannot run again
+    mismatch: str = ""  # first deviation from the plan; everything after it is kept
 
 
 class _NotRepeatableError(Exception):
-    """An op that is to be dropped has to be kept."""
+    """An op to drop cannot run again and is kept."""
 
 
 @contextmanager
 def dropping(plan: Prepared) -> Iterator[Tally]:
-    """Run the forward pass within the context as the plan says."""
+    """Run the forward pass within the context according to the plan."""
     mode = _Dropping(plan)
     try:
         with torch.autograd.graph.saved_tensors_hooks(mode.pack, _unpack), mode:
@@ -77,7 +77,7 @@ def dropping(plan: Prepared) -> Iterator[Tally]:
 
 
 class _Kept:
-    """A saved tensor that stays. Torch checks no versions where there are hooks, so this does."""
+    """A saved tensor that is kept. It checks versions, as torch does not do with hooks."""
 
     __slots__ = ("tensor", "version")
 
@@ -111,13 +111,13 @@ def _unpack(saved: _Kept | _Dropped) -> torch.Tensor:
 
 
 class _Dropping(DispatchMode):
-    """A mode that numbers the ops, and remembers how to run those again that are dropped."""
+    """A mode that numbers the ops, and records how to run dropped ones again."""
 
     def __init__(self, plan: Prepared) -> None:
         super().__init__()
         self.tally = Tally()
         self.counted = 0
-        # Weak where the value holds the storage itself, which then stays as long.
+        # Weak if the value holds the storage itself and keeps it alive.
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
         self._names, self._drop, self._free = plan.names, plan.drop, plan.free
         self._keep_below = plan.keep_below
@@ -126,7 +126,7 @@ class _Dropping(DispatchMode):
         self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
 
     def pack(self, tensor: torch.Tensor) -> _Kept | _Dropped:
-        """Return what autograd is to keep in place of the tensor."""
+        """Return the object that autograd keeps in place of the tensor."""
         if _is_plain(tensor) and self._is_at_home(tensor.device):
             value = self._find(tensor)
             if value is not None and value.made:
@@ -142,7 +142,7 @@ class _Dropping(DispatchMode):
             self._packing = False
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run the op, and remember it if it is to be dropped."""
+        """Run the op, and record it if it is dropped."""
         operator = describe(func)
         if self._is_next_dropped(operator):
             try:
@@ -154,7 +154,7 @@ class _Dropping(DispatchMode):
         return func(*args, **named)
 
     def _is_next_dropped(self, operator: OpSemantics) -> bool:
-        # No plan counts what hooks do, or a backward pass inside of the forward pass.
+        # No plan counts the ops of hooks, or of a backward pass inside of the forward pass.
         if self._packing or torch._C._current_graph_task_id() != -1 or not operator.counted:
             return False
         index = self.counted
@@ -162,7 +162,7 @@ class _Dropping(DispatchMode):
         if not self._matches:
             return False
         if index < len(self._names) and self._names[index] == operator.overload:
-            # Without gradients the op is inside of a function with a backward of its own.
+            # Without gradients the op is inside of a function with its own backward.
             return self._drop[index] and torch.is_grad_enabled()
         planned = self._names[index] if index < len(self._names) else "the end"
         self._matches = False
@@ -234,7 +234,7 @@ class _Dropping(DispatchMode):
         return ref
 
     def _input(self, tensor: torch.Tensor) -> Value:
-        """Return the tensor's value; one that no node makes is held from now on."""
+        """Return the tensor's value, and hold it if no node makes it."""
         value = self._find(tensor)
         if value is None:
             value = Value(tensor._version, _alias(tensor), None)
@@ -247,7 +247,7 @@ class _Dropping(DispatchMode):
             return None
         value = self._find(tensor)
         if value is None or not value.made:
-            # What the program holds anyway is not worth a copy to change.
+            # A value that the program holds anyway is not worth a copy.
             raise _NotRepeatableError
         return value
 
@@ -271,8 +271,8 @@ class _Dropping(DispatchMode):
         key = tensor.untyped_storage()._cdata
         value = self._at(key)
         if value is not None and value.version != tensor._version:
-            # No longer known, so that no write through another version counter would be seen.
-            with torch._C._DisableTorchDispatch():  # where a hook calls, ops are not the program's
+            # No longer known: a write through another version counter would not be seen.
+            with torch._C._DisableTorchDispatch():  # a hook's ops are not the program's
                 _privately(value)
             del self.live[key]
             return None
@@ -299,7 +299,7 @@ class _Dropping(DispatchMode):
             del self.live[key]
 
     def _is_at_home(self, device: torch.device) -> bool:
-        """Return whether the device is supported and on the stream that the pass began on.
+        """Return whether the device is supported and on the stream where the pass began.
 
         A value of another stream would be rebuilt, and its inputs freed, without waiting for it.
         """
@@ -340,7 +340,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same memory and version, and no graph.
 
-    Below autograd a plain detach() would have a version of its own, and no change would be seen.
+    Below autograd a plain detach() would have its own version, and changes would go unnoticed.
     """
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(IN_PLACE_OR_VIEW)
     torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, False)

@@ -1,4 +1,4 @@
-"""Live models that run by recompute plans, made at the first call for each set of shapes."""
+"""Live models that run recompute plans, made at the first call for each set of shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Case:
     """The plan for inputs of the same shapes."""
 
     recording: Recording | None  # None once planning is done
-    bytes: int  # of the inputs
+    bytes: int  # inputs
     outside: int = 0
     chosen: Chosen | None = None
     prepared: Prepared | None = None  # None: runs without a plan
@@ -82,7 +82,7 @@ class OptimizedModule:
             self.model.forward = self._own_forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model's forward, by a plan if one applies."""
+        """Run the model's forward, with a plan if one applies."""
         forward = self._own_forward or self._of_class
         case = self._case(args, kwargs) if self._applies() else None
         if case is None or case.prepared is None:
@@ -100,7 +100,7 @@ class OptimizedModule:
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def _applies(self) -> bool:
-        """Return whether this is a training forward pass that nothing else changes."""
+        """Return whether this is a training forward pass that no other library changes."""
         if getattr(_here, "tracing", False) or not torch.is_grad_enabled():
             return False
         if not self.model.training or torch.compiler.is_compiling():
@@ -128,7 +128,7 @@ class OptimizedModule:
             case = self._cases[key] = _Case(self._traced(args, kwargs), size)
             self._plan(case, args, kwargs)
         elif case.calls == 1 and case.recording is not None:
-            # The state of the optimizer exists now; the first step did not have it.
+            # The optimizer's state exists now, unlike in the first step.
             self._plan_again(case, args, kwargs)
             case.recording = None
         case.calls += 1
@@ -153,7 +153,7 @@ class OptimizedModule:
         budget = None
         if self.mode in BY_BUDGET:
             budget = self._limit()
-            # A percentage refers to this step alone, whatever else is on the device.
+            # A percentage refers to this step alone.
             case.outside = 0 if budget.percent else _outside(self.model, args, kwargs)
         case.chosen = choose(
             case.recording,
@@ -166,7 +166,7 @@ class OptimizedModule:
         case.prepared = Prepared(case.chosen.plan) if case.chosen.plan.drop else None
         self.report.plans += 1
         self.report.expected = case.chosen
-        self.report.why_not = "" if case.prepared else "no tensor has to be dropped, or can be"
+        self.report.why_not = "" if case.prepared else "no tensor needs to be dropped, or can be"
 
     def _plan_again(self, case: _Case, args: Any, kwargs: Any) -> None:
         if self.mode not in BY_BUDGET or self.budget.percent is not None:
@@ -210,7 +210,7 @@ class OptimizedModule:
         case.mismatches += 1
         self._warn(
             f"a forward pass of {type(self.model).__name__} was not as planned ({tally.mismatch}); "
-            "it kept all activations from there on"
+            "it kept all later activations"
         )
         if case.mismatches >= _MAX_MISMATCHES:
             case.prepared = None
@@ -259,7 +259,7 @@ def _swaps() -> bool:
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
-    """Return what a plan depends on, and the inputs' bytes; numbers are left out, as they vary."""
+    """Return the key of a plan and the inputs' bytes; the key omits numbers, as they vary."""
     leaves, spec = tree_flatten((args, kwargs))
     parts: list[Any] = [str(spec), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled()]
     size = 0

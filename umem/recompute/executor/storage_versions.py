@@ -1,8 +1,8 @@
 """Values that are recomputed: their inputs, and the run that rebuilds them.
 
-A value is what a storage holds between two writes. The ops of a forward pass that are to run again
-are `Node`s, whose arguments refer to values by their place in the storage, so that views cost
-nothing, and an op in place makes a new value from the old one.
+A value is a storage's content between two writes. Ops of the forward pass to run again are `Node`s,
+whose arguments refer to values by their place in the storage, so that views cost nothing, and an
+in-place op makes a new value from the old one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ READ, WRITE, SCRATCH = range(3)
 
 
 class Value:
-    """The content of a storage between two writes: `held`, to be made by `node`, or neither.
+    """The content of a storage between two writes: `held`, made by `node`, or neither.
 
     `held` shares memory and version with the program's tensor; a version other than `version`
-    says that the program has changed it since.
+    means that the program has since changed it.
     """
 
     __slots__ = ("__weakref__", "held", "made", "node", "reads", "rebuilt", "storage", "version")
@@ -36,10 +36,10 @@ class Value:
         self.version = version
         self.held = held
         self.node = node
-        self.made = node is not None  # by an op that runs again, whose result nothing else sees
-        self.reads = 0  # the number of ops and handles that have referred to it
-        self.storage: weakref.ref[Any] | None = None  # tells when the program has released it
-        # The storage that it was rebuilt in last, and an empty tensor with its version counter.
+        self.made = node is not None  # by an op that runs again; nothing else sees its result
+        self.reads = 0  # ops and handles that have referred to it
+        self.storage: weakref.ref[Any] | None = None  # dead once the program has released it
+        # The storage of the last rebuild, and an empty tensor with its version counter.
         self.rebuilt: tuple[weakref.ref[Any], torch.Tensor, int] | None = None
 
     @property
@@ -48,7 +48,7 @@ class Value:
         return self.node is not None and self.node.free
 
     def alive(self) -> torch.Tensor | None:
-        """Return the content that was rebuilt for another use that has not ended; else None."""
+        """Return the content rebuilt for another use that has not ended; else None."""
         if self.rebuilt is None:
             return None
         known, counter, version = self.rebuilt
@@ -59,7 +59,7 @@ class Value:
         return over(counter, storage)
 
     def lent(self, tensor: torch.Tensor) -> None:
-        """Remember the tensor, rebuilt for a use, for others while it is alive and unchanged."""
+        """Share the tensor, rebuilt for a use, with others while it is alive and unchanged."""
         empty = torch.empty(0, dtype=torch.uint8, device=tensor.device).untyped_storage()
         storage = tensor.untyped_storage()
         self.rebuilt = weakref.ref(storage), over(tensor, empty), tensor._version
@@ -78,7 +78,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Ref:
-    """A tensor argument: a value, seen through a view."""
+    """A tensor argument: a view of a value."""
 
     value: Value | None  # None: its content does not matter
     size: tuple[int, ...]
@@ -101,7 +101,7 @@ class Ref:
         return self.in_storage(base.untyped_storage())
 
     def shared(self, base: torch.Tensor) -> torch.Tensor:
-        """As `of`, with the version counter of `base`."""
+        """Like `of`, with the version counter of `base`."""
         if base.dtype != self.dtype:  # rare: a view as another dtype
             return self.of(base)
         return over(base, base.untyped_storage(), self)
@@ -113,7 +113,7 @@ class Ref:
 
 
 def refer(tensor: torch.Tensor, value: Value | None, use: int = READ) -> Ref:
-    """Return a reference to `value` through the view that `tensor` is."""
+    """Return a reference to `value` with the view of `tensor`."""
     if value is not None:
         value.reads += 1
     return Ref(
@@ -155,7 +155,7 @@ class RandomState:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Put the generator back to this state within the context."""
+        """Set the generator to this state within the context."""
         now = self._get()
         self._set(self.state)
         try:
@@ -180,11 +180,11 @@ class RandomState:
 
 
 def rebuild(wanted: Value) -> torch.Tensor:
-    """Run again what makes `wanted`; return any tensor over its storage.
+    """Rebuild `wanted` by running its ops again; return any tensor over its storage.
 
-    What is rebuilt stays for as long as anything refers to it, and what it came from is let go. A
-    value that is freed after each use stays until the last op here that reads it, or, if it is
-    `wanted`, while the caller uses it.
+    Rebuilt values live as long as anything refers to them; their sources are released. A value
+    that is freed after each use lives until the last op here that reads it, or, if it is `wanted`,
+    while the caller uses it.
 
     Raises:
         StateError: the program has changed an input since the forward pass.
@@ -197,8 +197,8 @@ def rebuild(wanted: Value) -> torch.Tensor:
         ref.value for node in order for ref in node.refs if ref.value is not None and ref.value.free
     )
     left[wanted] += 1
-    # As in the forward pass: some ops make less where no gradient is wanted. No gradient
-    # is computed, because no tensor here requires one.
+    # As in the forward pass: some ops return less if no gradient is needed. No gradient is
+    # computed, because no tensor here requires one.
     with torch.enable_grad():
         while order:
             _run_again(order.pop(), passing, left)
@@ -210,7 +210,7 @@ def rebuild(wanted: Value) -> torch.Tensor:
 
 
 def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Value]) -> None:
-    """Run the node; its outputs pass, or hold their tensors from now on and no longer the node."""
+    """Run the node; its outputs pass, or hold their tensors instead of the node."""
     for made, tensor in _run(node, passing):
         if not node.free:
             made.held, made.version, made.node = tensor, tensor._version, None
@@ -226,7 +226,7 @@ def _run_again(node: Node, passing: dict[Value, torch.Tensor], left: Counter[Val
 
 
 def _order(wanted: Value, passing: dict[Value, torch.Tensor]) -> list[Node]:
-    """Return the nodes to run, the first one last; add what another use keeps to `passing`."""
+    """Return the nodes to run, the first one last; add values kept by other uses to `passing`."""
     order: list[Node] = []
     seen: set[int] = set()
 
@@ -257,8 +257,8 @@ def _order(wanted: Value, passing: dict[Value, torch.Tensor]) -> list[Node]:
 
 
 def _run(node: Node, found: dict[Value, torch.Tensor]) -> list[tuple[Value, torch.Tensor]]:
-    """Return the values that the node makes, as far as anything refers to them still."""
-    own: dict[Value, torch.UntypedStorage] = {}  # private copies of what is written
+    """Return the values that the node makes and that anything still refers to."""
+    own: dict[Value, torch.UntypedStorage] = {}  # private copies of written arguments
     for ref in node.refs:
         if ref.use == WRITE and ref.value is not None and ref.value not in own:
             own[ref.value] = _to_write(node, ref.value, found)
@@ -283,7 +283,7 @@ def _run(node: Node, found: dict[Value, torch.Tensor]) -> list[tuple[Value, torc
     if len(results) != node.results:
         raise StateError(
             f"{node.operator.overload} gave {node.results} tensors in the forward pass and "
-            f"{len(results)} when it ran again, so that no activation is rebuilt from it; turn "
+            f"{len(results)} when it ran again, so no activation can be rebuilt from it; turn "
             "recomputation off for this model by umem.deoptimize(model)"
         )
     made = [(value(), results[i]) for i, value in node.outputs]
@@ -299,7 +299,7 @@ def _content(value: Value, found: dict[Value, torch.Tensor]) -> torch.Tensor:
 def _to_write(node: Node, value: Value, found: dict[Value, torch.Tensor]) -> torch.UntypedStorage:
     """Return the value's content in a storage that may be changed; a copy if others need it.
 
-    What stays, and is changed by a node that runs for each use, is needed for the next one.
+    A kept value that a node changes at each use is needed again for the next use.
     """
     storage = _content(value, found).untyped_storage()
     once = value.made and value.reads == 1 and (value.free or not node.free)

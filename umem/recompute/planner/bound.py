@@ -1,4 +1,4 @@
-"""A lower bound of the step time of any plan to swap and recompute, by a linear program."""
+"""A lower bound, from a linear program, of the step time of any plan to swap and recompute."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def lower_bound_us(
 ) -> float:
     """Return the min step time in µs of plans that rebuild tensors when backward needs them.
 
-    Variables: for each tensor that may be dropped, the share y that is; for each temporary, the
-    share k that is kept and the share d that is rebuilt; for each forward op, the share z that runs
-    again; X_t, the bytes that are swapped out at instant t. At each instant the excess over the
-    budget is dropped or swapped out. z is at least the y and d of the op's results, and d at least
-    the share of what is made from the temporary, less k. What is swapped out leaves before its
-    instant while compute runs, and comes back after it while compute and recomputation run; else
-    there is a stall. This holds for the step as it is, and for the step taken to start after
-    backward. What the program holds after its last use is not dropped and never comes back. The
-    program minimises recomputation time and the stall. For each tensor and pause between two ops
-    of backward that read it, the share f of it is freed and rebuilt again at the second one, at no
-    less than the time of the ops that write it. It is a relaxation: rebuilt copies, and
-    chains of them, take no memory, and shares are fractions rather than sets of tensors.
+    Variables: for each droppable tensor, the dropped share y; for each temporary, the kept share k
+    and the rebuilt share d; for each forward op, the share z that runs again; X_t, the bytes
+    swapped out at instant t. At each instant the excess over the budget is dropped or swapped out.
+    z is at least the y and d of the op's results, and d at least the share of the tensors made from
+    the temporary, less k. Swapped bytes leave before their instant while compute runs, and return
+    after it while compute and recomputation run; else there is a stall. This applies to the step as
+    it is, and to the step taken to start after backward. Tensors that the program keeps after their
+    last use are not dropped and never return. The program minimises recomputation time and the
+    stall. For each tensor and pause between two ops of backward that read it, a share f is freed
+    and rebuilt at the second one, at no less than the time of the ops that write it. It is a
+    relaxation: rebuilt copies, and chains of them, take no memory, and shares are fractions rather
+    than sets of tensors.
 
-    With `updates`, a share u of each is done by the host: its ops take less time on the device, its
-    states no memory, the gradient leaves at once, and the parameter is away from its last use to
-    its first one. In a step all these gradients leave, all these parameters return, and the host's
-    lane takes all the updates' time.
+    With `updates`, the host does a share u of each: its ops take less time on the device, its
+    states no memory, the gradient leaves immediately, and the parameter is away from its last use
+    to its first one. Per step all these gradients leave, all these parameters return, and the
+    host's lane takes all the updates' time.
 
     Raises:
         PlanError: an op accesses more than the budget, or the time limit was reached.
@@ -144,7 +144,7 @@ class _Relaxation:
         return np.cumsum(change)[:-1]
 
     def _memory(self) -> None:
-        """Add the rows of memory: over - dropped + kept <= swapped out."""
+        """Add the memory rows: over - dropped + kept <= swapped out."""
         program, step = self.program, self.graph.step
         row = self.memory = program.rows(len(self.instants))
         self.away = program.variables(len(self.instants))
@@ -163,7 +163,7 @@ class _Relaxation:
     def _pauses(self) -> Iterator[tuple[int, Ints, float]]:
         """Add the shares f; yield for each the op at which it is rebuilt, the variable, and its ms.
 
-        An op that makes several tensors is run once for all of them: each has a part of its time.
+        An op that makes several tensors runs once for all of them: each has a part of its time.
         """
         program, graph, step = self.program, self.graph, self.graph.step
         used: dict[int, list[int]] = {}
@@ -186,7 +186,7 @@ class _Relaxation:
                 yield end, freed, ms
 
     def _minus(self, row: Ints, less: Floats) -> None:
-        """Add to the left side of rows, less for each share of an update, [u, rows]."""
+        """Add to the left side of rows a negative term per share of an update, [u, rows]."""
         for variable, amounts in zip(self.updated, less, strict=True):
             used = np.flatnonzero(amounts)
             self.program.add(row[used], np.repeat(variable, len(used)), -amounts[used])
@@ -227,7 +227,7 @@ class _Relaxation:
         return sums
 
     def _link(self, device: DeviceProfile, spans: IdleIntervals) -> None:
-        """Add the rows of the link: what is swapped out leaves before, and comes back after."""
+        """Add the link rows: swapped bytes leave before their instant and return after it."""
         again_by = self._again_by()
         self._host()
         for begin in sorted({0, (self.graph.last_wanted + 1) % self.graph.step.n_ops}):
@@ -249,7 +249,7 @@ class _Relaxation:
     ) -> None:
         """Add these rows for a step taken to start at op `begin`, before or after recomputation.
 
-        After it is the optimizer, whose results can leave only from there on.
+        The optimizer follows it; its results cannot leave earlier.
         """
         program, step, at = self.program, self.graph.step, self.instants
         count = len(at)
@@ -259,7 +259,7 @@ class _Relaxation:
         program.add(both, np.repeat(self.stall, count), -1.0)
         whole = np.repeat(self.again, count)
         terms, all_us = self.terms, self.terms.device_us[:, None]
-        # Of the updates: their ops' time beside, their states that are free, and what moves.
+        # Update terms: their ops' overlapping time, their free states, and the moved bytes.
         less_before, less_after = terms.times_beside(begin, at)
         moved = np.repeat(terms.bytes[:, None], count, axis=1) / MIB
         clean = terms.idle_parameters(at) / MIB

@@ -1,4 +1,4 @@
-"""Terms of the bound's linear program for updates on the host: what each takes out of a step."""
+"""Terms of the bound's linear program for updates on the host: each one's savings in a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .host_updates import Update, host_us, uses_beside
 class UpdateTerms:
     """Changes of a step by u updates that the host does, at k instants. Bytes and µs.
 
-    Where a term is not known exactly it is at least what it can be, so that a bound stays one.
+    A term that is not known exactly is overestimated, so that the bound remains valid.
     """
 
     spans: IdleIntervals
@@ -42,15 +42,15 @@ class UpdateTerms:
 
     @cached_property
     def bytes(self) -> Ints:
-        """Bytes of gradients, which leave, and as many of parameters, which return, [u]."""
+        """Bytes of gradients, which leave, and of parameters, which return, [u]."""
         size = self.spans.trace.bytes
         return np.array([sum(int(size[p]) for p, _ in u.pairs) for u in self.updates], np.int64)
 
     def needed(self, instants: Ints) -> Ints:
-        """Return the most bytes that each op needs less, [u, k].
+        """Return the most bytes by which each op's need falls, [u, k].
 
-        States are gone, gradients from the op on that completes them, and parameters from their
-        last use to the first one in the next step.
+        States are absent throughout, gradients after the op that completes them, and parameters
+        from their last use to the first one in the next step.
         """
         step = self.spans.trace
         found = np.zeros((len(self.updates), len(instants)), np.int64)
@@ -86,14 +86,14 @@ class UpdateTerms:
     def idle_parameters(self, instants: Ints) -> Ints:
         """Return the most bytes of parameters between their first and last use, [u, k].
 
-        No op of the step writes them, so that they need no write-back.
+        No op of the step writes them, so they need no write-back.
         """
         return self._idle([parameter for u in self.updates for parameter, _ in u.pairs], instants)
 
     def idle_gradients(self, instants: Ints) -> Ints:
         """Return the bytes of gradients between their completion and their last use, [u, k].
 
-        One that leaves there, and is only read again, needs no other way out.
+        One that leaves there, and is only read afterwards, needs no other write-back.
         """
         return self._idle([gradient for u in self.updates for _, gradient in u.pairs], instants)
 

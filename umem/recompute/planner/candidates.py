@@ -17,8 +17,8 @@ EXPENSIVE = ("conv", "linear", "attention", "rnn", "loss", "embedding")
 class Selection(NamedTuple):
     """Saved tensors to drop, temporaries to keep for rebuilding others, and copies to free early.
 
-    A copy of a dropped tensor stays until nothing needs it; if it is in `free`, it is freed after
-    each op of backward that it was rebuilt for, and rebuilt again for the next one.
+    A copy of a dropped tensor lives as long as it is needed; if it is in `free`, it is freed after
+    each op of backward that it was rebuilt for, and rebuilt for the next one.
     """
 
     drop: Bools  # [m]
@@ -30,7 +30,7 @@ class Checkpoints:
     """Cuts through the forward pass that are kept whole, with the tensors to drop between them.
 
     In each of `count` slices of equal saved bytes, the cut is the op after which later forward ops
-    need the fewest bytes. Chains of recomputation stop there (Chen et al., "Training deep nets with
+    need the fewest bytes. Recomputation chains end there (Chen et al., "Training deep nets with
     sublinear memory cost", 2016).
     """
 
@@ -72,9 +72,9 @@ def cheap(graph: RecomputeGraph) -> Selection:
 def per_block(graph: RecomputeGraph) -> Selection:
     """Drop all tensors except the inputs of blocks.
 
-    A block begins where the rest of the forward pass depends on one tensor alone and several ops
-    read it, such as the sum in a residual network. If there are fewer than two such places, the
-    blocks begin at checkpoints, as many as the square root of the number of droppable tensors.
+    A block begins where the rest of the forward pass depends on a single tensor that several ops
+    read, such as the sum in a residual network. With fewer than two such places, blocks begin at
+    checkpoints, as many as the square root of the number of droppable tensors.
     """
     step, flow = graph.step, graph.flow_bytes()
     readers = np.zeros(step.n_tensors, np.int64)

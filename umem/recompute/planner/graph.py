@@ -1,4 +1,4 @@
-"""The forward pass as a graph of values and ops: what can be recomputed, and from what."""
+"""The forward pass as a graph of values and ops: recomputable values, and their sources."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SLACK_OPS = 8
 class RecomputeGraph:
     """The graph of a step's forward passes: the values that ops read and write.
 
-    A tensor is made by the forward op that writes it first; ops that write it later change it in
-    place. Tensors that no forward op makes are given: parameters and inputs. A value is a version
-    of a tensor, as one of its writes left it. Values are numbered, in ascending order per tensor.
+    The forward op that writes a tensor first makes it; later writes change it in place. Parameters
+    and inputs are given: no forward op makes them. A value is a version of a tensor after one of
+    its writes. Values are numbered, in ascending order per tensor.
     """
 
     def __init__(self, step: StepTrace, forward: Bools | None = None) -> None:
@@ -34,7 +34,7 @@ class RecomputeGraph:
             np.arange(n) < phases(step).backward if forward is None else np.asarray(forward, bool)
         )
         # For each value: its tensor, the op that wrote it (-1: none of this pass), and whether that
-        # op made the tensor. Value t is tensor t as it was before the step.
+        # op made the tensor. Value t is tensor t before the step.
         self.tensor_of = list(range(m))
         self.writer = [-1] * m
         self.is_first = [False] * m
@@ -43,7 +43,7 @@ class RecomputeGraph:
         self.inputs: list[list[int]] = [[] for _ in range(n)]  # per op: values it reads
         self.outputs: list[list[int]] = [[] for _ in range(n)]
         self.last_forward = np.full(m, -1, np.int64)  # the last forward op that accesses it
-        self.wanted_at: list[tuple[int, list[int]]] = []  # other ops, made tensors they read
+        self.wanted_at: list[tuple[int, list[int]]] = []  # other ops and their made tensors
         self.made: Bools = np.zeros(m, bool)
         self.saved: Bools = np.zeros(m, bool)  # made, and read after forward
         self._spoiled_at = np.full(m, n, np.int64)  # the first non-forward op that writes it
@@ -53,7 +53,7 @@ class RecomputeGraph:
         self.may_drop: list[bool] = self._may_drop().tolist()
         self.droppable: Bools = self.saved & np.array(self.may_drop, bool)
         self.siblings: list[list[int]] = [[] for _ in range(m)]  # made by the same op
-        self.temporaries: list[list[int]] = [[] for _ in range(m)]  # that it is made from
+        self.temporaries: list[list[int]] = [[] for _ in range(m)]  # its sources
         self._relate()
 
     def ops_of(self, tensors: Iterable[int]) -> set[int]:
@@ -93,7 +93,7 @@ class RecomputeGraph:
         return first
 
     def flow_bytes(self) -> Ints:
-        """Return the bytes of large tensors made up to each op that later forward ops read, [n]."""
+        """Return the bytes of large tensors that later forward ops read, made up to each op, [n]."""
         step = self.step
         made = np.flatnonzero(self.made & step.large)
         change = np.zeros(step.n_ops + 1, np.int64)
@@ -143,10 +143,10 @@ class RecomputeGraph:
         self.is_first.append(makes)
 
     def _again(self) -> Bools:
-        """Return whether forward ops can rebuild a tensor in backward, from what is left then, [m].
+        """Return whether forward ops can rebuild each tensor in backward, [m].
 
         Ops cannot run again if they change a tensor that no forward op made, or if they read a
-        value that was overwritten since and cannot be rebuilt itself.
+        value that has since been overwritten and cannot be rebuilt itself.
         """
         spoiled = self._spoiled_at <= self.last_wanted
         again = [False] * self.step.n_ops

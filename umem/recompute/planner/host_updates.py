@@ -11,25 +11,25 @@ from ...base.device_profiles import DeviceProfile
 from ...policies.published.phases import phases
 from ...trace.step_trace import Bools, HostUpdates, Ints, Kind, StepTrace
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the parameters' bytes that the host updates
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the parameters' bytes updated on the host
 
 
 @dataclass(frozen=True)
 class Update:
-    """The ops that update a parameter, and what they access. Tensors of a step."""
+    """The ops that update a parameter, and the tensors that they access."""
 
     ops: tuple[int, ...]
-    parts: tuple[float, ...]  # of each op's time; below 1 where it updates other parameters too
+    parts: tuple[float, ...]  # share of each op's time; below 1 if it updates other parameters too
     pairs: tuple[tuple[int, int], ...]  # the parameter and its gradient
     inside: tuple[int, ...]  # states, and other tensors that nothing else accesses
-    accesses: tuple[int, ...]  # of these ops, as indices into the step's accesses
-    bytes: int  # that the host reads and writes
-    carriers: tuple[int, ...] = ()  # the gradients as the next step would know them
+    accesses: tuple[int, ...]  # these ops', as indices into the step's accesses
+    bytes: int  # read and written by the host
+    carriers: tuple[int, ...] = ()  # the gradients' tensors in the next step
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The updates of a step that the host can do, those with the most time for it first."""
+    """The updates of a step that the host can do; those with the most time come first."""
 
     step: StepTrace
     updates: tuple[Update, ...]
@@ -43,11 +43,11 @@ class Candidates:
         return sum(int(self.step.bytes[parameter]) for parameter, _ in update.pairs)
 
     def share_of(self, updates: Iterable[Update]) -> float:
-        """Return the share of the parameters' bytes that these updates have; 0 of none."""
+        """Return the share of the parameters' bytes in these updates; 0 without any."""
         return sum(map(self._size, updates)) / max(self.bytes, 1)
 
     def first(self, share: float) -> tuple[Update, ...]:
-        """Return the first of them, of this share of the parameters' bytes (0 to 1)."""
+        """Return the first updates, up to this share of the parameters' bytes (0 to 1)."""
         sizes = [self._size(update) for update in self.updates]
         total = sum(sizes)
         middle = np.cumsum([0, *sizes])[:-1] + np.array(sizes) / 2
@@ -57,10 +57,10 @@ class Candidates:
 def candidates(step: StepTrace) -> Candidates:
     """Return the updates that the host can do.
 
-    These are groups of ops that share tensors with each other and nothing else with the rest of the
-    step but parameters, which they write, and gradients. The gradient is made by the step, and
-    freed in it or at the begin of the next one. Tensors are 2 MiB and more. An op on lists of
-    tensors (`_foreach_`, `_fused_`) counts as one op for each place in the lists.
+    These are groups of ops that share tensors only with each other, except for parameters, which
+    they write, and gradients. The step makes the gradient, and frees it or leaves that to the start
+    of the next one. Tensors are 2 MiB and more. An op on lists of tensors (`_foreach_`, `_fused_`)
+    counts as one op per list position.
     """
     ops = _update_ops(step)
     found = [_update(step, accesses, ops) for accesses in _groups(step, ops)]
@@ -71,7 +71,7 @@ def candidates(step: StepTrace) -> Candidates:
 def on_host(step: StepTrace, updates: Iterable[Update], device: DeviceProfile) -> StepTrace:
     """Return the step in which the host does these updates. Ops and tensors keep their indices.
 
-    The updates' ops take no time and access nothing, and what only they access has no bytes.
+    The updates' ops take no time and access nothing, and tensors that only they access are empty.
     """
     updates = tuple(updates)
     if not updates:
@@ -151,15 +151,15 @@ def _time_away(step: StepTrace, update: Update) -> float:
 
 
 def uses_beside(step: StepTrace, tensor: int, ops: Sequence[int]) -> Ints:
-    """Return the ops that access a tensor without these, ascending."""
+    """Return the other ops that access a tensor, ascending."""
     return np.setdiff1d(step.uses(tensor), ops)
 
 
 def _update_ops(step: StepTrace) -> Bools:
     """Return whether each op is an optimizer's, [n].
 
-    It accesses a state, writes a parameter, or accesses what such an op made; or it makes what
-    they access from gradients alone. It is not before backward, nor an op on activations.
+    Such an op accesses a state, writes a parameter, accesses a tensor that such an op made, or
+    makes one for them from gradients alone. It is neither before backward nor on activations.
     """
     tags = np.array(step.tags)
     param = (tags == "param") & (step.kind == Kind.PERSISTENT)
@@ -193,7 +193,7 @@ def _update_ops(step: StepTrace) -> Bools:
 def _groups(step: StepTrace, ops: Bools) -> list[list[int]]:
     """Return the accesses of large tensors by these ops, in groups with no tensor in common.
 
-    Small ones, such as a learning rate, are read by all, and stay.
+    Small ones, such as a learning rate, are read by all, and are left out.
     """
     parent = list(range(step.n_tensors))
 
@@ -218,9 +218,8 @@ def _groups(step: StepTrace, ops: Bools) -> list[list[int]]:
 def _together(step: StepTrace, op: int) -> list[range]:
     """Return an op's accesses in rows that belong together.
 
-    An op on lists has those of the first list, then those of the next one, and single tensors at
-    the end. `_foreach_` ops write one list; `_fused_` ones have a list of parameters, or else of
-    gradients.
+    An op on lists accesses the first list, then the next one, and single tensors at the end.
+    `_foreach_` ops write one list; `_fused_` ones have a list of parameters, or else of gradients.
     """
     start, end = int(step.access_start[op]), int(step.access_start[op + 1])
     whole, name = range(start, end), step.op_names[op]
@@ -238,7 +237,7 @@ def _together(step: StepTrace, op: int) -> list[range]:
 
 
 def _update(step: StepTrace, accesses: Sequence[int], ops: Bools) -> Update | None:
-    """Return the update that these accesses are; None if the host cannot do it."""
+    """Return the update with these accesses; None if the host cannot do it."""
     tensors = dict.fromkeys(step.access_tensor[accesses].tolist())
     written = {int(step.access_tensor[at]) for at in accesses if step.access_write[at]}
     parameters, gradients, inside = [], [], []
@@ -286,7 +285,7 @@ def _checked(
 
 
 def _part(step: StepTrace, op: int, accesses: Sequence[int]) -> float:
-    """Return the share of an op's bytes in large tensors that these accesses have."""
+    """Return these accesses' share of an op's bytes in large tensors."""
     start, end = int(step.access_start[op]), int(step.access_start[op + 1])
     mine = step.access_tensor[[at for at in accesses if start <= at < end]]
     every = step.access_tensor[start:end]
@@ -297,9 +296,9 @@ def _part(step: StepTrace, op: int, accesses: Sequence[int]) -> float:
 def _moved_bytes(
     step: StepTrace, accesses: Sequence[int], inside: Sequence[int], gradients: Sequence[int]
 ) -> int:
-    """Return the bytes to read and to write, once for each tensor but those made inside.
+    """Return the bytes to read and to write, once for each tensor except those made inside.
 
-    A gradient is read: fused ops are said to write it, for what they do with a scaled one.
+    A gradient is only read: fused ops declare a write, but need it only for scaled ones.
     """
     temporary = {t for t in inside if step.kind[t] != Kind.PERSISTENT}
     once: dict[tuple[int, str], int] = {}

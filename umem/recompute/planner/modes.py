@@ -1,4 +1,4 @@
-"""The modes of recomputation, each a way to choose what is dropped."""
+"""The modes of recomputation, each a way to choose the tensors to drop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RecomputePlanner:
         return self._rewritten(min(self._chosen(), key=self._search.estimate_us))
 
     def shortlist(self) -> list[Rewritten]:
-        """Return the candidates of mode auto, which it must not be slower than.
+        """Return the candidates of mode auto; the result must not be slower than any.
 
         These are the search's choice, one for half of the link and one for all of it, the best
         known without swapping, and swapping alone.
@@ -85,7 +85,7 @@ def graph_of(step: StepTrace, recording: Recording) -> tuple[RecomputeGraph, Seq
     The index is -1 for an op after the forward pass.
 
     Raises:
-        PlanError: the step is not the recording's.
+        PlanError: the step does not belong to the recording.
     """
     costs = costs_of(step, recording)
     if not costs:
@@ -98,6 +98,6 @@ def graph_of(step: StepTrace, recording: Recording) -> tuple[RecomputeGraph, Seq
 
 
 def executable(new: Rewritten, recording: Recording, ordinals: Sequence[int]) -> RecomputePlan:
-    """Return the plan by which a running program executes a rewritten step."""
+    """Return the plan with which a running program executes a rewritten step."""
     drop, free = (sorted({ordinals[op] for op in ops}) for ops in (new.drop_ops, new.free_ops))
     return RecomputePlan(recording.forward, tuple(drop), tuple(free), keep_below=PAGE_BYTES)

@@ -7,11 +7,11 @@ from typing import Any
 
 from ...errors import ConfigError, PlanError, did_you_mean
 
-# What each mode drops; the default policy swaps the rest, as far as the budget requires.
+# The tensors that each mode drops; the default policy swaps the rest as the budget requires.
 MODES = {
-    "auto": "what the search finds fastest, swapping and recomputing together",
+    "auto": "the search's fastest choice, with swapping and recomputation together",
     "swap": "nothing",
-    "recompute": "what the search finds fastest without any swapping",
+    "recompute": "the search's fastest choice without swapping",
     "per_block": "all but the inputs of blocks",
     "speed": "cheap results (norms, activation functions); copies stay until their last use",
     "memory": "cheap results; copies are freed after each use",
@@ -39,9 +39,9 @@ class RecomputePlan:
         drop: ascending indices into `names` of the ops whose outputs are not kept for backward but
             rebuilt there. They include ops that change a dropped output in place, and ops whose
             outputs autograd does not save but a rebuild needs: the output of an op that is not
-            listed is held from the forward pass on if a rebuild needs it.
+            listed is kept after the forward pass if a rebuild needs it.
         free: ascending indices, out of `drop`, of the ops whose rebuilt outputs are freed after
-            each use. Those of the others stay until nothing in the rest of backward needs them, or
+            each use. Those of the others live until the rest of backward no longer needs them, nor
             a rebuild from them.
         keep_below: smaller outputs, in bytes, of the ops in `drop` are kept, such as the mean and
             deviation of a norm, because rebuilding them would cost the whole op.

@@ -1,4 +1,4 @@
-"""Reduced steps: smaller ones with the same decisions, to be rewritten hundreds of times."""
+"""Reduced steps: smaller ones with the same decisions, for hundreds of rewrites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARTS = 64  # a merged op has at most 1/_PARTS of the step's time and of its pe
 
 
 def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrace, Bools]:
-    """Return the step without small tensors, and with ops merged that make no difference.
+    """Return the step without small tensors, and with insignificant ops merged.
 
     Ops after the last one that needs a result of the forward pass, which are the optimizer's, are
     merged while their time and bytes are small. Ops of backward that access only small tensors are
@@ -26,8 +26,8 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
     large = step.large[step.access_tensor]
     tensor, write = step.access_tensor[large], step.access_write[large]
     op = group[step.access_op[large]]
-    # One access per tensor and op, in order of appearance. It is a write if any of them is, and
-    # needs what the first of them needs.
+    # One access per tensor and op, in order of appearance. It writes if any of them does, and has
+    # the needs of the first.
     key = op * step.n_tensors + tensor
     unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     order = np.lexsort((first, op[first]))
@@ -46,7 +46,7 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
         access_tensor=tensor[first][order],
         access_write=written[order],
         access_read=None if step.access_read is None else step.access_read[large][first][order],
-        # Of ops that become one it is the whole tensor: the search's estimate may be a bit high.
+        # A merged op accesses whole tensors: the search's estimate may be slightly high.
         access_part=None,
         parts=None,
     )
@@ -54,7 +54,7 @@ def reduced(step: StepTrace, forward: Bools, last_wanted: int) -> tuple[StepTrac
 
 
 def _groups(step: StepTrace, forward: Bools, last_wanted: int) -> Ints:
-    """Return the op of the reduced step that each op belongs to, [n]."""
+    """Return each op's op in the reduced step, [n]."""
     bytes_of = step.sum_of_accesses(np.where(step.large, step.bytes, 0)).tolist()
     max_us, max_bytes = step.compute_us / _PARTS, step.peak_bytes / _PARTS
     group, us, held, empty = [], 0.0, 0, False

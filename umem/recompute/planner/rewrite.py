@@ -21,17 +21,17 @@ class Rewritten:
     """
 
     graph: RecomputeGraph
-    selection: Selection  # as asked for
+    selection: Selection  # as requested
     dropped: Bools  # [m] not kept for backward: saved tensors, and temporaries they are made from
     freed: Bools  # [m] dropped, and the copies are freed after each use
-    origin: Ints  # [n'] the op of the original step that each op is, or repeats
+    origin: Ints  # [n'] each op's original op
     again: Bools  # [n'] whether the op is run again
-    copy_of: Ints  # [m'] the tensor of the original step that each one is, or is a copy of
+    copy_of: Ints  # [m'] each tensor's original tensor
     step: StepTrace
 
     @property
     def recompute_us(self) -> float:
-        """The time in µs of all ops that run again."""
+        """The time in µs of all recomputed ops."""
         return float(self.step.op_us[self.again].sum())
 
     @property
@@ -65,9 +65,9 @@ def rewrite(
         graph: the graph of the original step.
         drop: saved tensors that are not kept, [m]; those that are not `droppable` are kept.
         keep: tensors that backward does not read and that are kept for rebuilding others, [m].
-        free: tensors whose copies are freed, and rebuilt for each op that needs them, [m]. A copy
-            that such an op reads stays until the op ends, one that is only rebuilt from until
-            then. Copies of other tensors stay until nothing needs them.
+        free: tensors whose copies are freed, and rebuilt for each op that needs them, [m]. The
+            copies that such an op needs, directly or as sources, live until it ends. Copies of
+            other tensors live as long as they are needed.
         labels: whether ops and tensors of the new step get names; a search needs none.
     """
     rewriter = _Rewriter(graph, Selection(drop, keep, free))
@@ -91,7 +91,7 @@ class _Rewriter:
         self.here: dict[int, int] = {}  # the latest copy of each tensor
         self.holds: dict[int, int] = {}  # the value that this copy holds
         self.to_free: list[int] = []  # the tensors of `here` that are freed after use
-        # The copies that ops access: of ops run again, by index into `again`, and of other ops.
+        # The copies that ops access: recomputed ops, by index into `again`, and other ops.
         self.names: list[dict[int, int]] = []
         self.wanted: dict[int, dict[int, int]] = {}
 
@@ -124,9 +124,9 @@ class _Rewriter:
         self.to_free = left
 
     def _needed(self, value: int) -> list[int]:
-        """Return the forward ops that have to run again for a value, in order.
+        """Return the forward ops to run again for a value, in order.
 
-        If a copy was changed in place after the version that is needed, it is rebuilt.
+        A copy that was changed in place after the needed version is rebuilt.
         """
         graph, gone, holds = self.graph, self.gone, self.holds
         tensor_of, final, writer = graph.tensor_of, graph.final, graph.writer
@@ -241,8 +241,8 @@ class _Rewriter:
     def _until(self, place: Ints, again: Bools, op: Ints, tensor: Ints) -> Ints:
         """Return the op up to which each access keeps its tensor.
 
-        What is freed after use can be rebuilt for as long as autograd refers to it, which is up to
-        the end of the op that uses it: what it is rebuilt from stays until then.
+        A tensor freed after use can be rebuilt while autograd refers to it, up to the end of the op
+        that uses it: its sources live until then.
         """
         if not self.freed.any():
             return op
@@ -252,14 +252,14 @@ class _Rewriter:
         return np.where(self.freed[copied[tensor]], op, ends[op])
 
     def _is_freed(self) -> Bools:
-        """Return whether each op run again makes what is freed after use."""
+        """Return whether each recomputed op makes tensors that are freed after use."""
         freed: Bools = np.zeros(self.graph.step.n_ops, bool)
         freed[list(self.graph.ops_of(np.flatnonzero(self.freed).tolist()))] = True
         return np.asarray(freed[self.again], bool)
 
 
 def dropped_by(graph: RecomputeGraph, drop: Bools, keep: Bools) -> Bools:
-    """Return what a selection drops, [m]: `drop` where possible, and temporaries it is made from.
+    """Return the dropped tensors, [m]: `drop` where possible, and the temporaries they need.
 
     All outputs of an op are dropped together, because a plan lists ops. Selections that drop the
     same tensors result in the same step.

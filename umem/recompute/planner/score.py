@@ -30,7 +30,7 @@ def floors_us(
     begins: Sequence[int] = (0,),
 ) -> Floats:
     """Return the turning-point bound of `bounds.closed_form_floor` in µs, for each link factor."""
-    # Choices are ranked by it: what the program only holds is much the same in all of them.
+    # It ranks choices, in which tensors that the program only holds hardly differ.
     spans = IdleIntervals(step, kept=np.zeros(step.n_tensors, bool))
     over = np.maximum(spans.need - room, 0)
     compute = step.compute_us

@@ -1,4 +1,4 @@
-"""The search for the selection to drop that makes a step fastest at a budget, with swapping."""
+"""The search for the selection that makes a step fastest at a budget, with swapping."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rewrite import dropped_by, freed_by, rewrite
 LINK = 0.8  # share of the bandwidth to plan with: a link slower than planned costs more than this
 _WHOLE = 1 / LINK
 COUNTS = (0, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # numbers of checkpoints
-_FEW = (3, 6, 12)  # where all copies are freed, and each chain runs once for each of its tensors
+_FEW = (3, 6, 12)  # with all copies freed: each chain runs once for each of its tensors
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the droppable bytes, refined around the best
 _FINER = (0.1, 0.05, 0.025)
 # The bound assumes a fully used link, which no schedule attains: choices are also made for slower
@@ -30,25 +30,25 @@ _BOUNDED = (*_FACTORS, _WHOLE)
 # Share of the compute time added to the bound: of two choices with hidden transfers, prefer the
 # shorter.
 _COMPUTE_SHARE = 0.02
-# Accesses of the step times choices that local search looks at, or estimates: limits its time.
+# Limits on the local search's time: accesses of the step times choices scored, or estimated.
 _LOOKED = 200_000
 _TRIED = 170_000
 _FLIPPED = (1, 1, 2, 3)  # neighbours changed at a time
 _UPDATES = 0.1  # of the room: min written persistent bytes for a bound from after backward
 _KEPT = 0.15  # share of the trials that keep, or drop, a temporary instead
-_FREED = 40_000  # as _TRIED, for choices that free copies
+_FREED = 40_000  # _TRIED for choices that free copies
 _TOGGLED = 0.5  # share of these trials that free copies after each use, or keep them
 _TOGGLED_RUNS = (1, 1, 1, 2, 3, 5)  # of how many dropped tensors next to each other
 _IDLE = 16  # the max number of copies that are tried first, those idle for the longest
 _BETTER = 1 - 1e-4
-_EXCHANGED = 900_000  # as _LOOKED, for choices that need no estimate
+_EXCHANGED = 900_000  # _LOOKED for choices that need no estimate
 _EXCHANGES = 600  # the max number of exchanges
 _EXCHANGE = 0.6  # share of the trials that exchange dropped and kept tensors
 _SLID = 0.4  # share of the exchanges that slide a stretch of the selection
 _STRETCHES = (2, 3, 5, 9, 17, 33)  # of how many droppable tensors
 _FAST = 5  # candidates of each kind that are estimated at full link bandwidth
 _FINAL = 5  # seeds that are estimated again, at half of the link bandwidth
-_HOPELESS = 0.15  # of the room: with a larger excess, few changes cannot lower the peak enough
+_HOPELESS = 0.15  # of the capacity: with a larger excess, few changes cannot lower the peak enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Choice:
     selection: Selection
     floors: Floats  # lower bounds, for each of _BOUNDED
     compute_us: float
-    over: int  # bytes over the room without swapping
+    over: int  # bytes over the capacity without swapping
 
     def min_us(self, factor: float) -> float:
         """Return a lower bound of the step time at this link factor."""
@@ -81,12 +81,12 @@ class Search:
     graph: RecomputeGraph
     device: DeviceProfile
     budget: int
-    known_good: Sequence[Selection] = ()  # of a search for a similar step, whose tensors are these
+    known_good: Sequence[Selection] = ()  # from a similar step with the same tensors
     _known: dict[bytes, Choice] = field(default_factory=dict)
     _estimates: dict[tuple[Choice, float], float] = field(default_factory=dict)
     _seeds: list[Choice] = field(default_factory=list)
-    _every: Bools = field(init=False)  # all that can be freed
-    _latest: tuple[Choice, StepTrace] | None = None  # the last choice made, its step
+    _every: Bools = field(init=False)  # all copies that can be freed
+    _latest: tuple[Choice, StepTrace] | None = None  # the last choice and its step
 
     def __post_init__(self) -> None:
         whole, graph = self.graph.step, self.graph
@@ -149,7 +149,7 @@ class Search:
         """
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         known = list(self._known.values())
-        # Choices that move much rank best at full bandwidth, those that hide well at half of it.
+        # Choices that move much rank best at full bandwidth, those that overlap well at half of it.
         tops = [_top(known, factor, _FAST) for factor in (1.0, 0.5)]
         fast = _unique([*tops, map(self.look, self.known_good)])
         found = [self._fastest(slow, 0.5)] if slow else []
@@ -256,8 +256,8 @@ class Search:
     def _settled(self, choice: Choice, factor: float = 1.0) -> Choice:
         """Change a few tensors at random, where the estimate at a link factor falls; seeded.
 
-        First with copies that stay; then those that are idle for the longest are freed one by one,
-        and others at random. All at once is not tried: it runs most ops many times.
+        First copies are kept; then those idle for the longest are freed one by one, and others at
+        random. Freeing all is not tried: it runs most ops many times.
         """
         accesses = max(len(self.small.step.access_tensor), 1)
         choice = self._walked(choice, factor, _TRIED // accesses)
@@ -280,7 +280,7 @@ class Search:
         now = self.estimate_us(choice, factor)
         left = looks if len(saved) else 0
         seen = {choice}
-        tries = 4 * left  # equal trials cost no look; this ends the loop when few are new
+        tries = 4 * left  # repeated trials are free; this ends the loop when few are new
         while left > 0 and tries > 0:
             tries -= 1
             if toggled and generator.random() < toggled:
@@ -296,7 +296,7 @@ class Search:
             seen.add(other)
             left -= 1
             if other.min_us(factor) < now:
-                left -= 0 if other.fits else 1  # an estimate takes about as long as a look
+                left -= 0 if other.fits else 1  # an estimate takes about as long as a score
                 if self.estimate_us(other, factor) < now:
                     choice, now = other, self.estimate_us(other, factor)
         return choice
@@ -369,11 +369,11 @@ class Search:
 
 
 def _slid(dropped: Bools, generator: random.Random) -> Bools:
-    """Return what is dropped with a random stretch of it moved to the next or previous tensors.
+    """Return the selection with a random stretch of it moved to the next or previous tensors.
 
-    Which tensor of a chain is kept, such as an activation or what it is made from, decides what
-    the others cost to rebuild. To change it takes two flips or more, each of which alone makes the
-    step slower, and often the same change in several layers.
+    The kept tensor of a chain, such as an activation or its source, determines the cost of
+    rebuilding the others. Changing it takes two flips or more, each of which alone makes the step
+    slower, and often the same change in several layers.
     """
     length = min(generator.choice(_STRETCHES), len(dropped))
     begin = generator.randrange(len(dropped) - length + 1)
