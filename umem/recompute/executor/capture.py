@@ -35,8 +35,8 @@ def step_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             says where.
     """
     with _as_it_was(model), program.recording(around=_plain) as found:
-        # A number that is read from a tensor is made up: a branch on it may be another than the
-        # program's, and then the forward pass is seen to differ, and what follows is kept.
+        # A number read from a tensor is made up. If a branch on it differs from the program's, the
+        # forward pass is seen to deviate, and the rest is kept.
         found.constants = True
         step = found.begin(lambda: _program(found, model, args, kwargs))
         for _ in range(_STEPS):

@@ -93,7 +93,7 @@ class RecomputeGraph:
         return first
 
     def flow_bytes(self) -> Ints:
-        """Return the bytes of large tensors that later forward ops read, made up to each op, [n]."""
+        """Return at each op the bytes of large tensors made so far that forward ops need, [n]."""
         step = self.step
         made = np.flatnonzero(self.made & step.large)
         change = np.zeros(step.n_ops + 1, np.int64)

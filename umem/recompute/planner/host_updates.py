@@ -260,7 +260,7 @@ def _checked(
 ) -> Update | None:
     parameters, gradients, inside = found
     alike = [int(step.bytes[p]) for p in parameters] == [int(step.bytes[g]) for g in gradients]
-    # Ops on several parameters that are no lists do not tell what belongs together.
+    # Ops on several parameters without lists do not show which accesses belong together.
     if len(parameters) != 1 or not alike:
         return None
     if not step.movable[[*parameters, *gradients]].all():
