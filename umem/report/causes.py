@@ -13,7 +13,7 @@ from ..base.units import PAGE_BYTES
 from ..trace.step_trace import Bools
 from .timeline import OTHER, MoveKind, Timeline
 
-SMALL = "small tensors, freed memory"  # what pages of no live, large tensor are called
+SMALL = "small tensors, freed memory"  # the name of pages without a live, large tensor
 
 
 class Cause(NamedTuple):
@@ -33,9 +33,9 @@ class Cause(NamedTuple):
 class Wait(NamedTuple):
     """A stall, or the part of one that an operator spent on one tensor."""
 
-    op: int  # that waited
+    op: int  # the waiting operator
     us: float
-    tensor: int  # that came late, or that needed room; OTHER: no large one
+    tensor: int  # the late tensor, or the one that needed memory; OTHER: no large one
     why: str  # a key of WHY
     late_ops: int  # operators that the transfer would have had to start earlier
 
@@ -56,7 +56,7 @@ def roles(line: Timeline) -> list[str]:
 
 
 def bytes_by_cause(line: Timeline) -> list[Cause]:
-    """Return the bytes that moved in the step, and those that did not have to."""
+    """Return the bytes that moved in the step, and those that moved needlessly."""
     moves, of = line.moves, roles(line)
 
     def by_role(chosen: Bools) -> dict[str, int]:
@@ -72,7 +72,7 @@ def bytes_by_cause(line: Timeline) -> list[Cause]:
     leaves = np.isin(kind, (MoveKind.OUT, MoveKind.DROP, MoveKind.DISCARD, MoveKind.FREE))
     unused = by_role(leaves & moves.unused)
     ahead = by_role(came & ~moves.fault)
-    # What was fetched in vain was fetched ahead: an access follows each fault.
+    # Useless fetches are prefetches: an access follows each fault.
     needed = {role: count - unused.get(role, 0) for role, count in ahead.items()}
     return [
         Cause("in, needed", True, "fetched ahead of its use, and used", _positive(needed)),
@@ -96,9 +96,9 @@ def _positive(counts: dict[str, int]) -> dict[str, int]:
 def waits(line: Timeline) -> list[Wait]:
     """Attribute each stall to the transfers that its operator waited for.
 
-    A stall is divided among the transfers of tensors that the operator accesses, by the time that
-    each takes of it. Without such a transfer it is one for memory on the device: other bytes had to
-    leave first, or what comes for later operators had to arrive.
+    A stall is divided among the transfers of tensors that the operator accesses, by each one's
+    share of its time. Without such a transfer the operator waits for device memory: other bytes
+    must leave first, or transfers for later operators must arrive.
     """
     stalls = line.stall_us
     stalled = np.flatnonzero(stalls > 0).tolist()
@@ -115,7 +115,7 @@ def waits(line: Timeline) -> list[Wait]:
         begin, us = float(line.wait_us[op]), float(stalls[op])
         end = begin + us
         used = set(accessed[starts[op] : starts[op + 1]])
-        # It would have had to begin in this step or in the one before.
+        # It should have started in this step or in the previous one.
         twice = op + step.n_ops
         late = twice - max(bisect_right(before, before[twice] - us) - 1, 0)
         working = {tensor: overlap for overlap, tensor, _ in host.overlapping(begin, end)}
@@ -144,12 +144,12 @@ def _filled(line: Timeline) -> dict[int, int]:
     moves = line.moves.only(MoveKind.FILL, MoveKind.IN)
     moves = moves.where(moves.tensor != OTHER)
     moves = moves.where(np.lexsort((moves.tensor, moves.pages, moves.op)))
-    last = np.flatnonzero(np.diff(moves.op, append=-1) != 0)  # of each op: the largest
+    last = np.flatnonzero(np.diff(moves.op, append=-1) != 0)  # the largest of each op
     return dict(zip(moves.op[last].tolist(), moves.tensor[last].tolist(), strict=True))
 
 
 def _why(tensor: int, fault: bool, working: Collection[int]) -> str:
-    if tensor in working:  # it could come only after that
+    if tensor in working:  # it can be fetched only after the host's work
         return "host"
     return "fault" if fault else "late"
 

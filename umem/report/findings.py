@@ -1,4 +1,4 @@
-"""Findings of a step in plain words: a figure, the setting that changes it, and what that gains.
+"""Findings about a step in plain words: a figure, the setting that changes it, and its gain.
 
 Each setting is tried: the step is replayed with it, and the finding has the figures of that replay.
 """
@@ -26,22 +26,22 @@ from .timeline import OTHER, Timeline
 
 _log = logging.getLogger("umem")
 
-MIN_SHARE = 0.01  # of a step's time or bytes: what is below is no finding
+MIN_SHARE = 0.01  # of a step's time or bytes: anything below is not a finding
 GONE = 0.05  # a stall of which only this share remains counts as removed
-_GROUPS = 3  # of waits that are named
-# Replays take time in proportion to a step's ops: for how many ops a budget is searched so finely,
-# and up to how many ops recomputation and updates on the host are planned.
+_GROUPS = 3  # groups of waits that are named
+# Replay time is proportional to a step's ops. Max ops for so many halvings of the budget, and max
+# ops for plans of recomputation and of updates on the host.
 _TRIES = ((20_000, 6), (100_000, 3))
 _PLANNED_OPS = 10_000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence with its figure. Times in µs; None where nothing was tried."""
+    """One sentence with its figure. Times in µs; None if nothing was tried."""
 
     text: str
-    setting: str = ""  # that would change it; empty: none is known
-    step_us: float | None = None  # of the step with this setting
+    setting: str = ""  # the setting that changes it; empty: none is known
+    step_us: float | None = None  # the step with this setting
     weight: float = 0.0  # findings are sorted by it: the time at stake
 
 
@@ -52,16 +52,16 @@ class Trials:
     step: StepTrace
     device: DeviceProfile
     host_budget: int = 0
-    left_out: list[str] = field(default_factory=list)  # what was not tried, and why
-    advance: Advance = ignore  # is called with 1 for each setting that was tried
+    left_out: list[str] = field(default_factory=list)  # settings not tried, and why
+    advance: Advance = ignore  # called with 1 for each setting tried
     _known: dict[tuple[str, int], Result | None] = field(default_factory=dict)
 
     def add(self, result: Result) -> None:
-        """Take a replay that was made elsewhere."""
+        """Add a replay made elsewhere."""
         self._known[result.policy, result.budget] = result
 
     def run(self, policy: str, budget: int) -> Result | None:
-        """Replay with this policy and budget; None if that fails, which `left_out` says."""
+        """Replay with this policy and budget; None on an error, which `left_out` records."""
         key = policy, max(budget // PAGE_BYTES * PAGE_BYTES, replay.min_budget(self.step))
         if key not in self._known:
             try:
@@ -82,7 +82,7 @@ def find(
     trials: Trials,
     compared: Sequence[Result],
 ) -> list[Finding]:
-    """Return what there is to say, the largest first."""  # fmt: skip
+    """Return the findings, the largest first."""  # fmt: skip
     result = line.result
     found = [_time(result)]
     if line.stall_us.sum() > MIN_SHARE * result.step_us:
@@ -100,7 +100,7 @@ def find(
 
 
 def parts(step: StepTrace) -> int:
-    """Return how many settings `find` tries at most: budgets, recomputation, and the host."""
+    """Return the max number of settings that `find` tries: budgets, recomputation, the host."""
     return 1 + _tries(step) + 2
 
 
@@ -136,7 +136,7 @@ _PLURALS = {
 
 
 def label(line: Timeline, tensor: int) -> str:
-    """Return the group of a tensor, as `conv activations`."""
+    """Return the group of a tensor, such as `conv activations`."""
     if tensor == OTHER:
         return SMALL
     return _group(line.step.tags[tensor] or "untagged", line.step.families[tensor])
@@ -189,19 +189,19 @@ def _cause(why: str, waited_for: str, mine: Sequence[Wait]) -> str:
 
 
 def _middle(mine: Sequence[Wait]) -> int:
-    """Return the median of operators that fetches are late, by the time they cost."""
+    """Return the median lateness of fetches in operators, weighted by their cost in time."""
     ordered = sorted(mine, key=lambda wait: wait.late_ops)
     sums = np.cumsum([wait.us for wait in ordered])
     return ordered[int(np.searchsorted(sums, sums[-1] / 2))].late_ops
 
 
 def _tries(step: StepTrace) -> int:
-    """Return how often the interval of budgets is halved; 0: no other budget is tried."""
+    """Return the number of halvings of the budget interval; 0: no other budget is tried."""
     return next((tries for ops, tries in _TRIES if step.n_ops <= ops), 0)
 
 
 def _halvings(trials: Trials) -> int:
-    """Return `_tries`, and note where it is 0."""
+    """Return `_tries`, and note if it is 0."""
     tries = _tries(trials.step)
     if not tries:
         trials.left_out.append(f"other budgets: for steps of up to {_TRIES[-1][0]:,} operators")
@@ -209,7 +209,7 @@ def _halvings(trials: Trials) -> int:
 
 
 def _fits(step: StepTrace) -> int:
-    """Return a budget at which the step moves nothing, or hardly anything."""
+    """Return a budget at which the step moves little or nothing."""
     pages = -(-step.peak_bytes // PAGE_BYTES) + step.small_bytes // PAGE_BYTES + FLOOR_PAGES
     return pages * PAGE_BYTES
 

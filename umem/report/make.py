@@ -1,4 +1,4 @@
-"""Makes a report: replays, compares, finds, and composes the page."""
+"""Reports: replays, comparisons, findings and the page's content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import causes, findings, timeline
 from .page import Content
 
 COMPARED = ("auto", "belady", "conv_lru", "lru")
-COMPARED_OPS = 100_000  # beyond, policies that are not asked for take minutes
+COMPARED_OPS = 100_000  # beyond this, comparing unrequested policies takes minutes
 
 
 def content(
@@ -32,7 +32,7 @@ def content(
     results: Sequence[Result] = (),
     show: bool = False,
 ) -> Content:
-    """Replay a step under a policy, and return what its page shows.
+    """Replay a step under a policy, and return the content of its page.
 
     Args:
         step: the step that is repeated.
@@ -42,10 +42,10 @@ def content(
         policy: the name of the policy that is shown.
         compared: names of the policies in the table; None: `COMPARED`, for steps of up to
             `COMPARED_OPS` operators.
-        origins: where blocks were made, as far as that is known.
-        host_budget: bytes that evicted tensors may take; 0 for any number.
+        origins: the source lines that allocate blocks, as far as known.
+        host_budget: bytes that evicted tensors may take; 0 for no limit.
         notes: sentences for the end of the page.
-        results: replays of this step with this device and budget that were made already.
+        results: existing replays of this step with this device and budget.
         show: draw the progress where standard error is a terminal.
 
     Raises:

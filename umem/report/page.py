@@ -25,11 +25,11 @@ from .findings import Finding, label
 from .timeline import OTHER, MoveKind, Timeline
 
 TICKS = 1 << 20  # times in the page are whole ticks of a step
-_POINTS = 1500  # of the memory's curves
-_SEGMENTS = 3000  # of each lane
-_ROWS = 160  # of the map
-_RUNS = 400  # of a row of the map: the shortest that is kept is this part of the step
-_LEVELS = 4  # of the pages of a tensor that are on the device
+_POINTS = 1500  # per memory curve
+_SEGMENTS = 3000  # per lane
+_ROWS = 160  # in the map
+_RUNS = 400  # per row of the map: the shortest kept run is this fraction of the step
+_LEVELS = 4  # of a tensor's resident pages
 _TOP = 20  # tensors in the table
 _NOT_RECORDED = "not recorded"
 
@@ -115,7 +115,7 @@ def as_dict(content: Content) -> dict[str, Any]:
 
 
 def figures(content: Content) -> dict[str, Any]:
-    """Return what the page says in words and tables. Sizes in bytes, times in µs."""
+    """Return the page's sentences and tables. Sizes in bytes, times in µs."""
     line, result = content.line, content.line.result
     return {
         "title": content.title,
@@ -223,9 +223,9 @@ def _roles(line: Timeline) -> list[str]:
 
 
 def _memory(line: Timeline, scale: _Scale) -> dict[str, Any]:
-    """Return bytes on the device by role, and what the program has alive, at some moments.
+    """Return bytes on the device by role, and live bytes of the program, at some moments.
 
-    Of each short interval it is the moment with the most bytes on the device.
+    Each short interval has the moment with the most bytes on the device.
     """
     changes, of = line.changes, _roles(line)
     names = list(dict.fromkeys(of))
@@ -301,7 +301,7 @@ def _lanes(line: Timeline, waits: Sequence[Wait], scale: _Scale) -> list[dict[st
 
 
 class _Names:
-    """Numbers texts, so that each stands in the page once."""
+    """Numbers texts, so that the page contains each once."""
 
     def __init__(self) -> None:
         self.known: list[str] = []
@@ -363,7 +363,7 @@ def _map(content: Content, scale: _Scale) -> dict[str, Any]:
     line, step = content.line, content.line.step
     came, went = _moved(line, MoveKind.IN), _moved(line, MoveKind.OUT, MoveKind.COPY)
     large = np.flatnonzero(step.large)
-    weight = 4 * (came + went) + step.bytes  # what never moves says little
+    weight = 4 * (came + went) + step.bytes  # tensors that never move tell little
     chosen = large[np.argsort(-weight[large], kind="stable")][:_ROWS]
     begins = np.isin(step.kind, (Kind.TRANSIENT, Kind.MADE))
     ends = np.isin(step.kind, (Kind.TRANSIENT, Kind.CARRIED))
@@ -401,7 +401,7 @@ def _levels(line: Timeline, chosen: set[int]) -> dict[int, tuple[Floats, Ints]]:
     changes = line.changes
     wanted = np.isin(changes.tensor, list(chosen))
     tensor, us, pages = changes.tensor[wanted], changes.us[wanted], changes.pages[wanted]
-    order = np.argsort(tensor, kind="stable")  # stable: each tensor's stay in time order
+    order = np.argsort(tensor, kind="stable")  # stable: each tensor's remain in time order
     tensor, us, pages = tensor[order], us[order], pages[order]
     found = {}
     edges = np.flatnonzero(np.diff(tensor, prepend=-2, append=-2))
@@ -432,7 +432,7 @@ def _row(ticks: Ints, level: Ints, life: Sequence[int]) -> dict[str, Any]:
 def _within(
     ticks: Sequence[int], levels: Sequence[int], life: Sequence[int]
 ) -> Iterable[tuple[int, int]]:
-    """Yield the changes of a tensor's life, from the state at its begin on."""
+    """Yield the changes during a tensor's life, beginning with its first state."""
     begin, end = life
     state = 0
     inside = []

@@ -67,7 +67,7 @@
     return low;
   };
 
-  // ---- Colours: told apart in light and dark, also by most people who see fewer of them
+  // ---- Colours: distinguishable in light and dark, also with most colour vision deficiencies
 
   const ROLES = {
     activation: ["#0072b2", "#4ba3e3"], param: ["#009e73", "#2cc298"], optimizer: ["#cc79a7", "#e59ac4"],
@@ -268,7 +268,7 @@
     });
     c.fillStyle = laneColour("stall");
     paintSegments(c, chart, stalls, 10, LANE - 14);
-    // A mark over each stall, so that colour is not all that tells it.
+    // A mark over each stall: colour must not be its only sign.
     let drawn = -9;
     const first = Math.max(0, before(stalls.end, view.begin));
     for (let i = first; i < stalls.begin.length && stalls.begin[i] < view.end; ++i) {
@@ -612,7 +612,7 @@
   dark.addEventListener("change", refresh);
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
-    if (window.innerWidth === width) return; // a phone's address bar comes and goes
+    if (window.innerWidth === width) return; // a phone's address bar appears and disappears
     width = window.innerWidth;
     refresh();
   });

@@ -25,7 +25,7 @@ class MoveKind(IntEnum):
     FILL = 1  # gets memory on the device without contents from the host
     IN = 2
     OUT = 3
-    COPY = 4  # out, and stays
+    COPY = 4  # out, and remains on the device
     DROP = 5  # leaves without a copy: the host has the same contents
     DISCARD = 6  # its contents are dead
     FREE = 7
@@ -43,12 +43,12 @@ class Moves(NamedTuple):
     tensor: Ints  # OTHER for none
     page: Ints  # the first
     pages: Ints
-    op: Ints  # before or during which it was issued
+    op: Ints  # issued before or during it
     issued_us: Floats
-    start_us: Floats  # of the lane
+    start_us: Floats  # on the lane
     end_us: Floats
     fault: Bools
-    unused: Bools  # came from the host, and now leaves or dies without an access
+    unused: Bools  # fetched from the host, and now leaves or dies without an access
 
     def only(self, *kinds: MoveKind) -> Moves:
         """Return the moves of these kinds."""
@@ -60,7 +60,7 @@ class Moves(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Pages that come to a tensor on the device (`pages` > 0), or go from it; in time order."""
+    """Pages that a tensor gains on the device (`pages` > 0) or loses, in time order."""
 
     us: Floats
     tensor: Ints
@@ -74,35 +74,35 @@ class Timeline:
     step: StepTrace
     device: DeviceProfile
     result: Result
-    end_us: Floats  # [n] of each op
+    end_us: Floats  # [n] per op
     moves: Moves
-    early: Moves  # of the step before, which end in this one: for the lanes alone
+    early: Moves  # of the previous step, which end in this one: for the lanes alone
     placed: Ints  # [m] first page of each tensor; -1: nowhere, or it is small
 
     @cached_property
     def start_us(self) -> Floats:
-        """[n] When each op computes: after all that it waited for."""
+        """[n] The start of each op's compute, after its waits."""
         return np.maximum(self.end_us - self.step.op_us, self.wait_us)
 
     @cached_property
     def wait_us(self) -> Floats:
-        """[n] When the op before was over: from then on an op waits."""
+        """[n] The end of the previous op, when the op's wait begins."""
         return np.concatenate(([0.0], self.end_us[:-1]))
 
     @cached_property
     def stall_us(self) -> Floats:
-        """[n] What each op waited."""
+        """[n] The wait of each op."""
         return np.where(
             self._rounding(self.start_us - self.wait_us), 0.0, self.start_us - self.wait_us
         )
 
     @staticmethod
     def _rounding(us: Floats) -> Bools:
-        """Return where a duration is below what sums of times in µs can tell from 0."""
+        """Return where a duration is within the rounding errors of sums of times in µs."""
         return us < 1e-3
 
     def lane(self, *kinds: MoveKind) -> Moves:
-        """Return what a lane carries, in time order, from the step's begin on."""
+        """Return a lane's moves in time order, beginning with the step."""
         both = (self.early.only(*kinds), self.moves.only(*kinds))
         joined = Moves(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
         order = np.argsort(joined.start_us, kind="stable")
@@ -113,8 +113,8 @@ class Timeline:
     def changes(self) -> Changes:
         """Residency of all tensors, from each page's events and the tensors' lifetimes.
 
-        A page stays on the device when its tensor dies, until it is discarded or its memory has
-        another tensor: that part is OTHER's.
+        A page remains on the device when its tensor dies, until it is discarded or another tensor
+        has its memory: until then it is OTHER's.
         """
         return _changes(self)
 
@@ -138,7 +138,7 @@ def of(step: StepTrace, device: DeviceProfile, logged: Logged) -> Timeline:
 
 
 class _Runs:
-    """Pages in runs: no tensor and no move begins or ends inside one, so its pages fare alike."""
+    """Pages in runs: no tensor and no move begins or ends inside one, so its pages move alike."""
 
     def __init__(self, step: StepTrace, placed: Ints, page: Ints, pages: Ints) -> None:
         self._tensor = np.flatnonzero(placed >= 0)
@@ -146,7 +146,7 @@ class _Runs:
         self._pages = step.bytes[self._tensor] // PAGE_BYTES
         borders = (self._page, self._page + self._pages, page, page + pages)
         at = np.sort(np.concatenate(borders))  # np.unique hashes, and is slower
-        self.first = at[np.diff(at, prepend=-1) > 0]  # page of each run; what is last is none
+        self.first = at[np.diff(at, prepend=-1) > 0]  # page of each run; the last is none
         self.pages = np.diff(self.first, append=self.first[-1:])
 
     def of(self, page: Ints, pages: Ints) -> tuple[Ints, Ints]:
@@ -186,7 +186,7 @@ def _owned(step: StepTrace, placed: Ints, columns: Mapping[str, Any]) -> Moves:
     if len(order):
         found = order[np.maximum(at, 0)]
         right = (at >= 0) & (run_of[found] == run)
-        # What is dead stays for a while, until its memory is needed: its tensor has died before.
+        # Dead pages remain until their memory is needed: their tensor has died before.
         dead = np.isin(kind, (MoveKind.DISCARD, MoveKind.FREE))
         right &= dead | (last[tensor_of[found]] >= seen - 1)
         owner[right] = tensor_of[found][right]
@@ -222,8 +222,7 @@ def _changes(line: Timeline) -> Changes:
     first, last = _lifetime(step)
     begin_of_op = np.append(line.wait_us, line.end_us[-1:])  # and the step's end
     dies = last[tensor_of] < step.n_ops
-    # Events of pages: its tensor ends, another begins, or something happens to it; in this order
-    # within an op.
+    # Events of pages, in this order within an op: its tensor ends, another begins, or it moves.
     end_op, begin_op = last[tensor_of][dies] + 1, first[tensor_of]
     events = [
         (run_of[dies], end_op, begin_of_op[end_op]),
@@ -232,11 +231,11 @@ def _changes(line: Timeline) -> Changes:
     ]
     run, op, us = (np.concatenate(columns) for columns in zip(*events, strict=True))
     rank = np.repeat(np.arange(3), [len(one[0]) for one in events])
-    says = np.full(len(rank), -2)  # -2: says nothing of it
+    says = np.full(len(rank), -2)  # -2: unchanged
     owner, there = says.copy(), says
     owner[rank == 0], owner[rank == 1] = OTHER, tensor_of
     there[rank == 2] = np.isin(log.kind[row], _ARRIVES)
-    # Stable: events of the log stay in their order.
+    # Stable: events of the log remain in order.
     order = np.argsort((run * (step.n_ops + 3) + op + 1) * 3 + rank, kind="stable")
     run, us, owner, there = run[order], us[order], owner[order], there[order]
     new_run = np.diff(run, prepend=-1) != 0
@@ -250,7 +249,7 @@ def _changes(line: Timeline) -> Changes:
     pages = runs.pages[run[at]]
     pages[: len(gone)] *= -1
     tensor = np.concatenate((before[gone], here[come]))
-    order = np.argsort(us[at], kind="stable")  # what goes comes first within a moment
+    order = np.argsort(us[at], kind="stable")  # losses first within a moment
     return Changes(us[at][order], tensor[order], pages[order])
 
 
