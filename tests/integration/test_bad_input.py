@@ -89,7 +89,7 @@ def test_an_op_above_the_budget_is_named(capfd: pytest.CaptureFixture[str]) -> N
         assert stacked[:, 5].eq(5).all()
         counted = umem.stats().ops_above_budget
         assert counted >= 1
-        note = f"ops that needed more than the budget at once: {counted}"
+        note = f"ops that alone needed more than the budget: {counted}"
         assert note in str(umem.summary())
     said = capfd.readouterr().err
     assert said.count("umem: warning: aten::") == 1

@@ -70,15 +70,15 @@ def test_advice_says_what_to_change() -> None:
     )  # fmt: skip
     assert text.advice(short, "3 recorded steps have no plan: they differ") == [
         "3 recorded steps have no plan: they differ",
-        "change first: a budget of 12 MiB: 2 operators needed up to that at once, more than the "
+        "change first: a budget of 12 MiB: 2 operators alone needed up to that, more than the "
         "budget, and were slow",
     ]
     small = dataclasses.replace(short, peak_small_bytes=40 << 20, largest_op_bytes=0, faults=90)
     assert text.advice(small, "", [("aten::mean", 60), ("aten::add", 30)]) == [
         "of 90 page faults aten::mean took 60, more than any other",
         "40 MiB of 64 MiB were in tensors below 2 MiB: they move with those in the same page",
-        "change first: a budget of about 64 MiB, from which on nothing has to move; if there is no "
-        "more memory, `umem run --report FILE.html` replays the step with recompute=auto and "
+        "change first: a budget of about 64 MiB, at which nothing moves; if there is no more "
+        "memory, `umem run --report FILE.html` replays the step with recompute=auto and "
         "optimizer=auto",
     ]
     assert len(text.advice(small, "", [("aten::mean", 9)])) == 2

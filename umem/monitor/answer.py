@@ -21,10 +21,10 @@ _OF_A_TAG = {"blocks", "bytes", "resident_bytes"}
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the figures of an answer: all that `umem top` shows is there, and of its type.
+    """Return the figures of an answer: all values that `umem top` shows, with their types.
 
     Raises:
-        ValueError: it is no such answer, or says why there is none; without control characters.
+        ValueError: not such an answer, or the reason why there is none; without control characters.
     """
     if not line.endswith(b"\n"):
         raise ValueError("the answer was cut off")

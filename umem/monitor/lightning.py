@@ -19,10 +19,10 @@ class StatsCallback(lightning.Callback):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, prefix: str = "umem/") -> None:
-        """Begin to count.
+        """Start counting.
 
         Args:
-            prefix: what the name of each figure begins with.
+            prefix: the prefix of each figure's name.
         """
         self._scalars = Scalars(prefix)
         self._logged = 0

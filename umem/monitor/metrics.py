@@ -9,7 +9,7 @@ from typing import Any
 from ..base.stats import Stats
 from ..errors import plain
 
-# Statistics that only grow while the process lives; all others go up and down.
+# Statistics that only grow while the process lives; all others are gauges.
 COUNTERS = frozenset(
     (
         "bytes_in",
@@ -40,7 +40,7 @@ _OF_A_TAG = {
     "bytes": "bytes in blocks with this tag",
     "resident_bytes": "of these, on the device",
 }
-Sample = Mapping[str, Any]  # as umem/monitor/server.py sends it
+Sample = Mapping[str, Any]  # sent by umem/monitor/server.py
 _Value = tuple[dict[str, str], int]  # labels and value
 
 

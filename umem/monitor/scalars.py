@@ -18,10 +18,10 @@ class Scalars:
     """
 
     def __init__(self, prefix: str = "umem/") -> None:
-        """Begin to count.
+        """Start counting.
 
         Args:
-            prefix: what each name begins with.
+            prefix: the prefix of each name.
         """
         self._prefix = prefix
         self._before = _stats()

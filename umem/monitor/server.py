@@ -33,7 +33,7 @@ _log = logging.getLogger("umem")
 
 _SUFFIX = ".sock"
 _LONGEST = 107  # bytes of a socket's path: the kernel's limit
-_PATIENCE_S = 2.0  # how long to wait for a silent peer
+_PATIENCE_S = 2.0  # wait for a silent peer
 _TRIES = 100
 
 _server: Server | None = None
@@ -46,10 +46,10 @@ def directory() -> Path:
 
 
 def start(top: bool | Path, about: Callable[[], dict[str, str]]) -> None:
-    """Start serving, if the option `top` says so, until `stop`.
+    """Start serving, if the option `top` is set, until `stop`.
 
-    Without a path, a directory that another user made or can enter is a warning: it must not keep
-    umem from starting.
+    Without a path, a directory that another user made or can enter is only a warning: it must not
+    prevent umem from starting.
 
     Args:
         about: returns facts about the session that each answer contains.
@@ -144,7 +144,7 @@ class Server:
     def _answer(self) -> bytes:
         try:
             figures = {**snapshot(), **self._about()}
-        except Exception as error:  # noqa: BLE001 - whoever asks is told, and the program goes on
+        except Exception as error:  # noqa: BLE001 - report it to the client; must not end the program
             figures = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps(figures).encode() + b"\n"
 
@@ -238,7 +238,7 @@ def _remove_if_stale(path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
     except OSError:
-        return  # it is gone, or its process is too busy to answer
+        return  # the socket is gone, or its process is too busy to answer
 
 
 def _bind_free(stem: Path) -> tuple[socket.socket, Path]:

@@ -8,7 +8,7 @@ from html import escape
 from ..base.stats import Stats, plan_hit_share
 from ..base.units import format_bytes
 
-_MANY_FAULTS = 10  # of one operator: few are not worth a line
+_MANY_FAULTS = 10  # per operator: fewer are not worth a line
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
 
@@ -109,7 +109,7 @@ def closing(
     """Summarize the run in one line, for the end of a program, with advice in further lines.
 
     Args:
-        name: what each line begins with.
+        name: the start of each line.
     """
     total = stats.plan_hits + stats.plan_misses
     share = plan_hit_share(stats.plan_hits, stats.plan_misses)
@@ -128,7 +128,7 @@ def closing(
 def advice(
     stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()
 ) -> list[str]:
-    """Say what cost the most, and last the one thing to change first; nothing if no bytes moved.
+    """Return the largest costs, and last the first thing to change; nothing if no bytes moved.
 
     Args:
         why_unplanned: why recorded steps had no plan; empty if all had one.
@@ -150,13 +150,13 @@ def advice(
         operators = "operator" if stats.ops_above_budget == 1 else "operators"
         lines.append(
             f"change first: a budget of {_of(stats.largest_op_bytes)}: {stats.ops_above_budget} "
-            f"{operators} needed up to that at once, more than the budget, and were slow"
+            f"{operators} alone needed up to that, more than the budget, and were slow"
         )
     elif short:
         lines.append(
-            f"change first: a budget of about {_of(stats.peak_live_bytes)}, from which on nothing "
-            "has to move; if there is no more memory, `umem run --report FILE.html` replays the "
-            "step with recompute=auto and optimizer=auto"
+            f"change first: a budget of about {_of(stats.peak_live_bytes)}, at which nothing "
+            "moves; if there is no more memory, `umem run --report FILE.html` replays the step "
+            "with recompute=auto and optimizer=auto"
         )
     return lines
 
@@ -183,7 +183,7 @@ def _plan(stats: Stats) -> str:
         notes.append(f"{stats.advice_ignored} blocks chosen by the policy could not be evicted")
     if stats.ops_above_budget or stats.largest_op_bytes:
         largest = _of(stats.largest_op_bytes)
-        text = f"ops that needed more than the budget at once: {stats.ops_above_budget}"
+        text = f"ops that alone needed more than the budget: {stats.ops_above_budget}"
         notes.append(f"{text} (up to {largest})")
     if stats.zero_copy_bytes:
         notes.append(f"{_of(stats.zero_copy_bytes)} used on the host, as they did not fit")

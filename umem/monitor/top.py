@@ -75,8 +75,8 @@ def render(view: Mapping[str, Any]) -> str:
 def overall(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the views of several processes with their sum, and the number of the slowest one.
 
-    The slowest has the fewest steps a second. Ranks that wait for each other have the same; of
-    those within `_SAME` of it, the slowest moves the most bytes. None where fewer than two step.
+    The slowest has the fewest steps a second. Ranks that wait for each other have the same rate;
+    among those within `_SAME` of it, the slowest moves the most bytes. None if fewer than two step.
     """
     stepping = [view for view in views if view["steps_per_s"]]
     slowest = None

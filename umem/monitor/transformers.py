@@ -15,15 +15,15 @@ from .scalars import Scalars
 class StatsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Adds the figures of `umem.Scalars` to each entry that the Trainer logs in training.
 
-    ``umem.transformers.StatsCallback.add_to(trainer)``. The Trainer calls the callbacks that it is
-    constructed with after those that report, so an entry would be written before it has them.
+    ``umem.transformers.StatsCallback.add_to(trainer)``. The Trainer calls the callbacks given to
+    its constructor after those that report, so they would add figures too late.
     """
 
     def __init__(self, prefix: str = "umem/") -> None:
-        """Begin to count.
+        """Start counting.
 
         Args:
-            prefix: what the name of each figure begins with.
+            prefix: the prefix of each figure's name.
         """
         self._scalars = Scalars(prefix)
 
