@@ -317,7 +317,7 @@ def test_gradients_by_autograd_grad_say_nothing_of_parameters() -> None:
 
     report = findings.lint(make)
     assert _of("no_gradient", report) == []
-    assert any("unused parameters were not looked for" in remark for remark in report.remarks)
+    assert any("unused parameters were not searched for" in remark for remark in report.remarks)
 
 
 def test_a_clean_program_has_no_findings() -> None:

@@ -1,7 +1,7 @@
 """Application of findings: modules in place, equal buffers as one; and proof of equal results.
 
-The proof is a run with real tensors: losses, gradients, and what the model holds afterwards are the
-same bits with and without.
+The proof is a run with real tensors: losses, gradients and the model's final tensors are
+bit-identical with and without the changes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def apply(model: nn.Module, findings: Iterable[Finding]) -> list[str]:
 
 
 def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Finding]:
-    """Return findings for those constants of a real model that have equal bytes and are not shared.
+    """Return findings for constants of a real model that have equal bytes and are not shared.
 
     Args:
         model: of real tensors.
@@ -100,7 +100,7 @@ def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Findin
 
 
 def check(make: Callable[[], object], findings: Sequence[Finding]) -> Checked:
-    """Run a program with real tensors as it is, and with what is safe applied; compare all bits.
+    """Run a program with real tensors, unchanged and with the safe changes; compare all bits.
 
     Args:
         make: returns the program with its model, see `entry.program`; it is called again for each
@@ -108,16 +108,16 @@ def check(make: Callable[[], object], findings: Sequence[Finding]) -> Checked:
         findings: of this program.
 
     Raises:
-        PlanError: the program fails, has no model, or is not the same twice.
+        PlanError: the program fails, has no model, or differs between two runs.
     """
     _, before = _run(make, ())
     _, again = _run(make, ())
     moved = _differing(before, again)
     if moved:
         raise PlanError(
-            f"two runs of the program as it is differ with equal seeds, first in {moved[0]}; what "
-            "--apply does cannot be checked: make the function build everything again, and seed "
-            "what it draws"
+            f"two runs of the unchanged program with equal seeds differ, first in {moved[0]}, so "
+            "--apply cannot be checked: make the function rebuild everything, and seed all random "
+            "numbers"
         )
     done, after = _run(make, findings)
     return Checked(
@@ -180,7 +180,7 @@ def _run(make: Callable[[], object], findings: Sequence[Finding]) -> tuple[list[
 
 
 class _Prints:
-    """Digests of tensors by name, in the order in which they came."""
+    """Digests of tensors by name, in the order of their arrival."""
 
     def __init__(self) -> None:
         self.of: dict[str, bytes] = {}

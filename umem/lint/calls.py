@@ -43,7 +43,7 @@ class Call:
     line: str = ""
     number: CallNumber = NO_CALL  # NO_CALL in a recomputation
     write: str = ""  # the call written in place; empty if the call is not the user's
-    module: str = ""  # the path of torch's module that is this op and nothing else
+    module: str = ""  # the path of torch's module that consists of this op alone
     module_type: str = ""
     built: str = ""  # the line that made the module
     switch: bool = False  # whether the module has `inplace`, and it is off
@@ -63,8 +63,8 @@ class Call:
 def in_place(func: Any) -> Any:
     """Return the op's form that writes its first argument; None if torch has none.
 
-    One whose results are random is not the same op in place: `dropout_` draws other numbers than
-    `native_dropout`, and keeps a mask of the input's own dtype.
+    An op with random results differs in place: `dropout_` draws other numbers than
+    `native_dropout`, and keeps a mask of the input's dtype.
     """
     namespace, _, name = func._schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), f"{name}_", None)
@@ -132,5 +132,5 @@ def _why_not(argument: torch.Tensor, out: torch.Tensor) -> str:
         return "its input is laid out otherwise than its result"
     hooks: Any = argument
     if argument.retains_grad or hooks._backward_hooks:
-        return "the gradient of its input is asked for"
+        return "the gradient of its input is requested"
     return ""

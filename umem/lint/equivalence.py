@@ -16,8 +16,8 @@ from torch.utils import _pytree
 
 from .calls import Call, Spec, in_place
 
-_EDGE = 7  # of the tensors tried, along each dimension that is not 1
-# Tried together with random values: they lie at kinks, limits and changes of sign.
+_EDGE = 7  # in the tensors tried, along each dimension that is not 1
+# Tried together with random values: kinks, limits and changes of sign.
 _VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 20.0, -20.0, 1e-30, -1e-30, 1e30,
            float("inf"), -float("inf"), float("nan"))  # fmt: skip
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -95,7 +95,7 @@ def _run(func: Any, given: list[Any], call: Call, over: int | None) -> _Ran:
 
     leaves = [_leaf(arg) if isinstance(arg, torch.Tensor) else None for arg in given]
     with torch.set_grad_enabled(call.grad):
-        # What is written in place must not be a leaf.
+        # The tensor written in place must not be a leaf.
         used = [
             arg if leaf is None else (leaf * 1 if leaf.requires_grad else leaf.clone())
             for leaf, arg in zip(leaves, given, strict=True)

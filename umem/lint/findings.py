@@ -1,4 +1,4 @@
-"""Tensors that a training step keeps or makes without need, with bytes and source lines."""
+"""Tensors that a training step keeps or makes needlessly, with bytes and source lines."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ class LintReport:
     """All findings. Sizes are requested bytes."""
 
     findings: list[Finding]
-    refused: list[Refused]  # modules with `inplace` that must stay as they are
+    refused: list[Refused]  # modules whose `inplace` must not be set
     peak_bytes: int  # of a step
     peak_in_place: int  # with all ops in place that may be in place
     constants: dict[str, str]  # buffers and fixed parameters that no step writes, and their lines
     remarks: list[str]
-    unsure: str  # the remark that real values make needless; empty if none
+    unsure: str  # the remark that real values would settle; empty if none
 
 
 def lint(make: Callable[[], object]) -> LintReport:
-    """Run steps of a program on fake tensors and report what could be saved.
+    """Run steps of a program on fake tensors and report possible savings.
 
     Args:
         make: returns the program, as for `capture.program.trace`; it takes no memory.
 
     Raises:
-        PlanError: the program cannot be run without data; says where.
+        PlanError: the program cannot be run without data; the message says where.
     """
     watcher = Watcher()
     with _followed():
@@ -76,7 +76,7 @@ def lint_script(path: Path, arguments: list[str]) -> LintReport:
 
     Raises:
         ConfigError: there is no such script.
-        PlanError: it ends before `STEPS` steps of its optimizer, or fails; says where.
+        PlanError: it ends before `STEPS` steps of its optimizer, or fails; the message says where.
     """
     watcher = Watcher()
     with _followed():
@@ -114,7 +114,7 @@ def report(watched: Watched) -> LintReport:
     ]
     remarks = list(recording.remarks)
     if not watched.gradients and any(held.trainable for held in watched.held.values()):
-        remarks.append("no parameter's .grad was written: unused parameters were not looked for")
+        remarks.append("no parameter's .grad was written: unused parameters were not searched for")
     constants = _constants(watched)
     unsure = _unsure(watched, constants)
     remarks += [unsure] if unsure else []
@@ -289,7 +289,7 @@ def _held(watched: Watched) -> Iterator[Finding]:
             line=line,
             what=f"{_count(len(sizes))} of each step, made here, "
             "still alive at the end of the next step",
-            fix="keep .item() or .detach().cpu() of it, or let go of it before the step ends",
+            fix="keep .item() or .detach().cpu() of it, or release it before the step ends",
         )
 
 

@@ -22,7 +22,7 @@ from .watcher import Watched
 
 @dataclass(frozen=True)
 class Site:
-    """A place of the program all of whose calls of one op may be in place."""
+    """A place of the program at which all calls of one op may be in place."""
 
     op: str  # relu
     module: str  # the path of torch's module; empty for a call in the program
@@ -37,7 +37,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Refused:
-    """A module with `inplace` that has to stay as it is."""
+    """A module whose `inplace` must not be set."""
 
     module: str
     op: str
@@ -125,7 +125,7 @@ class _Search:
                 self.ends.append(index)
 
     def run(self) -> InPlace:
-        """Drop sites until the calls of those that stay may all be in place at once."""
+        """Drop sites until the calls of the remaining ones may all be in place together."""
         chosen: dict[tuple[str, ...], int] = {}
         groups: dict[tuple[str, ...], list[Call]] = defaultdict(list)
         for call in self.watched.calls:

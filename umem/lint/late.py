@@ -1,4 +1,4 @@
-"""Tensors that a program still holds at the peak of its step, though no op needs them any more."""
+"""Tensors that a program still holds at the peak of its step, though no op needs them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Late:
 
 
 def find(watched: Watched) -> Iterator[Late]:
-    """Yield, by line, what is late in the step before the last one.
+    """Yield, by line, the late tensors of the last but one step.
 
-    Only the recorded steps are known, so only what looks the same in each of them is late: made
-    again in each, and used as often in each. The first step may make what all others use, and
-    of the last one it is not known what the next one would read.
+    Only the recorded steps are known, so only tensors that are alike in each are late: made again
+    in each, and used as often. The first step may make tensors for all others, and the reads after
+    the last one are unknown.
     """
     recording = watched.recording
     steps = _Steps(watched)
@@ -73,7 +73,7 @@ class _Steps:
                     self.made_in.setdefault(block, self._phase(index))
         for block, times in watched.touched.items():
             self.needs[block] = sorted([*self.needs[block], *times])
-        # Autograd releases what it has unpacked, though not at once.
+        # Autograd releases unpacked tensors, though not immediately.
         self.exempt = {held.block for held in watched.held.values()}.union(
             watched.of_backward, watched.asked, watched.unpacked
         )
@@ -86,10 +86,10 @@ class _Steps:
         return self.watched.recording.costs[index].phase
 
     def late(self, step: int) -> set[BlockId]:
-        """Return the blocks, made after step 0, that no op needs from just before the peak on.
+        """Return the blocks, made after step 0, that no op needs at the peak or later.
 
-        At a peak in the forward pass only those of the steps before: what runs there has variables
-        that a program cannot let go of, such as those of a module around it.
+        At a peak in the forward pass only those of previous steps: the running code has variables
+        that a program cannot release, such as those of an enclosing module.
         """
         begin, end = self.watched.recording.span(step)
         live = self.live[begin:end]

@@ -1,7 +1,7 @@
-"""Detection of blocks with equal bytes, without data, by how their values came about.
+"""Detection of blocks with equal bytes, without data, from the history of their values.
 
 Value numbering (Alpern, Wegman, Zadeck, 1988): the same deterministic op on equal values gives
-equal values. What has no such history (a random tensor, a batch) is equal to nothing else.
+equal values. A value without such a history (a random tensor, a batch) equals no other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Values:
             hash(key)
         except TypeError:  # an argument that cannot be compared
             key = None
-        new: dict[BlockId, ValueNumber] = {}  # all are written at once, from the values before
+        new: dict[BlockId, ValueNumber] = {}  # all are written together, from the previous values
         for index, tensor in enumerate(written):
             made = None if key is None else (key, index, *_geometry(tensor))
             if made is None:

@@ -31,7 +31,7 @@ from ..trace.schema import Op
 from .calls import NO_CALL, Call, CallNumber, call_of, in_place, way
 from .value_numbering import Values
 
-# They ask for a tensor's metadata, not for its data or its place in autograd's graph.
+# They read a tensor's metadata, not its data or its place in autograd's graph.
 _ASKS = {"__get__", "size", "dim", "numel", "stride", "untyped_storage", "is_floating_point",
          "is_contiguous", "element_size", "storage_offset", "__len__", "__repr__"}  # fmt: skip
 _LASTING = {"param", "optimizer", "grad"}
@@ -63,7 +63,7 @@ class Watched:
     unpacked: dict[BlockId, list[tuple[int, CallNumber]]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    asked: set[BlockId] = field(default_factory=set)  # blocks whose value the program asked for
+    asked: set[BlockId] = field(default_factory=set)  # blocks whose value the program read
     unfit: dict[str, str] = field(default_factory=dict)  # modules of more than one op, and why
     held: dict[str, Held] = field(default_factory=dict)  # by path, at the end
     gradients: set[str] = field(default_factory=set)  # paths of parameters that got a gradient
@@ -125,7 +125,7 @@ class Watcher(Tracer):
         return step
 
     def end_step(self) -> None:
-        """End a step and look at the modules again."""
+        """End a step and inspect the modules again."""
         super().end_step()
         self._inside.clear()
         self._look_at_modules()
@@ -280,7 +280,7 @@ class Watcher(Tracer):
 
 
 class _Functions(FunctionMode):
-    """A mode that tells the watcher of each call of a torch function."""
+    """A mode that reports each call of a torch function to the watcher."""
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
