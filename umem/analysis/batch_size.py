@@ -23,7 +23,7 @@ BATCHES = (8, 16)  # the lines go through these; a batch of 1 would squeeze dime
 MOST = 1 << 20  # the largest batch that is tried
 _LINES = 6  # guesses from a line before the search bisects
 _UNUSED = "does the program use its batch?"
-_FLAT = 1 << 12  # the batch by which memory must have grown
+_FLAT = 1 << 12  # memory must have grown at this batch
 
 
 class Model(Protocol):
@@ -67,7 +67,7 @@ class TensorLines:
 
         Args:
             first, second: the two steps.
-            resident: returns the bytes that a step takes where nothing moves.
+            resident: returns the bytes that a step takes if nothing moves.
 
         Raises:
             PlanError: the steps differ in more than sizes.
@@ -163,7 +163,7 @@ def largest_batch(
         budget: in bytes.
         batches: the two batches to start with.
         model: returns a model made from these two batches. None: the line through their totals is
-            used; where these are equal, the larger batch is doubled until they differ.
+            used; while these are equal, the larger batch is doubled.
 
     Raises:
         PlanError: memory does not grow with the batch.
@@ -184,7 +184,7 @@ def largest_batch(
 def _verified(
     need: Callable[[int], int], known: dict[int, int], budget: int, guess: int, model: Model | None
 ) -> int:
-    """Return the largest batch that fits, from `guess` on; add what is measured to `known`."""
+    """Return the largest batch that fits, starting at `guess`; add measurements to `known`."""
     low = max((batch for batch, size in known.items() if size <= budget), default=0)
     high = min((batch for batch, size in known.items() if size > budget), default=MOST + 1)
     tries, next_one = 0, False

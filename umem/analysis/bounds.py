@@ -2,17 +2,17 @@
 
 The model. The step repeats, in steady state. While an op runs, there is a moment when all tensors
 that it accesses, W_t bytes, are on the device together with S_t - x_t of the S_t bytes in idle
-intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity. What
-is swapped out in a gap comes back before the gap ends, once per gap, except where the program frees
-the tensor at its end, or overwrites it whole. Every byte that is swapped out has a copy on the
-host, made after its last write: an engine keeps what it cannot know to be dead. Nothing is assumed
-about a tensor outside its gaps (see `IdleIntervals`), about neighbouring steps, the order of
-transfers, or pages: parts of a tensor may move. Where ops use parts of tensors, such a tensor is
-divided where a part begins or ends. So the bounds hold for any policy of an engine that protects
-the tensors of the running op, whatever its transfer queues, faults and pools cost.
+intervals ("gaps") that span the op: x_t are swapped out, so x_t >= O_t = S_t + W_t - capacity.
+Bytes swapped out in a gap return before the gap ends, once per gap, unless the program frees the
+tensor at its end, or overwrites it whole. Every swapped-out byte has a copy on the host, made after
+its last write: an engine keeps bytes that it cannot know to be dead. Nothing is assumed about a
+tensor outside its gaps (see `IdleIntervals`), about neighbouring steps, the order of transfers, or
+pages: parts of a tensor may move. If ops use parts of a tensor, it is divided where a part begins
+or ends. So the bounds apply to any policy of an engine that protects the tensors of the running
+op, whatever the cost of its transfer queues, faults and pools.
 
-Each function raises PlanError where an op accesses more than `capacity` bytes: then no such
-schedule exists, and an engine has to page inside the op.
+Each function raises PlanError if an op accesses more than `capacity` bytes: then no such schedule
+exists, and an engine must page inside the op.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ BUDGET_MARGIN = 1.05  # times the largest op: space for the pages at its tensors
 
 
 class Need(NamedTuple):
-    """The op that needs the most bytes at once, and these bytes."""
+    """The op that needs the most bytes, and its need."""
 
     op: int
     bytes: int
 
 
 class Cut(NamedTuple):
-    """Bytes that have to move, and the ops at which they are swapped out."""
+    """Bytes that must move, and the ops at which they are swapped out."""
 
     bytes: int
     ops: tuple[int, ...]
@@ -49,9 +49,9 @@ class Floor(NamedTuple):
     """A lower bound of the step time, and its cause.
 
     `bound` is "compute", "bytes in", "bytes out" or "turning point": at `op`, more bytes are
-    swapped out than can leave before it and come back after it while compute runs; or a number of
-    turning points, of which `op` is the highest. For the byte bounds `op` is where the most is
-    swapped out; for compute it is -1.
+    swapped out than can leave before it and return after it while compute runs; or several turning
+    points, of which `op` is the highest. For the byte bounds `op` has the most bytes swapped out;
+    for compute it is -1.
     """
 
     us: float
@@ -78,8 +78,8 @@ def largest_op(trace: StepTrace) -> Need:
 def min_budget(trace: StepTrace) -> int:
     """Return the minimum budget in bytes to compare policies at, in whole pages.
 
-    It is 1.05 times the need of the largest op. Below the largest op's working set an engine has to
-    page inside the op, and measured slowdowns then say little about a policy.
+    It is 1.05 times the need of the largest op. Below the largest op's working set an engine must
+    page inside the op, and slowdowns then say little about a policy.
     """
     pages = int(-(-largest_op(trace).bytes * BUDGET_MARGIN // PAGE_BYTES))
     return max(pages, FLOOR_PAGES) * PAGE_BYTES
@@ -119,10 +119,10 @@ def lower_bound_bytes_in(trace: StepTrace, capacity: int) -> int:
 def lower_bound_bytes_out(trace: StepTrace, capacity: int) -> int:
     """Return a lower bound of the bytes out per step, in steady state.
 
-    It is a sum of cuts without clean bytes. Each byte that is swapped out at op t was written back
-    after its last write. A write-back serves all gaps up to the next write, so cuts add up where no
-    such stretch spans two of them. Tensors that the step does not write cost nothing: their copy on
-    the host stays valid. An engine that can drop the device's copy attains this; one that migrates
+    It is a sum of cuts without clean bytes. Each byte swapped out at op t was written back after
+    its last write. A write-back serves all gaps up to the next write, so cuts add up if no such
+    stretch spans two of them. Tensors that the step does not write cost nothing: their copy on the
+    host remains valid. An engine that can drop the device's copy attains this; one that migrates
     them moves bytes out as well.
     """
     spans = IdleIntervals(trace.in_exact_parts)
@@ -135,9 +135,9 @@ def closed_form_floor(trace: StepTrace, device: DeviceProfile, capacity: int) ->
     Take an op t with O_t = S_t + W_t - capacity > 0, P_t the spanning bytes that need no write-back
     since the start of the step, and Q_t those that are next used after its end, or never. Then
     max(compute before t, (O_t - P_t) / BW_out) + max(compute after t, (O_t - Q_t) / BW_in)
-    bounds any single step, whatever its neighbours do: what is swapped out at t and was made in the
-    step left before t, and what the step uses again comes back after t. In steady state it also
-    holds where the step is taken to start at another op, such as the first of the optimizer, whose
+    bounds any single step, whatever its neighbours do: bytes swapped out at t and made in the step
+    left before t, and bytes that the step uses again return after t. In steady state this also
+    applies if the step is taken to start at another op, such as the first of the optimizer, whose
     results cannot leave before it (`IdleIntervals.begins`). The bound is the largest of these, of
     several such ops in a row (`turning_points`), of all compute, and of the bytes in and out over
     their bandwidths.
@@ -169,7 +169,7 @@ def _checked(trace: StepTrace, capacity: int) -> Ints:
     if len(size) and int(size.max()) > capacity:
         op = int(np.argmax(size))
         raise PlanError(
-            f"op {op} ({trace.op_names[op]}) accesses {format_bytes(int(size[op]))} at once, and "
+            f"op {op} ({trace.op_names[op]}) accesses {format_bytes(int(size[op]))}, and "
             f"the budget is {format_bytes(capacity)}; no schedule exists at that: give at least "
             f"{format_bytes(min_budget(trace))}"
         )

@@ -15,19 +15,19 @@ _BEGINS = 8  # the max number of ops at which bounds take a step to start
 
 @dataclass(frozen=True, eq=False)
 class IdleIntervals:
-    """The gaps of a step whose contents have to be kept, k of them, and their sums over the n ops.
+    """The gaps of a step whose contents must be kept, k of them, and their sums over the n ops.
 
-    A gap of a tensor spans the ops strictly between two of its accesses: there its bytes are needed
-    later, and are either on the device or have to come in again. A gap after the last access lasts
-    until the tensor is freed, or the step ends. An engine has to keep what the program holds, as
-    nothing tells that it is not read again, but then none of it comes in again; nor does it if the
-    next access overwrites it whole. Nothing else counts: not a tensor before its first access, nor
-    a MADE tensor after the end of the step, nor a CARRIED one before its first access. So all sums
-    are at most what any run holds.
+    A gap of a tensor spans the ops strictly between two of its accesses: its bytes are needed
+    later, and are either on the device or must be fetched again. A gap after the last access lasts
+    until the tensor is freed, or the step ends. An engine must keep such a tensor, as it cannot
+    know that it is not read again, but then none of it is fetched; nor is it if the next access
+    overwrites it whole. Nothing else counts: not a tensor before its first access, nor a MADE
+    tensor after the end of the step, nor a CARRIED one before its first access. So no sum exceeds
+    the bytes of any run.
 
     Attributes:
         trace: the step.
-        kept: the tensors whose gaps count that no access which reads ends, [m]; None: all.
+        kept: the tensors whose gaps count even if no read ends them, [m]; None: all.
     """
 
     trace: StepTrace
@@ -80,7 +80,7 @@ class IdleIntervals:
 
     @cached_property
     def returns(self) -> Bools:
-        """Whether an access that reads ends the gap, so that its contents come in again, [k]."""
+        """True if a read ends the gap, so that its contents are fetched again, [k]."""
         never = np.zeros(len(self._tails.tensor), np.bool_)
         return np.concatenate((self._reads(self._between), never))
 
@@ -111,13 +111,13 @@ class IdleIntervals:
     def need(self) -> Ints:
         """The bytes that an op accesses or that are kept for later, [n].
 
-        Where they exceed the capacity, the excess is swapped out.
+        Their excess over the capacity is swapped out.
         """
         return self.held + self.trace.working_set
 
     @cached_property
     def unread(self) -> Ints:
-        """The spanning bytes that never come in again, [n]."""
+        """The spanning bytes that are never fetched again, [n]."""
         here, wrapped = self._sums(~self.returns)
         return here + wrapped
 
@@ -125,8 +125,8 @@ class IdleIntervals:
     def version(self) -> Ints:
         """The write whose result the gap's tensor holds, [k], as an index into `use_order`.
 
-        -1 where a copy on the host can be valid without any write-back of this step: for a tensor
-        that the step does not write, and a CARRIED one that only the previous step wrote.
+        -1 if a copy on the host can be valid without any write-back of this step: for a tensor that
+        the step does not write, and a CARRIED one that only the previous step wrote.
         """
         trace, gaps = self.trace, self.gaps
         tensor = trace.access_tensor[trace.use_order]

@@ -61,7 +61,7 @@ class LinearProgram:
 
         Args:
             at_most: the upper bound of each row, [rows].
-            time_limit_s: for each of the two methods.
+            time_limit_s: per method.
             method: the interior point or the simplex method, whichever is faster for the program.
                 None of umem's programs is infeasible; where rounding makes one method report that,
                 the other one is tried.

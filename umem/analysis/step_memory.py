@@ -25,10 +25,10 @@ def of_step(
     Args:
         step: the step.
         recording: the recording that it comes from.
-        resident_bytes: bytes that the step takes where nothing moves (`replay.resident_budget`):
-            tensors in whole pages, and the segments of small ones. What exceeds the requested bytes
-            is fragmentation.
-        workspace: bytes of libraries, which a trace on fake tensors does not have.
+        resident_bytes: bytes that the step takes if nothing moves (`replay.resident_budget`):
+            tensors in whole pages, and the segments of small ones. The excess over the requested
+            bytes is fragmentation.
+        workspace: bytes of libraries, absent from a trace on fake tensors.
     """
     peak_op = int(step.live_bytes.argmax())
     alive = ((step.first <= peak_op) & (step.last >= peak_op)).nonzero()[0]

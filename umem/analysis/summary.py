@@ -58,7 +58,7 @@ class Memory:
 
 
 def memory(step: StepTrace, recording: Recording) -> Memory:
-    """Return a step's memory; `recording` is where the step comes from."""
+    """Return the memory of a step of `recording`."""
     costs = costs_of(step, recording)
     peak_op = int(np.argmax(step.live_bytes))
     alive = np.flatnonzero((step.first <= peak_op) & (step.last >= peak_op))
@@ -83,8 +83,8 @@ def memory(step: StepTrace, recording: Recording) -> Memory:
 def hidden_from(step: StepTrace, device: DeviceProfile) -> int | None:
     """Return the minimum budget at which the floor is compute alone, to 0.1 % of the peak.
 
-    Below it no schedule hides all transfers; from it on the bounds do not forbid that one does.
-    None where even the whole peak is not enough.
+    Below it no schedule hides all transfers; at it and above, the bounds allow one. None if even
+    the whole peak is not enough.
     """
     low, high = int(step.working_set.max(initial=0)), step.peak_bytes
     if not _hides(step, device, high):
@@ -120,10 +120,10 @@ def place(step: StepTrace, recording: Recording, op: int) -> Place:
 def advice(
     found: Memory, step: StepTrace, device: DeviceProfile, budget: int, slowdown: float | None
 ) -> list[str]:
-    """Return what would help at this budget, the largest effect first.
+    """Return changes that would help at this budget, the largest effect first.
 
     Args:
-        slowdown: the best predicted step over compute; None where nothing was replayed.
+        slowdown: the best predicted step over compute; None if nothing was replayed.
     """
     told: list[str] = []
     at_once = found.largest_op
@@ -150,7 +150,7 @@ def advice(
 
 
 _BY_TAG = {
-    "activation": "umem.optimize(model) recomputes them instead; --recompute all says at what cost",
+    "activation": "umem.optimize(model) recomputes them instead; --recompute all shows the cost",
     "optimizer": "an optimizer with smaller states (8-bit Adam, SGD, Adafactor) needs less",
     "param": "a narrower dtype (bfloat16) halves 32-bit weights",
     "grad": "zero_grad(set_to_none=True) right after the step frees them while forward runs",

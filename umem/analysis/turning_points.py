@@ -1,8 +1,8 @@
-"""A bound of the step time from several turning points: ops at which much is swapped out.
+"""A bound of the step time from several turning points: ops at which many bytes are swapped out.
 
-Between two such ops, what is swapped out at the first one and used before the second has to come
-in, and what is swapped out at the second and was written since the first has to leave. Around the
-step the times between neighbours add up, so a step with many peaks, as when gradients are added up
+Between two such ops, bytes swapped out at the first one and used before the second must come in,
+and bytes swapped out at the second and written since the first must leave. Around the step the
+times between neighbours add up, so a step with many peaks, such as one that accumulates gradients
 over several passes, costs more than its highest one.
 """
 
@@ -37,10 +37,10 @@ def instants_of(trace: StepTrace, need: Ints, windows: int, also: int) -> Ints:
 
 
 def turns(spans: IdleIntervals, device: DeviceProfile, excess: Ints) -> Turns:
-    """Return the bound, with the turning points for which it is highest. O(k + p^2), p <= 130.
+    """Return the highest bound, with its turning points. O(k + p^2), p <= 130.
 
-    Of the times between two turning points the ops themselves are left out, since the moment at
-    which an op holds all of its tensors may be anywhere in it.
+    The times between two turning points exclude the points' own ops, since the moment at which an
+    op holds all of its tensors may be anywhere in it.
 
     Args:
         spans: the gaps of the step, k of them.
@@ -48,7 +48,7 @@ def turns(spans: IdleIntervals, device: DeviceProfile, excess: Ints) -> Turns:
         excess: the least bytes that are swapped out at each op, [n].
     """
     trace = spans.trace
-    # What is only held leaves, but does not come back: the two directions may have other peaks.
+    # Bytes only held leave, but do not return: the two directions may have different peaks.
     needs = (spans.need, spans.need - spans.unread)
     highest = np.unique([int(np.argmax(excess)), int(np.argmax(excess - spans.unread))])
     points = np.unique(
@@ -62,7 +62,7 @@ def turns(spans: IdleIntervals, device: DeviceProfile, excess: Ints) -> Turns:
 def _between(spans: IdleIntervals, device: DeviceProfile, over: Ints, points: Ints) -> Floats:
     """Return the least time from each point to each later one, up to a step later, [p, 2p], in µs.
 
-    Columns from p on are points of the next step. Before the diagonal the time is negative.
+    Columns p and later are points of the next step. Before the diagonal the time is negative.
     """
     trace, p = spans.trace, len(points)
     both, early = _sums(spans, points)
@@ -78,9 +78,8 @@ def _between(spans: IdleIntervals, device: DeviceProfile, over: Ints, points: In
 def _sums(spans: IdleIntervals, points: Ints) -> tuple[Ints, Ints]:
     """Return the bytes of gaps by the points that they span, [p, 2p] each.
 
-    The first are those that span both the point of the row and that of the column, and whose
-    contents come in again; the second those that span the column's, and whose copy on the host may
-    be older than the row's.
+    The first are gaps that span both the row's and the column's point, and whose contents return;
+    the second span the column's, and their copy on the host may be older than the row's.
     """
     n, p = spans.trace.n_ops, len(points)
     places = np.concatenate((points, points + n))
