@@ -15,14 +15,14 @@
 namespace umem::torch_ext {
 namespace {
 
-// torch's allocator from before ours: of the blocks that are not umem's.
+// torch's previous allocator, for blocks that are not umem's.
 std::atomic<c10::Allocator*> g_previous{nullptr};
 
-// This thread's tensors are not the device's: they are host memory beside it.
+// This thread's tensors are host memory, not the device's.
 constinit thread_local bool t_outside = false;
 
-// One deleter for both kinds of memory: torch asks for it once, and keeps using it for blocks that
-// another allocator made.
+// One deleter for both kinds of memory: torch gets it once, and also uses it for another
+// allocator's blocks.
 void free_any(void* ptr) {
   if (!ptr) return;
   if (runtime::owns(ptr)) {

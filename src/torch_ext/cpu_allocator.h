@@ -4,13 +4,13 @@
 
 namespace umem::torch_ext {
 
-// Both may be called twice; the second call does nothing. Tensors of either allocator stay valid.
+// Both may be called twice; the second call does nothing. Tensors of either allocator remain valid.
 void install_allocator();
 void remove_allocator();
 bool allocator_installed();
 
-// Whether this thread allocates by torch's own allocator from now on; what held before. For memory
-// that stands for the host's.
+// Sets whether this thread uses torch's own allocator, for memory that represents the host's;
+// returns the previous setting.
 bool allocate_outside(bool outside);
 
 // Mean ns of one allocation and its free through torch's present CPU allocator.

@@ -15,13 +15,13 @@ inline bool is_out_of_memory(const runtime::Failure& failure) {
   return code == Code::kOutOfDeviceMemory || code == Code::kOutOfHostMemory;
 }
 
-// Tensors of umem's outlive its being on, and ask their allocator when they are resized.
+// umem's tensors can outlive `disable`, and call their allocator when they are resized.
 inline bool is_turned_off(const runtime::Failure& failure) {
   return static_cast<Code>(failure.code) == Code::kBadState;
 }
 
-// torch.OutOfMemoryError, or RuntimeError for what is no lack of memory. `torchs_words`: what torch
-// itself would say of it, because programs that look for a batch size that fits know it by that.
+// Throws torch.OutOfMemoryError, or RuntimeError if memory is not the cause. `torchs_words`:
+// torch's own message, by which programs that search for a batch size recognise it.
 [[noreturn]] inline void raise(std::size_t bytes, const runtime::Failure& failure,
                                c10::Device device, const std::string& torchs_words,
                                std::size_t allocated = 0, std::size_t reserved = 0) {

@@ -1,5 +1,5 @@
-// Where the steps of a training program end that no `umem.step()` marks: at the last step of an
-// optimizer before the next forward pass; without one, at the forward pass after a backward pass.
+// The ends of a training program's steps without `umem.step()`: the last step of an optimizer
+// before the next forward pass; without one, the forward pass after a backward pass.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -8,16 +8,16 @@ namespace umem::torch_ext {
 
 class GuessedSteps {
  public:
-  // No program has run yet.
+  // Forgets everything seen so far.
   void reset();
   // An optimizer's step ends. The program's does too if as many optimizers have stepped since the
   // last forward pass as did the time before. Until that is known to be several, each ends one.
   void optimizer_stepped();
-  // A node of the backward pass begins that is in no other op.
+  // A node of the backward pass begins, inside no other op.
   void backward() { in_backward_.store(true, std::memory_order_relaxed); }
-  // An op begins whose results need a gradient, in no other op. After a backward pass a step ends
-  // before it that fewer optimizers than usual were in, or, without any, if as many passes as it
-  // takes to be sure were in no step that something else marked.
+  // An op begins whose results need a gradient, inside no other op. After a backward pass a step
+  // ends before it: one with fewer optimizers than usual, or, without any, one after as many
+  // unmarked passes as are needed for certainty.
   void forward() {
     if (in_backward_.load(std::memory_order_relaxed) && in_backward_.exchange(false)) began();
   }

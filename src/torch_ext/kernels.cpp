@@ -45,7 +45,7 @@ const c10::TensorImpl* tensor_of(PyObject* value) {
   return static_cast<const c10::TensorImpl*>(tensor);
 }
 
-// Between the begin and the end of a kernel, also if it raises.
+// Spans a kernel's begin and end, even if it raises.
 class Running {
  public:
   Running(const OpInfo& info, const std::vector<KernelArgument>& arguments) {
@@ -74,7 +74,7 @@ class Running {
   std::unique_ptr<OpRecord> record_;
 };
 
-// The tensors of a program's own kernel; whoever calls holds them.
+// The tensors of a program's own kernel, kept alive by the caller.
 std::unique_ptr<Running> begin_region(const std::string& name, const py::list& written,
                                       const py::list& read) {
   std::vector<KernelArgument> arguments;
@@ -88,8 +88,8 @@ std::unique_ptr<Running> begin_region(const std::string& name, const py::list& w
   return std::make_unique<Running>(info_of(name), arguments);
 }
 
-// `uses` says of each positional argument, in order, what the kernel does with it: r reads, w
-// writes. Others are no tensors.
+// `uses` gives the kernel's use of each positional argument, in order: r reads, w writes. Others
+// are not tensors.
 class Kernel {
  public:
   Kernel(const std::string& name, std::string uses, py::object function)

@@ -15,9 +15,9 @@ struct KernelArgument {
   bool written;  // and perhaps read
 };
 
-// Whether the observer is installed; costs one load.
+// True if the observer is installed; costs one load.
 bool observing();
-// Null if it is not. The record goes to `end_kernel` on the same thread, after ops that began
+// Null if it is not. The record is passed to `end_kernel` on the same thread, after ops that began
 // later.
 std::unique_ptr<OpRecord> begin_kernel(const OpInfo& info,
                                        std::span<const KernelArgument> arguments);

@@ -52,8 +52,9 @@ PYBIND11_MODULE(_torch_ext, module) {
   module.def("remove_allocator", &remove_allocator, "Give torch its CPU allocator back.");
   module.def("allocator_installed", &allocator_installed);
   module.def("allocate_outside", &allocate_outside, py::arg("outside"),
-             "Whether this thread's CPU tensors are outside of umem's memory from now on.");
-  module.def("install_observer", &install_observer, "Tell umem of every op from now on.");
+             "Set whether this thread's CPU tensors are outside of umem's memory; return the "
+             "previous setting.");
+  module.def("install_observer", &install_observer, "Start reporting every op to umem.");
   module.def("remove_observer", &remove_observer);
   module.def("observer_installed", &observer_installed);
   module.def("observer_counters", &counters, "Ops and storages seen since the process began.");

@@ -34,16 +34,17 @@ using residency::Family;
 using residency::Tag;
 using runtime::Phase;
 
-// What an op uses: its storages, and the GPU that one of them is on (-1: none). Of an argument that
-// it overwrites only the tensors that are all of their storage (`whole`), or only the others.
+// The storages that an op uses, and the GPU of one of them (-1: none). An argument that it
+// overwrites counts only with tensors that are their whole storage (`whole`), or only with the
+// others.
 struct Reads {
   std::vector<runtime::Input>& inputs;
   c10::DeviceIndex gpu = -1;
   enum class Only { kAll, kWhole, kParts } only = Only::kAll;
 };
 
-// Of a storage that is in several pieces, or could be, what the tensor lies in. What has no strides
-// of its own is all of it. A tensor without elements uses nothing of it.
+// The part of a storage in several pieces, actual or possible, that contains the tensor. A tensor
+// without strides uses all of it, one without elements nothing.
 runtime::Input part_of(const c10::TensorImpl& tensor, const void* data, std::size_t bytes) {
   runtime::Input all{data};
   if (bytes < 2 * kPageBytes || tensor.has_symbolic_sizes_strides() ||
@@ -61,7 +62,7 @@ runtime::Input part_of(const c10::TensorImpl& tensor, const void* data, std::siz
 }
 
 bool is_whole(const c10::TensorImpl& tensor, const c10::Storage& storage) {
-  // The accessors that throw nothing: symbolic sizes are no tensor's of umem's.
+  // The accessors that do not throw: umem's tensors have no symbolic sizes.
   if (tensor.has_symbolic_sizes_strides()) return false;
   return static_cast<std::size_t>(tensor.numel()) * tensor.itemsize() >=
          storage.unsafeGetStorageImpl()->nbytes();
@@ -83,8 +84,8 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
   if (data.device().is_cuda()) reads.gpu = data.device().index();
 }
 
-// True if there is a tensor at all. Lists are homogeneous but for None, so the first other value
-// ends the look at a list of sizes. Collectives take lists of lists.
+// True if there is any tensor. Lists are homogeneous except for None, so the first other value ends
+// the scan of a list of sizes. Collectives take lists of lists.
 bool add_value(const c10::IValue& value, Reads& reads) {
   if (value.isTensor()) {
     add_storage(*value.unsafeToTensorImpl(), reads);
@@ -100,8 +101,8 @@ bool add_value(const c10::IValue& value, Reads& reads) {
   return any;
 }
 
-// The inputs of an op that writes some of them: those that it overwrites, then the others that it
-// writes, then what it reads.
+// The inputs of an op that writes some of them: overwritten ones, then others that it writes, then
+// those that it reads.
 bool add_written_first(const at::RecordFunction& fn, const OpInfo& info, runtime::Op& op,
                        Reads& reads) {
   bool any = false;
@@ -129,7 +130,7 @@ bool add_inputs(const at::RecordFunction& fn, const OpInfo& info, runtime::Op& o
   return any;
 }
 
-// Autograd will keep a history of what comes out of this.
+// True if autograd will keep a history of the results.
 bool wants_gradient(const c10::IValue& value) {
   if (value.isTensor()) return value.toTensor().requires_grad();
   if (!value.isList()) return false;
@@ -140,7 +141,7 @@ bool wants_gradient(const c10::IValue& value) {
   return false;
 }
 
-// Below autograd tensors no longer say so: inside an op it is the outermost op that knows.
+// Below autograd tensors no longer show it: inside an op the outermost op knows.
 bool knows_of_autograd(const OpRecord* parent) {
   return parent && (!parent->op.scope_marker || parent->kind == OpKind::kCompiled);
 }
@@ -175,23 +176,23 @@ bool is_scope_marker(OpKind kind) {
          kind == OpKind::kOptimizer || kind == OpKind::kCompiled;
 }
 
-// Where the op's inputs have to arrive: the current stream of its GPU on this thread, which is
-// known without a call of the driver.
+// The stream at which the op's inputs must arrive: the current one of its GPU on this thread, known
+// without a driver call.
 void set_stream([[maybe_unused]] runtime::Op& op, [[maybe_unused]] c10::DeviceIndex gpu) {
 #ifdef UMEM_WITH_CUDA
-  op.device = gpu;  // -1: no op of one GPU; what it allocates is used where it was allocated
+  op.device = gpu;  // -1: not an op of one GPU; its blocks are used where they were allocated
   if (gpu >= 0)
     op.stream = reinterpret_cast<std::uintptr_t>(c10::cuda::getCurrentCUDAStream(gpu).stream());
 #endif
 }
 
-// What comes in becomes, or is added to, the leaf's gradient.
+// The input becomes, or is added to, the leaf's gradient.
 void tag_gradients(const std::vector<runtime::Input>& inputs) {
   for (const runtime::Input& input : inputs) runtime::tag(input.storage, Tag::kGrad);
 }
 
-// What the blocks are that the op allocates and leaves behind: its results, and what it saves for
-// the backward pass.
+// The tag of the blocks that the op allocates and leaves: its results, and tensors saved for the
+// backward pass.
 Tag result_tag(const OpRecord& record) {
   if (record.feeds_grad) return Tag::kGrad;
   if (record.recorded) return Tag::kActivation;  // in backward: recomputed for it
@@ -200,8 +201,8 @@ Tag result_tag(const OpRecord& record) {
   return made_by_program && !record.reads_tensors ? Tag::kInput : Tag::kTemp;
 }
 
-// Before an op, or a view through which the contents could be read without one. What brings them
-// runs ops, which use the thread's list too.
+// Fetches contents before an op, or before a view through which they could be read without one.
+// Fetching runs ops, which use the thread's list too.
 void await_inputs(const at::RecordFunction& fn) {
   std::vector<runtime::Input> inputs;
   Reads reads{inputs};
@@ -211,7 +212,7 @@ void await_inputs(const at::RecordFunction& fn) {
 
 GuessedSteps g_steps;
 
-// What an op's name and the op around it say.
+// The information from an op's name and the enclosing op.
 void describe(OpRecord& record, const OpInfo& info, OpRecord* parent) {
   record.kind = info.kind;
   record.parent = parent;
@@ -280,7 +281,7 @@ void on_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (record.kind == OpKind::kOptimizer && outermost) g_steps.optimizer_stepped();
 }
 
-// By the order in which the runtime wants them: what is written comes first.
+// In the runtime's order: written blocks first.
 void add_kernel_inputs(std::span<const KernelArgument> arguments, runtime::Op& op, Reads& reads) {
   const auto add = [&](bool written) {
     for (const KernelArgument& argument : arguments)
@@ -311,10 +312,9 @@ at::CallbackHandle add_callback() {
 }
 
 // A thread's first op, and any op after a change, copies torch's list of callbacks under torch's
-// lock. fork() makes all threads wait that allocate, and copying a list with entries allocates: the
-// child would have the lock in the hands of a thread that it does not have. An empty list is copied
-// without allocating, so the observer is out of it during a fork. Ops that begin meanwhile are not
-// seen.
+// lock. fork() blocks all threads that allocate, and copying a list with entries allocates: in the
+// child the lock would belong to a thread that does not exist. An empty list is copied without
+// allocating, so the observer leaves the list during a fork. Ops that begin meanwhile are not seen.
 void prepare_fork() {
   g_mutex.lock();
   lock_names_for_fork();
@@ -322,8 +322,8 @@ void prepare_fork() {
   if (g_handle != at::INVALID_CALLBACK_HANDLE) at::removeCallback(g_handle);
 }
 
-// The last thing before the fork. Taking the observer out has sent every thread that runs ops to
-// torch's lock: one that lost its core there needs it back before the child is made.
+// The last action before the fork. Removing the observer has sent every thread that runs ops to
+// torch's lock: one that was preempted there must run again before the child is made.
 void wait_for_torch_lock() {
   constexpr int kRounds = 8;
   for (int round = 0; round < kRounds; ++round) {
@@ -332,8 +332,8 @@ void wait_for_torch_lock() {
   }
 }
 
-// Handlers run before a fork in the reverse order of their registration: this one comes after the
-// runtime's and the device's, which may have to wait.
+// Handlers run before a fork in the reverse order of their registration: this one runs after the
+// runtime's and the device's, which may wait.
 const int g_registered = pthread_atfork(&wait_for_torch_lock, nullptr, nullptr);
 
 void end_fork() {

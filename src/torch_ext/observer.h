@@ -1,4 +1,4 @@
-// The op observer: tells the runtime what each operator reads, writes and is for.
+// The op observer: reports to the runtime each operator's reads, writes and purpose.
 #pragma once
 #include <cstdint>
 
@@ -10,11 +10,11 @@ void remove_observer();
 bool observer_installed();
 
 struct ObserverCounters {
-  std::uint64_t ops = 0;      // told to the runtime
+  std::uint64_t ops = 0;      // reported to the runtime
   std::uint64_t ignored = 0;  // views and foreign ranges
   std::uint64_t inputs = 0;   // storages read by those ops
 };
-// Of all threads since the process began.
+// Sum over all threads since the process began.
 ObserverCounters observer_counters();
 
 }  // namespace umem::torch_ext

@@ -28,28 +28,29 @@ constexpr std::string_view kFactories[] = {
     "aten::empty",     "aten::empty_strided",     "aten::empty_like",
     "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"};
 
-// Compare tensors without a look at what they hold. `x.data = y` does, of flat parameters too.
+// Ops that compare tensors without reading their contents, as `x.data = y` does, also for flat
+// parameters.
 constexpr std::string_view kComparing[] = {"aten::_has_compatible_shallow_copy_type",
                                            "aten::is_same_size", "aten::is_set_to"};
 
 // The autograd function around the forward pass of compiled code (torch/_functorch/_aot_autograd).
 constexpr std::string_view kCompiledFunction = "CompiledFunction";
 
-// Write all of `self`, and read nothing of it.
+// Ops that write all of `self` and do not read it.
 constexpr std::string_view kOverwriting[] = {
 #include "torch_ext/overwrites.def"
 };
 
-// Collectives, whose schemas do not say what they write (torch/csrc/distributed/c10d/Ops.cpp). Of
-// these the first argument receives: it is written whole, and not read.
+// Collectives, whose schemas omit their writes (torch/csrc/distributed/c10d/Ops.cpp). The first
+// argument of these receives: it is written whole, and not read.
 constexpr std::string_view kReceiving[] = {
 #include "torch_ext/receiving.def"
 };
-// Of these it is read too, on some rank or all.
+// These also read it, on some rank or all.
 constexpr std::string_view kInPlace[] = {
 #include "torch_ext/in_place.def"
 };
-// Of these one rank has the data: weights, or a batch.
+// One rank has the data of these: weights, or a batch.
 constexpr std::string_view kFromOneRank[] = {"c10d::broadcast_", "c10d::scatter_"};
 
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
@@ -135,7 +136,8 @@ const OpInfo& OpInfoCache::find(const at::RecordFunction& fn) {
   if (entry.key == key && entry.info->name == key) return *entry.info;
   SharedTable& table = shared_table();
   const std::string_view name(key);
-  // Overloads of one name differ in what they write. What has none is looked up without a copy.
+  // Overloads of one name differ in their writes. A name without overloads is looked up without a
+  // copy.
   std::string full;
   if (const auto of = fn.operator_name(); of && !of->overload_name.empty())
     full = of->name + '.' + of->overload_name;
@@ -169,7 +171,7 @@ void unlock_names_in_parent() {
   shared_table().mutex.unlock();
 }
 
-// A new lock: the readers that waited for the old one are counted in it, and never come.
+// A new lock: the old one counts waiting readers that do not exist in the child.
 void unlock_names_in_child() {
   shared_table().mutex.unlock();
   std::construct_at(&shared_table().mutex);

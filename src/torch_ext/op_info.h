@@ -1,4 +1,4 @@
-// What an operator's name says about it, found once a name.
+// The information from an operator's name, looked up once per name.
 #pragma once
 #include <ATen/record_function.h>
 
@@ -16,27 +16,26 @@ enum class OpKind : unsigned char {
   kBackward,        // the autograd engine's scope around one node, and the node itself
   kAccumulateGrad,  // the node that hands a leaf its gradient
   kOptimizer,       // an optimizer's step
-  kCompiled,        // the forward pass of what torch.compile made, around its kernels
+  kCompiled,        // the forward pass of torch.compile's code, around its kernels
 };
 
-// What an op does with an argument. What it overwrites it does not read, where the tensor is all of
-// its storage.
+// An op's use of an argument. It does not read an overwritten tensor that is its whole storage.
 enum class Use : unsigned char { kReads, kChanges, kOverwrites };
 
 struct OpInfo {
   std::string name;
   std::string key;              // with the overload
-  const char* label = "other";  // the name, where that stays valid for ever
+  const char* label = "other";  // the name, if it remains valid forever
   residency::Family family = residency::Family::kNone;
   OpKind kind = OpKind::kCompute;
-  bool collective = false;  // of torch.distributed
-  bool exchanges = false;   // one, of which no rank is the source of all data
-  // One an argument, empty where the op writes none of them.
+  bool collective = false;  // torch.distributed's
+  bool exchanges = false;   // a collective without a single source rank
+  // One per argument, empty if the op writes none.
   std::vector<Use> uses;
 };
 
-// Direct-mapped, one a thread: operator names live at fixed addresses, so most look-ups are one
-// compare. Names of autograd nodes move; those go on to the table that all threads share.
+// Direct-mapped, one per thread: operator names have fixed addresses, so most look-ups are one
+// compare. Names of autograd nodes move; they use the table shared by all threads.
 class OpInfoCache {
  public:
   const OpInfo& find(const at::RecordFunction& fn);

@@ -1,4 +1,4 @@
-// What the observer keeps a thread: its op stack, scratch memory and recycled op records.
+// The observer's state per thread: op stack, scratch memory and recycled op records.
 #pragma once
 #include <ATen/record_function.h>
 #include <c10/macros/Macros.h>

@@ -1,5 +1,5 @@
-// torch asks for figures with the interpreter's lock held. Another thread may hold a device's lock
-// while it waits for the device, which may wait for a callback of the program in Python.
+// torch requests figures with the interpreter's lock held. Another thread may hold a device's lock
+// while it waits for the device, which may wait for a Python callback of the program.
 #pragma once
 #include <pybind11/pybind11.h>
 

@@ -1,4 +1,4 @@
-// Blocks: what is on the path of every tensor.
+// Blocks: the path of every tensor.
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -26,8 +26,8 @@ c10::DeviceIndex current_device() {
   return device;
 }
 
-// torch's profiler and its sanitizer are told of every block, where they are on. A deleter does not
-// wait for the figures: while another thread is at the device, the last ones are told.
+// Reports every block to torch's profiler and sanitizer, if active. A deleter does not wait for the
+// figures: while another thread uses the device, it reports the last ones.
 void report(void* ptr, int device, std::int64_t bytes) {
   static std::atomic<std::int64_t> allocated{0}, reserved{0};
   if (arena::ArenaStats now; runtime::try_arena_stats(device, &now)) {
@@ -97,11 +97,11 @@ c10::DataPtr CudaAllocator::allocateWithAddress(std::size_t bytes, void* address
 }
 #endif
 
-// torch takes a block for one of the current allocator's where it has its deleter: the graph trees
-// of torch.compile ask.
+// torch takes a block for the current allocator's if it has its deleter: the graph trees of
+// torch.compile check.
 void CudaAllocator::adopt(c10::DataPtr& block) {
   const bool swapped = block.compare_exchange_deleter(native_->raw_deleter(), &free_any);
-  (void)swapped;  // not where it needs another one, as a block made without caching does
+  (void)swapped;  // not if it needs another one, such as a block made without caching
 }
 
 void* CudaAllocator::raw_alloc(std::size_t bytes) {
@@ -209,7 +209,7 @@ void CudaAllocator::recordStream(const c10::DataPtr& ptr, c10::cuda::CUDAStream 
   if (!ptr.get() || runtime::record_stream(ptr.get(), handle(stream.stream()))) return;
   if (ptr.get_deleter() != &free_any) return native_->recordStream(ptr, stream);
   if (runtime::owns(ptr.get())) return;
-  // The native one passes over what has not its deleter. Without a context this frees nothing.
+  // The native allocator skips blocks without its deleter. Without a context this frees nothing.
   const c10::DataPtr block(ptr.get(), nullptr, native_->raw_deleter(), ptr.device());
   native_->recordStream(block, stream);
 }

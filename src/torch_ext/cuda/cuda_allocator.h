@@ -1,5 +1,5 @@
-// The allocator object that torch calls. What is umem's it answers itself; private pools, and what
-// is no allocation at all, it hands to the allocator that was there before.
+// The allocator object that torch calls. It serves umem's memory itself; private pools, and calls
+// that allocate nothing, go to the previous allocator.
 //
 // Memory of private pools (torch.cuda.MemPool, CUDA graphs) is never managed: it is plain device
 // memory of torch's own allocator, so that graphs replay without page faults and CUDA IPC works.
@@ -25,7 +25,8 @@ class CudaAllocator final : public caching::CUDAAllocator {
   // Before it is handed to torch.
   void set_native(caching::CUDAAllocator* native) { native_ = native; }
   caching::CUDAAllocator* native() const { return native_; }
-  // Of every device, what torch's own allocator holds: it may have changed while that one was on.
+  // Reports the bytes of torch's own allocator on every device: they may have changed while it was
+  // active.
   void tell_outside_bytes();
 
   // allocator.cpp
@@ -45,7 +46,7 @@ class CudaAllocator final : public caching::CUDAAllocator {
   c10::DataPtr allocateWithAddress(std::size_t bytes, void* address) override;
 #endif
 
-  // forwards.cpp: what is no allocation
+  // forwards.cpp: calls other than allocations
   void init(int device_count) override;
   bool initialized() override;
   void enable(bool value) override;
@@ -118,25 +119,25 @@ class CudaAllocator final : public caching::CUDAAllocator {
   void adopt(c10::DataPtr& block);
 
   bool serves(c10::DeviceIndex device, cudaStream_t stream);
-  // umem's memory; null where umem is off and torch's own allocator has to serve.
+  // umem's memory; null if umem is off and torch's own allocator serves.
   void* take(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream);
   void* take_after_callbacks(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream,
                              runtime::Failure& failure);
   [[noreturn]] void fail(std::size_t bytes, c10::DeviceIndex device, cudaStream_t stream,
                          const runtime::Failure& failure);
-  // Of devices that torch's allocators know; 0 before CUDA is initialised.
+  // The number of devices that torch's allocators know; 0 before CUDA is initialised.
   int device_count();
   void tell_outside_bytes(c10::DeviceIndex device);
 
   caching::CUDAAllocator* native_ = nullptr;
   History history_;
   Pools pools_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the following
   std::vector<caching::OutOfMemoryObserver> oom_observers_;
   struct {
     double set = 0;
-    std::size_t budget = 0;  // that it made
-  } fraction_;               // the last one that was set
+    std::size_t budget = 0;  // the resulting budget
+  } fraction_;               // the last setting
 };
 
 }  // namespace umem::torch_ext

@@ -1,11 +1,11 @@
-// What is no allocation, and goes to torch's own allocator as it came.
+// Calls other than allocations, forwarded unchanged to torch's own allocator.
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "torch_ext/cuda/cuda_allocator.h"
 
 namespace umem::torch_ext {
 
-// The native one too: it makes no device memory by it, and private pools and IPC need it.
+// The native allocator too: this makes no device memory, and private pools and IPC need it.
 void CudaAllocator::init(int device_count) {
   native_->init(device_count);
 }

@@ -93,7 +93,7 @@ void History::listen() {
 }
 
 void History::on_event(const arena::Event& event) {
-  // Ranges that leave in the course of it are not what this thread asked for.
+  // Ranges that leave meanwhile are not this thread's requests.
   if (event.kind == EventKind::kAlloc || event.kind == EventKind::kFreeRequested) t_last = event;
   g_history.load()->handle(event);
 }

@@ -1,5 +1,5 @@
-// What torch records of an allocator: a trace of its events, the stack of each live block, and
-// those who want to hear of every event.
+// torch's records of an allocator: a trace of its events, the stack of each live block, and the
+// observers of every event.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/util/ApproximateClock.h>
@@ -27,9 +27,9 @@ class History {
   using Recorder = c10::CachingDeviceAllocator::CreateContextFn;
   using Snapshot = c10::cuda::CUDACachingAllocator::SnapshotInfo;
 
-  // The calling stack of what happens inside the scope, where stacks of `level` are wanted. Made
-  // before the runtime is called: gathering a stack takes the GIL, and a device's lock is held when
-  // an event arrives. What another thread frees, because it was at the device, has no stack.
+  // The calling stack of events inside the scope, if stacks of `level` are recorded. Made before
+  // the runtime is called: gathering a stack takes the GIL, and a device's lock is held when an
+  // event arrives. Blocks that another thread frees, because it used the device, have no stack.
   class Scope {
    public:
     Scope(History& history, Level level) : entered_(history.wants_stack(level)) {
@@ -49,7 +49,7 @@ class History {
               const std::vector<std::string>& skip_actions);
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
   void add_tracker(Tracker tracker);
-  // Events are followed from now on, so that `last_event` is there for torch's profiler.
+  // Starts following events, so that `last_event` exists for torch's profiler.
   void follow() {
     if (!follow_.load(std::memory_order_relaxed)) start_following();
   }
@@ -58,14 +58,14 @@ class History {
 
   void out_of_memory(int device, std::size_t free_bytes, std::size_t bytes, std::uintptr_t stream);
   Context context_of(const void* ptr);
-  // Adds a note on a block that was made while recording.
+  // Annotates a block that was made while recording.
   void annotate(const void* ptr, const std::string& metadata);
   // Both are the calling thread's.
   static void set_user_metadata(const std::string& metadata);
   static void push_compile_context(const std::string& context);
   static void pop_compile_context();
 
-  // Adds umem's segments of devices below `device_count`, and what was recorded of them.
+  // Adds umem's segments of devices below `device_count`, and their records.
   void append_to(Snapshot& snapshot, int device_count, bool include_traces);
 
  private:
@@ -99,7 +99,7 @@ class History {
   std::atomic<Recorder> recorder_{nullptr};
   std::atomic<bool> follow_{false};
 
-  std::mutex control_;  // before `mutex_`, which comes after the runtime's
+  std::mutex control_;  // taken before `mutex_`, which follows the runtime's
   bool tracked_ = false;
 
   std::mutex mutex_;

@@ -32,9 +32,10 @@ void check_replaceable(caching::CUDAAllocator& present) {
   TORCH_CHECK(name == "native" || name == "cudaMallocAsync", "torch's CUDA allocator is '", name,
               "' already; umem takes the place of torch's own allocators only. Do not install the "
               "other one, or use UMEM_ALLOCATOR=pool");
-  TORCH_CHECK(c10::GetAllocator(c10::kCUDA) == &present,
-              "another allocator was set for CUDA beside torch's own; umem must be enabled without "
-              "it, or use UMEM_ALLOCATOR=pool");
+  TORCH_CHECK(
+      c10::GetAllocator(c10::kCUDA) == &present,
+      "another allocator was set for CUDA in addition to torch's own; umem must be enabled without "
+      "it, or use UMEM_ALLOCATOR=pool");
 }
 
 // By name: their header needs those of cuBLAS, which few environments have.

@@ -4,9 +4,9 @@
 
 namespace umem::torch_ext {
 
-// Both may be called twice; the second call does nothing. Tensors of either allocator stay valid.
-// Installing throws once torch has begun to use its own allocator, unless umem was installed in
-// this process before that.
+// Both may be called twice; the second call does nothing. Tensors of either allocator remain valid.
+// Installing throws once torch uses its own allocator, unless umem was installed in this process
+// before.
 void install_cuda_allocator();
 void remove_cuda_allocator();
 bool cuda_allocator_installed();

@@ -1,5 +1,5 @@
-// Which allocations belong to a private pool now: those inside torch.cuda.use_mem_pool and those of
-// a graph that is being captured.
+// The allocations that currently belong to a private pool: those inside torch.cuda.use_mem_pool and
+// those of a graph being captured.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -15,7 +15,7 @@ class Pools {
   using Filter = std::function<bool(cudaStream_t)>;
 
   void begin(c10::DeviceIndex device, c10::MempoolId_t id, Filter filter, bool capture);
-  // What `begin` was told of `capture`; false too where it was never begun.
+  // The `capture` given to `begin`; false if it never began.
   bool end(c10::DeviceIndex device, c10::MempoolId_t id);
 
   // One load where no pool is active, which is nearly always.

@@ -7,8 +7,9 @@
 namespace umem::torch_ext {
 namespace {
 
-// torch 2.13 and later say when a capture begins. Before, a filter tells: that of a graph matches
-// streams that capture, which none does yet; that of torch.cuda.use_mem_pool matches at once.
+// torch 2.13 and later report the start of a capture. Earlier versions reveal it by a filter: a
+// graph's matches streams that capture, which none does yet; that of torch.cuda.use_mem_pool
+// matches immediately.
 bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
                        [[maybe_unused]] const Pools::Filter& filter) {
 #if UMEM_TORCH_AT_LEAST(2, 13)

@@ -1,5 +1,5 @@
-// What torch's memory tools ask for: snapshots, history, observers. Both allocators are asked and
-// told, so that private pools are in the answer too.
+// The interface of torch's memory tools: snapshots, history, observers. Calls go to both
+// allocators, so that results include private pools.
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/unlocked.h"
 

@@ -1,5 +1,5 @@
-// Figures: umem's and those of torch's own allocator, which serves private pools, added up. A sum
-// of two peaks is an upper bound: the two need not have happened at once.
+// Sums of the figures of umem and of torch's own allocator, which serves private pools. A sum of
+// two peaks is an upper bound: they may have occurred at different times.
 #include <algorithm>
 
 #include "runtime/accounts.h"
@@ -64,7 +64,7 @@ void CudaAllocator::resetPeakStats(c10::DeviceIndex device) {
   runtime::reset_peak_arena_stats(device);
 }
 
-// Of the device's memory: what was set, while it is still so, else what the budget makes of it.
+// The share of the device's memory: the last setting if it is still in force, else the budget's.
 double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
   const Unlocked without_gil;
   const std::size_t now = runtime::budget(device);
@@ -78,7 +78,7 @@ double CudaAllocator::getMemoryFraction(c10::DeviceIndex device) {
 
 void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
   TORCH_CHECK_VALUE(fraction > 0 && fraction <= 1, "a memory fraction of ", fraction,
-                    " was asked for; umem's budget can be a fraction above 0 and up to 1 of the "
+                    " was requested; umem's budget can be a fraction above 0 and up to 1 of the "
                     "device's memory");
   const auto total = static_cast<double>(native_->getMemoryInfo(device).second);
   const std::size_t wanted = std::max<std::size_t>(static_cast<std::size_t>(fraction * total), 1);
@@ -90,7 +90,7 @@ void CudaAllocator::setMemoryFraction(double fraction, c10::DeviceIndex device) 
   fraction_ = {fraction, runtime::budget(device)};
 }
 
-// Beside umem's memory there is what torch's own allocator holds for private pools.
+// Reports the memory that torch's own allocator holds for private pools, in addition to umem's.
 void CudaAllocator::tell_outside_bytes(c10::DeviceIndex device) {
   const auto reserved = native_->getDeviceStats(device)
                             .reserved_bytes[static_cast<std::size_t>(StatType::AGGREGATE)]

@@ -1,3 +1,3 @@
-// Stands in for CUDA's crt/host_config.h, as host_defines.h beside it does for its own. The real
-// file refuses compilers that nvcc does not know; nothing is compiled by nvcc here.
+// Replaces CUDA's crt/host_config.h, like host_defines.h next to it. The real file refuses
+// compilers that nvcc does not know; nvcc compiles nothing here.
 #pragma once

@@ -1,6 +1,6 @@
-// Stands in for CUDA's crt/host_defines.h where only the runtime's headers are installed (torch's
-// wheels do not bring that file along). It is last on the include path: the real one wins. What the
-// compiler of the host makes of CUDA's keywords is all that it says.
+// Replaces CUDA's crt/host_defines.h where only the runtime's headers are installed (torch's wheels
+// lack that file). It is last on the include path: the real one wins. It only defines CUDA's
+// keywords for the host's compiler.
 #pragma once
 
 #define __align__(n) __attribute__((aligned(n)))
