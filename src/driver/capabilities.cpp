@@ -62,8 +62,8 @@ Status read_flags(const Table& table, CUdevice device, DeviceCapabilities& d) {
   const auto read = [&](CUdevice_attribute attribute, bool& flag) {
     return read_flag(table, device, attribute, flag);
   };
-  // What decides how umem works is known to every driver that has the entry points: no answer is
-  // an error, and not a device without it.
+  // Every driver with the entry points knows the attributes that umem depends on: a missing answer
+  // is an error, not a device without the attribute.
   int managed = 0, concurrent = 0;
   UMEM_RETURN_IF_ERROR(read_number(table, device, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, managed));
   UMEM_RETURN_IF_ERROR(

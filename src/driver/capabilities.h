@@ -1,4 +1,4 @@
-// What an open driver and its devices can do, read once and without a context.
+// The capabilities of an open driver and its devices, read once and without a context.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -12,7 +12,7 @@ namespace umem::driver {
 
 struct DeviceCapabilities {
   std::string name;
-  std::string pci_bus_id;  // as 0000:3b:00.0; empty where the driver does not tell
+  std::string pci_bus_id;  // as 0000:3b:00.0; empty if the driver does not report it
   std::size_t total_bytes = 0;
   int major = 0, minor = 0;  // compute capability
   bool managed_memory = false;
@@ -25,23 +25,23 @@ struct DeviceCapabilities {
 struct Capabilities {
   int driver_version = 0;  // 13000 is CUDA 13.0
   std::vector<DeviceCapabilities> devices;
-  bool concurrent_managed_access = false;  // of all devices, as the batch calls require
+  bool concurrent_managed_access = false;  // on all devices, as the batch calls require
   bool has_batch_prefetch = false;
   bool has_discard = false;
   bool has_discard_and_prefetch = false;
-  bool has_location_info = false;  // cuMemGetLocationInfo: where the bytes of a range are
+  bool has_location_info = false;  // cuMemGetLocationInfo: the location of a range's bytes
   Entry missing = Entry::kCount;   // an entry point that umem cannot do without; kCount: none
 };
 
-// Initialises the driver (cuInit) and asks it. kNotSupported without a device. What could be read
-// before a failure stays in `capabilities`.
+// Initialises the driver (cuInit) and queries it. kNotSupported without a device. Values read
+// before a failure remain in `capabilities`.
 Status read_capabilities(const Driver& driver, Capabilities& capabilities);
 
 // The NUMA node of the host that is nearest to the device of that ordinal; -1 where the driver
 // knows none.
 int nearest_host_node(const Table& table, int ordinal);
 
-// Why managed memory cannot be used, so that plain device memory has to do; empty where it can.
+// The reason why managed memory cannot be used, and plain device memory is; empty if it can.
 std::string managed_memory_problem(const Capabilities& capabilities);
 
 struct CudaProbe {
@@ -49,7 +49,7 @@ struct CudaProbe {
   std::string reason;      // why not
   Capabilities capabilities;
 };
-// Looks at the real driver without creating a context.
+// Probes the real driver without creating a context.
 UMEM_API CudaProbe probe_cuda();
 
 }  // namespace umem::driver

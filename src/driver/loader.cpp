@@ -35,7 +35,7 @@ class Library {
   }
 
   GetProcAddress get_ = nullptr;
-  int version_ = 0;  // of CUDA, that the driver was made for
+  int version_ = 0;  // CUDA version of the driver
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The real driver: libcuda.so.1, found at run time only, so that umem installs and imports where
-// there is none.
+// The real driver: libcuda.so.1, found at run time only, so that umem installs and imports without
+// it.
 #pragma once
 #include "base/status.h"
 #include "driver/table.h"
@@ -11,7 +11,7 @@ namespace umem::driver {
 // driver.
 UMEM_API Status open_cuda(Driver& driver);
 
-// Whether libcuda.so.1 has the form of an entry point that came with a CUDA version.
+// True if libcuda.so.1 has the form of an entry point from this CUDA version.
 bool libcuda_exports(const char* name, int version);
 
 }  // namespace umem::driver

@@ -1,4 +1,4 @@
-// What a device's memory is, and how much of it is free.
+// A device's total and free memory.
 #pragma once
 #include <cstddef>
 

@@ -1,4 +1,4 @@
-// Where driver calls are made: which device, in which context, and whether graphs are captured.
+// The place of driver calls: device, context, and whether graphs are captured.
 #pragma once
 #include <atomic>
 
@@ -10,12 +10,12 @@ struct Place {
   int device = 0;
   CUcontext context = nullptr;                 // null on the software device, which needs none
   const std::atomic<int>* captures = nullptr;  // how many graph captures may be under way
-  bool timed = true;  // what is said to be under way ends with time: not where no time passes
+  bool timed = true;  // work in flight ends with time: false if no time passes
 };
 
-// For the time of some driver calls: makes the place's context the calling thread's, and while a
-// graph is captured anywhere, allows this thread the calls that a capture forbids to all (they
-// touch no stream that is captured).
+// For the duration of some driver calls: makes the place's context the calling thread's, and while
+// a graph is captured anywhere, allows this thread the calls that a capture forbids to all (they
+// touch no captured stream).
 class CallScope {
  public:
   CallScope(const Table& table, const Place& place) : table_(table) {
@@ -39,7 +39,7 @@ class CallScope {
   bool changed_ = false, relaxed_ = false;
 };
 
-// Whether work put on `stream` now would become part of a graph, or would break one.
+// True if work put on `stream` now would become part of a graph, or would break one.
 inline bool capturing(const Table& table, const Place& place, CUstream stream) {
   if (place.context == nullptr) return false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

@@ -30,8 +30,8 @@ struct Injection {
   bool torn;
 };
 
-// One entry point's counter and its planned failures. `armed` lets a call without a planned
-// failure pass with two relaxed atomics and no lock.
+// One entry point's counter and planned failures. With `armed` a call without a planned failure
+// costs two relaxed atomics and no lock.
 struct Probe {
   std::atomic<std::uint64_t> calls{0};
   std::atomic<bool> armed{false};

@@ -1,4 +1,4 @@
-// One table of function pointers stands between umem and every driver, real or software.
+// One table of function pointers separates umem from every driver, real or software.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -37,11 +37,11 @@ UMEM_API const Symbol& symbol(Entry entry);
 // Entry::kCount when no entry point has this name.
 UMEM_API Entry find_entry(std::string_view name);
 
-// What only a software device can tell; a real driver does not count these.
+// Counters of a software device only; a real driver lacks them.
 struct Telemetry {
   std::uint64_t faults = 0;              // fault groups: one a page
-  std::uint64_t bytes_in = 0;            // host -> device as told (prefetch)
-  std::uint64_t bytes_out = 0;           // device -> host as told
+  std::uint64_t bytes_in = 0;            // host -> device as requested (prefetch)
+  std::uint64_t bytes_out = 0;           // device -> host as requested
   std::uint64_t fault_bytes_in = 0;      // host -> device by faults
   std::uint64_t pressure_bytes_out = 0;  // device -> host because a faulting page needed a frame
   std::uint64_t resident_bytes = 0;      // in device frames, but for discarded pages
@@ -51,10 +51,10 @@ struct Telemetry {
   std::uint64_t stall_us = 0;  // virtual time that compute waited for data
 };
 
-// What page faults did in one operation of the program.
+// The page faults of one operation of the program.
 struct Operation {
   std::uint64_t faults = 0;
-  std::size_t thrashed_bytes = 0;  // of pages that came again and again, and stayed on the host
+  std::size_t thrashed_bytes = 0;  // on pages that faulted repeatedly, and remained on the host
 };
 
 enum class Kind { kSoft, kCuda };
@@ -72,7 +72,7 @@ struct Driver {
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.
 void fill_missing(Table& table);
-// Whether the driver has the entry point, instrumented or not.
+// True if the driver has the entry point, instrumented or not.
 UMEM_API bool supports(const Table& table, Entry entry);
 
 // Fault injection: makes the n-th call (1 = next) of one entry point return `error` without

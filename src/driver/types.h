@@ -1,6 +1,6 @@
-// The part of the CUDA driver API that umem speaks, declared by umem itself, so that it builds
-// where there is no CUDA toolkit. Names and values are those of cuda.h 13.0;
-// tests/native/check_cuda_header.cpp compares them with the real header where one is installed.
+// The part of the CUDA driver API that umem uses, declared by umem itself, so that it builds
+// without a CUDA toolkit. Names and values are those of cuda.h 13.0;
+// tests/native/check_cuda_header.cpp compares them with the real header if one is installed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
