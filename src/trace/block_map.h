@@ -10,14 +10,14 @@ namespace umem::trace {
 
 struct Block {
   std::uintptr_t address = 0;  // 0: an empty place
-  std::size_t bytes = 0;       // as asked for
+  std::size_t bytes = 0;       // as requested
   std::uint64_t event = 0;     // number of its alloc event
   std::uint32_t id = 0;
   int device = 0;
-  std::uint64_t stamp = 0;  // of the last list that it was put in
+  std::uint64_t stamp = 0;  // the last list that contains it
   const char* tag = "";
   const char* family = "";
-  bool provisional = false;  // the op that made it has not ended: it says what the block is
+  bool provisional = false;  // the op that made it, and will tag it, has not ended
   // In the last list: which access it is, and whether that is of parts of the block.
   std::uint64_t access = 0;
   bool in_part = false;

@@ -1,4 +1,4 @@
-// What the recorder keeps in an op that is under way. Plain data: it lies on the caller's stack.
+// The recorder's state of an open op. Plain data on the caller's stack.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -16,13 +16,13 @@ inline std::uint64_t now_ns() {
 struct OpTimer {
   std::uint64_t entered_ns = 0;  // into umem's notice of its begin; 0: it is not recorded
   std::uint64_t began_ns = 0;
-  std::uint64_t nested_ns = 0;  // of what ran inside
+  std::uint64_t nested_ns = 0;  // inner ops
   std::uint64_t self_ns = 0;
   OpenOp* open = nullptr;  // the recorder's part, once the op touched memory of umem's
 
   void enter() { entered_ns = now_ns(); }
   void begin() { began_ns = now_ns(); }
-  // What ran inside is over, umem's work for it included.
+  // An inner op is over, including umem's work for it.
   void leave(const OpTimer& inner) {
     if (entered_ns != 0) nested_ns += now_ns() - inner.entered_ns;
   }

@@ -16,7 +16,7 @@ struct Access {
   std::uint32_t id;
 };
 
-// Where events are not timed, the mean of the op's others stands in.
+// Untimed events get the mean of the op's others.
 void fill_times(std::vector<Event>& events) {
   struct Mean {
     double sum = 0;
@@ -40,11 +40,11 @@ void fill_times(std::vector<Event>& events) {
   }
 }
 
-// Moves the rows of ops, which are asked for in their order, to where their accesses go.
+// Moves the rows of ops, requested in order, to the places of their accesses.
 class PartMover {
  public:
   PartMover(const std::vector<Part>& from, std::vector<Part>& to) : from_(from), to_(to) {}
-  // Of the accesses from `first` on, which are numbered from `now` on.
+  // Moves those of `count` accesses starting at `first`, which are renumbered from `now`.
   void move(std::uint64_t first, std::uint64_t count, std::uint64_t now) {
     while (next_ < from_.size() && from_[next_].access < first) ++next_;
     for (; next_ < from_.size() && from_[next_].access < first + count; ++next_)
@@ -61,11 +61,11 @@ class PartMover {
 
 struct OpenOp {
   std::uint64_t recording = 0;
-  std::uint64_t first_event = 0;  // what the op made is told from here on
+  std::uint64_t first_event = 0;  // the op's own events begin here
   std::vector<Access> inputs;
-  std::size_t overwritten = 0, written = 0;  // of the inputs
+  std::size_t overwritten = 0, written = 0;  // counts of inputs
   std::vector<Access> made;
-  Timers* timers = nullptr;  // of the device that the op runs on; null: it is not timed
+  Timers* timers = nullptr;  // of the op's device; null: it is not timed
   int timer = kNoTimer;
   bool in_use = false;
 };
@@ -263,7 +263,7 @@ void Recorder::timed(OpTimer& span, cu::CUstream stream, OpTimer* parent) {
     if (around && around->timers) around->timers->spoil(around->timer);
     return;
   }
-  // What runs on another device is no part of the time of the op around it.
+  // An op on another device does not count in the time of the enclosing op.
   const int above = around && around->timers == op.timers ? around->timer : kNoTimer;
   // The op's event is the next one: between this and `end` the lock is held.
   op.timers->stop(op.timer, stream, first_event_ + events_.size(), above);
@@ -312,7 +312,7 @@ void Recorder::step() {
   if (any_on()) log({EventKind::kStep});
 }
 
-// The events live as long as the timers.
+// The timers keep the events alive.
 std::function<void()> Recorder::times() {
   std::vector<std::pair<std::shared_ptr<Timers>, std::vector<cu::CUevent>>> all;
   for (const auto& [device, timers] : timers_) all.emplace_back(timers, timers->ended());
@@ -373,8 +373,8 @@ Batch Recorder::take(Sink sink, bool all) {
   return batch;
 }
 
-// A plan is of what comes in the same order in each step. What helpers allocate counts from the
-// first op of the program's own that uses it, and as if it had been allocated there.
+// A plan covers events in the same order in each step. Blocks allocated by helpers count as if they
+// were allocated at the first use by one of the program's own ops.
 void Recorder::leave_out_helpers(SinkState& state, Batch& batch) const {
   std::vector<Event> kept(batch.events.begin(),
                           batch.events.begin() + static_cast<std::ptrdiff_t>(batch.before));

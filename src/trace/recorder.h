@@ -1,6 +1,6 @@
-// The recorder keeps what the runtime's hooks report as a log of events in memory. One log has the
-// order of all threads and devices: every call but `recording` needs the recorder's lock, which is
-// taken after a device's and before none. Nothing waits for a device under it.
+// The recorder keeps the reports of the runtime's hooks as a log of events in memory. One log
+// orders all threads and devices: every call except `recording` needs the recorder's lock, which is
+// taken after a device's and before no other. Nothing waits for a device under it.
 #pragma once
 #include <array>
 #include <atomic>
@@ -25,8 +25,8 @@ namespace umem::trace {
 // The consumers of events. Each starts, takes and stops on its own; ids of blocks are common.
 enum Sink { kPlan, kFile, kSinks };
 
-// At most so many events are kept that a sink has not taken: from there on they are counted only,
-// until all sinks stopped.
+// The max number of events that a sink has not taken: further ones are only counted, until all
+// sinks have stopped.
 inline constexpr std::size_t kMaxEvents = 2'000'000;
 
 struct LiveBlock {
@@ -37,7 +37,7 @@ struct LiveBlock {
   int device;
 };
 
-// What an op uses of a block: all of it, or its bytes `begin` to `end`.
+// An op's use of a block: all of it, or its bytes `begin` to `end`.
 struct Used {
   std::uintptr_t address = 0;      // of the block
   std::size_t begin = 0, end = 0;  // end 0: all
@@ -50,12 +50,12 @@ inline bool recording() {
 
 class Recorder {
  public:
-  // `live`: the blocks there are, asked for when no sink was recording. `by_events`: times of ops
+  // `live`: returns the live blocks, called if no sink was recording. `by_events`: times of ops
   // come from events on their streams, else from the host's clock.
   void start(Sink sink, const std::vector<LiveBlock>& live, bool by_events);
   void stop(Sink sink);
-  // In a forked child: what is recorded is the parent's, and so are the driver's events, which are
-  // left alone.
+  // In a forked child: the records and the driver's events are the parent's; the latter are not
+  // touched.
   void leave_to_parent();
   bool on(Sink sink) const { return sinks_[sink].on; }
   bool any_on() const { return sinks_[kPlan].on || sinks_[kFile].on; }
@@ -74,12 +74,12 @@ class Recorder {
   void tag(std::uintptr_t address, const char* tag);
   // The op's work is given out.
   void timed(OpTimer& span, cu::CUstream stream, OpTimer* parent);
-  // `tag`: of what the op leaves behind; null: not known.
+  // `tag`: for the blocks that the op leaves; null: unknown.
   void end(OpTimer& span, const char* name, const char* tag, const char* family);
   void step();
 
-  // What the sink has not seen yet. `all`: with what ops under way may still change; before, the
-  // caller waits for times, without the lock.
+  // The events that the sink has not taken. `all`: including those that open ops may still change;
+  // the caller first waits for times, without the lock.
   Batch take(Sink sink, bool all);
   // Returns what waits for the times of the ops that ended.
   std::function<void()> times();
@@ -91,7 +91,7 @@ class Recorder {
     std::uint64_t next = 0;     // number of the first event not taken
     std::vector<Event> before;  // allocs of the blocks alive at the start, by id
     std::uint64_t dropped_before = 0;
-    // Of a plan's: what helpers have allocated, and no op of the program's own has used yet.
+    // For a plan: blocks allocated by helpers that no op of the program's own has used.
     std::unordered_map<std::uint32_t, Event> from_helpers;
   };
 
@@ -111,11 +111,11 @@ class Recorder {
   std::array<SinkState, kSinks> sinks_;
   BlockMap blocks_;
   std::uint32_t next_id_ = 1;
-  std::vector<Event> events_;  // from number first_event_ on
+  std::vector<Event> events_;  // the first is number first_event_
   std::uint64_t first_event_ = 0;
-  std::vector<std::uint32_t> accesses_;  // from number first_access_ on
+  std::vector<std::uint32_t> accesses_;  // the first is number first_access_
   std::uint64_t first_access_ = 0;
-  std::vector<Part> parts_;  // of them, in the order of the ops
+  std::vector<Part> parts_;  // of these accesses, in the order of the ops
   std::uint64_t dropped_ = 0;
   std::uint64_t recording_ = 0;  // counts recordings: an op may outlive the one it began in
   std::vector<std::unique_ptr<OpenOp>> ops_;

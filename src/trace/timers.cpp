@@ -86,7 +86,7 @@ std::vector<cu::CUevent> Timers::ended() const {
 void Timers::wait(const std::vector<cu::CUevent>& events) const {
   if (place_.captures && *place_.captures > 0) return;
   const driver::CallScope scope(table_, place_);
-  // Where it cannot, the op has no time.
+  // If it fails, the op has no time.
   for (cu::CUevent event : events) table_.cuEventSynchronize(event);
 }
 

@@ -1,5 +1,5 @@
-// Times of ops on a GPU, by pairs of events on their streams. They are read when they are done:
-// nothing waits for them while the program runs. Not thread-safe but for `wait`.
+// Times of ops on a GPU, from pairs of events on their streams. They are read once complete:
+// nothing waits for them while the program runs. Not thread-safe except for `wait`.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -35,7 +35,7 @@ class Timers {
   // Calls `found` with every event that is done and its own time, in the order of their ends, up to
   // the first that is not done. A time below 0 is not known.
   void resolve(const std::function<void(std::uint64_t event, float us)>& found);
-  // What has ended, and is not known to be done.
+  // Ended ops that are not known to be complete.
   std::vector<cu::CUevent> ended() const;
   // Waits for these. Needs no lock.
   void wait(const std::vector<cu::CUevent>& events) const;
@@ -50,7 +50,7 @@ class Timers {
     std::uint64_t event = 0;
     int parent = kNoTimer;
     std::uint64_t parent_use = 0;
-    std::uint64_t use = 0;  // tells apart the ops that the pair served
+    std::uint64_t use = 0;  // distinguishes the ops that used the pair
     float nested_us = 0;
     bool spoilt = false;
   };
