@@ -27,14 +27,14 @@ void bind_transfer_log(pybind11::module_& module);
 // The one map from Status to exceptions: the classes of umem.errors.
 void raise_if_error(const Status& status);
 
-// For a callback that can raise nothing: whether the exception is not the callback's own but a wish
-// to stop, or what a signal's handler raised. Then the main thread raises it at its next
+// For a callback that cannot raise: true if the exception is not the callback's own but a request
+// to stop, or was raised by a signal's handler. Then the main thread raises it at its next
 // instruction.
 bool raise_later(const pybind11::error_already_set& error);
-// Whether no code of Python can run any more, nor the interpreter's lock be taken.
+// True if Python code can no longer run, nor the interpreter's lock be taken.
 bool interpreter_ended();
 
-// Without the interpreter's lock: whatever moves bytes may wait, for another thread too.
+// Without the interpreter's lock: moving bytes may wait, also for another thread.
 template <class Call>
 auto unlocked(Call call) {
   const pybind11::gil_scoped_release released;

@@ -19,7 +19,7 @@ py::object& function() {
   return *one;
 }
 
-// What it raises cannot get through torch's code: it keeps its own errors for the next step.
+// Its exceptions cannot pass torch's code: it keeps its errors for the next step.
 void arrive(const void* storage) {
   if (interpreter_ended()) return;
   const py::gil_scoped_acquire gil;

@@ -1,4 +1,4 @@
-// Native timing loops, so that a measurement holds no Python.
+// Native timing loops, so that measurements exclude Python.
 #include <chrono>
 #include <cstdlib>
 

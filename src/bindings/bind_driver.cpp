@@ -24,7 +24,7 @@ using driver::Entry;
 using Handle = std::uintptr_t;
 using Location = std::pair<int, int>;  // type, id
 
-// A driver opened by itself, or else the runtime's.
+// A driver opened separately, or else the runtime's.
 driver::Driver g_opened;
 bool g_is_open = false;
 

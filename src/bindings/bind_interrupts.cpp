@@ -1,8 +1,8 @@
-// Exceptions that native code must hand on and not handle: those of a program that is to stop.
+// Exceptions that native code must pass on, not handle: requests to stop the program.
 //
 // Python runs a signal's handler between any two of its instructions, those of a callback of umem
-// included. What it raises there is meant for the program, but cannot get to it through torch's
-// code, which has no exceptions. So the main thread raises it at its next instruction.
+// included. Its exception is meant for the program, but cannot pass torch's code, which has no
+// exceptions. So the main thread raises it at its next instruction.
 #include <deque>
 #include <vector>
 
@@ -23,7 +23,7 @@ py::object code_of(py::object callable) {
   return py::getattr(callable, "__code__", py::none());
 }
 
-// Of the C module: no instruction of Python runs here, between which there could be a signal.
+// The C module's: no Python instruction runs here, between which a signal could arrive.
 std::vector<py::object> handlers() {
   const py::object get = py::module_::import("_signal").attr("getsignal");
   std::vector<py::object> codes;
@@ -36,8 +36,8 @@ std::vector<py::object> handlers() {
   return codes;
 }
 
-// Whether it is a wish to stop (KeyboardInterrupt, SystemExit), or was raised by a signal's
-// handler. An error that no code of Python has caught yet does not know its traceback itself.
+// True if it is a request to stop (KeyboardInterrupt, SystemExit), or was raised by a signal's
+// handler. An error that Python code has not caught yet does not know its traceback.
 bool is_interrupt(const py::handle& error, py::object entry) {
   if (!py::isinstance(error, PyExc_Exception)) return true;
   if (!entry || entry.is_none()) return false;
@@ -50,7 +50,7 @@ bool is_interrupt(const py::handle& error, py::object entry) {
   return false;
 }
 
-// To be raised, in the order in which they came. Never destroyed: they may be left at the end.
+// Exceptions to raise, in the order of arrival. Never destroyed: some may be left at exit.
 std::deque<py::object>& waiting() {
   static auto* errors = new std::deque<py::object>;
   return *errors;

@@ -53,13 +53,13 @@ std::unordered_map<std::uint64_t, PythonOp>& python_ops() {
   return *ops;
 }
 
-// Names of ops stay valid for ever. There are as many as operators.
+// Names of ops remain valid forever. There are as many as operators.
 const char* lasting(const std::string& name) {
   static auto* names = new std::unordered_set<std::string>;
   return names->insert(name).first->c_str();
 }
 
-// `parts`: of the input with that index the offset and the bytes that are used; of the others all.
+// `parts`: the offset and bytes used of the input with that index; other inputs are used whole.
 std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string& family,
                     const std::string& phase, const std::string& name, std::uint32_t overwritten,
                     std::uint32_t written,

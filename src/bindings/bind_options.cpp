@@ -8,7 +8,7 @@ namespace py = pybind11;
 namespace umem::bindings {
 
 void bind_options(py::module_& module) {
-  py::class_<Options>(module, "Options", "What the native side is told at start.")
+  py::class_<Options>(module, "Options", "The options of the native side at start.")
       .def(py::init<>())
       .def_readwrite("device", &Options::device)
       .def_readwrite("profile", &Options::profile)

@@ -1,4 +1,4 @@
-// Plans come in columns: numpy arrays of int64, and whole numbers.
+// Plans as columns: numpy arrays of int64, and whole numbers.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 

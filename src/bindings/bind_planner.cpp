@@ -1,6 +1,5 @@
-// The planners' loops, on numpy columns of int64 and float64. What is an index, or becomes one, is
-// copied before it is checked: no column, whoever writes it meanwhile, makes native code read
-// beyond another.
+// The planners' loops, on numpy columns of int64 and float64. Indices are copied before they are
+// checked, so that a concurrent write to a column cannot make native code read out of bounds.
 #include <pybind11/numpy.h>
 
 #include <algorithm>
@@ -22,7 +21,7 @@ using Column = py::array_t<Item, py::array::c_style>;
 using Ints = Column<std::int64_t>;
 using Floats = Column<double>;
 
-// Sums of so many bytes do not overflow, nor do those of places.
+// Sums of at most this many bytes, or places, do not overflow.
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 48;
 constexpr std::int64_t kFarthest = std::int64_t{1} << 32;
 

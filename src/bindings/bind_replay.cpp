@@ -22,7 +22,7 @@ using residency::Tag;
 // A problem of the input is a ValueError here: Python knows the file's name, and adds it.
 void raise_input_error(const Status& status) {
   if (status.code() != Code::kInvalidArgument) return raise_if_error(status);
-  // It shows what stands in the trace, which may be any bytes.
+  // It quotes the trace, which may contain any bytes.
   const std::string& text = status.message();
   const auto shown = py::reinterpret_steal<py::object>(
       PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));

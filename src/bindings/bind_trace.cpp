@@ -31,7 +31,7 @@ py::array_t<Value> column(const std::vector<trace::Event>& events, Get get) {
   return result;
 }
 
-// Few strings for many events: each is made once.
+// Few strings for many events: each is created once.
 template <class Get>
 py::list strings(const std::vector<trace::Event>& events, Get get) {
   std::unordered_map<const char*, py::str> made;
@@ -104,7 +104,7 @@ void start(const std::string& sink) {
 py::object* g_listener = nullptr;
 pid_t g_listener_process = 0;
 
-// From the thread that ends a step, with or without the GIL. A forked child has its own steps.
+// Called on the thread that ends a step, with or without the GIL. A forked child has its own steps.
 void on_step() {
   if (interpreter_ended() || getpid() != g_listener_process) return;
   py::gil_scoped_acquire locked;

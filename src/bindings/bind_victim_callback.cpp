@@ -1,5 +1,5 @@
-// A Python function that names what to evict. It is called with the interpreter's lock held and
-// the runtime's not held (runtime/victim_callback.h says why).
+// A Python function that chooses evictions. It is called with the interpreter's lock and without
+// the runtime's (runtime/victim_callback.h says why).
 #include <cstdint>
 #include <vector>
 
@@ -30,7 +30,7 @@ py::list rows(const runtime::Shortage& shortage) {
   return result;
 }
 
-// What is no id of a unit becomes 0, which is none either, and is counted as ignored.
+// A value that is not a unit's id becomes 0, which is none either, and counts as ignored.
 std::uint32_t id_of(const py::handle& value) {
   int overflow = 0;
   const long long id = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
@@ -38,7 +38,7 @@ std::uint32_t id_of(const py::handle& value) {
   return overflow != 0 || id < 0 || id > UINT32_MAX ? 0 : static_cast<std::uint32_t>(id);
 }
 
-// Whatever it raises itself is reported once, and the built-in order decides.
+// Its own exceptions are reported once, and the built-in order decides.
 void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
   const py::gil_scoped_acquire gil;
   const py::object function = registered().function;
@@ -62,7 +62,7 @@ void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
 void set_victim_callback(const py::object& function) {
   if (!function.is_none() && !PyCallable_Check(function.ptr()))
     throw py::type_error("set_advisor takes a function, or None");
-  static const bool at_exit = [] {  // no call while the interpreter goes away
+  static const bool at_exit = [] {  // no call while the interpreter ends
     py::module_::import("atexit").attr("register")(py::cpp_function([] {
       runtime::set_victim_callback(nullptr);
       registered().function = py::none();
