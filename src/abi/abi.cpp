@@ -18,7 +18,7 @@ namespace {
 
 using namespace umem;  // NOLINT: the file is the border, not a part of it
 
-// torch makes a RuntimeError of it, with its message.
+// torch turns it into a RuntimeError with its message.
 using Error = std::runtime_error;
 
 void check(const Status& status) {

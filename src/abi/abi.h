@@ -1,6 +1,6 @@
-// The C functions of libumem.so that torch.cuda.memory.CUDAPluggableAllocator is made of, with
-// torch's exact signatures. A stream is a cudaStream_t. What fails leaves as a C++ exception,
-// because torch does not look for null: those who call from C must use runtime/alloc.h.
+// The C functions of libumem.so for torch.cuda.memory.CUDAPluggableAllocator, with torch's exact
+// signatures. A stream is a cudaStream_t. Failures are C++ exceptions, because torch does not check
+// for null: callers from C must use runtime/alloc.h.
 #pragma once
 #include <sys/types.h>
 
@@ -15,7 +15,7 @@ UMEM_API void* umem_alloc(ssize_t bytes, int device, void* stream);
 UMEM_API void umem_free(void* ptr, ssize_t bytes, int device, void* stream);
 
 UMEM_API void umem_record_stream(void* ptr, void* stream);
-// The range that holds `ptr`, and its size; `ptr` itself where it is none of umem's.
+// The range that contains `ptr`, and its size; `ptr` itself if it is not umem's.
 UMEM_API void* umem_base_alloc(void* ptr, std::size_t* bytes);
 UMEM_API void umem_release_cached();
 // A fraction of the device's memory becomes umem's budget.
