@@ -68,7 +68,7 @@ void Clock::transfer(cu::CUstream stream, std::size_t bytes_in, std::size_t byte
 
 void Clock::fault(std::size_t bytes_in, std::size_t bytes_out) {
   const double ready = std::max(default_tail_, host_us_);
-  // The page that leaves must be gone before the other can come.
+  // The leaving page must be out before the other can arrive.
   const double out = enqueue(ready, bytes_out, profile_.bytes_per_us_out, out_free_);
   const double in = enqueue(out, bytes_in, profile_.bytes_per_us_in, in_free_);
   default_tail_ = in + profile_.fault_us;

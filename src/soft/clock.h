@@ -25,7 +25,7 @@ class Clock {
   bool destroy_event(cu::CUevent event);
 
   void launch(cu::CUstream stream, double us);
-  // A transfer on `stream`; both directions may be asked for at once.
+  // A transfer on `stream`; both directions may be requested together.
   void transfer(cu::CUstream stream, std::size_t bytes_in, std::size_t bytes_out);
   // A fault group on the default stream.
   void fault(std::size_t bytes_in, std::size_t bytes_out);
@@ -33,7 +33,7 @@ class Clock {
   bool record(cu::CUevent event, cu::CUstream stream);
   bool wait(cu::CUstream stream, cu::CUevent event);
   HostLane& host() { return host_; }
-  // What `stream` does next begins when that work of the host is over.
+  // The next work of `stream` begins when that work of the host is over.
   void wait_for_host(cu::CUstream stream, std::size_t work);
   // When all that has been sent to the host has arrived.
   double arrived_us() const;
@@ -41,7 +41,7 @@ class Clock {
   void synchronize(cu::CUstream stream);
   void synchronize_all();
   bool synchronize(cu::CUevent event);
-  // Asking again and again takes time, 1 us each, so that a polling loop ends.
+  // Each query takes 1 us, so that a polling loop ends.
   bool done(cu::CUstream stream);
   enum class EventState { kUnknown, kPending, kDone };
   EventState query(cu::CUevent event);
@@ -70,7 +70,7 @@ class Clock {
   std::unordered_map<std::uintptr_t, Event> events_;
   std::uintptr_t next_handle_ = 0x1000;
   double default_tail_ = 0, host_us_ = 0, stall_us_ = 0;
-  double asked_us_ = -1;  // when a caller was last told to wait, and how often then
+  double asked_us_ = -1;  // the last time a caller was told to wait, and how often
   int asked_ = 0;
   double in_free_ = 0, out_free_ = 0;
   HostLane host_;

@@ -17,9 +17,9 @@
 namespace umem::soft {
 namespace {
 
-Device* g_device = nullptr;              // freed by close() only: faults may come during exit
+Device* g_device = nullptr;              // freed by close() only: faults may occur during exit
 std::atomic<std::uint64_t> g_faults{0};  // in this operation
-std::atomic<bool> g_operations{false};   // of the pager: begun
+std::atomic<bool> g_operations{false};   // the pager's: begun
 
 // The threads that were inside of system calls are the parent's.
 void end_system_calls() {
@@ -96,7 +96,7 @@ std::atomic<bool> g_unbacked{false};
 std::atomic<std::uintptr_t> g_owner{0};
 
 std::mutex& device_mutex() {
-  static auto* mutex = new std::mutex;  // never destroyed: faults may come during exit
+  static auto* mutex = new std::mutex;  // never destroyed: faults may occur during exit
   return *mutex;
 }
 
@@ -199,7 +199,7 @@ Status fault_in(const Access& access) {
   return {};
 }
 
-// The contents stay. Without the lock: the fault handler takes it.
+// The contents remain. Without the lock: the fault handler takes it.
 void touch(const Access& access) {
   for (std::uintptr_t at = access.ptr; at < access.ptr + access.bytes;
        at = align_down(at, kPageBytes) + kPageBytes) {
@@ -323,10 +323,10 @@ Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes
 
 namespace {
 
-// The page that this thread's last faults found present, and how many they were since it last
-// became so. A thread that lost the race for a page finds it in place and tries again. What faults
-// again and again while the page stays is an access that no paging can help: executing data, or
-// memory that the program protected itself.
+// The page that this thread's last faults found present, and their number since it became so. A
+// thread that lost the race for a page finds it in place and tries again. An access that faults
+// repeatedly while the page is present is one that paging cannot serve: executing data, or memory
+// that the program protected itself.
 struct Patience {
   std::size_t page = 0;
   std::uint32_t arrivals = 0;
@@ -383,7 +383,7 @@ bool handle_fault_locked(std::uintptr_t address) {
 bool handle_fault(void* address) {
   // A fault of the thread that is inside the device is a defect, and must not wait for itself.
   if (!g_bounds.contain(address) || g_owner.load() == this_thread()) return false;
-  // The handler's signal mask holds everything back already.
+  // The handler's signal mask already blocks everything.
   std::lock_guard guard(device_mutex());
   g_owner = this_thread();
   const bool handled = handle_fault_locked(reinterpret_cast<std::uintptr_t>(address));

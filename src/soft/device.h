@@ -12,13 +12,13 @@
 
 namespace umem::soft {
 
-// What a real device would take. Source of each figure: profiles.cpp.
+// The costs of a real device. Source of each figure: profiles.cpp.
 struct Profile {
   const char* name;
   double bytes_per_us_in;    // host -> device
   double bytes_per_us_out;   // device -> host
   double fault_us;           // one fault group
-  std::size_t memory_bytes;  // of the card that the profile is named after
+  std::size_t memory_bytes;  // memory of the profile's card
   const char* source;
 };
 UMEM_API const std::vector<Profile>& profiles();
@@ -30,10 +30,10 @@ struct Options {
   // False: the same device in addresses and virtual time only; see `access`.
   bool backed = true;
   // True: frames and protections are the UVM driver's (open-gpu-kernel-modules 595.45.04). A page
-  // that leaves keeps its frame until it is freed or until no other frame is to be had
-  // (uvm_va_block.c, block_clear_resident_processor), and what stays on the device at the end of
-  // read-mostly is read-only until it is prefetched or a write faults. False: a page that leaves
-  // gives its frame back, so that this machine's memory is not held twice.
+  // that leaves keeps its frame until it is freed or no other frame is available (uvm_va_block.c,
+  // block_clear_resident_processor), and pages on the device at the end of read-mostly are
+  // read-only until they are prefetched or a write faults. False: a page that leaves returns its
+  // frame, so that this machine's memory is not used twice.
   bool uvm = false;
 };
 inline constexpr std::size_t kMinFrames = 4;  // below 3 one instruction may never complete
@@ -46,10 +46,10 @@ UMEM_API Status close();
 
 // A kernel of `us` microseconds on `stream`, for the virtual clock.
 UMEM_API void launch(cu::CUstream stream, double us);
-// What a kernel on the default stream does to memory: an absent page faults, and so does a write to
-// a page that is duplicated on the host. On a backed device the pages are really touched; on an
-// unbacked one, where loads and stores crash, this is the only access. kInvalidArgument where
-// bytes are not managed memory, kOutOfDeviceMemory where no frame can be had.
+// The memory accesses of a kernel on the default stream: an absent page faults, and so does a write
+// to a page that is duplicated on the host. On a backed device the pages are really touched; on an
+// unbacked one, where loads and stores crash, this is the only access. kInvalidArgument if bytes
+// are not managed memory, kOutOfDeviceMemory if no frame is available.
 struct Access {
   std::uintptr_t ptr = 0;
   std::size_t bytes = 0;
@@ -59,15 +59,15 @@ UMEM_API Status access(const Access* list, std::size_t count);
 
 // When all that has been sent to the host so far has arrived there, in virtual time.
 UMEM_API double arrived_us();
-// The host works on managed memory that is away, such as an optimizer that updates a parameter
-// there: from `ready_us` of virtual time on, for `us` of its one lane. Of several that are ready
-// the least `due` goes first. Until it is over none of these bytes come in. kInvalidArgument where
-// they are no managed memory that is on the host.
+// The host works on evicted managed memory, such as an optimizer that updates a parameter there: at
+// `ready_us` of virtual time or later, for `us` of its one lane. Among ready works the one with the
+// least `due` runs first. Until it is over none of these bytes are fetched. kInvalidArgument if
+// they are not managed memory on the host.
 UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us, double us,
                           double due);
 
-// Records what happens to pages from now on, and returns it: src/soft/move_log.h. kNotSupported on
-// a backed device, whose faults come where no memory can be allocated.
+// Starts recording the events of pages, and returns the log: src/soft/move_log.h. kNotSupported on
+// a backed device, whose faults occur where no memory can be allocated.
 struct MoveColumns {
   std::uintptr_t base = 0;  // address of page 0
   std::vector<double> issued_us, start_us, end_us, work_us;
@@ -91,7 +91,7 @@ UMEM_API double now_us();
 // Discarded pages read as 0xDB bytes, so that a test sees a read of dead data.
 UMEM_API void set_poison(bool on);
 
-// Where each 2 MiB page of a range is.
+// The location of each 2 MiB page of a range.
 enum class PageState : unsigned char { kVoid, kDevice, kHost, kDuplicate, kDiscarded };
 UMEM_API Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes);
 

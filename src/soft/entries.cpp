@@ -168,7 +168,7 @@ CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
 CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
   if (!status) return CUDA_ERROR_INVALID_VALUE;
   return with_stream(stream, [&](Device&) {
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;  // nothing can be captured here
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;  // there is no capture here
     return CUDA_SUCCESS;
   });
 }

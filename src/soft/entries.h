@@ -3,7 +3,7 @@
 
 namespace umem::soft {
 
-// The driver entry points of the open software device. Those that it lacks stay null.
+// The driver entry points of the open software device. Missing ones are null.
 void fill_entries(driver::Table& table);
 void fill_memory_entries(driver::Table& table);  // part of fill_entries
 

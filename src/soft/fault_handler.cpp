@@ -9,7 +9,7 @@
 namespace umem::soft {
 namespace {
 
-struct sigaction g_next;  // the handler that other faults go to
+struct sigaction g_next;  // the handler of other faults
 std::mutex g_chain_mutex;
 bool g_installed = false;
 bool g_put_back = false;  // over a handler that may have ours as its next one
@@ -37,7 +37,7 @@ void on_segv(int signal_number, siginfo_t* info, void* context) {
   if (next.sa_flags & SA_SIGINFO) {
     next.sa_sigaction(signal_number, info, context);
   } else if (next.sa_handler == SIG_IGN && info->si_code <= 0) {
-    // As the program asked.
+    // As the program requested.
   } else if (next.sa_handler == SIG_DFL || next.sa_handler == SIG_IGN) {
     run_default(signal_number, info);
   } else {

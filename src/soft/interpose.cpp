@@ -31,13 +31,13 @@ namespace {
 
 constexpr std::size_t kMaxParts = IOV_MAX;  // the kernel refuses more
 
-// Looks at addresses only: what is not managed pays for nothing else.
+// Checks addresses only: unmanaged memory costs nothing else.
 bool any_managed(const iovec* parts, std::size_t count) {
   return parts && std::any_of(parts, parts + std::min(count, kMaxParts),
                               [](const iovec& part) { return g_bounds.contain(part.iov_base); });
 }
 
-// A window on buffers for the length of a scope, at whose end errno is the call's still.
+// A window on buffers for the duration of a scope; it preserves the call's errno.
 class Access {
  public:
   enum Mode : bool { kReads, kWrites };
@@ -108,14 +108,14 @@ auto call_within(const Access& access, Call call) -> decltype(call()) {
 }
 
 // The window opens before the call, not after an EFAULT: a datagram that could not be delivered is
-// gone, and pages that a direct read fills must not become another's meanwhile.
+// lost, and pages that a direct read fills must not be reused meanwhile.
 template <class Call>
 ssize_t with_access(const iovec* parts, std::size_t count, Access::Mode mode, Call call) {
   if (!any_managed(parts, count)) return call();
   return call_within(Access(parts, count, mode), call);
 }
 
-// Of an array that the kernel refuses where it is negative.
+// The length of an array; the kernel refuses negative ones.
 std::size_t size_of(int count) {
   return static_cast<std::size_t>(std::max(count, 0));
 }
@@ -237,7 +237,7 @@ ssize_t process_vm_writev_(pid_t id, const iovec* local, unsigned long local_cou
     return ::process_vm_writev(id, local, local_count, remote, remote_count, flags);
   });
 }
-// As much as a pipe with room takes without waiting.
+// The bytes that a pipe with free space takes without waiting.
 ssize_t write_a_page(int fd, const iovec* parts, std::size_t count) {
   const iovec* end = parts + count;
   const iovec* first = std::find_if(parts, end, [](const iovec& part) { return part.iov_len > 0; });
@@ -268,7 +268,7 @@ ssize_t vmsplice_(int fd, const iovec* parts, std::size_t count, unsigned flags)
     return with_access(parts, count, kWrites, splice);
   return copy_to_pipe(fd, parts, count, flags);
 }
-// Where the kernel refuses a window these fail by themselves, and set the file's error.
+// If the kernel refuses a window these fail by themselves, and set the file's error.
 std::size_t fread_(void* p, std::size_t size, std::size_t n, std::FILE* file) {
   const iovec buffer = part(p, size * n);
   const Access access(&buffer, 1, kWrites);
@@ -314,15 +314,15 @@ struct Replacement {
 };
 const Replacement* find(const char* name);
 
-// What a program looks up by name is wrapped too (ctypes, cffi). Handles that stand for a place in
-// the search order are dlsym's alone: it goes by its caller, so that has to be a tail call.
+// Functions that a program looks up by name are wrapped too (ctypes, cffi). Handles for a place in
+// the search order are left to dlsym: it depends on its caller, so this must be a tail call.
 void* dlsym_(void* handle, const char* name) {
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return ::dlsym(handle, name);
   void* found = ::dlsym(handle, name);
   const Replacement* replacement = found ? find(name) : nullptr;
   return replacement && found == ::dlsym(RTLD_DEFAULT, name) ? replacement->function : found;
 }
-// Python asks for a module's PyInit function right after loading the module.
+// Python looks up a module's PyInit function right after loading the module.
 void* dlsym_in_python(void* handle, const char* name) {
   install_interposers();
   return dlsym_(handle, name);
@@ -455,10 +455,10 @@ const Replacement* find(const char* name) {
   return nullptr;
 }
 
-// False for a slot that the loader has yet to relocate: it would add to, or replace, our pointer.
+// False for a slot that the loader has not relocated yet: it would add to, or replace, our pointer.
 bool patch_slot(const Module& module, void** slot, void* function) {
   if (*slot == function) return true;
-  // As the file has it: nothing, or an offset into the library.
+  // As in the file: nothing, or an offset into the library.
   constexpr std::uintptr_t kOffsets = std::uintptr_t{1} << 32;
   if (!*slot || (module.base > kOffsets && reinterpret_cast<std::uintptr_t>(*slot) < kOffsets))
     return false;

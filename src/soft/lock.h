@@ -1,5 +1,5 @@
-// The device's lock. Asynchronous signals are held back while it is taken: a handler that touched
-// managed memory would fault and wait for the lock that its own thread holds.
+// The device's lock. Asynchronous signals are blocked while it is held: a handler that touched
+// managed memory would fault and wait for the lock of its own thread.
 #pragma once
 #include <pthread.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ struct Bounds {
   }
 };
 extern Bounds g_bounds;
-// No memory is behind the managed addresses of the open device, so no signal handler can fault.
+// The open device's managed addresses have no memory, so no signal handler can fault.
 extern std::atomic<bool> g_unbacked;
 // The thread inside the device (pthread_self), 0 for none.
 extern std::atomic<std::uintptr_t> g_owner;

@@ -20,7 +20,7 @@ Pager::Extent reserve(std::size_t bytes) {
   return pager.allocate(pages_of(bytes));
 }
 
-// What a move that came to nothing lacked: a frame, or the kernel's consent.
+// The reason of a failed move: no frame, or the kernel refused.
 CUresult lack() {
   return device()->pager.space().refused() ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -49,7 +49,7 @@ CUresult alloc_device(CUdeviceptr* ptr, std::size_t bytes) {
   device()->book_transfer(moved, nullptr);
   if (!held) {
     const CUresult result = lack();
-    pager.free(extent);  // pages without a frame: nothing to refuse
+    pager.free(extent);  // pages without a frame cannot be refused
     return result;
   }
   *ptr = pager.space().managed(extent.first);

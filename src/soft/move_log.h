@@ -1,6 +1,6 @@
-// What the pager does with pages, and when the link carries it: the log of a replay.
+// The pager's moves of pages, and their times on the link: the log of a replay.
 //
-// Only for a device without memory behind it: there no fault handler runs, so the log may allocate.
+// Only for an unbacked device: there no fault handler runs, so the log may allocate.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace umem::soft {
 enum class MoveKind : unsigned char {
   kHeld,     // on the device when the log began
   kFill,     // gets a frame without contents from the host
-  kIn,       // contents come from the host
+  kIn,       // contents are fetched from the host
   kOut,      // contents leave for the host
-  kCopy,     // contents are copied to the host, and stay
+  kCopy,     // contents are copied to the host, and remain here
   kDrop,     // leaves without a copy: the host has the same contents
   kDiscard,  // its contents are dead; nothing moves
   kFree,     // its memory is freed
@@ -23,16 +23,16 @@ enum class MoveKind : unsigned char {
 };
 
 struct Move {
-  double issued_us = 0;  // of the program
-  // Of the link's or the host's lane; both are `issued_us` where neither works.
+  double issued_us = 0;  // the program's
+  // Times on the link's or the host's lane; both are `issued_us` if neither works.
   double start_us = 0, end_us = 0;
   std::size_t page = 0;
   std::uint32_t pages = 0;
   std::uint32_t operation = 0;  // accesses of the program (soft::access) before it
   MoveKind kind = MoveKind::kHeld;
-  bool fault = false;    // an access had to wait for it; else it was asked for
-  bool unused = false;   // leaves or dies without an access since it came from the host
-  std::size_t work = 0;  // of kHost: its number on the host's lane
+  bool fault = false;    // an access waited for it; else it was requested
+  bool unused = false;   // leaves or dies without an access since its fetch
+  std::size_t work = 0;  // kHost: its number on the host's lane
   double work_us = 0;
 };
 

@@ -11,11 +11,11 @@
 namespace umem::soft {
 namespace {
 
-// Managed address space: what the largest host can need, and cheap since only reserved.
+// Managed address space: enough for the largest host, and cheap since only reserved.
 constexpr std::size_t kSpacePages = (std::size_t{1} << 40) >> kPageShift;
-// Without memory behind it: what no trace can exhaust.
+// Unbacked: more than any trace can exhaust.
 constexpr std::size_t kUnbackedPages = (std::size_t{1} << 44) >> kPageShift;
-constexpr unsigned char kPoison = 0xDB;  // what a discarded page reads as under set_poison
+constexpr unsigned char kPoison = 0xDB;  // the contents of a discarded page under set_poison
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr std::uint32_t kMaxFetches = 2;  // of a page by faults, in one operation
 
@@ -104,7 +104,7 @@ bool Pager::free(Extent extent) {
   return true;
 }
 
-// Of a page that has a frame with contents, or is given one.
+// For a page that has a frame with contents, or receives one.
 void Pager::note(MoveKind kind, std::size_t index) {
   if (!log_) return;
   const bool leaves = kind != MoveKind::kIn && kind != MoveKind::kFill && kind != MoveKind::kCopy;
@@ -120,7 +120,7 @@ void Pager::note_held() {
         log_->note(MoveKind::kHeld, i);
 }
 
-// Returns a page's frame and host memory, whatever its state; it is a void page afterwards.
+// Returns a page's frame and host memory, in any state; it is a void page afterwards.
 bool Pager::release_page(std::size_t index) {
   Page& page = pages_[index];
   if (mapped_from_host(page) && !unmap_remote(index)) return false;
@@ -335,7 +335,7 @@ bool Pager::to_device(Extent extent, Moved& moved) {
         append(used_list_, i);
         break;
       case PageState::kDevice:
-      case PageState::kDuplicate:  // nothing moves, but the page counts as used now
+      case PageState::kDuplicate:  // no move, but the page counts as used now
         if (page.read_only && !make_writable(i)) return false;
         remove(used_list_, i);
         append(used_list_, i);
@@ -392,13 +392,13 @@ bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
       continue;
     }
     page.last_prefetch = -1;
-    if (held(page)) continue;  // it stays on the device in any case
+    if (held(page)) continue;  // it remains on the device in any case
     if (page.state == PageState::kDevice && !duplicate(i, moved)) return false;
   }
   return true;
 }
 
-// A page with a frame: its contents are on the device alone from now on.
+// Makes a page with a frame exclusive to the device.
 bool Pager::make_writable(std::size_t index) {
   if (!space_.protect(index, kReadWrite)) return false;
   Page& page = pages_[index];
@@ -433,7 +433,7 @@ void Pager::discard(Extent extent) {
     if (page.remote && !unmap_remote(i)) continue;
     if (page.state == PageState::kHost) {
       page.state = PageState::kVoid;
-      space_.drop_host(i);  // stays counted, as the driver keeps host memory until a free
+      space_.drop_host(i);  // still counted, as the driver keeps host memory until a free
     } else if (page.state == PageState::kDevice || page.state == PageState::kDuplicate) {
       if (poison_ && space_.protect(i, kReadWrite)) space_.fill(i, kPoison);
       // Unmapped, so that a write is seen and undoes the discard.
@@ -494,7 +494,7 @@ bool Pager::map_until_end(std::size_t index) {
 
 std::size_t Pager::end_operation() {
   ++operation_;
-  // Where the kernel refuses, the page stays mapped until it is moved.
+  // If the kernel refuses, the page remains mapped until it is moved.
   for (std::uint32_t id = thrashing_.head; id != 0;) {
     const std::size_t index = id - 1;
     id = pages_[index].next;
@@ -509,14 +509,14 @@ std::size_t Pager::end_operation() {
   return std::exchange(thrashed_, 0);
 }
 
-// Beyond half of the frames a page that is held goes before one that is not, so that no system call
-// takes the memory that all others work in.
+// Beyond half of the frames, held pages leave before others, so that system calls cannot take the
+// memory that everything else works in.
 bool Pager::calls_hold_too_much() const {
   return 2 * fixed_ > frames_ || fixed_ + kMinFrames > frames_;
 }
 
-// Takes the frame from a page that is held. The call may be accessing its memory, so that stays in
-// its place and counts as the host's, and the frame gets new memory with its next contents.
+// Takes the frame from a held page. The call may be accessing its memory, so the memory remains in
+// place and counts as the host's, and the frame gets new memory with its next contents.
 bool Pager::hand_over(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(held(page), "only a page that a system call accesses is handed over");
@@ -547,7 +547,7 @@ void Pager::let_go(std::size_t index, Moved& moved) {
   --fixed_;
   remove(held_, index);
   append(used_list_, index);
-  // Where the kernel refuses, the page stays on the device.
+  // If the kernel refuses, the page remains on the device.
   if (std::exchange(pages_[index].leaves, false)) leave(index, moved);
 }
 
@@ -578,7 +578,7 @@ void Pager::close_window(Extent extent, Moved& moved) {
     if (page.state != PageState::kHost) {
       let_go(i, moved);
     } else if (!unmap_remote(i)) {
-      page.remote = true;  // stays as it is: mapped from the host
+      page.remote = true;  // remains mapped from the host
     }
   }
 }

@@ -1,10 +1,10 @@
-// The pager: where each 2 MiB page of managed memory is, and the moves between frames and the host
-// store. Eviction order is the driver's: free frames, unused ones, discarded pages, then used pages
-// by their last allocation or migration (not by access). Pages that system calls access go after
-// them, as long as those leave half of the frames to others.
+// The pager: the location of each 2 MiB page of managed memory, and the moves between frames and
+// the host store. Eviction order is the driver's: free frames, unused ones, discarded pages, then
+// used pages by their last allocation or migration (not by access). Pages that system calls access
+// follow, as long as they leave half of the frames to others.
 //
-// Not thread-safe: device.cpp's lock is held around every call. No call allocates memory but
-// `allocate`, `free` and `set_frames`, since the others run inside the fault handler too.
+// Not thread-safe: device.cpp's lock is held around every call. Only `allocate`, `free` and
+// `set_frames` allocate memory, since the others also run inside the fault handler.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -27,10 +27,10 @@ struct Page {
   bool accessed_by = false;
   bool remote = false;         // the host page is mapped at the managed address
   bool attached = false;       // no contents on the device, but a frame is kept (Options::uvm)
-  bool read_only = false;      // on the device alone, yet a write faults once (Options::uvm)
-  bool leaves = false;         // sent to the host while held: it goes when the last window closes
-  bool thrashing = false;      // remote until the operation ends, since it faulted again and again
-  bool untouched = false;      // came from the host, and no kernel has accessed it since
+  bool read_only = false;      // on the device alone, but a write faults once (Options::uvm)
+  bool leaves = false;         // sent to the host while held: it leaves when the last window closes
+  bool thrashing = false;      // remote until the operation ends, since it faulted repeatedly
+  bool untouched = false;      // fetched from the host, and not accessed by a kernel since
   std::uint16_t windows = 0;   // system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
@@ -38,7 +38,7 @@ struct Page {
   std::uint32_t arrivals = 0;   // how often it became accessible
   std::uint32_t operation = 0;  // in which it was last brought by a fault,
   std::uint32_t fetches = 0;    // and how often
-  std::uint32_t work = 0;       // of the host on the page: its number + 1; 0: none
+  std::uint32_t work = 0;       // the host's work on the page: its number + 1; 0: none
   std::uint32_t prev = 0, next = 0;
 };
 
@@ -60,48 +60,48 @@ class Pager {
     std::size_t first = 0;
     std::size_t count = 0;
   };
-  // Address space for managed pages; count 0 when there is none left.
+  // Address space for managed pages; count 0 if none is left.
   Extent allocate(std::size_t pages);
-  // False when the kernel refuses: the extent stays allocated then.
+  // False if the kernel refuses: the extent remains allocated.
   bool free(Extent extent);
-  // The allocation that holds `address`; count 0 when none does.
+  // The allocation that contains `address`; count 0 if none does.
   Extent find(std::uintptr_t address) const;
   bool empty() const { return allocations_.empty(); }
 
-  // Each returns false when no frame can be had or the kernel refuses; pages done stay done.
+  // Each returns false if no frame is available or the kernel refuses; completed pages remain so.
   bool to_device(Extent extent, Moved& moved);
   bool to_host(Extent extent, Moved& moved);
-  // As to_host, but read-mostly pages on the device stay there too: the host gets a copy.
+  // Like to_host, but read-mostly pages remain on the device too: the host gets a copy.
   bool prefetch_to_host(Extent extent, Moved& moved);
-  // Off: of what is on both sides one copy stays, on the preferred side. Without one that is
-  // arbitrary by the documentation, and here the host, where fewest callers would expect it.
+  // Off: one copy of pages on both sides remains, on the preferred side. Without one the
+  // documentation leaves the side open; here it is the host, which the fewest callers would expect.
   bool set_read_mostly(Extent extent, bool on);
   void discard(Extent extent);
   bool pin_on_device(Extent extent, Moved& moved);
   // Makes an allocated page accessible after a fault.
   enum class Fault { kBrought, kPresent, kRefused };
   Fault fault(std::size_t page, Moved& moved);
-  // One operation of the program ends, and the next begins; the pages that it made thrash. From the
-  // first call on, a page that faults a third time in one operation is mapped from the host until
-  // the operation ends: a few accesses that stride over more pages than there are frames would
-  // else fetch all pages again and again.
+  // One operation of the program ends, and the next begins; returns the pages that it made thrash.
+  // After the first call, a page that faults a third time in one operation is mapped from the host
+  // until the operation ends: a few accesses that stride over more pages than there are frames
+  // would otherwise fetch all pages repeatedly.
   std::size_t end_operation();
-  // Whether a kernel's access would not fault.
+  // True if a kernel's access would not fault.
   bool accessible(std::size_t index, bool write) const {
     const Page& page = pages_[index];
     if (mapped_from_host(page)) return true;
     if (page.state == PageState::kDevice) return !write || !page.read_only;
     return page.state == PageState::kDuplicate && !write;
   }
-  // For the length of a system call the pages are accessible and stay in the same memory: a disk
-  // may have been told to write there. Pages on the device keep their frames until others need
-  // those; all others are mapped from the host, so that nothing moves. `writes`: to the pages.
+  // During a system call the pages are accessible and remain in the same memory: a disk may have
+  // been told to write there. Pages on the device keep their frames until others need them; all
+  // others are mapped from the host, so that nothing moves. `writes`: to the pages.
   bool open_window(Extent extent, bool writes, Moved& moved);
   void close_window(Extent extent, Moved& moved);
-  // As if all calls had returned: in a forked child their threads are gone.
+  // As if all calls had returned: in a forked child their threads do not exist.
   void close_all_windows(Moved& moved);
 
-  // As when no other frame is to be had: of a page that has one and is not pinned. False if held.
+  // Takes the frame of a page that is not pinned, as if no other were available. False if held.
   bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
   void set_poison(bool on) { poison_ = on; }
@@ -114,7 +114,7 @@ class Pager {
   const Space& space() const { return space_; }
   std::size_t frames() const { return frames_; }
   std::size_t used_frames() const { return used_; }
-  // Of pages that no other page can take one from, unless a system call gives it up.
+  // Frames of pages that keep them, unless a system call releases one.
   std::size_t fixed_frames() const { return fixed_; }
   std::size_t peak_frames() const { return peak_; }
   // Frames that hold contents: discarded pages keep theirs until one is needed.
@@ -180,7 +180,7 @@ class Pager {
   std::size_t host_pages_ = 0, peak_host_pages_ = 0;
   std::size_t fixed_ = 0;  // frames that are pinned or held
   List used_list_, discarded_, unused_, held_, thrashing_;
-  std::uint32_t operation_ = 0;  // its number; 0: nothing says when one ends
+  std::uint32_t operation_ = 0;  // its number; 0: operations are not marked
   std::size_t thrashed_ = 0;     // pages, in this operation
   bool poison_ = false, uvm_ = false;
   MoveLog* log_ = nullptr;

@@ -1,5 +1,5 @@
-// What the managed-memory calls accept: the documented rules, free of any device's state, for
-// whoever plays a driver.
+// The documented rules of the managed-memory calls' arguments, independent of a device's state, for
+// all software drivers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace umem::soft {
 
-// [ptr, ptr + bytes) lies in [base, base + owned), without wrapping around.
+// [ptr, ptr + bytes) is inside [base, base + owned), without wrapping around.
 inline bool inside(std::uintptr_t ptr, std::size_t bytes, std::uintptr_t base, std::size_t owned) {
   return ptr >= base && bytes <= owned && ptr - base <= owned - bytes;
 }
@@ -29,8 +29,8 @@ inline bool valid_location(const cu::CUmemLocation& location, int devices) {
   return false;
 }
 
-// What all batch calls check before they do anything. The legacy stream is refused; whether the
-// stream exists and the ranges are managed memory is the device's to say.
+// The checks of all batch calls before any work. The legacy stream is refused; the device checks
+// that the stream exists and the ranges are managed memory.
 inline cu::CUresult check_batch(const cu::CUdeviceptr* ptrs, const std::size_t* sizes,
                                 std::size_t count, unsigned long long flags, cu::CUstream stream) {
   const bool refused =
@@ -38,7 +38,7 @@ inline cu::CUresult check_batch(const cu::CUdeviceptr* ptrs, const std::size_t* 
   return refused ? cu::CUDA_ERROR_INVALID_VALUE : cu::CUDA_SUCCESS;
 }
 
-// Where the ranges of a batch go: location k is for the ranges from first_of[k] on.
+// The destinations of a batch's ranges: location k applies to range first_of[k] and later.
 struct Destinations {
   const cu::CUmemLocation* locations = nullptr;
   const std::size_t* first_of = nullptr;

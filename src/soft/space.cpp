@@ -28,7 +28,7 @@ std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {
   return base;
 }
 
-// Of what memory is moved into and out of; it goes with the memory.
+// Reserves memory to be moved elsewhere and back; the advice moves along.
 std::uintptr_t reserve_home(std::size_t bytes, int protection) {
   const std::uintptr_t base = reserve_aligned(bytes, protection);
   if (!base) return 0;
@@ -49,7 +49,7 @@ bool remap(void* from, void* to) {
 
 // Moves the memory of one page from `from` to `to`, whose reservation is replaced, and leaves an
 // inaccessible reservation at `from`. No thread sees an accessible page without its contents, nor a
-// hole that another mmap could take. On failure everything is as it was.
+// hole that another mmap could take. On failure nothing changes.
 bool move_page(void* from, int from_protection, void* to, int to_protection) {
   if (!set_protection(from, PROT_NONE)) return false;
   if (remap(from, to)) {
@@ -102,9 +102,8 @@ void Space::release() {
   pages_ = 0;
 }
 
-// Where a limit was set below what is reserved already, a move fails halfway, and what is halfway
-// cannot be put back: the place that it goes to is no reservation any more, or nothing may be made
-// writable.
+// If a limit was set below the existing reservations, a move fails halfway, and cannot be undone:
+// its destination is no longer a reservation, or nothing may be made writable.
 bool Space::may_move() const {
   const std::size_t bytes = pages_ << kPageShift;
   struct rlimit address_space = {}, data = {};
@@ -117,13 +116,13 @@ bool Space::move(void* from, int from_protection, void* to, int to_protection) {
   return may_move() && move_page(from, from_protection, to, to_protection);
 }
 
-// Moves the page's memory home. What a move leaves behind is a mapping of its own for ever; a new
-// reservation becomes one with its neighbours, so that mappings are bounded by what is resident.
+// Moves the page's memory home. The remains of a move would be a separate mapping forever; a new
+// reservation merges with its neighbours, so that resident pages bound the mappings.
 bool Space::leave(std::size_t page, int protection, void* home) {
   void* place = at(managed_, page);
   if (!move(place, protection, home, kReadWrite)) return false;
-  // Not by mmap(), which sanitizers take for a write to bytes that other threads may be reading.
-  // Where the kernel refuses, the place stays as it was.
+  // Not by mmap(), which sanitizers take for a write to bytes that other threads may be reading. If
+  // the kernel refuses, the place is unchanged.
   syscall(SYS_mmap, place, kPageBytes, PROT_NONE, kReservation | MAP_FIXED, -1, 0);
   return true;
 }

@@ -1,12 +1,12 @@
 // Three reservations of address space, and the moves of physical memory between them:
-//   managed  what the program sees: a page is accessible only while something is mapped there
+//   managed  the program's view: a page is accessible only while something is mapped there
 //   host     the host store: the page's place in "host memory"
 //   frames   the device: frames live here while free
-// Unbacked, there is the first one only, never accessible, and all moves do nothing: addresses and
+// Unbacked, only the first one exists, never accessible, and moves do nothing: addresses and
 // virtual time without memory, for traces of any size.
 // A frame (or a host page) is mapped at the managed address by moving its memory there with
-// mremap(MREMAP_DONTUNMAP), and moved back on eviction. So the memory stays private anonymous: a
-// forked child gets its own copy of everything, which shared frames could not give.
+// mremap(MREMAP_DONTUNMAP), and moved back on eviction. So the memory remains private anonymous: a
+// forked child gets its own copy of everything, unlike with shared frames.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ class Space {
   // leave the mapping as it was.
   bool open_frame(std::size_t frame);  // makes a new frame accessible at home
   bool map_frame(std::size_t frame, std::size_t page, int protection);
-  // `protection` is the page's own now, for the case that it stays.
+  // `protection` is the page's present one, in case it does not move.
   bool unmap_frame(std::size_t frame, std::size_t page, int protection);
   bool map_host(std::size_t page);
   bool unmap_host(std::size_t page);
@@ -44,9 +44,9 @@ class Space {
   // Between the page's place on the host and a frame at home.
   void copy_in(std::size_t frame, std::size_t page);
   void copy_out(std::size_t frame, std::size_t page);
-  // Of a page that is mapped and accessible.
+  // For a page that is mapped and accessible.
   void fill(std::size_t page, unsigned char value);
-  // Whether the last of these calls was one that the kernel refused.
+  // True if the kernel refused the last of these calls.
   bool refused() const { return refused_; }
   // Gives physical memory back.
   void drop_frame(std::size_t frame);

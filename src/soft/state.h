@@ -17,12 +17,12 @@ struct Device {
   Pager pager;
   Clock clock;
   MoveLog log;
-  driver::Telemetry counters;  // what pager and clock do not keep themselves
+  driver::Telemetry counters;  // counters not kept by pager and clock
 
-  // Books what the pager moved because a page had to come, or because `stream` was told to.
+  // Records the pager's moves for a needed page, or for a request on `stream`.
   void book_fault(const Moved& moved);
   void book_transfer(const Moved& moved, cu::CUstream stream);
-  // What `stream` does next begins when the host's work on these pages is over.
+  // The next work of `stream` begins when the host's work on these pages is over.
   void wait_for_host(const Pager::Extent& extent, cu::CUstream stream);
 };
 
