@@ -4,7 +4,7 @@
     UMEM=1 UMEM_BUDGET=32MiB torchrun --nproc-per-node 2 examples/ddp_digits.py
     umem run --budget 32MiB torchrun --nproc-per-node 2 examples/ddp_digits.py
 
-Plain PyTorch, nothing of umem in it. All three print the same last line.
+Plain PyTorch, without umem. All three print the same last line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from train_digits import SEED, load_data, make_net, weights_sha256
 
-STEPS, BATCH = 12, 64  # of each process
+STEPS, BATCH = 12, 64  # per process
 
 
 def train() -> str:

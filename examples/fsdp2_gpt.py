@@ -5,8 +5,8 @@
     umem run --budget 24MiB torchrun --nproc-per-node 2 examples/fsdp2_gpt.py
     (cd examples && umem plan fsdp2_gpt:make_sharded --node h100x8 --ranks 64 --budget 60%)
 
-Plain PyTorch, nothing of umem in it. The first three print the same last line. The fourth plans one
-of 64 ranks of a network of GPT-2 XL's size, without a GPU and without its memory.
+Plain PyTorch, without umem. The first three print the same last line. The fourth plans one of 64
+ranks of a network of GPT-2 XL's size, without a GPU and without its memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-STEPS, BATCH = 12, 8  # of each process
+STEPS, BATCH = 12, 8  # per process
 WIDE = Config(vocabulary=128, context=128, layers=4, heads=4, width=256)
 XL = Config(vocabulary=50257, context=1024, layers=48, heads=25, width=1600, dropout=0.1)
 WHOLE = MixedPrecisionPolicy()  # everything in the parameters' own type
@@ -69,8 +69,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     final = train(rank)
-    # Its network is in cycles. Threads of gloo that outlive main may hold none of its tensors: they
-    # would free them in an interpreter that is gone, which aborts the process.
+    # Its network is in reference cycles. gloo's threads outlive main and must not hold its tensors:
+    # freeing them after the interpreter has ended aborts the process.
     gc.collect()
     if rank == 0:
         print(f"final sha256={final}")

@@ -3,10 +3,10 @@
     pip install transformers
     umem run --device soft:512MiB --budget 25% examples/generate.py
 
-Nothing here marks a step: each call of the model without gradients begins one. Weights are random,
-so nothing is downloaded. Under umem it prints how many operators went by a plan, and what came to
-the device for each token over the least that has to come: all weights but those that the budget
-holds. Without umem it prints the tokens' checksum only, which is the same.
+Nothing marks a step: each call of the model without gradients begins one. Weights are random, so
+nothing is downloaded. Under umem it prints how many operators followed a plan, and the bytes
+fetched per token relative to the minimum: all weights except those that the budget holds. Without
+umem it prints only the tokens' checksum, which is the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import transformers
 
 import umem
 
-START_UP = 4  # tokens: those that are recorded and tried
+START_UP = 4  # tokens that are recorded and tried
 
 
 def llama(layers: int, dim: int) -> transformers.PreTrainedModel:

@@ -4,9 +4,9 @@
     umem run --budget 48MiB examples/gpt.py
     umem plan examples.gpt:make_step --budget 50% --device a100-pcie4
 
-Plain PyTorch, nothing of umem in it. The first two print the same last line: the last loss as a hex
-float and the SHA-256 of the weights. The third plans a training step of a network of GPT-2 medium's
-size without a GPU and without its memory: `make_step` is all that it needs.
+Plain PyTorch, without umem. The first two print the same last line: the last loss as a hex float
+and the SHA-256 of the weights. The third plans a training step of a network of GPT-2 medium's size
+without a GPU and without its memory: it only needs `make_step`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def batch_of(text: Tensor, context: int, rows: int) -> Tensor:
 
 
 def train(threads: int, compiled: Callable[[nn.Module], nn.Module] = lambda net: net) -> None:
-    """Train the small network, called as `compiled` makes it, and print the losses and the end."""
+    """Train the small network, called through `compiled`, and print the losses and the end."""
     torch.set_num_threads(threads)
     torch.manual_seed(SEED)
     text = load_text(100_000)

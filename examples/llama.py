@@ -4,9 +4,9 @@
     umem run --budget 40MiB examples/llama.py
     umem plan examples.llama:make_step --budget 33% --optimizer auto
 
-Plain PyTorch, nothing of umem in it. The first two train a small model, and print the same last
-line: the last loss as a hex float and the SHA-256 of the weights. The third plans a step of a model
-with 1.2 billion parameters, batch 8 of 2,048 tokens, without a GPU and without its memory.
+Plain PyTorch, without umem. The first two train a small model, and print the same last line: the
+last loss as a hex float and the SHA-256 of the weights. The third plans a step of a model with 1.2
+billion parameters, batch 8 of 2,048 tokens, without a GPU and without its memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Config:
 
 
 SMALL = Config(512, 256, 4, 8, 2, 704, batch=4, length=64)
-LARGE = Config(128256, 2048, 16, 32, 8, 8192, batch=8, length=2048)  # of Llama 3.2 1B's sizes
+LARGE = Config(128256, 2048, 16, 32, 8, 8192, batch=8, length=2048)  # the sizes of Llama 3.2 1B
 
 
 class MixedAdamW(torch.optim.Optimizer):

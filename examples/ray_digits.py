@@ -3,7 +3,7 @@
     python examples/ray_digits.py
     UMEM=1 UMEM_BUDGET=32MiB python examples/ray_digits.py
 
-Plain Ray and PyTorch, nothing of umem in it. Both print the same last line. Needs ray[train].
+Plain Ray and PyTorch, without umem. Both print the same last line. Needs ray[train].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKERS = 2
 
 
 def worker(config: dict[str, Any]) -> None:
-    """Train as ddp_digits.py does; Ray has made the process group."""
+    """Train like ddp_digits.py; Ray has created the process group."""
     final = ddp_digits.train()
     if train.get_context().get_world_rank() == 0:
         Path(config["result"]).write_text(final)

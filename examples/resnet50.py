@@ -1,11 +1,11 @@
-"""ResNet-50 on images of 224 x 224, to be planned at its full size without a GPU.
+"""ResNet-50 on images of 224 x 224, for a plan at full size without a GPU.
 
     umem plan examples.resnet50:make_step --budget 25% --recompute all
     python examples/resnet50.py
 
-Plain PyTorch, nothing of umem in it. The first plans a training step with a batch of 128: what it
-costs to swap at a quarter of the memory, to compute a part of the forward pass twice, or both. The
-second trains a narrow one on random images for a few steps, which takes seconds on a CPU.
+Plain PyTorch, without umem. The first plans a training step with a batch of 128: the cost of
+swapping at a quarter of the memory, of recomputing a part of the forward pass, or of both. The
+second trains a narrow network on random images for a few steps, which takes seconds on a CPU.
 """
 
 from __future__ import annotations

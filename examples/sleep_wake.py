@@ -30,7 +30,7 @@ def free_bytes(device: str) -> int:
 
 
 def checksum(net: nn.Module) -> str:
-    """Of all weights; reading them brings them to the device again."""
+    """Return the digest of all weights; reading them fetches them to the device."""
     digest = hashlib.sha256()
     for weight in net.parameters():
         digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())

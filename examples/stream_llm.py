@@ -3,9 +3,9 @@
     python examples/stream_llm.py --budget 25%
 
 Writes a checkpoint of a small Llama-like model with random weights, decodes with it in memory, in a
-process without umem, and then under umem: the model is made on torch's device `meta`, loaded tensor
-by tensor, and its weights pass through the budget once for each token. Prints whether the tokens
-are the same, and a step's time over the least that the link takes for what the budget cannot hold.
+process without umem, and then under umem: the model is created on torch's device `meta`, loaded
+tensor by tensor, and its weights pass through the budget once per token. Prints whether the tokens
+are the same, and a step's time relative to the link's minimum for the bytes beyond the budget.
 Without a GPU the device is umem's software device, whose clock counts transfers only: its compute
 takes no time.
 """
@@ -63,7 +63,7 @@ class Block(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: Tensor, cache: Tensor, start: int) -> Tensor:
-        """`cache`: [keys or values, batch, heads, CONTEXT, HEAD]; new ones go to `start` and on."""
+        """`cache`: [keys or values, batch, heads, CONTEXT, HEAD]; new ones start at `start`."""
         end = start + x.shape[1]
         y = self.norm1(x)
         parts = (part(y).unflatten(-1, (-1, HEAD)) for part in (self.q, self.k, self.v))
@@ -118,7 +118,7 @@ class Step(NamedTuple):
     us: float  # on the software device: in virtual time, including waits
     bytes_in: int
     bytes_out: int
-    planned: bool  # every operator came as planned
+    planned: bool  # every operator followed the plan
 
 
 def in_memory(checkpoint: Path, options: argparse.Namespace) -> list[list[int]]:
@@ -145,7 +145,7 @@ def streamed(checkpoint: Path, options: argparse.Namespace) -> tuple[list[list[i
     for _ in range(options.tokens):
         before, clock = umem.stats(), time.perf_counter()
         decoder.step()
-        umem.step()  # so that it is over here, and not where the next token begins
+        umem.step()  # so that it ends here, not at the start of the next token
         if net.head.weight.is_cuda:
             torch.cuda.synchronize()
         now = umem.stats()

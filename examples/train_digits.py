@@ -1,4 +1,4 @@
-"""Train a ResNet on scikit-learn's handwritten digits: plain PyTorch, nothing of umem in it.
+"""Train a ResNet on scikit-learn's handwritten digits: plain PyTorch, without umem.
 
     python examples/train_digits.py
     UMEM=1 UMEM_BUDGET=32MiB python examples/train_digits.py
