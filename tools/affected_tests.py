@@ -1,8 +1,8 @@
 """Chooses the test files that a change may break: the nearest first, within a time budget.
 
 Prints the files to standard output for pytest, and to standard error why each was chosen and what
-was left to `make test`. The change is what is not committed yet, or the last commit where nothing
-is; `--base REV` compares with the merge base of REV instead, and FILE... names it without git.
+is left to `make test`. The change is the uncommitted one, or else the last commit; `--base REV`
+compares with the merge base of REV instead, and FILE... names it without git.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("umem", "tests", "bench", "tools", "examples")
-# Where absolute imports are looked up, as pytest's `pythonpath` and the scripts of bench/ have it.
+# Roots of absolute imports, as for pytest's `pythonpath` and the scripts of bench/.
 IMPORT_ROOTS = ("", "tests", "tools", "bench")
-ALWAYS = "tests/arch/"  # the rules that hold for every file
+ALWAYS = "tests/arch/"  # the rules for all files
 NATIVE = ("src/", "tests/native/", "CMakeLists.txt", "setup.py")
 NEVER = "tests/native/test_sanitizers.py"  # builds everything twice
 OTHER_TORCH = ("tests/gpu/", "tests/softcuda/")  # run by `make test-cuda` only
@@ -180,7 +180,7 @@ def _words_for(changed: str) -> list[str]:
 def within(choices: list[Choice], budget: float) -> tuple[list[Choice], list[Choice]]:
     """Split the choices, in order, into those that fit the budget in seconds and the rest.
 
-    The tests of `ALWAYS` and the nearest one are taken whatever they cost.
+    The tests of `ALWAYS` and the nearest one are always taken.
     """
     taken: list[Choice] = []
     left: list[Choice] = []
@@ -193,7 +193,7 @@ def within(choices: list[Choice], budget: float) -> tuple[list[Choice], list[Cho
 
 
 def changed_files(root: Path, base: str | None) -> list[str]:
-    """Names below `root` that differ from the merge base with `base`, or what the head says."""
+    """Return changed names: since the merge base with `base`, else uncommitted, else HEAD's."""
     if base is not None:
         start = _git(root, "merge-base", base, "HEAD")[0]
         return [*_git(root, "diff", "--name-only", "--no-renames", start), *_untracked(root)]

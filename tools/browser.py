@@ -35,7 +35,7 @@ def find() -> str | None:
 
 
 class Tab:
-    """A page of the browser, and what it said on its console."""
+    """A page of the browser, and its console messages."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser

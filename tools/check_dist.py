@@ -1,6 +1,6 @@
-"""Checks the wheel and the sdist in a folder as a stranger gets them (`make dist`).
+"""Checks the wheel and the sdist in a folder as a user gets them (`make dist`).
 
-The wheel: what it holds, its manylinux tag, and that it works in an empty environment without torch
+The wheel: its contents, its manylinux tag, and that it works in an empty environment without torch
 and without a compiler. The sdist: it installs by its own Makefile, and tests pass from it.
 """
 
@@ -26,7 +26,7 @@ TESTS = (
 )  # fmt: skip
 # The oldest glibc that wheels promise to run on (PEP 600), as in [tool.cibuildwheel].
 GLIBC = (2, 28)
-# Each with its exit code: without torch, doctor says that umem cannot work there yet.
+# Each with its exit code: without torch, doctor reports that umem cannot work there yet.
 COMMANDS = (
     (0, ("python", "-c", "import umem, umem.errors")),
     (0, ("umem", "--help")),
@@ -54,7 +54,7 @@ def wheel_problems(names: Iterable[str]) -> list[str]:
 
 
 def check_wheel(wheel: Path, work: Path) -> None:
-    """Check the wheel's files and tag, then use it in an environment that has nothing else."""
+    """Check the wheel's files and tag, then use it in an otherwise empty environment."""
     with zipfile.ZipFile(wheel) as archive:
         problems = wheel_problems(archive.namelist())
     if problems:
@@ -96,7 +96,7 @@ def _run(command: list[str], code: int = 0, **options: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="holds one wheel and one sdist")
+    parser.add_argument("folder", type=Path, help="contains one wheel and one sdist")
     parser.add_argument("--torch", default="torch", help="requirement that the tests install")
     args = parser.parse_args()
     (wheel,) = args.folder.resolve().glob("*.whl")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# C++: the layers that a layer may include besides itself.
+# C++: the layers that a layer may include in addition to itself.
 _DRIVER = {"base", "driver"}
 _MIDDLE = _DRIVER | {"managed", "trace"}
 _RUNTIME = _MIDDLE | {"soft", "arena", "residency", "policy", "runtime"}
@@ -31,7 +31,7 @@ CPP_LAYERS: dict[str, set[str]] = {
     "bindings": _RUNTIME | {"replay", "planner"},
     "torch_ext": _RUNTIME,
 }
-# Single headers beyond the layers: a policy sees the view that it decides on, and nothing else.
+# Single headers beyond the layers: a policy sees only the view that it decides on.
 CPP_EXTRA = {"policy": {"residency/policy.h"}}
 # Foreign headers that only the borders may see.
 CPP_BORDERS = {
@@ -42,14 +42,14 @@ CPP_BORDERS = {
     "c10/": {"torch_ext"},
 }
 
-# Python: the rooms of umem/, from the ground up. A room imports itself and rooms before it, also
+# Python: the packages of umem/, from the bottom up. A package imports itself and earlier ones, also
 # inside functions and for types. `umem` is the façade, umem/__init__.py.
 PY_LAYERS = (
     "_core", "errors", "base", "config", "trace", "policies", "capture", "analysis", "layout",
     "lint", "integrations", "recompute", "monitor", "session", "residency", "offload",
     "simulation", "report", "umem", "demo", "cli", "_autoload", "__main__",
 )  # fmt: skip
-# Parts that stand for themselves: none of them imports another.
+# Independent parts: none of them imports another.
 PY_APART = ("lint", "monitor", "offload.checkpoint", "offload.optimizer")
 # _autoload imports only os; integrations/torch/build.py stands alone for setup.py and reads the
 # compiler, CXX.
@@ -182,7 +182,7 @@ def _absolute(node: ast.ImportFrom, name: Path) -> list[str]:
 
 
 def _target(base: list[str], name: str, package: Path) -> str:
-    """`from base import name` names a module of that name where there is one, else the base."""
+    """Return the module `name` for `from base import name` if there is one, else the base."""
     path = package.joinpath(*base, name)
     is_module = path.is_dir() or any(path.with_suffix(end).is_file() for end in (".py", ".pyi"))
     return ".".join([*base, name] if is_module else base) or "umem"

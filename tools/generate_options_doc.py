@@ -1,6 +1,6 @@
 """Writes docs/options.md from the table of options and the native core's statistics.
 
-`--check` writes nothing and exits 1 when the page is not up to date.
+`--check` writes nothing and exits 1 if the page is not up to date.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of the tree that a tool writes and a check compares: what the generators share."""
+"""Files of the tree that a tool writes and a check compares: code shared by the generators."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def write_or_check(description: str | None, path: Path, render: Callable[[], str
 
     Args:
         description: for `--help`.
-        render: returns what the file should hold.
-        how: what to say of a file that is not up to date.
+        render: returns the file's content.
+        how: the message for a file that is not up to date.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare only")

@@ -1,8 +1,7 @@
-"""Defects that tests have to find, each a change of a few words in one native source.
+"""Defects that tests must find, each a change of a few words in one native source.
 
-`mutate.py` makes them one by one. Each is of a kind that was once made here or that a change could
-make: a wait, a pin or a check that is left out, a page too few, a handle that is stale, a stream
-that is another one.
+`mutate.py` makes them one by one. Each is of a kind that occurred here or that a change could
+introduce: a missing wait, pin or check, a page too few, a stale handle, a wrong stream.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _NATIVE = "tests/native"
-# Seconds each. The order is that of how much they find.
+# Seconds each, in descending order of the defects they find.
 CORE = tuple(
     f"{_NATIVE}/test_{name}.py"
     for name in (
@@ -19,7 +18,7 @@ CORE = tuple(
     )
 )  # fmt: skip
 DEVICE = tuple(f"{_NATIVE}/test_{name}.py" for name in ("driver_contract", "soft_device", "replay"))
-# On the software driver, where work is late: the order of streams.
+# On the software driver, where work is late: stream order.
 STREAMS = (
     "tests/gpu/test_streams.py", "tests/gpu/test_hints.py", "tests/gpu/test_races.py",
     "tests/gpu/test_frames.py",
@@ -38,7 +37,7 @@ class Mutant(NamedTuple):
 
     @property
     def needs_cuda(self) -> bool:
-        """Whether its tests need the software driver and the CUDA build of torch."""
+        """True if its tests need the software driver and the CUDA build of torch."""
         return self.tests == STREAMS
 
 

@@ -1,10 +1,10 @@
-"""Makes the defects of mutants.py one by one, and says which test finds each.
+"""Makes the defects of mutants.py one by one, and reports the test that finds each.
 
 python tools/mutate.py [--only WORDS] [--folder DIR]
 
 Works on a copy of the sources, and needs CMake, a compiler, and umem installed for this Python. The
-defects in the order of streams are tried where SOFTCUDA_LIB and --cuda-python name the software
-driver and a Python with the CUDA build of torch. The exit code is 1 if a defect survives its tests.
+defects in stream order are tried if SOFTCUDA_LIB and --cuda-python name the software driver and a
+Python with the CUDA build of torch. The exit code is 1 if a defect survives its tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 600  # of the tests of one defect: what hangs is found
+SECONDS = 600  # for the tests of one defect: a hang counts as found
 
 
 def installed(python: str) -> Path:
@@ -34,7 +34,7 @@ def installed(python: str) -> Path:
 
 
 def _copy_changed(source: str, target: str) -> None:
-    """Copy a file, unless the target is the same: its time says what has to be compiled."""
+    """Copy a file, unless the target is the same: its time decides about compiling."""
     data = Path(source).read_bytes()
     if not Path(target).exists() or Path(target).read_bytes() != data:
         Path(target).write_bytes(data)
@@ -56,7 +56,7 @@ class Workshop:
     def make(self) -> str:
         """Build, and put the result into the packages. Return the compiler's errors."""
         if not (self.build / "CMakeCache.txt").exists():
-            warnings_off = "-DCMAKE_CXX_FLAGS=-w"  # what a defect leaves unused is no error
+            warnings_off = "-DCMAKE_CXX_FLAGS=-w"  # unused code after a defect is not an error
             command = ["cmake", "-S", str(self.tree), "-B", str(self.build), warnings_off]
             command.append("-DUMEM_BUILD_BINDINGS=OFF")
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -131,7 +131,7 @@ def mutate(mutants: Sequence[Mutant], folder: Path, cuda_python: str | None) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--only", default="", help="defects with these words in name or source")
-    parser.add_argument("--folder", type=Path, help="where to build, and what is there is used")
+    parser.add_argument("--folder", type=Path, help="the build folder, reused if it exists")
     parser.add_argument("--cuda-python", help="a Python with umem and the CUDA build of torch")
     options = parser.parse_args(arguments)
     cuda = options.cuda_python if os.environ.get("SOFTCUDA_LIB") else None

@@ -47,7 +47,7 @@ def graph(package: Path, trees: Mapping[Path, ast.Module]) -> dict[str, set[str]
 
 
 def arrows(imports: Mapping[str, set[str]]) -> set[tuple[str, str]]:
-    """Return the pairs of rooms of which the first imports the second."""
+    """Return the pairs of packages in which the first imports the second."""
     pairs = ((_room(a), _room(b)) for a, targets in imports.items() for b in targets)
     return {(a, b) for a, b in pairs if a != b}
 
