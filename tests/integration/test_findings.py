@@ -389,7 +389,7 @@ def test_what_cannot_be_applied_says_so() -> None:
         apply.check(lambda: lambda: None, [])
     counter = iter(range(100))
     unlike = _make(loss=lambda model, batch: model(batch[0]).sum() * next(counter))
-    with pytest.raises(PlanError, match="differ with equal seeds, first in the loss"):
+    with pytest.raises(PlanError, match="with equal seeds differ, first in the loss"):
         apply.check(unlike, [])
 
 

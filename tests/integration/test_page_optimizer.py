@@ -332,7 +332,7 @@ def test_a_host_without_room_is_told_once(caplog: pytest.LogCaptureFixture) -> N
         paged, _ = train(adam, page=True)
         assert same(plain("adam"), paged)
         del paged
-    told = [r.message for r in caplog.records if "stays on the device" in r.message]
+    told = [r.message for r in caplog.records if "remains on the device" in r.message]
     assert len(told) == 1
 
 
