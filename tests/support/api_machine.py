@@ -1,8 +1,8 @@
-"""A hypothesis state machine over umem's public functions, beside a shadow in other memory.
+"""A hypothesis state machine over umem's public functions, with a shadow in other memory.
 
-Each tensor has a copy in NumPy's memory, which umem does not serve. What an operation does to one
-is done to the other; the machine compares bytes when asked and at the end, and after each operation
-what umem reports with what there is.
+Each tensor has a copy in NumPy's memory, which umem does not serve. Each operation is applied to
+both; the machine compares bytes on request and at the end, and umem's reports with the facts after
+each operation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SIZES = [1, 700, 4096, MIB, 2 * MIB, 2 * MIB + 1, 3 * MIB, 5 * MIB, 9 * MIB, 20 
 BUDGETS = [8, 12, 16, 24, 40]  # MiB
 POLICIES = ["lru", "conv_lru", "none", "auto"]
 TAGS = ["param", "grad", "optimizer", "activation"]
-LIVE = 40 * MIB  # of all tensors
+LIVE = 40 * MIB  # sum over all tensors
 MOST = 8  # views and tensors
 
-which = st.integers(0, 1 << 16)  # of the tensors that there are then
+which = st.integers(0, 1 << 16)  # of the tensors existing then
 value = st.integers(0, 255)
 
 
@@ -101,7 +101,7 @@ class ApiMachine(RuleBasedStateMachine):
     @staticmethod
     @contextlib.contextmanager
     def thread(act: Callable[[], object]) -> Iterator[None]:
-        """Run `act` on a thread beside the block, and raise what it raises after both."""
+        """Run `act` on a thread concurrently with the block, and raise its exception after both."""
         errors: list[BaseException] = []
 
         def body() -> None:
@@ -184,7 +184,7 @@ class ApiMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule(index=which, size=st.sampled_from(SIZES))
     def resize(self, index: int, size: int) -> None:
-        """A storage of another size: the bytes that both have stay."""
+        """A storage of another size: the common bytes are kept."""
         pair = self.pick(index)
         if len(self.others(pair)) > 1 or pair.shadow.size == 0 or pair.lost:
             return
@@ -199,7 +199,7 @@ class ApiMachine(RuleBasedStateMachine):
 
     @rule()
     def too_much(self) -> None:
-        """What no host has is refused, and nothing changes."""
+        """A size beyond any host is refused, and nothing changes."""
         try:
             torch.empty(1 << 50, dtype=torch.uint8, device=self.where())
         except (torch.OutOfMemoryError, RuntimeError):
@@ -292,7 +292,7 @@ class ApiMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(POLICIES))
     def off_and_on_again(self, policy: str) -> None:
-        """On another thread; what exists stays as it is, with umem off too."""
+        """On another thread; existing tensors are unchanged, with umem off too."""
         self.in_thread(umem.disable)
         for pair in self.pairs[:2]:
             self.compare(pair)
@@ -321,7 +321,7 @@ class ApiMachine(RuleBasedStateMachine):
 
         with self.thread(compute):
             for _ in range(4):
-                # In use by the op of the other thread, or no room beside what is pinned.
+                # In use by the other thread's op, or no capacity next to the pinned blocks.
                 with contextlib.suppress(StateError, OutOfMemoryError):
                     if act == "sleep":
                         umem.sleep().wake()

@@ -15,7 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 def module(name: str) -> ModuleType:
-    """A module of bench/ that imports no other one of it; it stays imported."""
+    """A module of bench/ that imports no other one of it; it remains imported."""
     spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

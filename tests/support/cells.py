@@ -12,7 +12,7 @@ _values = itertools.count(1)  # unique: a tensor that shows another one's value 
 class Cell:
     """A device tensor that holds one value throughout, and the values that it may hold.
 
-    Several where a write failed: it happened or it did not. None before the first write.
+    Several if a write failed: it happened or it did not. None before the first write.
     """
 
     def __init__(self, nbytes: int, device: str = "cuda") -> None:
@@ -33,12 +33,12 @@ class Cell:
         self.values = before
 
     def _expect(self, values: frozenset[int] | None) -> frozenset[int] | None:
-        """Either the old or the new values from now on; the new ones, for when it worked."""
+        """Allow the old and the new values; return the new ones, for a write that succeeded."""
         self.values = None if self.values is None or values is None else self.values | values
         return values
 
     def wrong(self) -> str | None:
-        """What its elements are that they must not be, in words; waits for the current stream."""
+        """Describe the wrong elements; waits for the current stream."""
         seen = self.tensor.cpu()
         if self.values is None:
             return None

@@ -14,7 +14,7 @@ Step = Callable[[], torch.Tensor]  # one training step; its loss
 
 @dataclass(frozen=True)
 class Training:
-    """A model on its way: what it consists of, and its next step."""
+    """A model in training: its parts, and its next step."""
 
     model: nn.Module
     step: Step
@@ -200,7 +200,7 @@ def graph(device: str) -> Training:
 
     side, captured = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # as torch asks: once before it is captured
+    with torch.cuda.stream(side):  # as torch requires: once before it is captured
         backward()
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(captured):

@@ -13,5 +13,5 @@ def full(value: float, mib: int = 2) -> torch.Tensor:
 
 
 def holds(tensor: torch.Tensor, value: float) -> bool:
-    """Whether all elements are `value`."""
+    """True if all elements are `value`."""
     return bool(tensor.cpu().eq(value).all())

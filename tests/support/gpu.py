@@ -1,4 +1,4 @@
-"""Programs that use a GPU, or the software driver in its place, each in a Python of its own."""
+"""Programs that use a GPU, or the software driver instead, each in its own Python."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def program(
 def worker(path: Path, *arguments: str, timeout: float) -> str:
     """Runs a program of tests/gpu on the software driver alone; its output.
 
-    Of the environment's settings for the driver and for umem it gets none but the driver's place.
+    It inherits no setting for the driver and for umem except the driver's path.
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTCUDA_", "UMEM_"))}
     environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}

@@ -1,4 +1,4 @@
-"""The code blocks of the documentation's pages, and what each of them does when it is run."""
+"""The code blocks of the documentation's pages, and the expected effect of each."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Block(NamedTuple):
     page: str
     language: str
     text: str
-    saved_as: str | None  # the file that the page says to make of it
-    prints: str | None  # what a Python program prints, if the page says so
+    saved_as: str | None  # the file to save it as, if the page names one
+    prints: str | None  # the output of a Python program, if the page has it
 
     @property
     def name(self) -> tuple[str, str]:
@@ -78,9 +78,9 @@ def commands(text: str) -> list[Command]:
 
 
 def run(block: Block, folder: Path) -> str:
-    """Run a block in `folder`, or save it there; return what it prints.
+    """Run a block in `folder`, or save it there; return its output.
 
-    Fails where it does not do what the page says.
+    Fails if it contradicts the page.
     """
     all_printed = ""
     if block.saved_as:

@@ -25,11 +25,11 @@ class Moved(NamedTuple):
 def reloads(ops: Sequence[Op], sizes: Sequence[int], capacity: int, policy: str) -> int:
     """Bytes reloaded by `lru` or `belady` (furthest next use) over a program that runs once.
 
-    The first touch is free, an object without a later use is dropped at once, the objects of the
-    running op stay, and among equals the one that came into the resident set first leaves.
+    The first touch is free, an object without a later use is dropped immediately, the objects of
+    the running op are kept, and among equals the one resident for the longest leaves.
     """
     last = {t: i for i, objects in enumerate(ops) for t in objects}
-    resident: dict[int, int] = {}  # in the order they came in -> last use
+    resident: dict[int, int] = {}  # in order of arrival -> last use
     seen: set[int] = set()
     total = 0
     for i, objects in enumerate(ops):
@@ -60,13 +60,13 @@ def _rank(policy: str, ops: Sequence[Op], now: int, used: dict[int, int]) -> Ran
 
 
 def steady(trace: StepTrace, capacity: int, policy: str | int) -> Moved:
-    """Bytes in and out a step by a policy on demand, once the steps repeat.
+    """Bytes in and out per step under a demand policy, once the steps repeat.
 
     The policy is `lru`, `belady`, or a number: any order of eviction, one for each number.
 
-    What an op reads comes in before it; dirty is what was written since its last write-back. A
-    tensor is kept until the program frees it, whether it is read again or not.
-    The mean over the steps from one state to the same state again.
+    An op's inputs are fetched before it; a tensor is dirty if written since its last write-back. It
+    is kept until the program frees it, even if it is not read again. The mean is over the steps
+    from one state to the same state again.
     """
     n = trace.n_ops
     state = _State(trace, capacity, policy)
@@ -86,7 +86,7 @@ def steady(trace: StepTrace, capacity: int, policy: str | int) -> Moved:
 
 
 class _State:
-    """What is on the device between two ops."""
+    """The device's contents between two ops."""
 
     def __init__(self, trace: StepTrace, capacity: int, policy: str | int) -> None:
         self._trace, self._capacity, self._policy = trace, capacity, policy
@@ -123,7 +123,7 @@ class _State:
             self._dirty.discard(t)
 
     def end_step(self) -> None:
-        """Other than persistent tensors begin anew."""
+        """Non-persistent tensors start over."""
         kept = {t for t in self._started if self._trace.kind[t] == Kind.PERSISTENT}
         self._started = kept
         self._last = {t: op - self._trace.n_ops for t, op in self._last.items()}
@@ -140,7 +140,7 @@ class _State:
             return -self._last[t]
         if self._policy == "belady":
             return self._next(t, op)
-        return hash((self._policy, t, op))  # of integers: the same in every process
+        return hash((self._policy, t, op))  # a hash of integers: the same in every process
 
     def _freed(self, t: int) -> float:
         persistent = self._trace.kind[t] == Kind.PERSISTENT

@@ -13,7 +13,7 @@ from umem.trace.step_trace import StepTrace
 
 
 class Copies:
-    """Which copies on the host are valid, and which the idle link makes next."""
+    """The valid copies on the host, and the order in which the idle link makes others."""
 
     def __init__(self, quiet: Quiet, out_us: list[float], n_ops: int) -> None:
         self.quiet, self.out_us, self.n = quiet, out_us, n_ops

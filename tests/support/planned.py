@@ -29,7 +29,7 @@ def options(budget: int = 16 * MIB, **changes: object) -> _core.Options:
 
 
 class Tensor(NamedTuple):
-    """A tensor of a plan. Of a carried one `next_alias` is the index of the made one."""
+    """A tensor of a plan. A carried one's `next_alias` is the index of the made one."""
 
     mib: int = 4
     kind: str = "persistent"
@@ -155,7 +155,7 @@ def running(wanted: _core.Options) -> Iterator[Program]:
     made = Program()
     try:
         yield made
-    except BaseException:  # what the blocks hold is no matter any more
+    except BaseException:  # the blocks' contents no longer matter
         for ptr in made.at.values():
             _core.release(ptr)
         _core.stop()

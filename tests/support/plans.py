@@ -10,7 +10,7 @@ from umem.trace.step_trace import Ints, Kind, StepTrace
 
 
 def problems(plan: Plan, *, deadlines: bool = True) -> list[str]:
-    """Return every breach: those of `check`, and what umem's own plans keep to beyond it.
+    """Return every breach: those of `check`, and of the further rules of umem's own plans.
 
     With `deadlines` each fetch must be for the tensor's next use.
     """

@@ -1,4 +1,4 @@
-"""Forward passes under plans made by hand: which ops there are, and which of them to drop."""
+"""Forward passes under handmade plans: their ops, and the ops to drop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from umem.recompute.planner.plan import RecomputePlan
 Freed = Literal["none", "some", "all"]  # which dropped values are freed after each use
 FREED = get_args(Freed)
 
-# What has no output of its own to drop.
+# Ops without an output of their own to drop.
 _VIEWS = ("view", "t.", "transpose", "expand", "select", "slice", "unsqueeze", "permute", "detach",
           "split", "alias", "squeeze", "empty", "_unsafe_view")  # fmt: skip
 
@@ -26,7 +26,7 @@ class _Names(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if str(func) != "aten.detach.default":  # autograd's own, which hooks make needless
+        if str(func) != "aten.detach.default":  # autograd's own, needless with hooks
             self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -38,7 +38,7 @@ def names_of(forward: Callable[[], object]) -> tuple[str, ...]:
 
 
 def freed_of(drop: list[int], freed: Freed) -> tuple[int, ...]:
-    """Return the ops whose results are freed after each use; "some": of five in a row, three."""
+    """Return the ops whose results are freed after each use; "some": three of five in a row."""
     if freed == "some":
         return tuple(drop[i] for i in range(len(drop)) if i % 5 in (0, 1, 3))
     return tuple(drop) if freed == "all" else ()

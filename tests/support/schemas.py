@@ -1,4 +1,4 @@
-"""What a command prints with --json, checked against docs/schemas.json."""
+"""The --json output of commands, checked against docs/schemas.json."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CONTENT: dict[str, Any] = json.loads(SCHEMAS.read_text(encoding="utf-8"))
 
 
 def read(command: str, text: str) -> Any:
-    """The object that the text has, which must be as the schema `command` says."""
+    """Return the text's object, which must match the schema `command`."""
     found = json.loads(text)
     check(command, found)
     return found
 
 
 def check(command: str, found: Any) -> None:
-    """The object must be as the schema `command` says."""
+    """The object must match the schema `command`."""
     schema = {**CONTENT, "$ref": f"#/$defs/{command}"}
     problems = [
         f"{'/'.join(map(str, error.absolute_path))}: {error.message[:200]}"

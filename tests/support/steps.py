@@ -15,10 +15,10 @@ OVER = "over"  # written whole
 
 
 class Tensor(NamedTuple):
-    """A tensor of a step: which ops access it, and which of them write it.
+    """A tensor of a step: the ops that access it, and those that write it.
 
-    It lives from its first access to its last one and as long as it is held, or to the end of the
-    step its kind goes to.
+    It lives from its first access to its last one and as long as it is held, or to the step's
+    boundary, according to its kind.
     """
 
     bytes: int

@@ -44,7 +44,7 @@ class Program:
         self.wrong: list[str] = []
 
     def run(self, steps: int) -> list[str]:
-        """What was wrong in any cell, in words: nothing, if all is well."""
+        """Describe the errors of all cells; empty if there are none."""
         actions = [self.allocate, self.fill, self.copy, self.free, self.hint, self.check]
         actions += [self.pass_on] * 3
         for _ in range(steps):
@@ -83,7 +83,7 @@ class Program:
             target.copy(source)
 
     def pass_on(self, stream: torch.cuda.Stream) -> None:
-        """A block that its owner lets go of while another stream still has to read it."""
+        """A block that its owner releases while another stream must still read it."""
         target = self.random.choice(self.cells)
         source = Used(target.tensor.nbytes, stream)
         source.fill()
@@ -93,7 +93,7 @@ class Program:
             self.before_write(target, reader)
             target.copy(source)
         del source
-        again = Used(target.tensor.nbytes, stream)  # where it was, if nobody pays attention
+        again = Used(target.tensor.nbytes, stream)  # at the same address, without protection
         again.fill()
         self.cells[self.random.randrange(len(self.cells))] = again
 

@@ -1,4 +1,4 @@
-"""System calls on managed memory, made by its address."""
+"""System calls on managed memory, given its address."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shown:
-    """What a program left behind."""
+    """The results of a program."""
 
     code: int
     out: str
@@ -22,7 +22,7 @@ class Shown:
 def on_a_terminal(
     *command: str, env: Mapping[str, str] | None = None, gone_after: str | None = None
 ) -> Shown:
-    """Run the program; with `gone_after` the terminal goes away once it was given that text."""
+    """Run the program; `gone_after` closes the terminal once it has received that text."""
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=theirs, text=True,

