@@ -1,5 +1,5 @@
-// An invariant that does not hold stops the process, with its place and its message, where asserts
-// are built in; elsewhere its expression is not evaluated. The argument says which build this is.
+// A violated invariant stops the process, with its location and message, if asserts are built in;
+// otherwise its expression is not evaluated. The argument names the build.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace umem;  // NOLINT: a test program
 
-// What the child process that runs `act` wrote to stderr, and how it ended.
+// The stderr and exit status of a child process that runs `act`.
 template <class Act>
 std::string run_in_child(Act act, int& status) {
   int ends[2];

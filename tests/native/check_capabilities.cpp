@@ -1,4 +1,4 @@
-// What umem concludes from a driver's table: which entry points are there, and what lacks.
+// umem's conclusions from a driver's table: the existing entry points, and missing features.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,7 +25,7 @@ CUresult attribute(int* value, CUdevice_attribute which, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-// Every entry point is there and says success, but for the ones that describe devices.
+// Every entry point exists and returns success, except the ones that describe devices.
 template <class... Params>
 CUresult succeed(Params...) {
   return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
 // Compares umem's own declarations of the driver API (driver/types.h, driver/symbols.def) with the
-// real cuda.h and cudaTypedefs.h. The comparison is made by the compiler: what differs does not
-// build. Where the headers are not on the include path the program says that nothing was compared.
+// real cuda.h and cudaTypedefs.h. The compiler compares: differences do not build. If the headers
+// are not on the include path the program reports that nothing was compared.
 #include <cstdio>
 
 #include "driver/table.h"

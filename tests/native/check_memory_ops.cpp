@@ -1,4 +1,4 @@
-// Where on the host bytes go: to the node nearest to the device, or where the driver wants them.
+// The destination of bytes on the host: the node nearest to the device, or the driver's choice.
 #include <cstddef>
 #include <vector>
 
@@ -14,7 +14,7 @@ using namespace umem::cu;  // NOLINT
 
 constexpr int kNode = 3;
 bool g_knows_node = true;  // the driver takes it as a location
-CUmemLocation g_last{};    // of the last prefetch
+CUmemLocation g_last{};    // in the last prefetch
 int g_calls = 0;
 
 CUresult prefetch(CUmemLocation to) {
@@ -64,7 +64,7 @@ void check(bool batched) {
   EXPECT(is(CU_MEM_LOCATION_TYPE_HOST_NUMA, kNode));
   EXPECT(ops.prefetch(spans, managed::Where::kDevice, nullptr).ok());
   EXPECT(is(CU_MEM_LOCATION_TYPE_DEVICE, 0));
-  // A driver that refuses the node is not asked for it again.
+  // The node is not requested again from a driver that refuses it.
   g_knows_node = false;
   g_calls = 0;
   for (int i = 0; i < 2; ++i) EXPECT(ops.prefetch(spans, managed::Where::kHost, nullptr).ok());

@@ -1,4 +1,4 @@
-// What is due by a plan stays bounded by the plan, however many steps go by it.
+// The plan bounds its due requests, however many steps follow it.
 #include <cstdint>
 #include <vector>
 
@@ -14,7 +14,7 @@ using namespace umem;  // NOLINT: a test program
 constexpr std::int64_t kBytes = 2 * MiB;
 constexpr residency::RangeId kA = 1, kB = 2;
 
-// Two weights, of which each op uses one.
+// Two weights; each op uses one.
 policy::Plan plan_of(const std::vector<std::int64_t>& used) {
   policy::Plan plan;
   plan.n_ops = static_cast<std::int64_t>(used.size());
@@ -64,7 +64,7 @@ void run(bool acts) {
     EXPECT(schedule.cold().size() <= 2);
     EXPECT(schedule.due_evictions() <= 2);
   }
-  // It leaves now, wherever it stands in the line.
+  // It leaves now, at any place in the queue.
   std::vector<residency::RangeId> leaving;
   schedule.evictions(view, leaving);
   EXPECT(leaving == (acts ? std::vector<residency::RangeId>{} : std::vector{kA}));
@@ -126,7 +126,7 @@ void copies_wait_for_collectives(bool ends_in_time) {
 
 int main() {
   run(true);
-  run(false);  // a plan beside the one that acts
+  run(false);  // a plan next to the active one
   copies_wait_for_collectives(true);
   copies_wait_for_collectives(false);
 }

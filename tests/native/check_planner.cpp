@@ -61,7 +61,7 @@ void choose(Random& random) {
       if (place < wrap[i] || (begin[i] <= place && place < end[i]))
         now[static_cast<std::size_t>(place)] -= bytes[i];
     }
-  for (std::size_t gap = 0; gap < gaps; ++gap) {  // what stays would help no op that is over
+  for (std::size_t gap = 0; gap < gaps; ++gap) {  // keeping it helps no op over the capacity
     if (std::ranges::count(left, static_cast<std::int64_t>(gap)) > 0) continue;
     for (std::int64_t place = 0; place < places; ++place)
       if (place < wrap[gap] || (begin[gap] <= place && place < end[gap]))

@@ -1,4 +1,4 @@
-// The tree against the plain column that it stands for.
+// The tree against the plain column that it represents.
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -27,7 +27,7 @@ void compare(std::size_t n, unsigned seed) {
     const std::int64_t max = begin == end ? RangeMaximum::kNothing : *std::max_element(first, last);
     EXPECT(tree.max(begin, end) == max);
     const auto bound = static_cast<std::int64_t>(random() % 200) - 50;
-    std::size_t above = end;  // the place behind the last one above the bound
+    std::size_t above = end;  // the place after the last one above the bound
     while (above > begin && plain[above - 1] <= bound) --above;
     const auto found = tree.last_above(begin, end, bound);
     EXPECT(found.has_value() == (above > begin));

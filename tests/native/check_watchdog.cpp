@@ -1,5 +1,5 @@
-// A driver call that does not return is named, beside a thread that waits for it; one that returns
-// in time is not, and neither is anything once the watchdog is off.
+// A driver call that does not return is named, together with a thread that waits for it; one that
+// returns in time is not, and nothing is once the watchdog is off.
 #include <poll.h>
 #include <unistd.h>
 
@@ -18,8 +18,8 @@ namespace {
 using namespace umem;             // NOLINT: a test program
 using namespace umem::residency;  // NOLINT: a test program
 
-int g_stderr = -1;    // where what is written to stderr can be read
-std::string g_text;   // what was read of it
+int g_stderr = -1;    // the read end of stderr
+std::string g_text;   // the text read so far
 std::size_t g_lines;  // that the prefetch waits for
 
 std::size_t count(const std::string& part) {
@@ -28,7 +28,7 @@ std::size_t count(const std::string& part) {
   return found;
 }
 
-// Until there are so many lines, or for a minute; 0: what there is now.
+// Reads until there are this many lines, or for a minute; 0: the present ones.
 void read_lines(std::size_t lines) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(lines > 0 ? 1 : 0);
   do {
@@ -39,7 +39,7 @@ void read_lines(std::size_t lines) {
   } while (count("\n") < lines && std::chrono::steady_clock::now() < end);
 }
 
-// Does not return before the watchdog has said so many lines.
+// Does not return before the watchdog has written this many lines.
 cu::CUresult slow_prefetch(cu::CUdeviceptr*, std::size_t*, std::size_t, cu::CUmemLocation*,
                            std::size_t*, std::size_t, unsigned long long, cu::CUstream) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -13,7 +13,7 @@ from umem import _core
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
-    """The software device with 16 frames, closed again with nothing left allocated."""
+    """The software device with 16 frames, closed with nothing left allocated."""
     calls = _core.driver
     calls.open_soft(FRAMES * PAGE, "a100-pcie4")
     live: list[int] = []

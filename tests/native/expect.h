@@ -1,4 +1,4 @@
-// What the stress programs check with: they go on after a failure, and count.
+// The checks of the stress programs: they continue after a failure, and count.
 #pragma once
 #include <atomic>
 #include <cstdio>

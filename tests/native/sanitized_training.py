@@ -2,9 +2,9 @@
 
 python sanitized_training.py FOLDER [PLANT]
 
-FOLDER holds the package umem with that core, and is on PYTHONPATH; the sanitizer's library is
-preloaded. Tensors leave the device and come back in ops, page faults, system calls, sleep, on other
-threads and in a forked child. With PLANT a fault is made that the sanitizer must report.
+FOLDER contains the package umem with that core, and is on PYTHONPATH; the sanitizer's library is
+preloaded. Tensors leave the device and return in ops, page faults, system calls, sleep, on other
+threads and in a forked child. PLANT makes a fault that the sanitizer must report.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def overrun() -> None:
 
 
 def race() -> None:
-    """Write the same bytes on two threads, neither of which waits for the other."""
+    """Write the same bytes on two threads without synchronisation."""
     libc = ctypes.CDLL(None)
     shared = ctypes.create_string_buffer(4 * MIB)
     start = threading.Barrier(2)

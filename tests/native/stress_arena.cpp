@@ -22,7 +22,7 @@ using arena::Allocation;
 using arena::Arena;
 using managed::RangeId;
 
-// The driver: address space from mmap, and events that complete when the test says so.
+// The driver: address space from mmap, and events that complete on the test's command.
 std::map<std::uintptr_t, std::size_t> g_ranges;
 std::set<cu::CUevent> g_events, g_waiting;
 bool g_refuse_memory = false, g_refuse_create = false, g_refuse_record = false;
@@ -77,7 +77,7 @@ cu::CUstream stream(std::uintptr_t n) {
   return reinterpret_cast<cu::CUstream>(n);
 }
 
-// What must not be handed out: live blocks, and freed ones that another stream still uses.
+// Memory that must not be allocated: live blocks, and freed ones that another stream still uses.
 class Taken {
  public:
   void add(const void* ptr, std::size_t bytes) {
@@ -117,7 +117,7 @@ struct Live {
   std::set<std::uintptr_t> other_streams;
 };
 
-// The stats and the map of blocks say the same.
+// The stats and the map of blocks agree.
 void expect_consistent(Arena& arena) {
   arena.check_invariants();
   const arena::ArenaStats& stats = arena.stats();
@@ -151,7 +151,7 @@ void expect_consistent(Arena& arena) {
   EXPECT(current(stats.inactive_split_bytes) == split);
 }
 
-// Installs a random layout, whatever lies where, or gives an idle one back.
+// Installs a random layout, regardless of present blocks, or returns an idle one.
 void change_layout(Arena& arena, std::mt19937& random) {
   if (arena.layout() && arena.layout()->idle()) EXPECT(arena.remove_layout().ok());
   std::vector<arena::LayoutEntry> entries;
@@ -233,7 +233,7 @@ void random_sequence(unsigned seed, int steps) {
     }
     g_waiting.clear();
     EXPECT(arena.poll(nullptr).ok());
-    // Free neighbours were joined: every segment is one chunk again, and so can go.
+    // Free neighbours were merged: every segment is one chunk again, and can be released.
     if (arena.layout()) EXPECT(arena.remove_layout().ok());
     EXPECT(arena.trim(0, nullptr).ok());
     EXPECT(arena.footprint().cached_bytes == 0 && arena.footprint().live_bytes == 0);
@@ -279,7 +279,7 @@ void refused_events(bool& refuse, std::size_t bytes) {
     std::vector<RangeId> dead;
     EXPECT(arena.poll(&dead).ok());
     EXPECT(arena.allocate(bytes, stream(0)).value().ptr == a.ptr);
-    // An arena that goes while a block waits gives the event back too.
+    // An arena destroyed while a block waits returns the event too.
     EXPECT(arena.record_stream(a.ptr, stream(5)).ok());
     EXPECT(arena.free(a.ptr).ok());
   }
@@ -304,8 +304,9 @@ void huge_requests() {
   EXPECT(g_ranges.empty());
 }
 
-// Small blocks lie by what is live, not by the order of releases; a segment that is nearly full
-// where a step ends takes no more; groups share none once there are some segments.
+// The placement of small blocks depends on live blocks, not on the order of releases; a segment
+// that is nearly full at a step's end takes no more; groups share none once there are some
+// segments.
 void small_blocks() {
   const driver::Table table = make_table();
   managed::RangeTable ranges(table);

@@ -1,6 +1,6 @@
-// Two devices, each with a lock of its own. A release while another thread has the device's lock
-// returns at once, and the block is free as soon as that lock is given up; another device is not
-// touched by it. And threads that use the blocks of both and free each other's. Built with each
+// Two devices, each with its own lock. A release while another thread has the device's lock returns
+// immediately, and the block is free as soon as that lock is released; another device is not
+// affected. And threads that use the blocks of both and free each other's. Built with each
 // sanitizer by tests/native/test_sanitizers.py. Under the policy `none`, since the software device
 // moves bytes for its first ordinal only.
 #include <algorithm>
@@ -33,7 +33,7 @@ bool reached(int stage) {
   return g_stage >= stage;
 }
 
-// Called with the lock of device 0: holds it until the other thread has released.
+// Called with the lock of device 0: keeps it until the other thread has released.
 void on_event(const arena::Event& event) {
   if (event.kind != arena::EventKind::kAlloc || event.device != 0 || !g_hold.exchange(false))
     return;
@@ -65,7 +65,7 @@ void release_beside_the_lock() {
   EXPECT(!runtime::try_arena_stats(0, &stats));
   runtime::step();
   EXPECT(runtime::release(allocate(4 * MiB, 1)));
-  EXPECT(g_stage == 1);  // all of it beside the lock
+  EXPECT(g_stage == 1);  // all of it without the lock
   g_stage = 2;
   holder.join();
   runtime::set_listener(nullptr);

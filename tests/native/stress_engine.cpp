@@ -133,8 +133,8 @@ class Program {
     engine_.end_use(ids.data(), ids.size(), on);
     engine_.op_ended({ids.data(), ids.size(), ids.size()}, on);
   }
-  // Now and then a plan for what is alive: its ops are on units at random, but for the first few,
-  // which are kept to for as long as `use` happens to.
+  // Occasionally a plan for the live blocks: its ops use random units, except the first few, which
+  // are followed for as long as `use` happens to do so.
   void end_step(std::mt19937& random) {
     engine_.step_ended();
     auto* planned = dynamic_cast<policy::Planned*>(&engine_.policy());

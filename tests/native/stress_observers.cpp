@@ -1,6 +1,6 @@
-// Threads that allocate, use and free blocks, while others record them, are asked whom to evict,
-// change the policy and end steps. Built with each sanitizer by tests/native/test_sanitizers.py.
-// What each recording tells has to fit together.
+// Threads that allocate, use and free blocks, while others record them, choose evictions, change
+// the policy and end steps. Built with each sanitizer by tests/native/test_sanitizers.py. Each
+// recording must be consistent.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -87,7 +87,7 @@ std::size_t record(trace::Sink sink, unsigned seed) {
 
 void advise(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
   ++g_asked;
-  void* const block = runtime::allocate(3 * MiB, 0, 0, nullptr);  // nobody is asked for this one
+  void* const block = runtime::allocate(3 * MiB, 0, 0, nullptr);  // no advisor is called here
   runtime::release(block);
   for (const runtime::Candidate& unit : shortage.candidates) ids.push_back(unit.id);
   ids.push_back(1u << 30);

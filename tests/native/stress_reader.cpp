@@ -26,7 +26,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-// Each piece in memory of its own size, so that a sanitizer sees a read past its end.
+// Each piece in memory of exactly its size, so that a sanitizer sees a read past its end.
 template <class Target, class Finish>
 Outcome feed(const std::string& text, std::size_t piece, Target take, Finish finish) {
   Status status;

@@ -1,8 +1,8 @@
-// Threads that allocate, use, hint at and free blocks against one runtime, while one changes budget
-// and policy under them, and where large blocks should lie, and which are cut, and one puts all to
-// sleep and wakes it. Ops use some blocks in part, and all threads parts of one block.
-// Built with each sanitizer by tests/native/test_sanitizers.py. Every block carries a pattern that
-// is checked before each use and before its release.
+// Threads that allocate, use, hint at and free blocks against one runtime, while one changes the
+// budget, the policy, the layout of large blocks and their pieces, and one puts all to sleep and
+// wakes it. Ops use some blocks in part, and all threads parts of one block. Built with each
+// sanitizer by tests/native/test_sanitizers.py. Every block carries a pattern that is checked
+// before each use and before its release.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -50,7 +50,7 @@ void write(const Block& block) {
   each_probe(block, [&](unsigned char& byte) { byte = block.value; });
 }
 
-// Of one block, which all threads use parts of: the part of a thread's own.
+// A thread's part of the block that all threads share.
 unsigned char* g_flat = nullptr;
 constexpr std::size_t kFlatBytes = 8 * MiB;
 
@@ -58,8 +58,8 @@ Block part_of(unsigned thread) {
   return {g_flat + thread * kPageBytes, kPageBytes, static_cast<unsigned char>(thread + 1)};
 }
 
-// One hint on one's own block, between ops. A refusal is fine: it is pinned, there is no room, or
-// another thread's op uses a page that the block shares.
+// One hint on the thread's own block, between ops. A refusal is fine: it is pinned, memory is full,
+// or another thread's op uses a page that the block shares.
 void hint(std::mt19937& random, const Block& block, std::vector<std::uint64_t>& holds) {
   const managed::MemSpan span{reinterpret_cast<std::uintptr_t>(block.ptr), block.bytes};
   Status status;
@@ -75,7 +75,7 @@ void hint(std::mt19937& random, const Block& block, std::vector<std::uint64_t>& 
       break;
     case 3: {
       Result<std::size_t> gone = runtime::discard(span, 0);
-      if (gone.ok()) write(block);  // its whole pages mean nothing now
+      if (gone.ok()) write(block);  // its whole pages are undefined now
       break;
     }
     case 4: {
@@ -107,7 +107,7 @@ void sleep_and_wake(const std::atomic<bool>& done) {
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3));
     std::size_t back = 0;
     const Status woken = runtime::wake(~0U, random() % 2 ? slept.number : 0, &back);
-    // Pins may find no room beside running ops; the ops bring them.
+    // Pins may find no memory while ops run; the ops fetch the blocks.
     if (!woken.ok() && woken.code() != Code::kOutOfDeviceMemory) ++g_wrong;
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 5));
   }
@@ -158,7 +158,7 @@ void work(unsigned seed, int rounds) {
   }
 }
 
-// Any layout will do: what is in the way of a block makes it go elsewhere.
+// Any layout will do: a block whose place is taken is put elsewhere.
 std::uint64_t change_layout(std::mt19937& random) {
   const std::uint64_t hits = runtime::layout_status().hits;
   if (random() % 8 == 0) runtime::clear_layout();
@@ -189,7 +189,7 @@ void cut_by_plan() {
   if (!installed.ok() && installed.code() != Code::kBadState) ++g_wrong;
 }
 
-// While threads hold blocks a layout may be refused, or fit nothing: this one cannot.
+// While threads have blocks a layout may be refused, or fit nothing: this one cannot.
 bool layout_serves() {
   const std::size_t bytes = 2 * kPageBytes;
   if (!runtime::install_layout({{bytes, 0}, {bytes, bytes}}, 2 * bytes).ok()) return false;
@@ -229,7 +229,7 @@ int main(int argc, char** argv) {
     const char* policies[] = {"planned", "conv_lru", "lru", "none"};
     std::mt19937 random(7);
     for (unsigned i = 0; !done; ++i) {
-      // A refusal is fine here: what runs may hold more than the new budget.
+      // A refusal is fine here: running ops may use more than the new budget.
       Status changed = runtime::set_budget((32 + i % 5 * 8) * MiB, 0);
       changed = runtime::set_policy(policies[i / 4 % 4]);
       if (i % 4 == 0) layout_hits += change_layout(random);

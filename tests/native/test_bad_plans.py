@@ -1,4 +1,4 @@
-"""Plans that are malformed, and well-formed ones that say anything."""
+"""Malformed plans, and well-formed ones with arbitrary content."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ INDEX = st.integers(0, TENSORS - 1)
 
 @st.composite
 def kinds(draw: st.DrawFn) -> list[str]:
-    """Of each tensor; the last one may be carried over from number 1."""
+    """The columns of all tensors; the last one may be carried over from number 1."""
     found = [draw(st.sampled_from(["persistent", "transient"])) for _ in range(TENSORS)]
     if draw(st.booleans()):
         found[1], found[5] = "made", "carried"
@@ -94,7 +94,7 @@ def kinds(draw: st.DrawFn) -> list[str]:
 
 @st.composite
 def nonsense(draw: st.DrawFn) -> dict[str, object]:
-    """What a plan says: it is well formed, and otherwise anything."""
+    """A plan's content: well formed, and otherwise arbitrary."""
     ops = draw(
         st.lists(st.lists(INDEX, min_size=1, max_size=3, unique=True), min_size=1, max_size=8)
     )

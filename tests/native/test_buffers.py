@@ -105,7 +105,7 @@ def test_hints_move_it(on: None) -> None:
 def test_every_hint_takes_arrays_and_buffers(on: None, form: str) -> None:
     buffer = filled(3)
     array = np.asarray(buffer)
-    # As CuPy's and Numba's arrays say it on a GPU.
+    # Like CuPy's and Numba's arrays on a GPU.
     interface = {**buffer.__array_interface__, "strides": None}
     target: Any = {
         "buffer": buffer,

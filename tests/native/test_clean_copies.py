@@ -62,7 +62,7 @@ def test_what_no_op_writes_leaves_without_a_transfer(program: Program) -> None:
     _core.install_plan(plan)
     assert all(advised(program, name) for name in "abc")
     step(program, "abc")
-    assert moved_out() == 12 * MIB  # the host had no copy yet
+    assert moved_out() == 12 * MIB  # the host had no copy
     before = _core.stats()
     for _ in range(3):
         for name in "abc":
@@ -116,7 +116,7 @@ def test_the_advice_follows_the_plan_that_acts(program: Program) -> None:
     assert (advised(program, "a"), advised(program, "b")) == (False, True)
     step(program, "aa")
     assert (advised(program, "a"), advised(program, "b")) == (True, False)
-    step(program, "bb")  # no plan fits: nobody knows what is written from here on
+    step(program, "bb")  # no plan fits: later writes are unknown
     assert (advised(program, "a"), advised(program, "b")) == (False, False)
     step(program, "ab")
     assert (advised(program, "a"), advised(program, "b")) == (False, True)
@@ -159,7 +159,7 @@ def test_a_copy_made_early_spares_the_way_out(program: Program) -> None:
         assert moved_out() == before["bytes_out"] + 4 * MIB  # not again
         assert _core.stats()["evictions"] == before["evictions"] + 1
         use(program, "b")
-        use(program, "b")  # and it has come back, for a write
+        use(program, "b")  # and it was fetched again, for a write
         _core.step()
         assert pages(program, "a") == ["device"] * 2
         assert not advised(program, "a")
@@ -212,7 +212,7 @@ def test_a_copy_counts_towards_the_host_budget() -> None:
         program.op("a")
         assert _core.stats()["host_bytes"] == 4 * MIB
         program.op("b")
-        assert _core.stats()["host_bytes"] == 4 * MIB  # no room for a second one
+        assert _core.stats()["host_bytes"] == 4 * MIB  # a second one does not fit
         assert (advised(program, "a"), advised(program, "b")) == (True, False)
     finally:
         program.clear()
@@ -256,7 +256,7 @@ def test_whatever_is_written_no_byte_is_lost(
                 use(program, name, written)
                 held = [b["bytes"] for b in _core.blocks() if b["state"] in ("device", "dead")]
                 assert sum(held) <= 8 * MIB
-                for block in program.at:  # the ledger is right about who holds no frames
+                for block in program.at:  # the ledger knows the blocks without frames
                     if program.state(block) == "host":
                         assert set(pages(program, block)) == {"host"}
             _core.step()

@@ -1,7 +1,7 @@
 """The documented semantics of the driver calls that umem relies on.
 
-Written against the driver table alone, so that the suite can run over a real driver too; what only
-the software device can show (page states, fault counts) is in test_soft_device.py.
+Written against the driver table alone, so that the suite can run over a real driver too;
+observations that need the software device (page states, fault counts) are in test_soft_device.py.
 """
 
 from __future__ import annotations

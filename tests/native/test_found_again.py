@@ -45,7 +45,7 @@ def residual(program: Program, blocks: str) -> None:
 def plan_of(
     known: Sequence[Tensor], blocks: Sequence[str] = BLOCKS, **changes: object
 ) -> dict[str, Any]:
-    """The plan of that step; weights come first, then the activations, then the gradient."""
+    """The plan of that step; weights first, then the activations, then the gradient."""
     tensors = [*known] + [Tensor(kind="transient")] * (len(blocks) + 1)
     ops: list[list[int]] = []
     x = {name: len(BLOCKS) + i for i, name in enumerate(blocks)}
@@ -82,7 +82,7 @@ def test_a_block_that_the_plan_has_not_misses_by_itself(program: Program) -> Non
 
 
 def test_moves_go_on_after_a_block_that_is_left_out(program: Program) -> None:
-    # Weight `d` leaves at the start; it comes back when `b` has ended, which is left out.
+    # Weight `d` leaves at the start; it returns when `b` has ended, which is left out.
     plan = plan_of(weights(program, BLOCKS), evict=[[-1, 3]], fetch=[[1, 3, 3]])
     _core.install_plan(plan)
     assert program.away() == {"d"}
@@ -124,7 +124,7 @@ def used_in_turn(program: Program, *ops: str) -> None:
 
 def test_an_op_that_looks_alike_by_chance_is_no_place(program: Program) -> None:
     used_in_turn(program, "xy", "yz", "a")
-    program.op("y", "z")  # as one op to come; without a persistent tensor that proves nothing
+    program.op("y", "z")  # like one later op; without a persistent tensor that proves nothing
     assert counted() == (4, 1)
     program.op("a")
     assert counted() == (5, 1)
@@ -156,7 +156,7 @@ def test_ops_on_small_blocks_between_two_make_no_difference(program: Program) ->
     program.op("x", "y")
     _core.op_end(_core.op_begin([small], "", ""), "")
     assert counted() == (6, 0)
-    program.op("y", "z")  # what follows the second op on x and y, too
+    program.op("y", "z")  # the ops after the second op on x and y, too
     assert counted() == (7, 0)
     program.op("a")
     assert counted() == (8, 0)
@@ -266,7 +266,7 @@ def test_any_program_may_wander_from_any_plan(planned: list[Kernel], data: st.Da
                     del step[at : at + data.draw(st.integers(1, 3))]
                 else:
                     step[at:at] = data.draw(kernels())
-            perform(program, step)  # which looks at what the blocks hold
+            perform(program, step)  # which reads the blocks' contents
             status = _core.plan_status()
             assert len(status["plans"]) == plans
         perform(program, planned)

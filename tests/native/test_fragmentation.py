@@ -1,4 +1,4 @@
-"""Out of memory with a third of it free: where blocks must be contiguous in memory, and by umem."""
+"""Out of memory with a third of it free: if blocks must be contiguous, and under umem."""
 
 from __future__ import annotations
 

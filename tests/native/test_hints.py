@@ -20,7 +20,7 @@ PIECE = 64 * MIB
 
 
 class Memory:
-    """Live blocks, filled with a byte each that tells them apart."""
+    """Live blocks, each filled with a distinct byte."""
 
     def __init__(self) -> None:
         self.live: dict[int, tuple[int, int]] = {}  # address: bytes, byte
@@ -157,7 +157,7 @@ def test_pins_leave_the_reserve_and_bound_the_budget(memory: Memory) -> None:
         _core.hold([(small, 1)], "pin", [""])
     with pytest.raises(OutOfMemoryError, match="the budget cannot be that low"):
         _core.set_budget(30 * MIB, 0)
-    memory.press(40)  # goes on in the reserve
+    memory.press(40)  # continues in the reserve
     assert state(ptr) == "resident"
     _core.unhold(number)
     _core.set_budget(30 * MIB, 0)

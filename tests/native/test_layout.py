@@ -31,7 +31,7 @@ def program() -> Iterator[Program]:
 
 
 def install(*entries: tuple[int, int], total: int) -> None:
-    """Entries of (MiB, MiB from the begin)."""
+    """Entries of (MiB, MiB from the start)."""
     sizes = np.array([mib * MIB for mib, _ in entries], np.int64)
     offsets = np.array([at if at < 0 else at * MIB for _, at in entries], np.int64)
     _core.install_layout(sizes, offsets, total * MIB)
@@ -116,7 +116,7 @@ def test_a_place_that_is_taken_is_not_given_again(program: Program) -> None:
     program.take("a", 4)
     program.take("b", 6)
     program.drop("b")
-    program.take("c", 10)  # where a is alive still
+    program.take("c", 10)  # a is still live there
     program.check("a")
     assert program.at["c"] != program.at["a"]
     assert _core.layout_status()["misses"] == 1
@@ -193,8 +193,8 @@ def test_short_memory_evicts_and_drops_what_the_layout_holds() -> None:
     program.take("weight", 8)
     install(*LAYOUT, total=10)
     for _ in range(4):
-        a_step(program)  # 8 + 10 MiB: the weight goes out
-        program.op("weight")  # and comes back in the room of what is dead
+        a_step(program)  # 8 + 10 MiB: the weight leaves
+        program.op("weight")  # and returns to the memory of dead blocks
         stats = _core.stats()
         assert stats["resident_bytes"] <= 16 * MIB
     assert stats["bytes_discarded"] > 0
@@ -215,7 +215,7 @@ def test_what_was_evicted_and_died_is_not_brought_back() -> None:
     program.take("b", 8)
     _core.evict(program.at["a"], 8 * MIB)
     assert program.state("a") == "host"
-    program.drop("a")  # touched for its check: it came by faults
+    program.drop("a")  # touched for its check: faults fetched it
     moved = _core.stats()["bytes_in"]
     program.take("c", 8)
     assert program.state("c") == "device"
@@ -240,7 +240,7 @@ def test_blocks_of_several_pieces_share_pages_with_others() -> None:
 
 @st.composite
 def repeated_steps(draw: st.DrawFn) -> tuple[list[Lifetime], int, int]:
-    """Blocks of MiB with lives in a step of so many ops, some into the next one; budget in MiB."""
+    """Blocks of MiB with lives in a step of so many ops, some into the next; budget in MiB."""
     ops = draw(st.integers(2, 8))
     blocks = []
     for _ in range(draw(st.integers(1, 10))):

@@ -79,7 +79,7 @@ def test_pressure_takes_no_more_pieces_than_it_needs() -> None:
     start(budget=16 * MIB)
     first = _core.allocate(12 * MIB)
     fill(first, 12 * MIB, 10)
-    second = _core.allocate(6 * MIB)  # 2 MiB too many: one piece goes
+    second = _core.allocate(6 * MIB)  # 2 MiB too many: one piece leaves
     assert _core.stats()["evictions"] == 1
     assert _core.stats()["bytes_out"] == PIECE
     fill(second, 6 * MIB, 50)
@@ -91,7 +91,7 @@ def test_pressure_takes_no_more_pieces_than_it_needs() -> None:
 
 def test_the_pieces_of_a_new_block_do_not_drive_each_other_out() -> None:
     start(budget=8 * MIB)
-    ptr = _core.allocate(20 * MIB)  # more than the budget: what does not fit comes by faults
+    ptr = _core.allocate(20 * MIB)  # more than the budget: faults fetch the rest
     assert [state for _, state in units()][:2] == ["device", "device"]
     assert _core.stats()["evictions"] == 0
     fill(ptr, 20 * MIB, 3)
@@ -129,7 +129,7 @@ def test_an_op_on_a_part_needs_the_pieces_that_hold_some_of_it() -> None:
     with pytest.raises(IndexError, match="an input that there is not"):
         _core.op_begin([ptr], "", "", parts={1: (0, 1)})
     _core.op_end(token, "")
-    token = _core.op_begin([ptr + MIB], "", "", parts={0: (8 * MIB, 3 * MIB)})  # of the storage
+    token = _core.op_begin([ptr + MIB], "", "", parts={0: (8 * MIB, 3 * MIB)})  # within the storage
     assert states(ptr, 12 * MIB)[2] == "device"
     _core.op_end(token, "")
     assert holds(ptr, 12 * MIB, 1)
@@ -144,7 +144,7 @@ def test_without_a_plan_an_op_on_a_part_that_is_away_has_the_block_cut() -> None
     other = _core.allocate(12 * MIB)  # drives the first out
     token = _core.op_begin([other], "", "", parts={0: (0, 4)})
     _core.op_end(token, "")
-    assert sorted(units()) == [(12, "device"), (12, "host")]  # what is here is left as it is
+    assert sorted(units()) == [(12, "device"), (12, "host")]  # resident pieces are not touched
     before = _core.stats()["bytes_in"]
     token = _core.op_begin([ptr], "", "", parts={0: (0, 7 * MIB)})  # of more than a half
     assert [size for size, _ in units()] == [12, 12]
@@ -162,7 +162,7 @@ def test_without_a_plan_an_op_on_a_part_that_is_away_has_the_block_cut() -> None
 
 
 def states(ptr: int, nbytes: int) -> list[str]:
-    """Of the units of a block, by address."""
+    """The units of a block, by address."""
     rows = sorted(_core.blocks(), key=lambda row: row["base"])
     return [row["state"] for row in rows if ptr <= row["base"] < ptr + nbytes]
 

@@ -70,7 +70,7 @@ def test_moves_of_the_steps_begin(program: Program) -> None:
     tensors = weights(program, "ab")
     plan = columns(tensors, [[0], [1]], evict=[[-1, 1], [1, 0]], fetch=[[-1, 0, 0]])
     _core.install_plan(plan)
-    assert program.away() == {"b"}  # a step begins where it is installed
+    assert program.away() == {"b"}  # a step begins with its installation
     program.op("a")
     program.op("b")
     assert program.away() == {"a"}
@@ -158,7 +158,7 @@ def test_the_gate_leaves_room_for_what_the_plan_has_until_then(program: Program)
     for op in "abcba":
         program.op(op)
         seen.append(program.away() == {"a"})
-    # Op 2 takes all of the capacity, so that the bytes may come when it is over.
+    # Op 2 takes all of the capacity, so the bytes may arrive when it is over.
     assert seen == [True, True, False, False, False]
 
 
@@ -182,7 +182,7 @@ def test_a_started_fetch_takes_its_room_from_later_ones(program: Program) -> Non
 
 
 def test_what_pressure_drives_out_comes_back_before_its_next_use(program: Program) -> None:
-    """A demand fetch would queue behind all that the plan has asked for until then."""
+    """A demand fetch would queue behind all of the plan's requests so far."""
     tensors = weights(program, "abcd")
     ops = [[0], [1], [2], [3], [0]]
     full = [16 * MIB] * len(ops)
@@ -283,7 +283,7 @@ def one_more_op(program: Program) -> None:
 def test_a_program_that_leaves_its_plan(program: Program, leave: object) -> None:
     _core.set_budget(32 * MIB, 0)
     tensors = weights(program, "abc")
-    # Of other names than the program's: nothing that it does looks like an op of the plan.
+    # Its names differ from the program's: no op matches one of the plan.
     plan = columns(tensors, [[0], [1], [2]], op=[0] * 3, evict=[[0, 0], [2, 0]])
     number = _core.install_plan(plan)
     leave(program)  # type: ignore[operator]
@@ -293,11 +293,11 @@ def test_a_program_that_leaves_its_plan(program: Program, leave: object) -> None
     program.op("b")
     assert counted()[1] == before + 2
     program.op("a")
-    assert program.state("a") == "device"  # nothing of the plan is done any more
+    assert program.state("a") == "device"  # the plan is no longer executed
     _core.step()
     assert _core.plan_status()["complete"] == 0
     program.op("a")
-    assert program.away() == {"a"}  # and a step later it goes on
+    assert program.away() == {"a"}  # and a step later it continues
     assert _core.plan_status()["active"] == number
 
 
@@ -368,7 +368,7 @@ def test_of_too_many_plans_the_one_that_was_right_longest_ago_goes(program: Prog
 
 
 def pressure(program: Program, **changes: object) -> set[str]:
-    """What left for one more block, after ops on a, b, c, d in this order, of a step with more."""
+    """The block evicted for one more, after ops on a, b, c, d in this order and before others."""
     tensors = weights(program, "abcd")
     ops = [[0], [1], [2], [3], [0], [2], [1], [3]]
     _core.install_plan(columns([*tensors, Tensor(kind="transient")], ops, **changes))
@@ -407,7 +407,7 @@ def test_which_tensors_leave_under_pressure(
 def test_what_only_the_last_op_used_stays_until_the_next_one(
     program: Program, between: str, victim: str
 ) -> None:
-    """That op may be within another, which reads what it made: mixed types are converted so."""
+    """That op may be within another, which reads its result: mixed types are converted so."""
     tensors = [*weights(program, "abc"), Tensor(kind="transient"), Tensor(kind="transient")]
     ops = [[0], [1], [2], [3], [0], [1], [2], [4]]
     _core.install_plan(columns(tensors, ops, order=2))
@@ -470,7 +470,7 @@ def test_a_persistent_tensor_that_is_freed_and_one_that_takes_its_place(program:
     assert _core.plan_status()["active"] == 0
     _core.step()
     program.op("a")
-    program.op("c")  # of the same size, where the plan has `b`, which is gone
+    program.op("c")  # of the same size, in place of the plan's `b`, which was freed
     assert counted()[0] == 3
     _core.step()
     assert _core.plan_status()["complete"] == 1
@@ -596,7 +596,7 @@ def test_a_plan_can_be_replaced_for_the_same_steps(program: Program) -> None:
             program.op(op)
         away.append(program.away())
         _core.step()
-        if i == 0:  # where its tensors are is known
+        if i == 0:  # the location of its tensors is known
             _core.replace_plan(number, columns([Tensor(), Tensor()], [[0], [1]], evict=[[1, 1]]))
     assert away == [{"a"}, {"b"}, {"b"}]
     assert _core.plan_status()["complete"] == number

@@ -16,7 +16,7 @@ from umem.trace.step_trace import StepTrace
 
 
 def _training(generator: random.Random) -> StepTrace:
-    """Forward, a loss that the program holds, backward, an optimizer with two states each."""
+    """Forward, a loss that the program keeps, backward, an optimizer with two states each."""
     n, us = generator.randint(3, 8), generator.choice((20.0, 200.0, 2000.0))
     pages = [generator.randint(2, 12) for _ in range(n)]
     weights, first = list(range(n)), list(range(n, 2 * n))

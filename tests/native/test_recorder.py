@@ -23,13 +23,13 @@ def _running() -> Iterator[None]:
     options.budget_bytes = options.floor_bytes = 64 * MIB
     _core.start(options)
     yield
-    for block in _core.blocks():  # what a failed test left
+    for block in _core.blocks():  # leftovers of a failed test
         _core.release(block["base"])
     _core.stop()
 
 
 def taken() -> list[Event]:
-    """What was recorded since the last time, and each event fits its place."""
+    """Return the events since the last call, after checking the place of each."""
     return list(native_columns.events(_core.record_take("plan")))
 
 
@@ -97,7 +97,7 @@ def test_an_op_on_parts_says_which() -> None:
     assert parts([a, a], parts={0: (0, 5)}) == (0, 0, 5, 0, 0, 8 * MIB)
     # Written, and not read before.
     assert parts([a], parts={0: (0, 5)}, n_overwritten=1, n_written=1) == (0, 0, 5)
-    # Beyond the block as it was asked for: its range is larger.
+    # Beyond the requested block: its range is larger.
     assert parts([a], parts={0: (4 * MIB, 9 * MIB)}) == (0, 4 * MIB, 8 * MIB)
     for block in (a, b):
         _core.release(block)

@@ -1,5 +1,6 @@
 """Traces on the runtime in virtual time: the reader, the figures, and that an unbacked software
-device tells what a backed one does."""
+device reports the behaviour of a backed one.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def test_one_absent_block_costs_its_transfers() -> None:
     one = 16 * MIB / RATE
     assert figures["bytes_in"] == figures["bytes_out"] == 2 * 16 * MIB
     assert figures["evictions"] == figures["prefetches"] == 2
-    assert figures["stall_us"] == pytest.approx(2 * 2 * one)  # out, then in: there is no room
+    assert figures["stall_us"] == pytest.approx(2 * 2 * one)  # out, then in: memory is full
     assert figures["step_us"] == pytest.approx(200 + 4 * one)
     assert figures["peak_resident_bytes"] <= 24 * MIB
 
@@ -330,7 +331,7 @@ def transfers(budget: int, out: list[int]) -> float:
 
 
 def test_what_comes_in_passes_what_goes_out_where_there_is_room() -> None:
-    assert transfers(96 * MIB, [32, 32]) == pytest.approx(1.0)  # beside both
+    assert transfers(96 * MIB, [32, 32]) == pytest.approx(1.0)  # in addition to both
     assert transfers(64 * MIB, [32, 32]) == pytest.approx(2.0)  # after the first
     assert transfers(32 * MIB, [32]) == pytest.approx(2.0)  # in place of it
     assert transfers(64 * MIB, [16, 16, 16, 16]) == pytest.approx(2.0)  # after two of four
@@ -345,7 +346,7 @@ def test_a_new_block_does_not_wait_for_what_comes_in() -> None:
         _core.release(dead)
         _core.driver.cuCtxSynchronize()
         start = _core.driver.now_us()
-        _core.prefetch(blocks[0], 1)  # in the room of dead bytes
+        _core.prefetch(blocks[0], 1)  # in the memory of dead bytes
         token = _core.op_begin([blocks[1]], "", "")
         blocks.append(_core.allocate(48 * MIB))
         _core.op_end(token, "")
@@ -519,7 +520,7 @@ def test_damaged_text_never_does_harm(data: st.DataObject) -> None:
     assert _core.stats()["live_bytes"] == 0
 
 
-# --- one step, again and again
+# --- one step, repeated
 
 PERSISTENT, TRANSIENT, MADE, CARRIED = range(4)
 
@@ -548,7 +549,7 @@ def columns(**changes: object) -> dict[str, object]:
 def test_a_step_repeats(backed: bool) -> None:
     replay = _core.Replay(options(64 * MIB), backed)
     try:
-        # The one that is carried leaves after the one that is made has come.
+        # The carried one leaves after the made one has arrived.
         replay.set_step(columns(last=np.array([1, 1, 1, 1], np.int64)))
         assert replay.address(0) > 0
         assert replay.address(1) == 0

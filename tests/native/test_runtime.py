@@ -151,7 +151,7 @@ def test_conv_lru_sends_out_conv_activations_first(blocks: Blocks) -> None:
         "host",
         "device",
     ]
-    blocks.take(4 * MIB)  # no conv activation is left: the oldest goes rather than fail
+    blocks.take(4 * MIB)  # no conv activation is left: the oldest leaves instead of a failure
     assert state_of(params) == "host"
 
 
@@ -160,7 +160,7 @@ def test_dead_bytes_do_not_travel(blocks: Blocks) -> None:
     dead = [blocks.take(4 * MIB) for _ in range(3)]
     for ptr in dead:
         blocks.drop(ptr)
-    blocks.take(12 * MIB)  # of another size: the cached blocks must make room
+    blocks.take(12 * MIB)  # of another size: the cached blocks must be released
     stats = _core.stats()
     assert stats["bytes_out"] == 0
     assert stats["bytes_discarded"] >= 8 * MIB
@@ -257,7 +257,7 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
 ) -> None:
     """As a reduction over the slowest dimension."""
     parts = five_pages_in_four(blocks)
-    for n in (1, 2):  # each op begins anew
+    for n in (1, 2):  # each op starts over
         before = _core.stats()["faults"]
         token = _core.op_begin(parts, "", "forward", "strided")
         for part in parts * 50:
@@ -397,7 +397,7 @@ def test_out_of_memory_lists_the_holders(blocks: Blocks) -> None:
     ):
         assert part in text
     assert _core.stats()["ooms"] == 1
-    assert blocks.take(4 * MIB)  # what fits still works
+    assert blocks.take(4 * MIB)  # smaller requests still work
     assert _core.stats()["peak_host_bytes"] <= 16 * MIB
 
 
@@ -443,7 +443,7 @@ def test_policy_can_change_at_run_time(blocks: Blocks) -> None:
 
 def test_start_again(blocks: Blocks) -> None:
     _core.start(options())
-    _core.start(options())  # the same: nothing happens
+    _core.start(options())  # the same: a no-op
     with pytest.raises(StateError, match="other options"):
         _core.start(options(64 * MIB))
     ptr = blocks.take(4 * MIB)
@@ -488,7 +488,7 @@ def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
     blocks.take(16 * MIB)
     blocks.drop(blocks.take(10 * MIB))
-    blocks.take(12 * MIB)  # the cached range went back first
+    blocks.take(12 * MIB)  # the cached range was released first
     with pytest.raises(OutOfMemoryError, match="UMEM_GUARD"):
         _core.allocate(8 * MIB)
 
@@ -500,7 +500,7 @@ def test_hints(blocks: Blocks) -> None:
     assert state_of(ptr) == "host"
     _core.prefetch(ptr, 4 * MIB)
     assert state_of(ptr) == "device"
-    _core.evict(ptr, 1)  # brought in for nothing
+    _core.evict(ptr, 1)  # fetched needlessly
     assert _core.stats()["prefetched_unused_bytes"] == 4 * MIB
     with pytest.raises(ConfigError, match="not in memory"):
         _core.prefetch(0x1000, 10)
@@ -536,7 +536,7 @@ def test_host_memory_of_dead_blocks_makes_room_for_a_large_one(blocks: Blocks) -
     _core.driver.store(first, bytes([1]) * (20 * MIB))
     _core.evict(first, 20 * MIB)
     assert _core.release(first)
-    again = blocks.take(24 * MIB)  # what the dead block holds on the host goes first
+    again = blocks.take(24 * MIB)  # the dead block's host memory is released first
     _core.driver.store(again, bytes([2]) * (24 * MIB))
     assert _core.driver.load(again + 24 * MIB - 1, 1) == bytes([2])
 
@@ -558,7 +558,7 @@ def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks)
         assert _core.driver.load(ptr, 1) == bytes([7])
         assert evicting_moves() == 0
     _core.prefetch(ptr, 4 * MIB)
-    _core.driver.store(ptr, bytes([8]) * (4 * MIB))  # the host's copy is stale from here on
+    _core.driver.store(ptr, bytes([8]) * (4 * MIB))  # the host's copy is stale now
     assert evicting_moves() == 4 * MIB
     _core.read_mostly(ptr, 4 * MIB, False)
     _core.prefetch(ptr, 4 * MIB)

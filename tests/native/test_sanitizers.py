@@ -20,7 +20,7 @@ pytestmark = pytest.mark.sanitizers
 
 ROOT = Path(__file__).parents[2]
 TRAINING = Path(__file__).with_name("sanitized_training.py")
-# What each program needs for a good run under the slowest sanitizer.
+# Each program's seconds under the slowest sanitizer.
 ARGUMENTS = {
     "stress_runtime": ["120"],
     "stress_engine": ["200"],
@@ -38,7 +38,7 @@ class Sanitizer:
     flags: str
     libraries: tuple[str, ...]
     environ: dict[str, str]
-    in_python: dict[str, str]  # beside Python and torch, which are built without it
+    in_python: dict[str, str]  # together with Python and torch, which are built without it
     plant: str
     report: str
 

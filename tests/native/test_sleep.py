@@ -1,4 +1,4 @@
-"""Sleep and wake without torch: what is given back, what comes back, when, and what it costs."""
+"""Sleep and wake without torch: the released memory, its return, and the cost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_all_memory_is_given_back_and_comes_back(anyhow: Program) -> None:
     assert given_back >= 12 * MIB + PAGE
     stats = _core.stats()
     assert stats["resident_bytes"] == 0
-    assert stats["cached_bytes"] == PAGE - 1024  # beside the small block
+    assert stats["cached_bytes"] == PAGE - 1024  # in addition to the small block
     assert stats["asleep_bytes"] == 12 * MIB + PAGE
     assert _core.wake(ALL, 0) == 12 * MIB + PAGE
     assert free_pages() == FRAMES - 7
@@ -235,7 +235,7 @@ def test_no_sleep_in_the_middle_of_an_op(program: Program) -> None:
     with pytest.raises(StateError, match="a running op uses memory"):
         _core.sleep(ALL, False)
     assert program.away() == set()
-    _core.sleep(["grad"], False)  # nothing that the op uses
+    _core.sleep(["grad"], False)  # not used by the op
     _core.op_end(token, "")
     _core.sleep(ALL, False)
     assert program.away() == {"a"}
@@ -364,7 +364,7 @@ def test_blocks_in_pieces() -> None:
 
 @pytest.mark.parametrize("host_budget", [0, 8 * MIB])
 def test_pages_between_two_lives_are_given_back(host_budget: int) -> None:
-    """Of a static layout, in which another block lives; the host has room for that one only."""
+    """A static layout with another block; the host's memory only fits that one."""
     limited = options(FRAMES * PAGE, host_budget_bytes=host_budget)
     with running(limited) as program:
         sizes = np.array([8 * MIB, 8 * MIB], np.int64)
@@ -417,7 +417,7 @@ def test_threads_compute_while_another_sleeps(program: Program) -> None:
                 _core.sleep(ALL, False)
                 slept += 1
             except StateError:
-                time.sleep(1e-5)  # an op runs: lets its thread have the interpreter to end it
+                time.sleep(1e-5)  # an op runs: yield so that its thread can end it
             _core.wake(ALL, 0)
     finally:
         stop.set()
@@ -432,7 +432,7 @@ def test_threads_compute_while_another_sleeps(program: Program) -> None:
 )  # fmt: skip
 @given(seed=st.integers(0, 1 << 30), policy=st.sampled_from(["lru", "planned", "none"]))
 def test_whatever_happens_contents_stay(seed: int, policy: str) -> None:
-    """But for those that were discarded, which are written anew."""
+    """All except discarded ones, which are rewritten."""
     chance = random.Random(seed)
     holds: list[int] = []
     with running(options(8 * PAGE, policy=policy)) as program:

@@ -1,5 +1,6 @@
-"""Behaviour that only the software device shows: pages that leave and come back, faults, virtual
-time, system calls on evicted pages, forked children, injected failures."""
+"""Behaviour specific to the software device: pages that leave and return, faults, virtual time,
+system calls on evicted pages, forked children, injected failures.
+"""
 
 from __future__ import annotations
 
@@ -115,13 +116,13 @@ def test_read_mostly_duplicates_and_collapses_on_write(driver: Driver) -> None:
     driver.prefetch(ptr, 2, DEVICE)
     assert driver.states(ptr, 2) == ["duplicate"] * 2
     out = driver.calls.telemetry()["bytes_out"]
-    driver.prefetch(ptr, 1, HOST)  # it is there, and stays on the device too
+    driver.prefetch(ptr, 1, HOST)  # it is there, and remains on the device too
     assert driver.calls.telemetry()["bytes_out"] == out
     assert driver.states(ptr, 2) == ["duplicate"] * 2
     assert driver.calls.load(ptr, 7) == b"weights"
     driver.calls.store(ptr, b"changed")
     assert driver.states(ptr, 2) == ["device", "duplicate"]
-    driver.prefetch(ptr, 2, HOST)  # only what was changed has to be copied
+    driver.prefetch(ptr, 2, HOST)  # only changed pages must be copied
     assert driver.calls.telemetry()["bytes_out"] == out + PAGE
     assert driver.states(ptr, 2) == ["duplicate"] * 2
     assert driver.calls.load(ptr, 7) == b"changed"
@@ -145,7 +146,7 @@ def test_the_end_of_read_mostly_leaves_one_copy_without_a_transfer(
     if preferred:
         assert driver.calls.cuMemAdvise(ptr, 3 * PAGE, SET_PREFERRED, preferred) == SUCCESS
     assert driver.calls.cuMemAdvise(ptr, 3 * PAGE, UNSET_READ_MOSTLY, DEVICE) == SUCCESS
-    # What is on one side only stays there.
+    # Pages on one side only remain there.
     assert driver.states(ptr, 3) == [state, "device", "host"]
     after = driver.calls.telemetry()
     assert (after["bytes_in"], after["bytes_out"]) == (before["bytes_in"], before["bytes_out"])
@@ -363,7 +364,7 @@ def test_threads_fault_side_by_side(driver: Driver) -> None:
 
 
 def test_many_threads_fault_on_one_page() -> None:
-    """The losers of the race for a page are no threads that nothing can help."""
+    """Losers of the race for a page are not taken for threads that paging cannot serve."""
     done = run_python(
         PREAMBLE
         + """
@@ -569,7 +570,7 @@ def test_an_evicted_datagram_is_sent(driver: Driver, call: str, tmp_path: Path) 
         assert right.recv(2000) == data[:1000]
 
 
-# --- pages stay where they are while a system call accesses them ---------------------------------
+# --- pages do not move while a system call accesses them ---------------------------------
 
 
 def test_what_a_call_accesses_is_not_evicted(driver: Driver) -> None:
@@ -607,9 +608,9 @@ def test_calls_leave_half_of_the_frames_to_others(driver: Driver) -> None:
     driver.calls.store(ptr, data)
     before = driver.calls.telemetry()
     with reading(ptr, FRAMES * PAGE) as end:
-        assert driver.states(ptr, FRAMES) == ["device"] * FRAMES  # as long as no one else works
+        assert driver.states(ptr, FRAMES) == ["device"] * FRAMES  # while no one else works
         other = driver.alloc(FRAMES)
-        for _ in range(3):  # half of the frames: each page comes once, and stays
+        for _ in range(3):  # half of the frames: each page arrives once, and remains
             driver.calls.touch(other, FRAMES // 2 * PAGE)
         after = driver.calls.telemetry()
         assert after["faults"] == before["faults"] + FRAMES // 2
@@ -671,7 +672,7 @@ def test_a_call_reads_a_duplicated_page_that_loses_its_frame(driver: Driver) -> 
         driver.calls.touch(driver.alloc(4), 4 * PAGE)
         assert driver.calls.telemetry()["pressure_bytes_out"] == out  # the host has the bytes
         assert driver.states(ptr, FRAMES).count("host") == 4
-        driver.calls.store(ptr + len(data) - 4, b"last")  # the call is not there yet
+        driver.calls.store(ptr + len(data) - 4, b"last")  # the call has not started
         got = bytearray()
         while len(got) < len(data):
             got += pipe.read(PAGE)
@@ -707,7 +708,7 @@ def test_freed_during_a_call(driver: Driver) -> None:
         other = driver.alloc(2 * FRAMES)
         driver.calls.touch(other, 2 * FRAMES * PAGE)
         with contextlib.suppress(AssertionError):
-            end(b"x")  # to memory that is gone: as in any program, its result is not defined
+            end(b"x")  # to freed memory: as in any program, its result is undefined
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -729,7 +730,7 @@ def test_a_forked_child_holds_nothing_for_its_parents_calls(driver: Driver) -> N
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_files_beside_evictions(driver: Driver, tmp_path: Path, direct: bool) -> None:
-    """Another thread takes the frames again and again, while files are read and written."""
+    """Another thread takes the frames repeatedly, while files are read and written."""
     pages, files = 4, 6
     ptr, other = driver.alloc(pages), driver.alloc(FRAMES)
     flags = os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0)
@@ -776,7 +777,7 @@ def test_files_beside_evictions(driver: Driver, tmp_path: Path, direct: bool) ->
 
 
 def mmap_of(data: bytes) -> mmap.mmap:
-    """A copy with the alignment that direct I/O asks for."""
+    """A copy with the alignment that direct I/O requires."""
     copy = mmap.mmap(-1, len(data))
     copy.write(data)
     return copy

@@ -10,7 +10,7 @@ SIZES = (5, 6, 7, 8, 9, 10, 11, 12)  # in pages; no two alike, so that dead ones
 
 
 def test_ops_do_not_wait_for_it_where_dead_bytes_can_be_dropped() -> None:
-    """Tensor 0 leaves for the large tensor in the middle; until then there is room beside it."""
+    """Tensor 0 leaves for the large tensor in the middle; until then all fit."""
     many = len(SIZES)
     middle, last = many + 1, 2 * many + 2
     tensors = [Tensor(16, (0, last))]

@@ -84,7 +84,7 @@ def test_what_it_sees(program: Program) -> None:
     ask(victims)
     program.take("d", 3)
     [(view, need)] = seen
-    assert need == 2 * MIB  # of 16 MiB 14 are taken, and 4 needed
+    assert need == 2 * MIB  # 14 of 16 MiB are taken, and 4 needed
     assert (view.resident_bytes, view.budget_bytes) == (14 * MIB, 16 * MIB)
     assert [block.bytes for block in view.blocks] == [4 * MIB, 4 * MIB, 6 * MIB]
     assert [block.tag for block in view.blocks] == ["activation", "input", "input"]
@@ -123,7 +123,7 @@ def test_it_is_asked_only_when_room_is_short(program: Program) -> None:
         program.take(name)
         program.op(name)
     program.drop("a")
-    program.take("a", 2)  # a dead block is room too
+    program.take("a", 2)  # a dead block counts as free too
     assert calls == []
     program.take("e")
     assert calls == [2 * MIB]
@@ -185,7 +185,7 @@ def test_it_may_use_umem_itself_and_is_not_asked_meanwhile(program: Program) -> 
 
     def victims(view: CandidateView, need: int) -> list[int]:
         depth.append(1)
-        _core.release(_core.allocate(6 * MIB))  # short of room as well
+        _core.release(_core.allocate(6 * MIB))  # short of memory as well
         return [view.blocks[-1].id]
 
     ask(victims)
@@ -199,7 +199,7 @@ def test_it_must_be_a_function(program: Program) -> None:
 
 
 def test_other_threads_free_memory_with_the_interpreter_locked_meanwhile() -> None:
-    """In a process of its own: a deadlock is a time-out here, and no hanging test run."""
+    """In its own process: a deadlock is a time-out here, not a hanging test run."""
     code = """
         import ctypes, threading
         from support.planned import MIB, options
@@ -276,7 +276,7 @@ def test_the_callback_is_not_called_once_the_interpreter_ends() -> None:
 
 
 def test_what_it_costs(program: Program) -> None:
-    """Prints ns; asserts only that the time is that of what it says."""
+    """Prints ns; asserts only that it measures the stated calls."""
     for name in "abcde":
         program.take(name)
     outer = _core.op_begin([program.at[name] for name in "bcde"], "", "")
@@ -284,7 +284,7 @@ def test_what_it_costs(program: Program) -> None:
     def cycle(times: int = 500) -> float:
         begin = time.perf_counter_ns()
         for _ in range(times):
-            _core.op_end(_core.op_begin([program.at["a"]], "", ""), "")  # there is no room for it
+            _core.op_end(_core.op_begin([program.at["a"]], "", ""), "")  # it does not fit
         return (time.perf_counter_ns() - begin) / times
 
     calls: list[int] = []

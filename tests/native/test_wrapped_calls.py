@@ -1,5 +1,6 @@
-"""Every system call that umem wraps, on evicted memory: the same bytes, the same result, the same
-error as on plain memory, and nothing moves that is on the device."""
+"""Every system call that umem wraps, on evicted memory: the same bytes, result and error as on
+plain memory, and no resident page moves.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from support.driver import FRAMES, HOST, PAGE, Driver
 from support.system_calls import as_buffer, evicted
 
 KIB = 1 << 10
-BAD = 8  # an address at which nothing is
+BAD = 8  # an unmapped address
 NONBLOCK = 2  # SPLICE_F_NONBLOCK
 Span = tuple[int, int]  # address, bytes
 
@@ -59,7 +60,7 @@ def messages_of(lists: list[list[Span]]) -> ctypes.Array[Message]:
 
 
 def call(name: str, *arguments: object) -> int:
-    """What the C library's function returns, as programs that look it up by name have it."""
+    """Return the result of the C library's function, looked up by name."""
     function = ctypes.CDLL(None, use_errno=True)[name]
     function.restype = ctypes.c_ssize_t if "mmsg" not in name else ctypes.c_int
     ctypes.set_errno(0)
@@ -116,7 +117,7 @@ def content(data: bytes, ptr: int, spans: list[Span]) -> bytes:
 
 
 def thread_id() -> int:
-    """Of a thread that is not the main one; its memory is the process's."""
+    """A thread other than the main one; it shares the process's memory."""
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, daemon=True)
     thread.start()
@@ -244,7 +245,7 @@ def test_datagrams_over_the_network_stack(driver: Driver, send: str, receive: st
         assert driver.calls.load(target + at, size) == data[at : at + size]
         driver.calls.store(target + at, bytes(size))
         driver.prefetch(target, 2, HOST)
-        assert RECEIVES[receive](right, into, 0) == size  # peeking took nothing
+        assert RECEIVES[receive](right, into, 0) == size  # peeking consumed nothing
         assert driver.calls.load(target + at, size) == data[at : at + size]
 
 
@@ -316,7 +317,7 @@ def test_a_signal_ends_a_call_that_waits_and_nothing_is_lost(
     }
     previous = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # again, if it came before the call
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # again, if it arrived before the call
         assert call(name, right.fileno(), *arguments[name]) == -1
         error = ctypes.get_errno()
     finally:
@@ -550,7 +551,7 @@ def test_no_message_at_all_is_an_error(
         assert ctypes.get_errno() == errno.EFAULT
 
 
-# --- what is on the device stays there -----------------------------------------------------------
+# --- resident pages stay on the device -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("pages", [FRAMES // 4, FRAMES - 2, FRAMES])
@@ -634,7 +635,7 @@ def test_what_is_evicted_stays_on_the_host(driver: Driver, tmp_path: Path) -> No
 
 
 def test_threads_exchange_messages_while_others_evict(driver: Driver) -> None:
-    """Windows of several messages open and close beside faults and each other."""
+    """Windows of several messages open and close concurrently with faults and each other."""
     pages = 4
     stop = threading.Event()
     pressed = driver.alloc(FRAMES)
