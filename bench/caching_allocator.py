@@ -19,7 +19,7 @@ MIN_BLOCK = 512  # kMinBlockSize: requests are rounded up to multiples of it
 SMALL_SIZE = MIB  # kSmallSize: the largest request of the small pool
 SMALL_BUFFER = 2 * MIB  # kSmallBuffer: segments of the small pool
 LARGE_BUFFER = 20 * MIB  # kLargeBuffer: segments of requests below MIN_LARGE_ALLOC
-MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: requests from here on get segments of their size,
+MIN_LARGE_ALLOC = 10 * MIB  # kMinLargeAlloc: larger requests get segments of their size,
 ROUND_LARGE = 2 * MIB  # kRoundLarge: rounded up to a multiple of this
 _ADDRESS_SPACE = LARGE_BUFFER << 20  # between the two expandable segments: more than any device has
 
@@ -47,7 +47,7 @@ class _Pool:
 
     @property
     def granule(self) -> int:
-        """Bytes that an expandable segment maps at once."""
+        """Bytes that an expandable segment maps per call."""
         return SMALL_BUFFER if self.small else LARGE_BUFFER
 
 
@@ -74,7 +74,7 @@ class CachingAllocator:
     def __init__(self, *, expandable: bool = False, limit: int | None = None) -> None:
         self.reserved = self.peak_reserved = 0  # obtained from the driver
         self.allocated = self.peak_allocated = 0  # in blocks handed out, rounded
-        self.driver_calls = 0  # segments made and freed; with expandable segments, granules
+        self.driver_calls = 0  # segments created and freed; granules if they are expandable
         self._expandable = expandable
         self._limit = limit
         self._pools = {small: _Pool(small) for small in (True, False)}
@@ -127,7 +127,7 @@ class CachingAllocator:
         self._list_free(self._joined(block))
 
     def empty_cache(self) -> None:
-        """Free all unused segments; of expandable ones all unused granules."""
+        """Free all unused segments, or unused granules of expandable ones."""
         for pool in self._pools.values():
             for _, address in tuple(pool.free):
                 block = self._blocks[address]
@@ -146,8 +146,7 @@ class CachingAllocator:
     def _cached(self, pool: _Pool, size: int) -> _Block | None:
         """Return the smallest free block of at least `size`, the lowest of equals.
 
-        A block that can grow into unmapped space counts with that space, so that others are used
-        first.
+        A block that can grow into unmapped space counts that space, so others are used first.
         """
         at = bisect_left(pool.free, (size, 0))
         if at == len(pool.free):

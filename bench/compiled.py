@@ -1,8 +1,8 @@
-"""Training steps that torch.compile makes, compared with eager ones: ``python bench/compiled.py``.
+"""Training steps compiled by torch.compile against eager ones: ``python bench/compiled.py``.
 
 Each network is trained eagerly and compiled, at half of its own peak on the software device, with
 one thread. Writes compiled_<hardware>_<date>.{json,md} to bench/results: the bytes that a step
-moves, its page faults, and the share of its ops that went by a plan.
+moves, its page faults, and the share of its ops that followed a plan.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from umem.config.settings import child_environment
 Row = dict[str, Any]
 
 NETS = ("resnet", "gpt")
-STEPS, LEARNING = 8, 2  # of them the first ones, before a plan
-MOST = 1.1  # of the eager step's moved bytes
+STEPS, LEARNING = 8, 2  # the first of them, before a plan
+MOST = 1.1  # relative to the eager step's moved bytes
 
 
 class Residual(nn.Module):
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _apart(net: str) -> list[Row]:
-    """Measure in a process of its own, which has compiled nothing yet."""
+    """Measure in a new process, which has compiled nothing."""
     note(net)
     command = [sys.executable, __file__, "--measure", net]
     found = output_of(command, env=child_environment())

@@ -1,9 +1,9 @@
-"""Programs that use something else beside umem, alone and with it: ``python bench/compose.py``.
+"""Programs that use another library, with and without umem: ``python bench/compose.py``.
 
-Each program of tests/distributed/compositions.py runs on the software device with room for all,
+Each program of tests/distributed/compositions.py runs on the software device with memory for all,
 which gives its peak; then without umem, and with it at half and at a quarter of that, in turn, each
-time in a process of its own. A program whose library is not there is left out, and the report says
-so. Writes compose_<hardware>_<date>.{json,md} to bench/results.
+time in a new process. A program whose library is missing is left out, and the report says so.
+Writes compose_<hardware>_<date>.{json,md} to bench/results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMOKE = ("int8_rows",)
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench/compose.py", description=__doc__)
     parser.add_argument("--program", nargs="+", choices=list(COMPOSITIONS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="per variant, in turn")
     add_outputs(parser)
     args = parser.parse_args(argv)
     folder = results_folder(parser, args)

@@ -1,8 +1,9 @@
 """Bytes that umem moves in engines of distributed training: ``python bench/engines.py [--smoke]``.
 
 The network of tests/distributed trains on two ranks of gloo at a quarter of the peak of live bytes.
-What settled steps move is compared with the bounds of offline paging (docs/bounds.md), in which the
-segments of small tensors move as a whole. Writes bench/results/engines_<hardware>_<date>.{json,md}.
+The bytes moved by settled steps are compared with the bounds of offline paging (docs/bounds.md), in
+which the segments of small tensors move as a whole. Writes
+bench/results/engines_<hardware>_<date>.{json,md}.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ LOOK = 3  # iterations that have the peak
 class Config:
     """Benchmark parameters and repetitions."""
 
-    blocks: int = 8  # so many that the largest op needs less than half of the budget
+    blocks: int = 8  # enough that the largest op needs less than half of the budget
     steps: int = trial.SETTLED + 4
     rounds: int = 2
-    fraction: int = 4  # of the peak, as the budget
+    fraction: int = 4  # budget, as a share of the peak
 
 
 SMOKE = Config(blocks=2, steps=trial.SETTLED + 1, rounds=1)

@@ -34,7 +34,7 @@ def machine_facts() -> dict[str, Any]:
 def version_facts() -> dict[str, str]:
     """Return the measured versions; the commit ends in ``+`` if files differ from it.
 
-    They are those of the first call: a commit may be made while a bench runs.
+    Later calls return the first result: a commit may be made while a bench runs.
     """
     return dict(_first_versions())
 
@@ -52,10 +52,10 @@ def _first_versions() -> dict[str, str]:
 
 
 def refusal(folder: Path) -> str | None:
-    """Why no report may be written to `folder`; None where it may.
+    """Return why no report may be written to `folder`; None if it may.
 
-    What is under bench/results can be measured again: it names a commit that is all of the code
-    that was measured. In any other folder it is the caller's own affair.
+    Results under bench/results are reproducible: they name a commit with all of the measured code.
+    Any other folder is the caller's business.
     """
     measured = version_facts()["commit"]
     if not folder.resolve().is_relative_to(RESULTS):

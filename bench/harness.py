@@ -23,7 +23,7 @@ from facts import RESULTS, ROOT, machine_facts, refusal, version_facts
 
 from umem.base.progress import Advance, ignore, progress
 
-ASIDE = ROOT / "build" / "bench-results"  # of reports that may not be kept where they were to be
+ASIDE = ROOT / "build" / "bench-results"  # for reports that may not be kept at their destination
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Result:
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is met; None without one."""
+        """True if the target is met; None without one."""
         return None if self.target is None else self.spread.median <= self.target
 
     @classmethod
     def load(cls, fields: Mapping[str, Any]) -> Result:
-        """From JSON; whether the target is met follows from the rest."""
+        """Construct from JSON; `met` follows from the rest."""
         known = {key: value for key, value in fields.items() if key != "reached"}
         return cls(**{**known, "spread": Spread(**known["spread"])})
 
@@ -99,7 +99,7 @@ class Report:
         """Return the report for JSON."""
         results = [{**asdict(result), "reached": result.reached} for result in self.results]
         fields = {**asdict(self), "results": results}
-        del fields["sections"]  # they say the details in words
+        del fields["sections"]  # their details are in words
         return fields
 
     def markdown(self) -> str:
@@ -162,7 +162,7 @@ def write(folder: Path, stem: str, record: Any, page: str) -> tuple[Path, Path]:
 
 
 def note(text: str) -> None:
-    """Say on stderr what is measured next; a bar in that line, of any process, goes away."""
+    """Print to stderr what is measured next; this clears a bar in that line, of any process."""
     begin = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(f"{begin}bench: {text}", file=sys.stderr, flush=True)
 
@@ -170,7 +170,7 @@ def note(text: str) -> None:
 def cases(total: float) -> contextlib.AbstractContextManager[Advance]:
     """Show on a terminal how many cases of a bench are done, with the time left.
 
-    Nothing is drawn while a case is measured, only when it is done.
+    It is drawn after a case, never while one is measured.
     """
     return progress("bench", total, between=False)
 

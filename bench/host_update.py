@@ -1,7 +1,7 @@
 """Updates on the host against other ways to do them: ``python bench/host_update.py [--smoke]``.
 
 Writes host-update_<hardware>_<date>.{json,md} to bench/results. Libraries that are not installed,
-or do not run here, are left out, and the report says why.
+or do not run here, are left out; the report gives the reason.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Config:
     """Benchmark parameters and repetitions."""
 
     tensors: int = 8
-    numel: int = 4 << 20  # of each
+    numel: int = 4 << 20  # per case
     rounds: int = 15
     step_rounds: int = 9
-    fraction: int = 4  # of the peak, as the budget of the small language model
+    fraction: int = 4  # the small language model's budget, as a share of the peak
     warm_steps: int = 14  # by then all has been recorded, planned and tried
     threads: int = 1
 
@@ -72,7 +72,7 @@ def updates(config: Config, report: Report, advance: Advance) -> None:
         for name, make in WAYS.items():
             try:
                 ways[name] = stack.enter_context(make(config))
-                ways[name]()  # makes the states
+                ways[name]()  # creates the states
             except Exception as error:  # noqa: BLE001 - of another library, which is reported
                 left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
                 ways.pop(name, None)

@@ -1,12 +1,12 @@
-"""The steps by which people make a training fit, and those that umem saves: ``bench/ladder.py``.
+"""The usual steps to make a training fit, and those that umem saves: ``bench/ladder.py``.
 
 The usual advice for a GPU that is too small is a ladder: mixed precision, then weights of 16 bits,
 a smaller batch, accumulation of gradients, and an optimizer with less state. Each rung changes the
-training. Here a vision transformer is planned on every rung, for GPUs of several sizes: which rung
-is the first that fits by itself, and which is the first that umem runs at almost full speed.
+training. Here a vision transformer is planned on every rung, for GPUs of several sizes: the first
+rung that fits by itself, and the first that umem runs at almost full speed.
 
-Writes ladder_<hardware>_<date>.{json,md} to bench/results. All figures are of virtual time, and
-the same on every machine.
+Writes ladder_<hardware>_<date>.{json,md} to bench/results. All figures are in virtual time, and the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Row = dict[str, Any]
 
 DEVICE = "a100-pcie4"
 CARDS = (3, 4, 6, 8, 12, 16, 24)  # GiB
-ALMOST = 1.25  # of the time that it takes where everything fits
+ALMOST = 1.25  # relative to the time when everything fits
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A training step; `batches` of them make one update."""
+    """A training step; one update takes `batches` of them."""
 
     title: str
     precision: Precision
@@ -47,7 +47,7 @@ class Rung:
     kind: Kind
 
 
-IMAGES = 64  # of an update, but for the smaller batch
+IMAGES = 64  # per update, except for the smaller batch
 LADDER = (
     Rung("float32, AdamW, batch 64", "float32", IMAGES, 1, "adamw"),
     Rung("mixed precision", "amp", IMAGES, 1, "adamw"),
@@ -138,7 +138,7 @@ def report(rows: Sequence[Row], cards: Sequence[int]) -> Report:
     page.sections = [
         "## Time with umem over the time where all fits",
         "",
-        "fits: nothing has to move. Each rung also has the changes of those above it.",
+        "fits: nothing moves. Each rung also has the changes of those above it.",
         "",
         *table(head, lines),
         "## What each card needs",

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE = "a100-pcie4"
 PLAN = f"plan examples.gpt:make_step --budget 50% --device {DEVICE} --out gpt.jsonl.gz"
 REPLAY = "replay gpt.jsonl.gz --policy auto autoswap belady lru --budget 50% 33%"
-_SECONDS = re.compile(r" in \d+\.\d s$", re.MULTILINE)  # what tracing took
+_SECONDS = re.compile(r" in \d+\.\d s$", re.MULTILINE)  # tracing time
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -57,7 +57,7 @@ SIX = NETS[:6]  # that the targets of updates on the host are for
 UNLIKE = ("unet3d_b2_128", "diffusion_b64", "llama_1b_b8")
 SMOKE = ("resnet_smoke",)
 DEVICES = ("a100-pcie4", "h200-pcie5")
-# Of the peak; the last is raised to 1.25 of the largest op.
+# Shares of the peak; the last is raised to 1.25 of the largest op.
 FRACTIONS = ("1/2", "1/3", "1/4")
 LARGEST = Fraction(5, 4)
 MEAN, MOST = 1.05, 1.15  # step over the bound of the linear program

@@ -15,19 +15,20 @@ from umem.trace.step_trace import Bools, Ints
 
 
 def planned(graph: RecomputeGraph, device: DeviceProfile, budget: int) -> Rewritten:
-    """Return the step with Capuchin's choice, made for the same link as umem's own."""
+    """Return the step with Capuchin's choice, for the same link as umem's own."""
     room = capacity(graph.step.pieces, budget)
     return rewrite(graph, *choice(graph, derated(device, LINK), room))
 
 
 def choice(graph: RecomputeGraph, device: DeviceProfile, room: int) -> Selection:
-    """Swap tensors whose transfers are hidden; of the rest, drop those that save most per second.
+    """Swap tensors whose transfers overlap compute; drop those of the rest that save most per
+    second.
 
     The free time of a tensor is its idle time less both transfers. In descending order of free
     time, tensors are swapped while it is at least 0 and the link has time for it before the peak.
-    Of the others, the one with the most bytes per second of recomputation (MSPS) is dropped, unless
-    its swap is exposed for less time than its recomputation takes, until no op is over `room`
-    bytes. The cost of what is made from a dropped tensor rises by the cost of that tensor.
+    Among the others, the one with the most bytes per second of recomputation (MSPS) is dropped,
+    unless its swap is exposed for less time than its recomputation takes, until no op is over
+    `room` bytes. The costs of tensors made from a dropped one rise by its cost.
 
     Source: Peng et al., "Capuchin: tensor-based GPU memory management for deep learning", ASPLOS
     2020.

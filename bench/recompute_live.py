@@ -1,6 +1,6 @@
 """umem.optimize against plain torch and checkpoints: ``python bench/recompute_live.py [--smoke]``.
 
-One CPU thread, everything fits: what dropping and rebuilding costs, and what it saves. Writes
+One CPU thread, everything fits: the cost and the savings of dropping and rebuilding. Writes
 bench/results/recompute-live_<hardware>_<date>.{json,md}.
 """
 

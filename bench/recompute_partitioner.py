@@ -1,10 +1,10 @@
-"""Ops that torch's own partitioner would recompute, in the step that umem plans.
+"""The ops that torch's own partitioner would recompute, in umem's step.
 
 AOTAutograd traces forward, loss and backward into one graph; `min_cut_rematerialization_partition`
 cuts it into a forward and a backward graph, by `torch._functorch.config.activation_memory_budget`.
-What crosses the cut is saved, all else runs again. That choice is carried over to umem's step, op
-by op, and scored by the same rewriting and the same clock: ops are not fused on either side, where
-torch.compile would fuse some of what it runs again.
+Tensors that cross the cut are saved, all else runs again. That choice is transferred to umem's
+step, op by op, and scored by the same rewriting and the same clock: ops are not fused on either
+side, whereas torch.compile would fuse some recomputed ones.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ BUDGETS = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 ESTIMATORS = ("flops", "roofline")
 BLOCKS = "per block"
 EQUAL = 1.001  # ratios of steps up to here are none
-# Of a graph without changes in place, which ops of the eager step they stand for.
+# The ops of the eager step that a graph's functional ops represent.
 _EAGER = {"_native_batch_norm_legit_functional": "native_batch_norm"}
-_VIEWS = {"_unsafe_view"}  # besides what the schema says is a view
+_VIEWS = {"_unsafe_view"}  # in addition to the schema's views
 
 
 class Joint(NamedTuple):
     """A training's forward and backward in one graph."""
 
     module: fx.GraphModule
-    options: dict[str, Any]  # of the partitioner
+    options: dict[str, Any]  # the partitioner's
 
 
 class Cut(NamedTuple):
@@ -68,12 +68,13 @@ class Cut(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One way to say what is computed again, in umem's step."""
+    """One choice of recomputed ops, in umem's step."""
 
-    way: str  # of ESTIMATORS, or BLOCKS
+    way: str  # one of ESTIMATORS, or BLOCKS
     share: float | None  # activation_memory_budget
     new: Rewritten
-    # By torch's graph; none of BLOCKS. Beside those of `new` they tell what was lost on the way.
+    # According to torch's graph; absent for BLOCKS. Compared with `new` they show the transfer's
+    # loss.
     saved_bytes: int | None = None  # without parameters and inputs
     again_us: float | None = None
 
@@ -93,20 +94,20 @@ class _StepTimes(CustomRuntimeEstimator):
         return max((self.us[name] for name in _origins(node, self.us)), default=0.0)
 
     def uuid(self) -> None:
-        """Nothing is cached by it."""
+        """Do nothing: there is no cache."""
 
 
 def joint_graph(make: Callable[[], tuple[nn.Module, Callable[[], object]]]) -> Joint:
     """Trace a training on fake tensors, from its parameters and its batch to their gradients.
 
     Args:
-        make: as `umem plan` takes it; the step has one `backward()` of its loss, and the tensors of
-            its closure, also in lists and tuples there, are the batch.
+        make: as for `umem plan`; the step has one `backward()` of its loss, and the tensors of its
+            closure, also in lists and tuples, are the batch.
     """
     found: list[Joint] = []
 
     def caught(module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        static = list(range(len(state)))  # as torch.compile says of parameters and buffers
+        static = list(range(len(state)))  # as torch.compile declares parameters and buffers
         found.append(Joint(module, {**options, "static_lifetime_input_indices": static}))
         return default_partition(module, inputs, **options)
 
@@ -148,7 +149,7 @@ def cut(joint: Joint, share: float, estimator: object = "flops") -> Cut:
     options = {
         "activation_memory_budget": share,
         "activation_memory_budget_runtime_estimator": estimator,
-        "cse": False,  # equal ops stay, as they run in the step
+        "cse": False,  # equal ops are kept, as they run in the step
     }
     with config.patch(options):
         halves = min_cut_rematerialization_partition(joint.module, None, **joint.options)
@@ -185,8 +186,8 @@ def ops_of(joint: Joint, graph: RecomputeGraph) -> dict[str, int]:
 def choices(joint: Joint, graph: RecomputeGraph) -> Iterator[Choice]:
     """Return the partitioner's choices at all budgets, by both estimators, and per block.
 
-    A tensor that ops change in place is kept where any version of it is saved, and outputs of one
-    op are kept together; the step cannot drop what is below 2 MiB. All three are to torch's good.
+    A tensor that ops change in place is kept if any version of it is saved, and outputs of one op
+    are kept together; the step cannot drop tensors below 2 MiB. All three favour torch.
     """
     ops = ops_of(joint, graph)
     ways: dict[str, object] = {"flops": "flops", "roofline": _StepTimes(graph.step, ops)}
@@ -202,7 +203,7 @@ def choices(joint: Joint, graph: RecomputeGraph) -> Iterator[Choice]:
 
 
 def selection(graph: RecomputeGraph, kept_ops: Sequence[int]) -> Selection:
-    """Keep what these ops of the forward pass make, and drop all else that may be."""
+    """Keep the results of these forward ops, and drop all other droppable ones."""
     kept = np.zeros(graph.step.n_tensors, bool)
     for op in kept_ops:
         kept[[graph.tensor_of[value] for value in graph.outputs[op]]] = True
@@ -212,10 +213,10 @@ def selection(graph: RecomputeGraph, kept_ops: Sequence[int]) -> Selection:
 def compared(
     graph: RecomputeGraph, device: DeviceProfile, found: Sequence[Choice]
 ) -> Iterator[Row]:
-    """Each choice, and the shortest that umem finds in no more memory; neither of them swaps.
+    """Return each choice with umem's shortest in no more memory; neither swaps.
 
-    Of each way only what no other choice of it beats in both peak and time, and that lowers the
-    peak at all. Peaks are of large tensors: no choice changes anything of the small ones.
+    Each way has only the choices that no other of it beats in both peak and time, and that lower
+    the peak. Peaks count large tensors: no choice affects the small ones.
     """
     whole = peak_of(graph.step)
     for choice in _undominated(found):
@@ -347,7 +348,7 @@ def _undominated(found: Sequence[Choice]) -> list[Choice]:
 def _kept_bytes(new: Rewritten) -> int:
     """Return the bytes kept by forward that backward reads, or derives other tensors from."""
     graph, n = new.graph, new.graph.step.n_tensors
-    first = int(np.flatnonzero(~new.again)[graph.forward.sum()])  # of backward
+    first = int(np.flatnonzero(~new.again)[graph.forward.sum()])  # backward's
     held = (new.step.last[:n] > first) & graph.made & graph.step.large
     return int(graph.step.bytes[held].sum())
 
@@ -376,8 +377,8 @@ def _name(node: fx.Node) -> str:
 def _origins(node: fx.Node, known: Any) -> frozenset[str]:
     """Return the names of the forward ops that a node is, views, or is computed from.
 
-    The last is of backward's own ops that need no gradient: torch may run them in forward already,
-    and save what they make in place of what they read.
+    The last applies to backward's own ops that need no gradient: torch may run them in forward, and
+    save their results instead of their inputs.
     """
     stack, found = [node], set()
     while stack:

@@ -22,7 +22,7 @@ from umem.base.progress import over
 from umem.base.units import MIB
 
 PAGE = 2 * MIB
-TARGET_NS = 1000.0  # an event: a million of them a second
+TARGET_NS = 1000.0  # per event: a million of them a second
 PERSISTENT, TRANSIENT = 0, 1
 
 

@@ -1,8 +1,9 @@
-"""The page of a large trace: how long it takes to make, to show and to move: ``bench/report.py``.
+"""The page of a large trace: the time to make it, to show it and to move in it:
+``bench/report.py``.
 
 Makes traces of a synthetic training of about a million events, as 20 steps and as one, writes their
-pages by `umem report`, and opens them in a headless Chromium: the first paint, and the frames while
-the view moves and zooms all the time. Needs Chromium.
+pages with `umem report`, and opens them in a headless Chromium: the first paint, and the frames
+while the view moves and zooms continuously. Needs Chromium.
 
 Writes report_<hardware>_<date>.{json,md} to bench/results.
 """
@@ -60,7 +61,7 @@ new Promise((done) => new PerformanceObserver((list) => {
 
 
 class Case(NamedTuple):
-    """A trace: so many steps, and layers of each."""
+    """A trace: the number of steps, and of layers in each."""
 
     name: str
     steps: int
@@ -131,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measured(case: Case, work: Path, chromium: str, advance: Advance) -> list[Result]:
-    """Make a page, and open it in a browser of its own each time."""
+    """Make a page, and open it in a new browser each time."""
     trace, out = work / "t.jsonl.gz", work / "t.html"
     with Writer(trace, Header("a100-pcie4", "bench/report.py", case.name)) as writer:
         count = 0
@@ -151,7 +152,7 @@ def measured(case: Case, work: Path, chromium: str, advance: Advance) -> list[Re
     note = f"{count:,} events"
     return [
         Result(f"{case.name}: to make the page", Spread.of(seconds), "s", MAKE_S, note),
-        # What it takes on a machine that does nothing else: the two differ where others work.
+        # The time on an otherwise idle machine: the two differ if other processes run.
         Result(f"{case.name}: processor time of that", Spread.of(worked), "s"),
         Result(f"{case.name}: size", Spread.of([size]), "MB", SIZE_MB),
         Result(f"{case.name}: first paint", Spread.of(paints), "ms", PAINT_MS),

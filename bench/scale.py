@@ -1,10 +1,10 @@
 """Ranks on paper: FSDP2 shards of a GPT on 8, 64 and 1024 devices: ``bench/scale.py``.
 
 Traces rank 0 of examples/fsdp2_gpt.py on fake tensors, for each number of ranks, and replays its
-step while all devices of a node move bytes: what a rank needs, what collectives take, what umem
-keeps on the host of each node, and how slow the shared links make it.
+step while all devices of a node move bytes: a rank's memory, the collectives' time, umem's memory
+on each node's host, and the slowdown by the shared links.
 
-Writes scale_<hardware>_<date>.{json,md} to bench/results. All figures are of virtual time and of
+Writes scale_<hardware>_<date>.{json,md} to bench/results. All figures are in virtual time with
 nominal rates, and the same on every machine.
 """
 

@@ -34,9 +34,9 @@ from umem.trace.step_trace import Ints, Kind, StepTrace
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parent / "build" / "bench-policies"  # the traces are those of that bench
 DEVICE = "a100-pcie4"  # durations do not matter here
-TARGET = 1.02  # of the load, by umem's layout
-STEPS = 3  # the last one is looked at: in steady state
-# What moves, makes or drops memory; kernels and events are no matter of the allocator.
+TARGET = 1.02  # the load's, in umem's layout
+STEPS = 3  # the last one is evaluated: in steady state
+# Calls that move, create or drop memory; kernels and events do not concern the allocator.
 MOVES = (
     "cuMemAllocManaged", "cuMemFree", "cuMemPrefetchAsync", "cuMemPrefetchBatchAsync",
     "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync",
@@ -49,9 +49,9 @@ class Held:
 
     allocator: str
     bytes: int
-    load: int  # the most bytes alive at once, in the units that it hands out
+    load: int  # the peak of live bytes, in its allocation units
     calls: int
-    dropped: int = 0  # bytes a step that the engine gave up and populated anew
+    dropped: int = 0  # bytes per step that the engine dropped and populated again
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Row:
     """One workload."""
 
     workload: str
-    asked: int  # the load, as tensors ask for bytes
+    asked: int  # the load, in requested bytes
     pages: int  # and as umem takes them: large ones in whole pages
     layout_ms: float
     held: tuple[Held, ...]
@@ -136,9 +136,9 @@ def _torch(name: str, step: StepTrace, asked: Ints, *, expandable: bool) -> Held
 
 
 def requests(step: StepTrace) -> Iterator[tuple[bool, int]]:
-    """(allocate or free, tensor) of a step in program order, without what persists.
+    """Return (allocate or free, tensor) of a step in program order, without persistent tensors.
 
-    What a step leaves behind is freed at its end.
+    Tensors that a step leaves are freed at its end.
     """
     begins: list[list[int]] = [[] for _ in range(step.n_ops + 1)]
     ends: list[list[int]] = [[] for _ in range(step.n_ops + 1)]

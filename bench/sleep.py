@@ -1,9 +1,9 @@
-"""How long `umem.sleep` and `umem.wake` take, against the bytes over the link's bandwidth.
+"""Times of `umem.sleep` and `umem.wake`, against the bytes over the link's bandwidth.
 
     python bench/sleep.py [--bytes 4GiB] [--rounds 5] [--out FOLDER] [--smoke]
 
-Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, beside copies of as many bytes
-to and from pinned memory in the same run. Elsewhere: virtual time on the software device, beside
+Writes sleep_<hardware>_<date>.{json,md}. On a GPU: wall-clock time, next to copies of as many bytes
+to and from pinned memory in the same run. Elsewhere: virtual time on the software device, next to
 the rates of its profile.
 """
 
@@ -23,7 +23,7 @@ from umem.base.progress import Advance, over
 from umem.base.units import MIB, format_bytes, parse_bytes
 
 BLOCK = 32 * MIB
-TARGET = 1.2  # of the bytes over the link's bandwidth
+TARGET = 1.2  # relative to the bytes over the link's bandwidth
 SOFT = "h200-pcie5"
 
 
@@ -36,9 +36,7 @@ def timed(act: Callable[[], object], now_us: Callable[[], float]) -> float:
 def measure(
     nbytes: int, rounds: int, device: str, now_us: Callable[[], float], advance: Advance
 ) -> list[tuple[float, float]]:
-    """Microseconds of sleeping and of waking until all bytes are back; the first makes the host's
-    pages.
-    """
+    """Return µs of sleeping and of waking all bytes; the first round creates the host's pages."""
     torch_device = "cuda" if device == "cuda" else "cpu"
     blocks = [torch.full((BLOCK // 4,), float(i), device=torch_device)
               for i in range(nbytes // BLOCK)]  # fmt: skip
@@ -59,7 +57,7 @@ def measure(
 
 
 def pinned_us(nbytes: int, rounds: int, now_us: Callable[[], float]) -> tuple[float, float]:
-    """Medians of copies out and in, one block again and again, for as many bytes."""
+    """Medians of repeated copies of one block out and in, for as many bytes."""
     there = torch.empty(BLOCK, dtype=torch.uint8, device="cuda")
     here = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=True)
 

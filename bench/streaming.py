@@ -1,7 +1,7 @@
 """Weights larger than the budget: ``python bench/streaming.py [--smoke]``, on the software device.
 
-What ways to load a checkpoint hold at most, each in a process of its own, and how near a step of
-examples/stream_llm.py comes to what no schedule is below. Writes
+The peak memory of ways to load a checkpoint, each in a new process, and a step of
+examples/stream_llm.py against a lower bound for all schedules. Writes
 bench/results/streaming_<hardware>_<date>.{json,md}.
 """
 
@@ -122,7 +122,7 @@ def load(way: str, path: Path, config: Config) -> dict[str, float]:
     with torch.device("meta"):
         net = made(config.layers)
     act = _ways(path, net)[way]
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts over
     before, clock = _status("VmRSS"), time.perf_counter()
     act()
     seconds = time.perf_counter() - clock
@@ -135,7 +135,7 @@ def load(way: str, path: Path, config: Config) -> dict[str, float]:
 
 
 def child(*arguments: str) -> str:
-    """Run Python in a process of its own and return its output."""
+    """Run Python in a new process and return its output."""
     return output_of([sys.executable, *arguments])
 
 

@@ -1,4 +1,4 @@
-"""Networks that only this bench needs: DenseNet, Inception, SE-ResNet, encoders, LSTM, Llama.
+"""Networks for this bench only: DenseNet, Inception, SE-ResNet, encoders, LSTM, Llama.
 
 Others come from bench/nets.py and umem/demo/nets.py.
 """
@@ -78,7 +78,7 @@ def _transition(channels: int) -> nn.Module:
 
 
 class SEBottleneck(Bottleneck):
-    """A bottleneck whose channels are weighted by what they hold: squeeze and excitation."""
+    """A bottleneck whose channels are weighted by their content: squeeze and excitation."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__(inputs, width, stride)
@@ -111,7 +111,7 @@ class Unit(nn.Sequential):
 
 
 class Branches(nn.Module):
-    """Paths side by side whose outputs are joined."""
+    """Parallel paths whose outputs are joined."""
 
     def __init__(self, *paths: nn.Module) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def _mixed_c(inputs: int) -> nn.Module:
 
 
 class Bert(nn.Module):
-    """An encoder that says every token of a text (Devlin et al. 2019), with norms in front."""
+    """An encoder that predicts every token of a text (Devlin et al. 2019), with pre-norms."""
 
     def __init__(self, vocabulary: int, context: int, layers: int, dim: int, heads: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class ViT(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Layers of LSTM cells over a text, unrolled; what comes after the last token."""
+    """Layers of LSTM cells over a text, unrolled; returns the prediction after the last token."""
 
     def __init__(self, vocabulary: int, dim: int, layers: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Networks of kinds that nets.py lacks: recommendation, GAN, volumes, diffusion, experts, states.
 
-They have the operators and tensors of the papers named, not every detail; sizes come from
-other_workloads.py.
+They have the operators and tensors of the named papers, not every detail; other_workloads.py has
+the sizes.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class VolumeUNet(nn.Module):
 
 
 class TimedBlock(nn.Module):
-    """A residual block of two convolutions that gets the time step, and attends where asked."""
+    """A residual block of two convolutions with the time step as input, and optional attention."""
 
     def __init__(self, inputs: int, outputs: int, time: int, heads: int) -> None:
         super().__init__()

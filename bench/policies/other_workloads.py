@@ -1,7 +1,7 @@
 """The steps of other_nets.py, and of several batches before an update: kinds that stress planners.
 
-They read tables of which they use little, hold several peaks of memory in a step, have two
-optimizers, or weights that are never written. Sizes are those that a GPU is bought for.
+They use little of the tables they read, have several memory peaks in a step, two optimizers, or
+weights that are never written. Sizes are typical of a GPU's use.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _lora(batch: int, length: int) -> Made:
 
 
 def _several(shapes: list[tuple[int, int]]) -> Made:
-    """GPT-2 medium, whose gradients add up over these batches."""
+    """GPT-2 medium, which accumulates gradients over these batches."""
     from umem.demo.nets import GPT
 
     def make() -> nn.Module:

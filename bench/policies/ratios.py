@@ -15,7 +15,7 @@ def geomean(values: Iterable[float]) -> float:
 
 
 def floor_us(row: Row) -> float:
-    """Return the best floor that is known: of the linear program, or in closed form."""
+    """Return the best known floor: from the linear program, or in closed form."""
     return float(row["lp_floor_us"] if "lp_floor_us" in row else row["floor_us"])
 
 

@@ -39,12 +39,12 @@ class Target:
 
     @property
     def reached(self) -> bool:
-        """Whether the target is met."""
+        """True if the target is met."""
         return self.value <= self.most
 
 
 def sections(rows: Sequence[Row]) -> list[str]:
-    """Markdown: everything that the rows say."""
+    """Return Markdown with all of the rows' figures."""
     good = [row for row in rows if "error" not in row]
     lines = ["## Targets", "", *_targets(targets(good))]
     lines += ["## Certificates", "", *certificates(good)]
@@ -63,7 +63,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """Return the targets on the main device: of the planning study, or narrower ones since."""
+    """Return the targets on the main device: the planning study's, or later, narrower ones."""
     found: list[Target] = []
     for fraction, lru in (("1/2", 0.78), ("1/4", 0.83)):
         mine = _of(rows, MAIN, MODEL, fraction)

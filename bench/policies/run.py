@@ -144,7 +144,7 @@ def _report(rows: list[Row], grid: Grid, args: argparse.Namespace, seconds: floa
     }
     page = Report("policies", config)
     page.details = summary.of(rows)
-    stored = summary.rows(page.details)  # the page is made of what is stored, and can be again
+    stored = summary.rows(page.details)  # the stored results suffice to remake the page
     page.sections = report.sections(stored)
     page.details["targets"] = [asdict(target) for target in report.targets(_good(stored))]
     for policy in dict.fromkeys(row["policy"] for row in _good(rows)):

@@ -26,7 +26,7 @@ from umem.trace.step_trace import StepTrace
 Row = dict[str, Any]
 
 CERTIFIED = "auto"  # the policy whose distance from the closed-form floor is explained:
-CERTIFY_FROM = 1.05  # from this ratio on the stronger bound by a linear program is worked out
+CERTIFY_FROM = 1.05  # the stronger bound from a linear program is computed at this ratio and above
 PATIENCE_S = 900.0  # for a linear program: an unrolled LSTM's has 27,000 rows
 
 
@@ -80,10 +80,10 @@ def rows(
 
 
 def budgets(step: StepTrace, fractions: Sequence[str]) -> list[tuple[str, int]]:
-    """(share of the peak, bytes); a share that is raised to what the largest op needs has a `*`.
+    """(share of the peak, bytes); a share raised to the largest op's need has a `*`.
 
-    So is one that has no room for all small tensors beside the largest op's large ones: they share
-    pages, and paging those measures how tensors lie in them more than a policy.
+    So is one that cannot fit all small tensors next to the largest op's large ones: they share
+    pages, and paging those measures the placement of tensors more than a policy.
     """
     large = int(step.sum_of_accesses(step.bytes * step.large).max(initial=0))
     pages = -(-int(BUDGET_MARGIN * large + _small_room(step)) // PAGE_BYTES)
@@ -93,11 +93,10 @@ def budgets(step: StepTrace, fractions: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _small_room(step: StepTrace) -> int:
-    """Whole pages for the small tensors with the holes between them.
+    """Return whole pages for the small tensors, including the holes between them.
 
-    Tensors that live long keep pages that others have left: in most nets holes take a few percent
-    of the small tensors' bytes, and about half of them in unrolled ones, which have most of their
-    tensors there.
+    Long-lived tensors keep pages that others have left: in most nets holes take a few percent of
+    the small tensors' bytes, and about half in unrolled ones, where most tensors are small.
     """
     many = step.small_bytes > step.peak_bytes // 8
     holes = step.small_bytes // (2 if many else 4)

@@ -1,6 +1,6 @@
-"""Stored form of a run: the figures that the report needs, each case once.
+"""Stored form of a run: the report's figures, each case once.
 
-All other figures of a replay stay in build/bench-policies, one file a workload.
+All other figures of a replay remain in build/bench-policies, one file per workload.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from umem.trace.writer import Writer
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent
 UMEM = BENCH.parent / "umem"
-# What decides what is in a trace: with any other content the old files are not used.
+# The inputs of a trace: if any of them changes, the old files are not used.
 _SOURCES = (
     *HERE.glob("*nets.py"),
     *HERE.glob("*workloads.py"),
@@ -34,7 +34,7 @@ _SOURCES = (
 
 
 class Traces:
-    """The steps of one workload; it is recorded at the first device whose file is missing."""
+    """Return one workload's steps; record it at the first device whose file is missing."""
 
     def __init__(self, workload: str, folder: Path) -> None:
         self.workload = workload

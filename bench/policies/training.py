@@ -1,4 +1,4 @@
-"""A workload, and the training steps that most of them are, on tensors that may have no data."""
+"""Workloads, and the training steps of most of them, on tensors that may have no data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     Made = tuple[nn.Module, Callable[[], None]]
     Batch = tuple[Tensor | tuple[Tensor, ...], Tensor]  # inputs and labels
 
-Precision = Literal["float32", "amp", "bfloat16"]  # of weights and activations; amp: autocast
-Kind = Literal["sgd", "adagrad", "adamw"]  # of optimizer; sgd: with momentum
+Precision = Literal["float32", "amp", "bfloat16"]  # weights and activations; amp: autocast
+Kind = Literal["sgd", "adagrad", "adamw"]  # sgd: with momentum
 
 
 @dataclass(frozen=True)

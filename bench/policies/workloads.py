@@ -127,7 +127,7 @@ def _llama(layers: int, dim: int, heads: int, hidden: int) -> nn.Module:
 
 
 def _llama7b_decode(batch: int, length: int) -> Made:
-    """One token for each of `batch` texts; all steps attend to the whole cache, behind a mask."""
+    """Decode one token per text of the batch; all steps attend to the whole cache, masked."""
     import torch
 
     net = _llama(32, 4096, 32, 11008)

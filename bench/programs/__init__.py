@@ -1,1 +1,1 @@
-"""Programs of other libraries in miniature, and what umem makes of them."""
+"""Programs of other libraries in miniature, under umem."""

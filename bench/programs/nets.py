@@ -1,4 +1,4 @@
-"""The programs: networks of other libraries with random weights, small, a step at a time.
+"""The programs: small networks of other libraries with random weights, as single steps.
 
 Each returns a function that does one step and returns a tensor, whose bits are compared.
 """
@@ -12,7 +12,7 @@ Step = Callable[[int], Any]
 
 
 class Program(NamedTuple):
-    """A program, and what it needs beside torch."""
+    """A program, and its requirements in addition to torch."""
 
     build: Callable[[], Step]
     needs: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ def lstm() -> Step:
 
 
 def vmap_grad() -> Step:
-    """Compute a gradient for each sample; no optimizer says where a step ends."""
+    """Compute a gradient for each sample; no optimizer marks a step's end."""
     import torch
 
     net = torch.nn.Sequential(

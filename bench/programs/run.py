@@ -1,8 +1,8 @@
 """Programs of other libraries under umem: ``python bench/programs/run.py [--smoke]``.
 
 Each program of nets.py runs on the software device at half and a quarter of its peak with the
-default policy and others, and without umem, each time in a process of its own. The report has the
-bits, the CPU time of a step relative to plain torch's, and the bytes that it moves. Writes
+default policy and others, and without umem, each time in a new process. The report has the bits,
+the CPU time of a step relative to plain torch's, and the bytes that it moves. Writes
 bench/results/programs_<hardware>_<date>.{json,md}.
 """
 
@@ -67,7 +67,7 @@ def _arguments(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Arg
     parser = argparse.ArgumentParser(prog="bench/programs/run.py", description=__doc__)
     parser.add_argument("--program", nargs="+", choices=list(PROGRAMS), metavar="NAME")
     parser.add_argument("--policy", nargs="+", default=POLICIES)
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turn")
+    parser.add_argument("--rounds", type=int, default=3, help="per variant, in turn")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     add_outputs(parser)
     args = parser.parse_args(argv)
@@ -156,7 +156,7 @@ def _rows(name: str, args: argparse.Namespace, advance: Advance) -> list[Row]:
 
 
 def _recorded(name: str) -> tuple[int, StepTrace | None]:
-    """Record the program with room for all; return its peak in bytes, and a step if it has any."""
+    """Record the program with memory for all; return its peak in bytes, and a step if any."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.jsonl"
         row = _run(name, f"trace:{path}", 4 << 30)
