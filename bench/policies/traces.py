@@ -34,7 +34,7 @@ _SOURCES = (
 
 
 class Traces:
-    """Return one workload's steps; record it at the first device whose file is missing."""
+    """One workload's steps; it is recorded at the first device whose file is missing."""
 
     def __init__(self, workload: str, folder: Path) -> None:
         self.workload = workload
