@@ -2,12 +2,12 @@
 
 python tests/softcuda/build.py --python VENV/bin/python --build-dir DIR
 
-The libraries lie in DIR/lib afterwards; tests/softcuda/load.py loads them. CUDA's headers are taken
+The libraries are written to DIR/lib; tests/softcuda/load.py loads them. CUDA's headers are taken
 from --cuda-include, else from the environment's nvidia-cuda-runtime and nvidia-cuda-crt packages,
-else from CUDA_HOME or beside nvcc.
+else from CUDA_HOME or next to nvcc.
 
-libcuda and libcudart are the same for every torch. `--without-torch` builds these two only, and
-`--driver DIR/lib` takes them from there for one more torch.
+libcuda and libcudart are the same for every torch. `--without-torch` builds only these two, and
+`--driver DIR/lib` copies them from there for one more torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def torch_libraries(python: str) -> list[Path]:
 
 
 def cuda_include(python: str, chosen: str | None) -> Path:
-    """The folder of cuda_runtime_api.h. Raises SystemExit if there is none."""
+    """Return the folder of cuda_runtime_api.h. Raises SystemExit if there is none."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     nvcc = shutil.which("nvcc")
@@ -68,7 +68,7 @@ def build_driver(python: str, folder: Path, include: str | None = None) -> Path:
 
 
 def build_for_torch(python: str, folder: Path, driver: Path, include: str | None = None) -> Path:
-    """As `build_driver`, what depends on that Python's torch, beside copies from `driver`."""
+    """Like `build_driver`, for that Python's torch, with copies from `driver`."""
     libraries = torch_libraries(python)
     stubs.write(libraries, folder / "stubs")
     lib = _cmake(

@@ -1,7 +1,7 @@
 """Puts the software libcuda and libcudart into this process, in place of NVIDIA's.
 
-Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. What the
-device is like comes from the environment at that moment (driver/config.h): SOFTCUDA_DEVICES,
+Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. The
+environment at that moment configures the device (driver/config.h): SOFTCUDA_DEVICES,
 SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_NO_CMA,
 SOFTCUDA_RACES, SOFTCUDA_LOG.
 """
@@ -34,7 +34,7 @@ class Softcuda:
             getattr(driver, f"softcuda_{name}").restype = ctypes.c_uint64
 
     def inject(self, entry: str, nth: int, error: int) -> None:
-        """The nth call of `entry` from now on (1 = next) fails with `error` and does nothing.
+        """Make the nth call of `entry` from now (1 = next) fail with `error` and do nothing.
 
         Raises ValueError for nth < 1 or error 0.
         """
@@ -42,29 +42,30 @@ class Softcuda:
             raise ValueError(f"inject({entry!r}, {nth}, {error}): nth from 1, and a real error")
 
     def skip(self, entry: str) -> None:
-        """Calls of `entry` do nothing and report success from now on, until a reset."""
+        """Make calls of `entry` do nothing and report success until a reset."""
         self.driver.softcuda_skip(entry.encode())
 
     def lose(self, entry: str, nth: int, error: int) -> None:
-        """As `inject`, and from then on all that needs the device fails with `error`.
+        """Like `inject`; afterwards all calls that need the device fail with `error`.
 
-        A reset brings the device back. Raises ValueError as `inject` does.
+        A reset restores the device. Raises ValueError as `inject` does.
         """
         if nth < 1 or self.driver.softcuda_lose(entry.encode(), nth, error) != 0:
             raise ValueError(f"lose({entry!r}, {nth}, {error}): nth from 1, and a real error")
 
     def tear(self, entry: str, nth: int, error: int) -> None:
-        """As `inject`, for a batch whose first half is carried out.
+        """Like `inject`, for a batch whose first half is executed.
 
-        Raises ValueError as `inject` does, and for what is no batch.
+        Raises ValueError as `inject` does, and for other calls than batches.
         """
         if nth < 1 or self.driver.softcuda_tear(entry.encode(), nth, error) != 0:
             raise ValueError(f"tear({entry!r}, {nth}, {error}): a batch, nth from 1, a real error")
 
     def calls(self, entry: str) -> int:
-        """How often the program called `entry` (no version suffix) since the last reset.
+        """Return the number of the program's calls of `entry` (no version suffix) since the last
+        reset.
 
-        What an entry point asks of another one (cudaMalloc of cuMemAlloc) is not counted.
+        Calls between entry points (cudaMalloc to cuMemAlloc) are not counted.
         """
         return int(self.driver.softcuda_calls(entry.encode()))
 
@@ -73,7 +74,7 @@ class Softcuda:
         self.driver.softcuda_reset()
 
     def seed(self, seed: int) -> None:
-        """Defers work under `seed` from now on; 0 runs it when it is enqueued."""
+        """Defer work under `seed`; 0 runs it when it is enqueued."""
         self.driver.softcuda_seed(seed)
 
     def pending(self) -> int:
@@ -89,14 +90,14 @@ class Softcuda:
         return int(self.driver.softcuda_async_errors())
 
     def races(self) -> list[str]:
-        """Pairs of accesses that nothing orders, found since the last call (driver/races.h).
+        """Return unordered pairs of accesses found since the last call (driver/races.h).
 
-        A process that ends without asking for those that were found exits with 70.
+        A process that ends without requesting those found exits with 70.
         """
         return str(self.driver.softcuda_races().decode()).splitlines()
 
     def slow_moves(self) -> int:
-        """Prefetches that nothing orders with an access, since the start: those page-fault."""
+        """Return the number of prefetches not ordered with an access: those page-fault."""
         return int(self.driver.softcuda_slow_moves())
 
 
@@ -123,7 +124,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> Softcuda:
 
 
 def _check_first(place: Path) -> None:
-    """A libcuda.so.1 that was loaded before ours would be the one that everybody gets."""
+    """Refuse a libcuda.so.1 loaded before ours: all libraries would use it."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     mapped = {line.split()[-1] for line in maps.splitlines() if "/libcuda" in line}
     names = ("libcuda.so", "libcudart.so")
@@ -138,12 +139,13 @@ def _inside(path: str, place: Path) -> bool:
 
 
 def compute() -> int:
-    """Makes the CUDA operators of the imported torch compute, by their CPU kernels; how many do.
+    """Make the CUDA operators of the imported torch compute with their CPU kernels; return their
+    number.
 
     Flags that choose a kernel without one on the CPU are set so that another is chosen. For equal
-    bits in any order of work the program has to run with OMP_NUM_THREADS=1.
+    bits in any order of work the program must run with OMP_NUM_THREADS=1.
 
-    Raises RuntimeError before `load()` or `import torch`, or where the library was not built.
+    Raises RuntimeError before `load()` or `import torch`, or if the library was not built.
     """
     if not _loaded or "torch" not in sys.modules:
         raise RuntimeError("compute() comes after load() and `import torch`")

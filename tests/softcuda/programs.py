@@ -1,4 +1,4 @@
-"""Small programs that run on the software driver, each in a process of its own."""
+"""Small programs that run on the software driver, each in its own process."""
 
 from __future__ import annotations
 

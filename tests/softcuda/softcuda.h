@@ -1,5 +1,5 @@
-// What the software libcuda exports besides the driver API: the controls of tests (by ctypes), and
-// what the software libcudart needs that the driver API does not offer.
+// Exports of the software libcuda in addition to the driver API: the controls of tests (through
+// ctypes), and functions for the software libcudart that the driver API lacks.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,12 +17,12 @@ struct SoftcudaKernel {
   std::size_t count;
 };
 
-// The nth call from now on (1 = next) of entry point `name` returns `error` and does nothing else.
-// 0, or 1 for a null name, nth 0 or error 0. A misspelt name is never called: see softcuda_calls.
+// The nth call from now (1 = next) of entry point `name` returns `error` and does nothing else. 0,
+// or 1 for a null name, nth 0 or error 0. A misspelt name is never called: see softcuda_calls.
 int softcuda_inject(const char* name, std::uint64_t nth, int error);
-// The same, and from then on every call that needs the device fails so too, until the next reset.
+// The same, and afterwards every call that needs the device fails too, until the next reset.
 int softcuda_lose(const char* name, std::uint64_t nth, int error);
-// The same of a batch (cuMem…BatchAsync) whose first half is carried out. 1 for other names too.
+// The same for a batch (cuMem…BatchAsync) whose first half is executed. 1 for other names too.
 int softcuda_tear(const char* name, std::uint64_t nth, int error);
 // Until the next reset its calls do nothing and report success: a program that forgot them.
 int softcuda_skip(const char* name);
@@ -46,15 +46,15 @@ std::uint64_t softcuda_slow_moves();
 // Parts of memory whose accesses the race detector remembers.
 std::size_t softcuda_race_segments();
 
-// For libcudart: one counter and list of planned failures. `enter` counts a call and says what is
-// planned for it: an error, -1 (succeed and do nothing), or 0. `leave` ends it in every case.
+// For libcudart: one counter and list of planned failures. `enter` counts a call and returns its
+// plan: an error, -1 (succeed and do nothing), or 0. `leave` ends it in every case.
 void* softcuda_probe(const char* name);
 int softcuda_enter(void* probe);
 void softcuda_leave();
-// Work in stream order. `run(data)` runs once or, from a graph, any number of times;
-// `drop(data)` once, when it can run no more. What it reads and writes is for the race detector.
-// Counts as cudaLaunchKernel, and may fail as that. With `waits` it runs on a thread of its own: it
-// waits for what other streams or processes do.
+// Work in stream order. `run(data)` runs once or, from a graph, any number of times; `drop(data)`
+// once, when it can no longer run. Its reads and writes are for the race detector. Counts as
+// cudaLaunchKernel, and may fail like it. With `waits` it runs on its own thread: it waits for
+// other streams or processes.
 int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
                      void (*drop)(void*), void* data, int waits);
 int softcuda_device_count();
@@ -66,11 +66,11 @@ int softcuda_free_async(void* ptr, void* stream);
 // Copies `height` rows of `width` bytes, in stream order.
 int softcuda_copy_2d(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
                      std::size_t width, std::size_t height, void* stream);
-// Said once on stderr if SOFTCUDA_LOG is set.
+// Printed once to stderr if SOFTCUDA_LOG is set.
 void softcuda_log(const char* text);
 // Nodes of a graph.
 std::size_t softcuda_graph_nodes(void* graph);
-// What a kernel does with cudaGraphSetConditional.
+// The effect of cudaGraphSetConditional in a kernel.
 void softcuda_set_condition(std::uint64_t handle, unsigned value);
 }
 #pragma GCC visibility pop

@@ -1,9 +1,9 @@
 """Sources of libraries that torch's CUDA build links and that do nothing here.
 
 The names come from the installed torch: every symbol that its libraries import from cublas, cudnn,
-nccl and so on is defined, with the symbol version that they ask for, as a function that returns 0.
-So `import torch` works without the nvidia-* packages. Nothing computes but nccl's collectives
-(nccl/): what would use the other libraries leaves its output as it was.
+nccl and so on is defined, with the requested symbol version, as a function that returns 0. So
+`import torch` works without the nvidia-* packages. Only nccl's collectives (nccl/) compute:
+operators that use the other libraries do not write their outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIXES = {
 }
 # Functions that return a text: 0 would be read through.
 TEXTS = ("GetErrorString", "GetStatusString", "GetStatusName", "GetLastError", "GetErrorName")
-# Written by hand: SONAME's stem -> file beside this one. C is appended; C++ is linked by CMake.
+# Written by hand: SONAME's stem -> file next to this one. C is appended; C++ is linked by CMake.
 EXTRA = {"libcudnn": "stubs_cudnn.c", "libnccl": "nccl/nccl.cpp"}
 
 

@@ -1,5 +1,5 @@
-// The few cuDNN calls whose answers torch builds on: one engine is found for everything, it needs
-// a workspace, and computes nothing. Appended to the generated libcudnn.so.9.
+// The few cuDNN calls whose results torch depends on: one engine is found for everything, needs a
+// workspace, and computes nothing. Appended to the generated libcudnn.so.9.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +20,7 @@ int cudnnBackendCreateDescriptor(int kind, void** descriptor) {
   return 0;
 }
 
-// Lists have one member (which the caller made), numbers are 0, all else is absent.
+// Lists have one member (created by the caller), numbers are 0, all else is absent.
 int cudnnBackendGetAttribute(void* descriptor, int name, int type, int64_t requested,
                              int64_t* count, void* values) {
   (void)descriptor;

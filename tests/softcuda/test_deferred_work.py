@@ -1,4 +1,4 @@
-"""Streams, events and graphs of the software driver: what runs when."""
+"""Streams, events and graphs of the software driver: the order of their work."""
 
 from __future__ import annotations
 

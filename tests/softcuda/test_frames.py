@@ -1,4 +1,4 @@
-"""Frames as UVM has them: through ctypes, every test a program of its own."""
+"""UVM's frames: through ctypes, every test in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The software driver itself, through ctypes: every test is a program of its own."""
+"""The software driver itself, through ctypes: every test in its own process."""
 
 from __future__ import annotations
 

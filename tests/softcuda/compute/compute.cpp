@@ -1,12 +1,12 @@
 // Kernels that compute, for the CUDA build of torch on the software driver: in place of the CUDA
 // kernel of each operator, its CPU kernel runs on CPU tensors that alias the same memory.
 //
-// The computation is work of the current stream. It is deferred and reordered as all work there is
-// (SOFTCUDA_SEED), and reads and writes the pages at that time: an absent page faults, and what was
-// discarded reads as poison. The outputs' shapes come from the operator's meta kernel. Where there
-// is none, where a shape or a value depends on data, and for random numbers, whose order must not
-// depend on the seed, the stream is waited for and the result is computed at the call; only its way
-// into the output's memory is work of the stream.
+// The computation is work of the current stream. It is deferred and reordered like all its work
+// (SOFTCUDA_SEED), and reads and writes the pages at that time: an absent page faults, and
+// discarded bytes read as poison. The outputs' shapes come from the operator's meta kernel. Without
+// one, if a shape or a value depends on data, and for random numbers, whose order must not depend
+// on the seed, the call waits for the stream and computes the result; only its copy to the output's
+// memory is work of the stream.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
@@ -32,7 +32,7 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// Below autograd, autocast and every mode of Python's, and seen by no observer: what a kernel does.
+// Below autograd, autocast and every Python mode, and seen by no observer: a kernel's work.
 struct AsKernel {
   c10::impl::ForceDispatchKeyGuard keys{
       c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
@@ -40,8 +40,8 @@ struct AsKernel {
   at::DisableRecordFunctionGuard unseen;
 };
 
-// Where a CUDA tensor's elements are. No reference to it: the program may free it while the work
-// waits, as on a GPU.
+// The location of a CUDA tensor's elements. It holds no reference: the program may free the tensor
+// while the work waits, as on a GPU.
 struct Layout {
   void* data;
   std::vector<std::int64_t> sizes, strides;
@@ -61,7 +61,7 @@ struct Layout {
   at::Tensor alias() const {
     return at::from_blob(data, sizes, strides, at::TensorOptions().dtype(type));
   }
-  // From its first element to its last: bytes between them that are another view's count as well.
+  // From its first element to its last; bytes of other views between them count too.
   SoftcudaRange range(bool is_written) const {
     std::int64_t elements = 1;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -148,7 +148,7 @@ std::vector<at::Tensor> tensors_of(const IValue& value) {
   return {};
 }
 
-// Work of a stream. A failure then has no caller left that could be told.
+// Work of a stream. A failure then has no caller to report to.
 struct Job {
   std::string name;
   std::function<void()> work;
@@ -198,7 +198,7 @@ class Call {
   static bool written(const c10::AliasInfo* alias) { return alias && alias->isWrite(); }
   bool is_out(std::size_t i) const { return schema().arguments()[i].is_out(); }
 
-  // What is returned because it was given; null for a new value.
+  // The argument that is returned; null for a new value.
   const IValue* returned_argument(const c10::Argument& result) const {
     if (!written(result.alias_info())) return nullptr;
     for (std::size_t i = 0; i < count(); ++i) {
@@ -234,7 +234,7 @@ class Call {
     return all;
   }
 
-  // Of all arguments; one that is given to be filled is neither read nor written here.
+  // Of all arguments, except one to be filled, which is neither read nor written here.
   Ranges ranges(const std::vector<Argument>& arguments, bool with_out) const {
     Ranges all;
     for (std::size_t i = 0; i < count(); ++i)
@@ -286,7 +286,7 @@ class Call {
     for (IValue& result : results) stack_->push_back(std::move(result));
   }
 
-  // The results on tensors without data; nothing where the operator cannot do that.
+  // The results on tensors without data; nothing if the operator does not support that.
   std::optional<Stack> run_on_meta() {
     std::unordered_map<c10::TensorImpl*, at::Tensor> known;
     const auto meta_of = [&](const at::Tensor& t) -> at::Tensor {
@@ -318,7 +318,7 @@ class Call {
         }
       }
       op_.callBoxed(&meta);
-    } catch (const c10::Error&) {  // NotImplemented, or wrong arguments: the CPU kernel tells which
+    } catch (const c10::Error&) {  // NotImplemented or wrong arguments: the CPU kernel reports it
       return std::nullopt;
     }
     for (std::size_t i = 0; i < count(); ++i)
@@ -349,7 +349,7 @@ class Call {
     TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
                 "softcuda: ", schema().name(),
                 " needs its values at the call, and a graph is being captured");
-    // What it reads is read by its stream, as far as the order of things goes.
+    // For ordering, its stream reads its inputs.
     enqueue(name(), ranges(arguments(), false), [] {});
     c10::cuda::getCurrentCUDAStream().synchronize();
     Stack host;
@@ -404,7 +404,7 @@ class Call {
   std::size_t first_;
 };
 
-// The wrappers of the kernels that are replaced would make their tensors' device current.
+// The wrappers of the replaced kernels would make their tensors' device current.
 std::optional<c10::Device> device_of(const Stack& stack, std::size_t arguments) {
   for (std::size_t i = stack.size() - arguments; i < stack.size(); ++i) {
     for (const at::Tensor& t : tensors_of(stack[i]))
@@ -431,7 +431,7 @@ at::Tensor& copy(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   return self;
 }
 
-// An operator whose CUDA kernel would leave its outputs as they were.
+// An operator whose CUDA kernel would not write its outputs.
 void refuse(const c10::OperatorHandle& op, Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "softcuda: ", op.schema().name(),
                               " has no CPU kernel, and no decomposition in tests/softcuda/compute");
@@ -468,7 +468,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(
   return {std::move(grad), gc * f, std::move(bias)};
 }
 
-// Views, what makes or changes storage, and what asks the driver keep their own kernels.
+// Views, ops that create or change storage, and ops that query the driver keep their own kernels.
 bool kept(const c10::OperatorHandle& op) {
   static const char* const kNames[] = {"aten::is_set_to",
                                        "aten::empty",
@@ -526,7 +526,7 @@ std::size_t install() {
 
 }  // namespace
 
-// Once a process, after `import torch`. How many operators compute from then on.
+// Called once per process, after `import torch`. Returns the number of operators that now compute.
 extern "C" __attribute__((visibility("default"))) std::size_t softcuda_compute() {
   static const std::size_t count = install();
   return count;

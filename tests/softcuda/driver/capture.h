@@ -1,5 +1,5 @@
-// Stream capture, as far as an allocator can notice it: what a capturing stream is given becomes a
-// node, and calls that are unsafe meanwhile fail and spoil the capture.
+// Stream capture, as far as an allocator can notice it: a capturing stream's work becomes a node,
+// and calls that are unsafe meanwhile fail and invalidate the capture.
 #pragma once
 #include <memory>
 #include <vector>
@@ -12,7 +12,7 @@ namespace softcuda {
 enum class CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 
 struct Capture {
-  // Into a graph of its own, or behind the nodes of `existing`.
+  // Into a new graph, or behind the nodes of `existing`.
   explicit Capture(Graph* existing)
       : own(existing ? nullptr : std::make_unique<Graph>()),
         graph(existing ? *existing : *own),
@@ -31,10 +31,10 @@ struct Capture {
 CUresult begin_capture(const StreamRef& stream, CaptureMode mode, Graph* existing = nullptr);
 // `graph` may be null where the program has the graph already.
 CUresult end_capture(const StreamRef& stream, Graph** graph);
-// The result of a call that may not be made while something captures (allocation, synchronous
-// calls, event queries): CUDA_SUCCESS where the thread's mode allows it.
+// The result of a call that is forbidden during a capture (allocation, synchronous calls, event
+// queries): CUDA_SUCCESS if the thread's mode allows it.
 CUresult check_unsafe();
-// For calls on one stream that can be neither captured nor made while it captures.
+// For calls on one stream that can neither be captured nor be made while it captures.
 CUresult check_not_capturing(const StreamRef& stream);
 CaptureMode exchange_mode(CaptureMode mode);
 

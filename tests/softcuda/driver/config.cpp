@@ -33,7 +33,7 @@ std::string text_of(const char* name) {
   return text ? text : "";
 }
 
-// What stands between commas.
+// Items between commas.
 std::set<std::string> words_of(const char* name) {
   std::istringstream text(text_of(name));
   std::set<std::string> words;

@@ -1,5 +1,5 @@
-// What the environment says, read once. The software driver stands for the machine, so this is not
-// an option of umem.
+// The environment's settings, read once. The software driver represents the machine, so they are
+// not options of umem.
 //   SOFTCUDA_DEVICES  1 or 2 (default 1)
 //   SOFTCUDA_BYTES    memory of each device (default 256 MiB), whole 2 MiB frames
 //   SOFTCUDA_SEED     0 (default): enqueued work runs at once; else later, in a random legal order

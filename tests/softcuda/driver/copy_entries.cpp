@@ -26,7 +26,7 @@ Side side_of(CUdeviceptr ptr) {
   return found.kind == Kind::kHost ? Side::kPinned : Side::kDevice;
 }
 
-// What the call touches of memory that the driver knows.
+// The memory known to the driver that the call touches.
 Accesses touching(CUdeviceptr ptr, std::size_t span, Use use, const char* name) {
   if (side_of(ptr) == Side::kPageable) return {};
   return {{ptr, ptr + span, use, name}};

@@ -21,7 +21,7 @@ CUresult check_device(CUdevice device) {
   return valid_device(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-// What a program may size its work by: an A100's, as torch has kernels for it.
+// The attributes by which a program may size its work: an A100's, as torch has kernels for it.
 int attribute_value(int attribute) {
   switch (attribute) {
     case 1:  // MAX_THREADS_PER_BLOCK

@@ -182,7 +182,7 @@ std::size_t make_room(int device, std::size_t bytes) {
   if (config().devices == 1) return bytes;
   const std::lock_guard guard(state().mutex);
   umem::soft::DeviceLock lock;
-  const std::size_t used = used_locked(device, 1);  // what a batch has left over is taken first
+  const std::size_t used = used_locked(device, 1);  // the rest of a batch is taken first
   if (used + bytes <= config().bytes) return bytes;
   std::size_t missing = umem::pages_of(used + bytes - config().bytes);
   std::vector<std::size_t> unused, victims;

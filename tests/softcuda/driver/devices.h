@@ -1,5 +1,5 @@
 // The devices: one software device (src/soft) whose frames the devices share, each up to its own
-// size, contexts, and what is allocated where.
+// size, contexts, and the location of allocations.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -35,15 +35,15 @@ struct Allocation {
   int device = 0;
   bool registered = false;  // host memory of the program, not ours
 };
-// All below take the devices' own lock. False / null result: no allocation holds the address.
+// All below take the devices' own lock. False / null result: no allocation contains the address.
 bool find_allocation(std::uintptr_t address, Allocation& found);
 void add_allocation(const Allocation& allocation);
 void remove_allocation(std::uintptr_t base);
-// [ptr, ptr + bytes) lies in one managed allocation and is not empty.
+// [ptr, ptr + bytes) is inside one managed allocation and not empty.
 bool is_managed(CUdeviceptr ptr, std::size_t bytes);
 std::size_t used_bytes(int device);
-// Makes up to `bytes` free on a device by evicting its managed pages; how much of them it has now.
-// With one device src/soft evicts by itself, and all of `bytes` is the answer.
+// Frees up to `bytes` on a device by evicting its managed pages; returns how many of them are free
+// now. With one device src/soft evicts by itself, and the result is `bytes`.
 std::size_t make_room(int device, std::size_t bytes);
 // After a prefetch of the range to `device`.
 void set_home(CUdeviceptr ptr, std::size_t bytes, int device);

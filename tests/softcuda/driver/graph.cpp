@@ -37,7 +37,7 @@ struct Conditional {
 
 }  // namespace
 
-// The last reference may go with the work lock held, and the destructor may take any lock.
+// The last reference may be dropped with the work lock held, and the destructor may take any lock.
 UserObject::~UserObject() {
   std::thread(destroy, data).detach();
 }

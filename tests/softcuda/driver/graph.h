@@ -1,5 +1,4 @@
-// Graphs: their nodes run in the order in which they were captured or added, whatever dependencies
-// they were given.
+// Graphs: their nodes run in the order of capture or addition, regardless of their dependencies.
 #pragma once
 #include <map>
 #include <memory>
@@ -10,13 +9,13 @@
 
 namespace softcuda {
 
-// What a conditional handle stands for: kernels set the value, conditional nodes read it.
+// The value of a conditional handle: kernels set it, conditional nodes read it.
 struct Condition {
   unsigned value = 0;
   std::optional<unsigned> at_launch;
 };
 
-// Destroyed, on a thread of its own, with the last reference of the program, a graph or a launch.
+// Destroyed, on a separate thread, with the last reference of the program, a graph or a launch.
 struct UserObject {
   void* data;
   void (*destroy)(void*);
@@ -31,7 +30,7 @@ struct UserObject {
 class References {
  public:
   void add(const std::shared_ptr<UserObject>& object, unsigned count);
-  // False if fewer are held; nothing is dropped then.
+  // False if there are fewer; none is dropped then.
   bool drop(UserObject* object, unsigned count);
   std::shared_ptr<UserObject> find(UserObject* object) const;
 
@@ -45,7 +44,7 @@ class References {
 
 struct Graph {
   std::vector<Work> nodes;
-  Accesses accesses;  // of all nodes, but for the bodies of conditional ones
+  Accesses accesses;  // of all nodes, except the bodies of conditional ones
   References objects;
   // Shared with instances of the graph, and with the bodies of its conditional nodes.
   std::shared_ptr<std::vector<std::unique_ptr<Condition>>> conditions =

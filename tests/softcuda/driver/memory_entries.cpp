@@ -21,7 +21,7 @@ namespace {
 constexpr CUresult kAlreadyRegistered = static_cast<CUresult>(712);
 constexpr CUresult kNotRegistered = static_cast<CUresult>(713);
 
-// Allocation and release may not be made while something captures.
+// Allocation and release are forbidden during a capture.
 CUresult check_allocation_call() {
   RETURN_IF_FAILED(check_context());
   const auto lock = lock_work();
@@ -41,7 +41,7 @@ void add_memory(const Allocation& allocation) {
   races().allocated(allocation.base, allocation.bytes);
 }
 
-// Nothing for an address that is none.
+// Nothing for an unknown address.
 Accesses freeing(CUdeviceptr ptr, const char* name) {
   Allocation found;
   if (!find_allocation(ptr, found) || found.base != ptr) return {};
@@ -76,7 +76,7 @@ struct Range {
 CUresult prefetch_now(const Range& range) {
   const bool to_device = range.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   const std::size_t bytes = to_device ? make_room(range.location.id, range.bytes) : range.bytes;
-  if (bytes == 0) return CUDA_ERROR_OUT_OF_MEMORY;  // nothing but plain memory there
+  if (bytes == 0) return CUDA_ERROR_OUT_OF_MEMORY;  // only plain memory there
   RETURN_IF_FAILED(
       soft().cuMemPrefetchAsync(range.ptr, bytes, to_soft(range.location), 0, per_thread_stream()));
   if (to_device) set_home(range.ptr, bytes, range.location.id);
@@ -333,7 +333,7 @@ ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, C
   }
 }
 
-// What is asked of an unknown pointer, and what this driver does not know, is answered with zeros.
+// Queries of an unknown pointer, and unknown attributes, return zeros.
 ENTRY(cuPointerGetAttributes, 7000,
       (unsigned count, CUpointer_attribute* attributes, void** data, CUdeviceptr ptr)) {
   SOFTCUDA_ENTER();

@@ -26,7 +26,7 @@ std::string plain_name(std::string name) {
 std::atomic<int> g_lost{0};    // the error of a device that is lost, or 0
 thread_local int t_calls = 0;  // in progress, one inside the other
 
-// What a real driver refuses once the device is lost; questions and settings it still answers.
+// The calls that a real driver refuses once the device is lost; queries and settings still work.
 bool needs_device(const std::string& name) {
   constexpr const char* kKinds[] = {"Mem",    "Malloc",  "Free",          "Host",
                                     "Stream", "Event",   "Launch",        "DeviceSynchronize",

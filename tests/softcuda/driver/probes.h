@@ -8,20 +8,20 @@
 
 namespace softcuda {
 
-// A planned result that is no error: the call does nothing and reports success, as if whoever
-// makes it had forgotten it.
+// A planned result that is no error: the call does nothing and reports success, as if the caller
+// had forgotten it.
 inline constexpr int kSkipped = -1;
 
-// What a planned failure does beside the error that it reports.
+// The effect of a planned failure in addition to its error.
 enum class Harm { kNone, kLoses, kTears };
 
 class Probe {
  public:
   explicit Probe(std::string name);
-  // Counts a call; its planned result, or 0 for a call that goes its way.
+  // Counts a call; returns its planned result, or 0 to proceed.
   int enter();
-  // The nth call from now on gets `result`. If it loses the device, all later ones that need it
-  // do too. A torn batch has its first half carried out.
+  // The nth call from now gets `result`. If it loses the device, all later ones that need it fail
+  // too. The first half of a torn batch is executed.
   void inject(std::uint64_t nth, int result, Harm harm = Harm::kNone);
   void skip_all();
   void reset();
@@ -45,8 +45,8 @@ class Probe {
 // `function` may carry the version suffix of an exported name (cuMemFree_v2): it is dropped.
 Probe& probe_of(const char* function);
 
-// A call in progress. One that another entry point makes is not counted and never fails: it is not
-// the program's.
+// A call in progress. Another entry point's call is not counted and never fails: it is not the
+// program's.
 class Call {
  public:
   explicit Call(Probe& probe);

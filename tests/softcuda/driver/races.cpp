@@ -16,17 +16,17 @@
 namespace softcuda {
 namespace {
 
-constexpr std::size_t kMostReports = 100;      // of different pairs, until they are taken
-constexpr std::size_t kMostSegments = 200000;  // of memory with a history of its own
+constexpr std::size_t kMostReports = 100;      // distinct pairs, until they are taken
+constexpr std::size_t kMostSegments = 200000;  // pieces of memory with separate histories
 constexpr int kExitWithRaces = 70;
 
-std::atomic<pid_t> g_unread_in{0};  // the process whose reports nobody has taken
+std::atomic<pid_t> g_unread_in{0};  // the process whose reports were not taken
 
-// A program that raced and did not look fails, whatever it found itself.
+// A program that raced and did not take the reports fails, regardless of its own result.
 struct FailUnread {
   ~FailUnread() {
     if (g_unread_in != getpid()) return;
-    std::fprintf(stderr, "softcuda: races were found, and this program did not ask for them\n");
+    std::fprintf(stderr, "softcuda: races were found, and this program did not request them\n");
     std::fflush(nullptr);
     _exit(kExitWithRaces);
   }
@@ -76,7 +76,7 @@ Races& races() {
   return *instance;
 }
 
-// Takes the id of a stream that is gone and complete, so that clocks stay short: its ticks go on.
+// Reuses the id of a destroyed, complete stream, so that clocks remain short: its ticks continue.
 void Races::start(Strand& stream) {
   const auto found = std::find_if(spare_.begin(), spare_.end(), [this](const Gone& gone) {
     return host_.at(gone.id) >= gone.tick;

@@ -1,9 +1,9 @@
-// Accesses to the same bytes that no order of CUDA's relates.
+// Accesses to the same bytes without an order guaranteed by CUDA.
 //
-// All is judged when it is enqueued, by what CUDA promises and not by what happened to run first:
-// order within a stream, events, the legacy stream's rules, and what the program has waited for or
-// has been told is complete. The program's threads count as one strand, the host: they are ordered
-// by the program's own locks, which nobody sees here.
+// Work is judged when it is enqueued, according to CUDA's guarantees and not the actual order:
+// order within a stream, events, the legacy stream's rules, and the work that the program waited
+// for or knows to be complete. The program's threads count as one strand, the host: they are
+// ordered by the program's own locks, which are not visible here.
 //
 //   a write, beside a read or a write           a race
 //   a discard, beside anything                  a race: CUDA leaves undefined what the bytes become
@@ -23,13 +23,13 @@ namespace softcuda {
 
 inline constexpr StrandId kHost = 0;
 
-// What a stream knows. It gets its id with its first operation.
+// A stream's knowledge. It gets its id with its first operation.
 struct Strand {
   StrandId id = kHost;
   Clock clock;
 };
 
-// One text for all equal ones, for as long as the process lives.
+// One text for all equal ones, for the life of the process.
 const char* intern(std::string_view text);
 
 // With the work lock held, all of it.
@@ -37,11 +37,11 @@ class Races {
  public:
   // The stream's next operation; its clock is the stream's afterwards.
   void enqueued(Strand& stream, const Accesses& accesses);
-  // The program itself does it, in the call that is being made.
+  // The program itself does it, in the current call.
   void done_by_host(const Access& access);
-  // All that is in `clock` is complete, and the program has been told.
+  // Everything in `clock` is complete, and the program knows it.
   void host_knows(const Clock& clock) { host_.join(clock); }
-  // That of all streams that are gone: they may have been given work until then.
+  // The clock of all destroyed streams: they may have received work until then.
   const Clock& of_gone_streams() const { return gone_; }
   void stream_is_gone(const Strand& stream);
   void allocated(std::uintptr_t begin, std::size_t bytes);
@@ -65,7 +65,7 @@ class Races {
 
   Clock host_, gone_;
   StrandId last_id_ = kHost;
-  std::vector<Gone> spare_;  // ids of streams that are gone
+  std::vector<Gone> spare_;  // ids of destroyed streams
   Shadow shadow_;
   std::size_t prune_at_ = 4096;
   std::uint64_t slow_ = 0;

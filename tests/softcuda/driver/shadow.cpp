@@ -61,7 +61,7 @@ void Shadow::add_use(Segments::iterator first, Segments::iterator last, const Ac
   for (auto segment = first; segment != last; ++segment) {
     if (at < segment->first)
       segments_.emplace_hint(segment, at, Segment{segment->first, {}, {mark}});
-    // What comes after this use comes after those that it knows.
+    // Work after this use is after those that it knows.
     std::erase_if(segment->second.uses, [&](const Mark& use) { return use.before(clock); });
     segment->second.uses.push_back(mark);
     at = segment->second.end;
@@ -83,7 +83,7 @@ void Shadow::prune(const Clock& clock) {
   });
 }
 
-// The first segment that begins at `at` or after it; one that `at` lies in becomes two.
+// The first segment that begins at or after `at`; a segment that contains `at` is split.
 Shadow::Segments::iterator Shadow::split(std::uintptr_t at) {
   const auto next = segments_.lower_bound(at);
   if (next == segments_.begin()) return next;

@@ -1,8 +1,8 @@
-// Vector clocks, and who last used which bytes of memory.
+// Vector clocks, and the last uses of bytes of memory.
 //
-// A strand is what happens one after the other: a stream, or the program's threads together. The
-// ticks of a strand count what it does; a clock says how far each strand had come, as far as
-// something of another one can rely on it.
+// A strand is a sequence of operations: a stream, or the program's threads together. A strand's
+// ticks count its operations; a clock has each strand's progress, as far as another one can rely on
+// it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -31,11 +31,11 @@ enum class Use : std::uint8_t { kRead, kWrite, kMove, kDiscard, kFree };
 struct Access {
   std::uintptr_t begin = 0, end = 0;
   Use use = Use::kRead;
-  const char* name = "";  // of the operator or the driver's call; interned
+  const char* name = "";  // the operator's or driver call's; interned
 };
 using Accesses = std::vector<Access>;
 
-// An access that was made.
+// A past access.
 struct Mark {
   StrandId strand = 0;
   Tick tick = 0;  // 0: there was none
@@ -47,27 +47,27 @@ struct Mark {
 
 class Shadow {
  public:
-  // An earlier access to the bytes from `begin` to `end`, which the new one's clock does not know,
-  // or after which there is nothing left to access.
+  // An earlier access to the bytes from `begin` to `end` that the new one's clock does not know, or
+  // that left nothing to access.
   using Met = std::function<void(const Mark& earlier, std::uintptr_t begin, std::uintptr_t end)>;
 
-  // Enters the access, made as `mark` by something that knows `clock`.
+  // Records the access, made as `mark` with the knowledge `clock`.
   void enter(const Access& access, const Mark& mark, const Clock& clock, const Met& met);
-  // The bytes are new: what was done at their addresses before is forgotten.
+  // The bytes are new: earlier uses of their addresses are forgotten.
   void forget(std::uintptr_t begin, std::uintptr_t end);
-  // Forgets what everything that is still to come has `clock` before it, but for what was freed.
+  // Forgets the uses in `clock`, which precede all future work, except frees.
   void prune(const Clock& clock);
   void clear() { segments_.clear(); }
   std::size_t size() const { return segments_.size(); }
 
  private:
-  // Bytes with one history: what left them as they are, and their uses since then.
+  // Bytes with one history: their last write, and their uses since then.
   struct Segment {
     std::uintptr_t end = 0;
     Mark last;
     std::vector<Mark> uses;
   };
-  using Segments = std::map<std::uintptr_t, Segment>;  // by where they begin; they do not overlap
+  using Segments = std::map<std::uintptr_t, Segment>;  // by their begin; they do not overlap
 
   Segments::iterator split(std::uintptr_t at);
   void replace(Segments::iterator first, Segments::iterator last, const Access& access,

@@ -145,7 +145,7 @@ ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
   return with_event(event, [](auto& lock, const Event& e) {
     if (e.capture) return kCapturedEvent;
     RETURN_IF_FAILED(check_unsafe());
-    const Moment at = e.at;  // the record of this moment, whatever is recorded later
+    const Moment at = e.at;  // the present record, regardless of later ones
     const Clock known = e.clock;
     if (e.recorded) wait(lock, [&] { return at.reached(); });
     races().host_knows(known);
@@ -230,7 +230,7 @@ ENTRY(cuThreadExchangeStreamCaptureMode, 10010, (int* mode)) {
 int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(void*),
                      void (*drop)(void*), void* data, int waits) {
   const std::shared_ptr<void> owner(data, drop);
-  // A kernel that libcudart was not asked to launch is launched here: it counts, and may fail.
+  // A kernel not launched through libcudart is launched here: it counts, and may fail.
   static Probe& probe = probe_of("cudaLaunchKernel");
   const Call call(probe);
   if (call.planned()) return call.result();

@@ -1,5 +1,5 @@
-// Says from where a program ends by std::terminate. What ends without an exception, such as a
-// thread that Python stops inside of native code, would tell nothing else.
+// Prints the location from which std::terminate ends a program. Without an exception, such as for a
+// thread that Python stops inside of native code, there is no other hint.
 #include <execinfo.h>
 #include <unistd.h>
 

@@ -24,7 +24,7 @@ struct State {
   std::uint64_t seed = config().seed;
   std::mt19937_64 random{config().seed};
   std::uint64_t failures = 0;
-  std::uint64_t hints_called = 0, hints_done = 0;  // of the worker
+  std::uint64_t hints_called = 0, hints_done = 0;  // the worker's
 
   bool one_worker() const {
     return config().hints == Hints::kWorker || (config().hints == Hints::kBoth && seed % 2 == 1);
@@ -226,7 +226,8 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
     if (s.random() % 4 == 0) poll();
     return CUDA_SUCCESS;
   }
-  // A failure at once is the call's own result; behind a host function it comes too late for it.
+  // An immediate failure is the call's own result; behind a host function it comes too late for
+  // that.
   auto result = std::make_shared<CUresult>(CUDA_SUCCESS);
   if (!operation.on_own_thread())
     operation.work = [work = std::move(operation.work), result] { return *result = work(); };

@@ -1,14 +1,14 @@
-// Streams, events, and when the work enqueued on them runs.
+// Streams, events, and the schedule of the work enqueued on them.
 //
 // Every operation of a stream has a ticket; it may run once the stream's earlier ones have and the
 // tickets it depends on (event waits, the legacy stream's rules) are reached. Without a seed
 // everything that may run does so when enqueued. With one, it runs at a random later moment, at the
-// latest where the program waits for it, in a random order among those allowed: a program that
-// forgot to wait sees old bytes.
+// latest when the program waits for it, in a random permitted order: a program that forgot to wait
+// sees old bytes.
 //
-// Whether libcuda's worker takes hints in the order of their calls is not known, so that there are
-// both ways (SOFTCUDA_HINTS): one worker, at which a hint that has to wait keeps all later ones
-// waiting, on whatever stream; and hints as work of their streams alone.
+// libcuda's worker may or may not take hints in the order of their calls, so there are both modes
+// (SOFTCUDA_HINTS): one worker, where a waiting hint delays all later ones, on any stream; and
+// hints as work of their streams alone.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -45,8 +45,8 @@ struct Moment {
 
 using Work = std::function<CUresult()>;
 
-// A hint on managed memory, which the driver's one worker carries out; one to the host blocks its
-// caller instead where the stream has nothing else to do.
+// A hint on managed memory, executed by the driver's one worker; one to the host blocks its caller
+// instead if the stream is idle.
 enum class Hint : unsigned char { kNone, kWorker, kCaller };
 
 struct Operation {
@@ -54,9 +54,9 @@ struct Operation {
   std::vector<Moment> after;
   bool host_function = false;  // it may take the program's locks
   Accesses accesses = {};
-  Clock known = {};  // of a host function
+  Clock known = {};  // a host function's
   Hint hint = Hint::kNone;
-  std::uint64_t arrival = 0;  // of a hint that the worker carries out: its number
+  std::uint64_t arrival = 0;  // a worker's hint: its number
   bool waits = false;         // for what other streams or processes do
 
   bool on_own_thread() const { return host_function || waits; }
@@ -83,10 +83,10 @@ struct Event {
   Moment at;
   std::shared_ptr<std::int64_t> nanoseconds;
   std::shared_ptr<Capture> capture;
-  Clock clock;  // what its wait makes known
+  Clock clock;  // the knowledge gained by its wait
 };
 
-// A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if there is none.
+// A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if it does not exist.
 StreamRef find_stream(CUstream handle);
 std::shared_ptr<Event> find_event(CUevent handle);
 CUstream add_stream(int device, unsigned flags, int priority);
@@ -102,10 +102,10 @@ CUresult enqueue_host_function(CUstream handle, Work work);
 void lock_for_fork();
 void unlock_after_fork();
 
-// All below with the lock held. `wait` gives it up while nothing can run but what runs already.
+// All below with the lock held. `wait` releases it while nothing new can run.
 std::unique_lock<std::mutex> lock_work();
-// Enqueues on the stream, or adds a node to the graph it captures. The result is the work's own
-// if it ran at once.
+// Enqueues on the stream, or adds a node to the graph it captures. The result is the work's own if
+// it ran immediately.
 CUresult enqueue(const StreamRef& stream, Operation operation);
 CUresult record(Event& event, const StreamRef& stream);
 CUresult wait_event(const StreamRef& stream, const Event& event);
@@ -114,7 +114,7 @@ void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done)
 void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream);
 // The work of one device's streams, or with -1 of all.
 void wait_device(std::unique_lock<std::mutex>& lock, int device);
-// What polling does: something runs if anything may, so that a polling loop ends.
+// Polling runs something if anything may run, so that a polling loop ends.
 void poll();
 std::uint64_t pending();
 bool deferred();

@@ -1,10 +1,10 @@
 // A libnccl.so.2 for the software device: collectives and sends between processes of one machine.
 //
-// As NCCL's kernels do, the work of a call waits on the device until all ranks have given it to
-// theirs, and the streams behind it wait as long: a program whose ranks call in different orders
-// hangs, and so does one that waits for its device before a rank that needs it has come. The calls
-// of a communicator run in the order in which they were made. Not here: windows, reductions of the
-// program's own, capture in graphs; registration of buffers is only checked.
+// Like NCCL's kernels, a call's work waits on the device until all ranks have enqueued theirs, and
+// later work of the streams waits as long: a program whose ranks call in different orders hangs,
+// and so does one that waits for its device before a required rank has arrived. The calls of a
+// communicator run in order. Not supported: windows, the program's own reductions, capture in
+// graphs; registration of buffers is only checked.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -83,7 +83,7 @@ struct Call {
   std::uint32_t peer = 0;  // the root, or the other rank
 };
 
-// What a rank gives to all, in bytes.
+// The bytes that a rank gives to all.
 std::size_t given(const Call& call, const Communicator& comm) {
   const bool to_each = call.kind == Call::kReduceScatter || call.kind == Call::kAllToAll;
   return call.count * size_of(call.type) * (to_each ? comm.ranks : 1);
@@ -172,7 +172,7 @@ class Kernel {
         for (std::uint32_t r = 0; r < comm_->ranks; ++r)
           std::memcpy(to + r * block + at, shared.chunk(r), bytes);
         return;
-      default: {  // of each rank the part that is for this one
+      default: {  // each rank's part for this one
         const std::size_t begin = std::max(at, comm_->rank * block);
         const std::size_t end = std::min(at + bytes, (comm_->rank + 1) * block);
         if (begin >= end) return;
@@ -188,7 +188,7 @@ class Kernel {
     }
   }
 
-  // In the order of the ranks, so that each of them gets the same bits.
+  // In the order of the ranks, so that each gets the same bits.
   void sum(const Call& call, std::size_t at, std::size_t bytes) {
     Shared& shared = *comm_->shared;
     const std::size_t count = bytes / size_of(call.type);
@@ -198,7 +198,7 @@ class Kernel {
     if (call.op == kAverage) divide(sum_.data(), count, call.type, comm_->ranks);
   }
 
-  // All sends and receives of a group go on side by side; those of one pair in their order.
+  // All sends and receives of a group run concurrently; those of one pair in order.
   void exchange(const std::vector<Call>& calls) {
     std::vector<std::size_t> done(calls.size());
     Pause pause;
@@ -387,7 +387,7 @@ int ncclCommCuDevice(void* comm, int* device) {
   *device = of(comm).device;
   return kSuccess;
 }
-// Torch registers each segment of its allocator. Of managed memory NCCL promises nothing.
+// Torch registers each segment of its allocator. NCCL guarantees nothing for managed memory.
 int ncclCommRegister(void*, void* ptr, std::size_t, void** registered) {
   bool managed = false;
   if (!softcuda_is_device_pointer(ptr, &managed) || managed)

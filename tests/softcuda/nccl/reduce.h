@@ -9,7 +9,7 @@ enum Reduction { kSum, kProduct, kMax, kMin, kAverage };
 
 // Bytes of an element; 0: not supported.
 std::size_t size_of(int type);
-// into[i] = into[i] op from[i], of so many elements. False: not supported.
+// into[i] = into[i] op from[i], for this many elements. False: not supported.
 bool reduce(void* into, const void* from, std::size_t count, int type, int op);
 // into[i] /= ranks.
 bool divide(void* into, std::size_t count, int type, unsigned ranks);

@@ -12,7 +12,7 @@ Shared::Shared(const std::string& name, std::uint32_t ranks) : ranks_(ranks) {
   bytes_ = head + ranks * kChunk + ranks * ranks * sizeof(Mail);
   const int file = shm_open(name.c_str(), O_RDWR | O_CREAT, 0600);
   if (file < 0) return;
-  // Zeros are the state at the start; to give the same length again changes nothing.
+  // Zeros are the initial state; setting the same length again changes nothing.
   if (ftruncate(file, static_cast<off_t>(bytes_)) == 0)
     map_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);

@@ -1,5 +1,5 @@
-// What the ranks of a fake NCCL communicator share: a file in memory that each of them maps, also
-// where several are in one process.
+// The memory shared by the ranks of a fake NCCL communicator: a file in memory that each maps, also
+// if several are in one process.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,8 +9,8 @@
 namespace softnccl {
 
 inline constexpr std::size_t kMaxRanks = 16;
-inline constexpr std::size_t kChunk = std::size_t{1} << 20;  // of a collective, for each rank
-inline constexpr std::size_t kMail = std::size_t{1} << 18;   // of a send, for each pair of ranks
+inline constexpr std::size_t kChunk = std::size_t{1} << 20;  // a collective's, per rank
+inline constexpr std::size_t kMail = std::size_t{1} << 18;   // a send's, per pair of ranks
 
 // All ranks meet, any number of times.
 struct Barrier {
@@ -24,19 +24,19 @@ struct Mail {
 };
 
 struct Member {
-  std::int32_t color, key;  // of a split
+  std::int32_t color, key;  // a split's
 };
 
 struct Header {
   std::atomic<std::uint32_t> mapped;   // ranks that have the file
-  std::atomic<std::uint32_t> aborted;  // by a rank: nothing more is waited for
-  Barrier device, host;                // of kernels, and of calls
+  std::atomic<std::uint32_t> aborted;  // by a rank: all waits end
+  Barrier device, host;                // kernels, and calls
   Member members[kMaxRanks];
 };
 
 class Shared {
  public:
-  // Waits for nobody. The last rank to come takes the file's name away.
+  // Does not wait. The last rank to arrive removes the file's name.
   Shared(const std::string& name, std::uint32_t ranks);
   ~Shared();
   Shared(const Shared&) = delete;

@@ -80,7 +80,7 @@ cudaError_t finish(int result);
 // Starts the driver and gives the thread a context: the runtime's rule for every call.
 int ensure_context();
 
-// A call in progress: what it asks of the driver is not counted as the program's.
+// A call in progress: its driver calls are not counted as the program's.
 struct Call {
   const int planned;
   explicit Call(void* probe) : planned(softcuda_enter(probe)) {}

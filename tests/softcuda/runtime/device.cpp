@@ -140,7 +140,7 @@ RUNTIME_API cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   int result = 0;
   cuGetProcAddress_v2(symbol, function, static_cast<int>(version), flags, &result);
   if (status) *status = static_cast<cudaDriverEntryPointQueryResult>(result);
-  return finish(0);  // what was not found is told by `status`
+  return finish(0);  // `status` reports missing ones
 }
 RUNTIME_API cudaGetLastError() {
   const cudaError_t error = t_last_error;

@@ -1,4 +1,4 @@
-// Names and texts of errors, in the runtime's words: torch prints both and looks for some.
+// Names and texts of errors, in the runtime's words: torch prints both and searches for some.
 #include <array>
 
 #include "common.h"

@@ -29,7 +29,7 @@ RUNTIME_API cudaGraphExecDestroy(cudaGraphExec_t executable) {
   RUNTIME_ENTER();
   return finish(cuGraphExecDestroy(executable));
 }
-// Only the number of nodes is known; torch asks to warn about an empty graph.
+// Only the number of nodes is known; torch uses it to warn about an empty graph.
 RUNTIME_API cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::size_t* count) {
   RUNTIME_ENTER();
   if (nodes) return finish(cudaErrorNotSupported);
@@ -81,7 +81,7 @@ RUNTIME_API cudaGraphReleaseUserObject(cudaGraph_t graph, cudaUserObject_t objec
   return finish(cuGraphReleaseUserObject(graph, object, count));
 }
 
-// What cudaMallocAsync gives while a stream captures is ordinary device memory: graphs hold none.
+// cudaMallocAsync returns ordinary device memory while a stream captures: graphs have none.
 RUNTIME_API cudaDeviceGetGraphMemAttribute(int device, cudaGraphMemAttributeType attribute,
                                            void* value) {
   RUNTIME_ENTER();
@@ -90,7 +90,7 @@ RUNTIME_API cudaDeviceGetGraphMemAttribute(int device, cudaGraphMemAttributeType
   *static_cast<std::uint64_t*>(value) = 0;
   return finish(0);
 }
-// A high watermark can be set to zero, and nothing else.
+// A high watermark can only be set to zero.
 RUNTIME_API cudaDeviceSetGraphMemAttribute(int device, cudaGraphMemAttributeType attribute,
                                            void* value) {
   RUNTIME_ENTER();

@@ -94,7 +94,7 @@ void drop(void* data) {
 }  // namespace
 
 // vectorized_elementwise_kernel(int count, Functor, std::array<char*, operands>): contiguous
-// operands of one element type, the output first. FillFunctor<T> holds the value and nothing else.
+// operands of one element type, the output first. FillFunctor<T> contains only the value.
 // set_conditional_handle_kernel(handle, const bool*).
 Kernel interpret(const char* mangled) {
   Kernel kernel{mangled, Meaning::kNone, 0};

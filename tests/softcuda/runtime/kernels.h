@@ -1,5 +1,5 @@
 // Kernels are known by name only. Those that fill or copy contiguous memory, or set the condition
-// of a graph, are done on the host; all others leave memory as it was.
+// of a graph, run on the host; all others change no memory.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -14,7 +14,7 @@ struct Kernel {
   std::size_t element_bytes = 0;
 };
 
-// What the kernel of this mangled name does, as far as it is known.
+// The action of the kernel with this mangled name, as far as it is known.
 Kernel interpret(const char* mangled);
 // Enqueues the kernel; its arguments are read now, as a launch does.
 int launch(const Kernel& kernel, void** args, void* stream);

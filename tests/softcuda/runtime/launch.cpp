@@ -1,4 +1,5 @@
-// What the compiler's host code calls: registration of kernels and variables, and launches.
+// The functions that the compiler's host code calls: registration of kernels and variables, and
+// launches.
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -20,7 +21,7 @@ struct Variable {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<const void*, Kernel> kernels;  // nodes stay: handles point to them
+  std::unordered_map<const void*, Kernel> kernels;  // nodes are kept: handles point to them
   std::unordered_map<const void*, Variable> variables;
 };
 Registry& registry() {

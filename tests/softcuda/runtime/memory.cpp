@@ -36,7 +36,7 @@ int allocate(void** ptr, std::size_t bytes) {
   return 0;
 }
 
-// The direction must fit the pointers, as far as it can be told.
+// The direction must fit the pointers, as far as they are known.
 bool direction_fits(const void* to, const void* from, cudaMemcpyKind kind) {
   bool managed = false;
   const bool to_device = softcuda_is_device_pointer(to, &managed);
@@ -193,7 +193,7 @@ RUNTIME_API cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc*, s
 }
 RUNTIME_API cudaMemPoolTrimTo(cudaMemPool_t pool, std::size_t) {
   RUNTIME_ENTER();
-  return finish(pool ? 0 : cudaErrorInvalidValue);  // nothing is kept back
+  return finish(pool ? 0 : cudaErrorInvalidValue);  // nothing is cached
 }
 
 // Sharing memory and events with other processes is not offered: an error, never a wrong pointer.
