@@ -11,10 +11,10 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 
 namespace {
 std::atomic<long> g_rejections{0};
-std::atomic<long> g_blocks{0}, g_segments{0};  // that the tracker was told of
+std::atomic<long> g_blocks{0}, g_segments{0};  // reported to the tracker
 }  // namespace
 
-// Another library that wants to be asked for CUDA memory.
+// Another library that wants to serve CUDA memory.
 EXPORT void register_another() {
   c10::SetAllocator(c10::kCUDA, c10::GetAllocator(c10::kCPU), 9);
 }
@@ -48,7 +48,7 @@ EXPORT long rejections() {
 #endif
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
-// Whether the block of that address is given, and is the current allocator's to free.
+// True if the block of that address is returned, and the current allocator frees it.
 EXPORT bool allocates_at(std::size_t bytes, void* address) {
   const c10::DataPtr block = caching::allocateWithAddress(bytes, address);
   return block.get() == address && block.get_deleter() == caching::get()->raw_deleter();

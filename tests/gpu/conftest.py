@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_cached_pools() -> Iterator[None]:
-    """What torch's own allocator keeps of private pools counts towards the next test's budget."""
+    """Private pools cached by torch's own allocator count towards the next test's budget."""
     yield
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -59,7 +59,7 @@ def soft() -> Iterator[load.Softcuda | None]:
 
 @pytest.fixture
 def softcuda(soft: load.Softcuda | None) -> load.Softcuda:
-    """As `soft`, for tests that make no sense on a real GPU."""
+    """Like `soft`, for tests that make no sense on a real GPU."""
     if soft is None:
         pytest.skip("needs the software driver: set SOFTCUDA_LIB")
     return soft
@@ -91,7 +91,7 @@ def _off_afterwards() -> Iterator[None]:
 
         gc.collect()
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # what pools leave cached would count towards later budgets
+            torch.cuda.empty_cache()  # memory cached by pools would count towards later budgets
         umem.disable()
     races = [] if SOFT is None else SOFT.races()
     assert not races, "the test left accesses that nothing orders: " + "; ".join(races)

@@ -1,9 +1,9 @@
-"""Trains one net again and again on the software driver, with kernels that compute.
+"""Trains one net repeatedly on the software driver, with kernels that compute.
 
 python tests/gpu/numbers_worker.py NET POLICY [--budgets 1/2 ...] [--seeds 0 1 ...] [--steps N]
 
 With the policy "plain" torch's own allocator serves it. Each line of the output is JSON: budget,
-seed, the bytes of the peak, a digest of losses and parameters, what umem moved, and races.
+seed, the bytes of the peak, a digest of losses and parameters, the bytes moved, and races.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
-"""Makes driver calls of a training fail, one at a time, and says what became of each.
+"""Makes driver calls of a training fail, one at a time, and reports each outcome.
 
 python tests/gpu/sweep.py [--device soft] [--entry NAME ...] [--per-entry N] [--seed S]
 
 With --device soft on the software device, else on the software driver, which needs SOFTCUDA_LIB and
-the CUDA build of torch. Every entry point that umem
-calls while it is enabled and two training steps run is failed at its n-th call, for n up to the
-number of its calls: with errors that pass, for a batch also once its first half is carried out, and
-with one that loses the device for good, which the software device does not have.
-Each case ends in one of these ways:
+the CUDA build of torch. Every entry point that umem calls while it is enabled and two training
+steps run is failed at its n-th call, for n up to the number of its calls: with transient errors,
+for a batch also after its first half is executed, and with one that loses the device, which the
+software device does not have. Each case ends in one of these ways:
 
     ok      the steps went through, and all numbers are those of an undisturbed run
     raised  a proper error; the tensors that survive are intact, and the next step works
     late    the call was made fewer than n times: nothing failed
     lost    wrong numbers, a crash, a hang, a pin or memory left behind, an improper error
 
-Races between operators and the driver's moves, discards and frees are reported beside that. The
-exit code is 1 if any case was lost or raced.
+Races between operators and the driver's moves, discards and frees are reported too. The exit code
+is 1 if any case was lost or raced.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WORKER = HERE / "sweep_worker.py"
 INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, LAUNCH_FAILED = 1, 2, 600, 719
-FEW = 8  # so many calls of an entry point are all tried: each asks for something else
+FEW = 8  # up to this many calls of an entry point are all tried, as they differ
 Harm = Literal["", "lose", "tear"]
 OUTCOMES = ("ok", "raised", "late", "lost")
 
@@ -52,7 +51,7 @@ class Case:
     nth: int = 0
     error: int = 0
     harm: Harm = ""
-    plant: str = ""  # what the worker does wrong on purpose, so that the sweep can be tested
+    plant: str = ""  # errors made by the worker on purpose, to test the sweep
 
     def __str__(self) -> str:
         harm = {"": "", "lose": ", device lost", "tear": ", torn"}[self.harm]
@@ -65,7 +64,7 @@ class Outcome:
 
     kind: str
     why: str = ""
-    calls: dict[str, int] = dataclasses.field(default_factory=dict)  # of every entry point
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)  # for every entry point
     seconds: float = 0.0
     races: list[str] = dataclasses.field(default_factory=list)
 
@@ -81,10 +80,10 @@ class Worker:
         )  # fmt: skip
 
     def run(self, case: Case, timeout: float) -> Outcome:
-        """The case's outcome; where it was lost, the worker is gone."""
+        """Return the case's outcome; if it was lost, the worker has ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer
             print(json.dumps(dataclasses.asdict(case)), file=self.process.stdin, flush=True)
         if not select.select([self.process.stdout], [], [], timeout)[0]:
             self.stop()
@@ -93,7 +92,7 @@ class Worker:
         if line:
             outcome = Outcome(**json.loads(line))
             if outcome.kind == "lost":
-                self.stop()  # who knows what state it is in
+                self.stop()  # its state is unknown
             return outcome
         self.stop()
         self.log.seek(0)
@@ -105,7 +104,7 @@ class Worker:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Ends the process, which leaves by itself if it still reads."""
+        """Ends the process, which exits by itself if it still reads."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -116,20 +115,20 @@ class Worker:
 
 
 def entry_points() -> list[str]:
-    """What umem may call: the driver table."""
+    """The entry points that umem may call: the driver table."""
     text = (ROOT / "src/driver/symbols.def").read_text(encoding="utf-8")
     return re.findall(r"^UMEM_SYMBOL\((\w+),", text, re.MULTILINE)
 
 
 def chosen(calls: int, limit: int) -> list[int]:
-    """Of 1 to `calls` all if they are few, else `limit`, evenly, with both ends."""
+    """Return 1 to `calls` if they are few, else `limit` of them, evenly, with both ends."""
     if calls <= max(limit, FEW):
         return list(range(1, calls + 1))
     return sorted({1 + round(i * (calls - 1) / (limit - 1)) for i in range(limit)})
 
 
 def errors(entry: str, device: str) -> Iterator[tuple[int, Harm]]:
-    """What the call may report, and what else it does then."""
+    """Return the errors that the call may report, with their further effects."""
     if entry in ("cuEventQuery", "cuStreamQuery"):
         yield NOT_READY, ""
     yield INVALID_VALUE, ""
@@ -151,7 +150,7 @@ def cases(calls: dict[str, int], limit: int, plant: str, device: str) -> list[Ca
 
 
 def count(worker: Worker, timeout: float) -> dict[str, int]:
-    """The calls of each entry point that a case without a failure makes, if any."""
+    """Return the number of calls of each entry point in a case without a failure."""
     worker.run(Case(), timeout + 60)  # the first one makes more: libraries start, umem is built
     clean = worker.run(Case(), timeout)
     if clean.kind != "ok":

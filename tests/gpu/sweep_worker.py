@@ -1,10 +1,10 @@
-"""Runs the cases of sweep.py that come on standard input, one JSON line each, and answers so.
+"""Runs the cases of sweep.py from standard input, one JSON line each, and answers likewise.
 
 python tests/gpu/sweep_worker.py SEED DEVICE
 
 A case trains a network, with kernels that compute: its numbers must be those of the same training
-without umem and without failures. Beside it, tensors of one value each are filled, copied and read,
-on a GPU on two streams.
+without umem and without failures. Concurrently, tensors of one value each are filled, copied and
+read, on a GPU on two streams.
 
 The failures that the sweep must notice can be planted: see `PLANTS`.
 """
@@ -26,7 +26,7 @@ sys.path.insert(1, str(TESTS))
 MIB = 1 << 20
 SEED, DEVICE = int(sys.argv[1]), sys.argv[2]
 CUDA = DEVICE == "cuda"
-# The device holds less than what lives at the peak, and the budget is less than that.
+# The device is smaller than the live bytes at the peak, and the budget is smaller still.
 os.environ["SOFTCUDA_BYTES"] = str(32 * MIB)
 BUDGET = 16 * MIB
 os.environ["OMP_NUM_THREADS"] = "1"  # for equal bits
@@ -46,17 +46,17 @@ from umem.errors import UmemError  # noqa: E402
 
 if CUDA:
     load.compute()
-gpu: Any = torch.cuda if CUDA else torch.cpu  # whose streams do nothing
+gpu: Any = torch.cuda if CUDA else torch.cpu  # its streams do nothing
 torch.set_num_threads(1)
 TENSORS = "cuda" if CUDA else "cpu"
 LAYERS, LARGE, SMALL = 4, 2 * MIB, 64 << 10
 STEPS = 3  # two in which a call may fail, and the next one
 kept: list[Any] = []  # by a planted leak
-State = list[torch.Tensor]  # of a network, on the host
+State = list[torch.Tensor]  # a network's, on the host
 
 
 class Net:
-    """A training of two large layers whose numbers depend on nothing but the number of steps."""
+    """A training of two large layers whose numbers depend only on the number of steps."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -86,7 +86,7 @@ class Net:
             parameter.detach().copy_(value)
 
     def check(self, expected: list[State], interrupted: bool) -> None:
-        """Raises Lost if a parameter holds what it never does; after a failure, within a step."""
+        """Raises Lost if a parameter has an impossible value; a failure allows one step's values."""
         last = min(self.steps + 1, STEPS) if interrupted else self.steps
         allowed = expected[self.steps : last + 1]
         for number, value in enumerate(self.state()):
@@ -97,7 +97,7 @@ class Net:
 def undisturbed() -> list[State]:
     """The network's states after each step, with torch's own kind of memory and no failures."""
     with umem.enable(budget=BUDGET, device=DEVICE):
-        pass  # it has to come before the first CUDA call
+        pass  # it must precede the first CUDA call
     net = Net()
     states = [net.state()]
     for _ in range(STEPS):
@@ -119,7 +119,7 @@ class Training:
                 cell.fill()
 
     def step(self) -> None:
-        """Forward, backward and optimizer, as far as an allocator can tell."""
+        """Forward, backward and optimizer, as an allocator sees them."""
         activations = [self.forward(layer) for layer in range(LAYERS)]
         for layer in reversed(range(LAYERS)):
             self.backward(layer, *activations.pop())
@@ -135,7 +135,7 @@ class Training:
         mask.copy(self.cells[f"bias {layer}"])
         workspace = Cell(LARGE, TENSORS)
         workspace.copy(self.cells[f"weight {layer}"])
-        # A side stream reads the workspace after its owner let go of it.
+        # A side stream reads the workspace after its owner released it.
         self.side.wait_stream(gpu.current_stream())
         with gpu.stream(self.side):
             logged.copy(workspace)
@@ -153,7 +153,7 @@ class Training:
         self.cells[f"weight {layer}"].fill()
 
     def check(self, expected: list[State], interrupted: bool) -> None:
-        """Raises Lost if a tensor holds what it must not."""
+        """Raises Lost if a tensor has a wrong value."""
         gpu.synchronize()
         self.net.check(expected, interrupted)
         for name, cell in self.cells.items():
@@ -162,11 +162,11 @@ class Training:
 
 
 class Lost(Exception):  # noqa: N818
-    """What must never happen has happened."""
+    """A forbidden outcome."""
 
 
 def plan(case: dict[str, Any]) -> None:
-    """Each case anew: it runs alone as it runs among others."""
+    """Resets all state: a case runs alone as it does among others."""
     if not CUDA:
         core.driver.instrument()
         if case["entry"]:
@@ -181,7 +181,7 @@ def plan(case: dict[str, Any]) -> None:
 
 
 def end_plan() -> dict[str, int]:
-    """No call fails any more. How often each was made."""
+    """Clears planned failures; returns the number of calls of each entry point."""
     calls = core.driver.calls if not CUDA else soft.calls
     found = {name: calls(name) for name in entry_points()}
     if CUDA:
@@ -216,7 +216,7 @@ def run(case: dict[str, Any], expected: list[State]) -> dict[str, Any]:
     def start() -> None:
         umem.enable(budget=BUDGET, device=DEVICE)
         if not CUDA:
-            plan(case)  # its driver's table is made anew by that
+            plan(case)  # this creates a new driver table
         trainings.append(Training())
 
     def train() -> None:
@@ -243,9 +243,9 @@ def run(case: dict[str, Any], expected: list[State]) -> dict[str, Any]:
 
 
 def go_on(training: Training, expected: list[State], interrupted: bool) -> None:
-    """What was computed is right, and so is the next step."""
+    """Checks the results, and those of the next step."""
     must(lambda: training.check(expected, interrupted), "reading")
-    if interrupted:  # as a program does that goes on from its last checkpoint
+    if interrupted:  # like a program that resumes from its last checkpoint
         must(lambda: training.net.restore(expected[training.net.steps]), "writing")
     must(training.step, "the next step")
     must(lambda: training.check(expected, interrupted=False), "reading again")
@@ -272,13 +272,13 @@ def first_line(error: BaseException | None) -> str:
 
 
 def overwrite(trainings: list[Training]) -> None:
-    """What an eviction that lost its bytes would look like."""
+    """Imitates an eviction that loses its bytes."""
     tensor = trainings[0].cells["weight 1"].tensor
     ctypes.memset(tensor.data_ptr() + MIB, 0, 4096)
 
 
 def discard(trainings: list[Training]) -> None:
-    """The driver is told that live bytes are dead."""
+    """Declares live bytes dead to the driver."""
     tensor = trainings[0].cells["weight 0"].tensor
     stream = gpu.Stream()
     pointer, nbytes = ctypes.c_uint64(tensor.data_ptr()), ctypes.c_size_t(LARGE)
@@ -321,7 +321,7 @@ PLANTS: dict[str, Callable[[list[Training]], object]] = {
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # the output of libraries is not an answer
     expected = undisturbed()
     gc.collect()
     if CUDA:

@@ -1,4 +1,4 @@
-"""What torch asks of a CUDA allocator, and no function of Python's reaches."""
+"""Functions of a CUDA allocator that torch calls, and no Python function reaches."""
 
 from __future__ import annotations
 

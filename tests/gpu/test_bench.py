@@ -34,5 +34,5 @@ def test_the_smoke_run_measures_every_letter(tmp_path: Path) -> None:
     assert all(0 <= part["details"]["managed_peak_bytes"] <= most for part in parts.values())
     ways = {row["way"] for row in parts["outofcore"]["details"]["outofcore"]["resnet50"]["rows"]}
     assert ways == {"plain", "save_on_cpu", "checkpoint", "none", "lru", "auto"}
-    joined = run("report", out=tmp_path)  # from what is there
+    joined = run("report", out=tmp_path)  # from existing results
     assert (joined.returncode, joined.stdout) == (0, done.stdout)

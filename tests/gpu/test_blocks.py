@@ -123,7 +123,7 @@ def test_record_stream_keeps_the_block_until_the_other_stream_is_done(
 
 
 def test_a_block_in_use_elsewhere_is_active_but_not_allocated(softcuda: Softcuda) -> None:
-    softcuda.seed(5)  # so that the work is not done before it is looked at
+    softcuda.seed(5)  # so that the work is not done before the check
     side = torch.cuda.Stream()
     x = full(1.0, mib=8)
     side.wait_stream(torch.cuda.current_stream())

@@ -161,7 +161,7 @@ def test_a_capturing_stream_gets_no_memory(program: Program) -> None:
 
 
 def test_torch_refuses_managed_memory_and_takes_it_exported(program: Program) -> None:
-    """What CuPy says of umem's memory, by an exporter that says the same."""
+    """CuPy's description of umem's memory, from an exporter that returns the same."""
     program(
         TOOLS
         + """

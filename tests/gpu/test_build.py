@@ -42,7 +42,7 @@ def test_it_compiles_without_warnings(flags: list[str], unit: Path) -> None:
 def test_it_compiles_with_what_torchs_wheels_bring(flags: list[str], tmp_path: Path) -> None:
     include = Path(flags[flags.index("-DUMEM_WITH_CUDA") + 2])
     for path in include.iterdir():
-        if path.name != "crt":  # of a package that torch does not ask for
+        if path.name != "crt":  # from a package that torch does not require
             (tmp_path / path.name).symlink_to(path)
     flags[flags.index(str(include))] = str(tmp_path)
     compiles(flags, SOURCES / "torch_ext" / "cuda" / "forwards.cpp")

@@ -1,9 +1,9 @@
 """CuPy in umem's memory, together with torch.
 
 CuPy links NVIDIA's libcudart statically, which refuses the software driver: there its allocator,
-its memory objects and its arrays work, and what needs the runtime (streams, copies, kernels, pools,
-DLPack) does not. Programs that need it are skipped there; in the others two questions that umem
-asks of CuPy's runtime are answered in its place.
+its memory objects and its arrays work, and features of the runtime (streams, copies, kernels,
+pools, DLPack) do not. Programs that need it are skipped there; in the others umem's two queries of
+CuPy's runtime are answered by the test.
 """
 
 from __future__ import annotations

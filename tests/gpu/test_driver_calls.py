@@ -1,6 +1,6 @@
-"""How many calls of the driver umem makes, on the counters of the software driver.
+"""The number of umem's driver calls, on the counters of the software driver.
 
-torch's own calls go to the runtime library, and are not among these.
+torch's own calls go to the runtime library, and are not counted.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def test_out_of_core_calls_are_bounded_by_what_moves(
     hints = sum(calls.get(name, 0) for name in HINTS)
     assert moved > 40
     assert hints <= 3 * moved, calls
-    # By which others wait for a hint, and one of the one stream that it waits for itself; and one
-    # in eight operators, by which an eviction waits for a last use.
+    # Events with which others wait for a hint, and one of the stream that it waits for itself; and
+    # one per eight operators, with which an eviction waits for a last use.
     assert calls["cuEventRecord"] <= 2 * hints + operators // 8, calls
     assert calls["cuStreamWaitEvent"] <= 2 * hints, calls
-    # Nothing that takes or gives back memory, and nothing that can wait for the device.
+    # No call that allocates or frees memory, and none that can wait for the device.
     waiting = ("cuMemAlloc", "cuMemAllocManaged", "cuMemFree", "cuMemGetInfo", "cuCtxSynchronize",
                "cuStreamSynchronize", "cuEventSynchronize", "cuEventDestroy")  # fmt: skip
     assert not any(calls.get(name) for name in waiting), calls

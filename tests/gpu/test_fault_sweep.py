@@ -28,7 +28,7 @@ def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda, nightly:
     print(done.stdout)
     assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
     assert done.returncode == 0
-    # What umem cannot do without is called, and its failure is noticed by the program.
+    # Essential entry points are called, and the program notices their failure.
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
     header = done.stdout.splitlines()[0].split()[2:]
     assert int(rows["cuMemAllocManaged"][1 + header.index("raised")]) > 0

@@ -1,4 +1,4 @@
-"""What umem makes of a driver that keeps the frames of what leaves (docs/decisions/0010)."""
+"""umem on a driver that keeps the frames of pages that leave (docs/decisions/0010)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ print("given")
 
 
 def test_attached_bytes_are_what_the_driver_counts(program: Program, softcuda: Softcuda) -> None:
-    """A3: more than the budget, by what left; never less than what the driver says."""
+    """A3: more than the budget, by the bytes that left; never less than the driver's figure."""
     out, _ = program(
         CYCLE
         + """
@@ -254,12 +254,12 @@ print("counted")
 
 @pytest.mark.usefixtures("umem_on")
 def test_fresh_memory_waits_for_nothing(softcuda: Softcuda) -> None:
-    """A4: populating it neither discards nor waits for what the program's stream holds."""
+    """A4: populating it neither discards nor waits for work of the program's stream."""
     full(1.0, mib=2)
     softcuda.reset()
     kept = [torch.empty(4 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     assert softcuda.calls("cuMemDiscardAndPrefetchBatchAsync") == 0
-    assert softcuda.calls("cuEventRecord") <= len(kept)  # by which the program's stream waits
+    assert softcuda.calls("cuEventRecord") <= len(kept)  # for the wait of the program's stream
     del kept
 
 
@@ -279,7 +279,7 @@ def test_reused_memory_keeps_the_last_writes(softcuda: Softcuda, seed: int) -> N
 
 @pytest.mark.usefixtures("umem_on")
 def test_a_write_after_read_mostly_does_not_fault(softcuda: Softcuda) -> None:
-    """A6: what stays on the device is read-only, until a prefetch maps it anew."""
+    """A6: pages that remain on the device are read-only, until a prefetch maps them again."""
     x = full(1.0, mib=8)
     umem.advise(x, "read_mostly")
     umem.evict(x)
@@ -357,7 +357,7 @@ print(after.bytes_discarded - before.bytes_discarded)
 def test_warm_steps_neither_allocate_nor_free(
     program: Program, softcuda: Softcuda, version: str
 ) -> None:
-    """A5: a driver without discard got the whole cache back whenever room was short."""
+    """A5: a driver without discard received the whole cache whenever memory was short."""
     out, _ = program(STEPS, SOFTCUDA_BYTES=str(512 * MIB), SOFTCUDA_VERSION=version)
     assert (int(out) == 0) == (version == "12080")
 
@@ -398,7 +398,7 @@ print("stays")
 
 
 def test_a_smaller_device(program: Program, softcuda: Softcuda) -> None:
-    """A3: all that the driver holds for umem stays within a size that is asked for."""
+    """A3: all of the driver's memory for umem remains within a requested size."""
     out, _ = program(
         CYCLE
         + """

@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks.md, as they stand there."""
+"""The examples of docs/frameworks.md, verbatim."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_write_that_umem_brings_nothing_in_for_waits_too(
     tensors = [full(1.0, mib=8) for _ in range(6)]
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):  # whose replays no observer sees
+    with torch.cuda.graph(graph):  # no observer sees its replays
         tensors[0].fill_(7.0)
     for value in range(4):
         umem.discard(tensors[0])
@@ -138,7 +138,7 @@ def test_transfers_are_in_flight_until_they_end(softcuda: Softcuda) -> None:
     row = umem.where(t)
     assert row.evicted_bytes == 8 * MIB
     assert row.leaving_bytes in (0, 8 * MIB)
-    deadline = time.monotonic() + 30  # the thread of the transfer queue may not have issued it yet
+    deadline = time.monotonic() + 30  # the transfer queue's thread may not have issued it yet
     while umem.where(t).leaving_bytes and time.monotonic() < deadline:
         torch.cuda.synchronize()
     row = umem.where(t)

@@ -1,7 +1,7 @@
-"""Updates on the host of CUDA parameters: copies beside compute, in order on every stream.
+"""Updates on the host of CUDA parameters: copies concurrent with compute, in order on every stream.
 
-On the software driver work is done late and in a random legal order, and accesses that nothing
-orders are found: a wait that is missing shows as wrong bits or as a race.
+On the software driver work is done late and in a random legal order, and unordered accesses are
+found: a missing wait shows as wrong bits or as a race.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ with enable("12MiB", policy="lru"):
 def test_every_stream_waits_for_a_parameter_that_returns(
     softcuda: Softcuda, program: Program, seed: int
 ) -> None:
-    """Not only that of the operator which waits first; gradients may be changed at once."""
+    """Not only the stream of the first waiting operator; gradients may be changed immediately."""
     del softcuda
     out, err = program(
         """

@@ -1,4 +1,4 @@
-"""Static layouts on a GPU: a step that fits asks nothing of the driver, and computes the same."""
+"""Static layouts on a GPU: a step that fits makes no driver calls, and computes the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models larger than the budget on CUDA tensors: made, loaded, and used."""
+"""Models larger than the budget on CUDA tensors: created, loaded, and used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stack(**options: object) -> nn.Sequential:
 
 
 def filled(net: nn.Module) -> bool:
-    """Whether each weight has the value that `fill` gave it, from end to end."""
+    """Return whether each weight has the value from `fill` throughout."""
     return all(holds(weight, float(i)) for i, weight in enumerate(net.parameters()))
 
 

@@ -1,8 +1,8 @@
-"""torch.distributed's NCCL backend under umem: equal bits, no race, and nothing waits for ever.
+"""torch.distributed's NCCL backend under umem: equal bits, no race, and no endless wait.
 
-Ranks are processes. On the software driver they share one machine's memory and each has a device
-of its own (tests/softcuda/nccl), whose kernels wait for all ranks, as NCCL's do. On GPUs each rank
-needs one.
+Ranks are processes. On the software driver they share one machine's memory and each has its own
+device (tests/softcuda/nccl), whose kernels wait for all ranks, like NCCL's. On GPUs each rank needs
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.program import finish, spawn  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-SECONDS = 90  # of a run that hangs
+SECONDS = 90  # for a run that hangs
 
 RANK = """
 import hashlib
@@ -88,7 +88,7 @@ def needs(world: int) -> pytest.MarkDecorator:
 
 
 def run(code: str, folder: Path, world: int, **environ: str) -> tuple[list[str], str]:
-    """Runs `code` on so many ranks; their outputs, and all errors. AssertionError if one fails."""
+    """Runs `code` on ranks; returns outputs and all errors. AssertionError if one fails."""
     store = folder / "store"
     store.unlink(missing_ok=True)
     text = PREAMBLE + RANK + textwrap.dedent(code)
@@ -135,7 +135,7 @@ def test_what_a_collective_works_on_stays(seed: str, tmp_path: Path) -> None:
     assert not [line for line in slow if "nccl" in line], slow
 
 
-# Every collective on memory that is evicted before and after, by the values that it has to give.
+# Every collective on memory that is evicted before and after, checked by its expected values.
 COLLECTIVES = """
 start(policy="lru")
 half = dist.new_group(list(range(0, world, 2))) if world > 2 else None
@@ -193,9 +193,9 @@ def test_every_collective_on_memory_that_moves(world: int, seed: str, tmp_path: 
     run(COLLECTIVES, tmp_path, world, BUDGET="24MiB" if world == 2 else "48MiB", SOFTCUDA_SEED=seed)
 
 
-# A collective that waits for the other rank holds up rank 0's stream. What rank 0's host does then,
-# it has to do without waiting, since the other rank comes only after the second communicator's. The
-# memory of that one is plain: a transfer of it would wait for the evictions before it.
+# A collective that waits for the other rank blocks rank 0's stream. Rank 0's host must not wait
+# then, since the other rank arrives only after the second communicator's collective. That one's
+# memory is plain: a transfer of it would wait for the evictions before it.
 LATE = """
 start(policy="lru")
 first, second = dist.new_group(range(world)), dist.new_group(range(world))

@@ -38,7 +38,7 @@ def runs(net: str, policy: str, *options: str) -> list[dict[str, Any]]:
 
 @functools.cache
 def plain(net: str) -> dict[str, Any]:
-    """With torch's own allocator, where the order of work changes nothing."""
+    """With torch's own allocator, for which the order of work is irrelevant."""
     rows = runs(net, "plain", "--seeds", "0", "1")
     assert len({row["digest"] for row in rows}) == 1, rows
     assert not any(row["races"] for row in rows), rows
@@ -62,8 +62,8 @@ def test_equal_bits_at_every_budget(net: str, policy: str, nightly: bool) -> Non
     wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
     assert not wrong, wrong
     assert not any(row["races"] for row in rows), rows
-    # Else the smallest budget that is tried holds it. A graph's own memory stays on the device, and
-    # takes all of a quarter: nothing ever comes there, and so nothing leaves.
+    # Otherwise the smallest budget fits it. A graph's own memory remains on the device, and takes
+    # all of a quarter: nothing is fetched, so nothing leaves.
     if int(want["peak_bytes"]) >= 32 << 20:
         tight = "1/2" if net == "graph" else "1/4"
         assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == tight), rows
@@ -84,7 +84,7 @@ def test_a_forgotten_wait_changes_the_numbers(call: str) -> None:
         "--skip", call,
     )  # fmt: skip
     assert any(row["digest"] != want["digest"] for row in rows)
-    # Work that is done at once changes no numbers: the race detector finds it there as well.
+    # Immediate work changes no numbers: there the race detector finds it too.
     for row in rows:
         by_name = [race for race in row["races"] if "aten::" in race and "cuMemDiscard" in race]
         assert by_name, row

@@ -35,7 +35,7 @@ def test_it_is_torchs_exception_and_says_what_holds_the_memory() -> None:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             torch.empty(8 * MIB, dtype=torch.uint8, device="cuda")
         message = str(caught.value)
-        # torch's own words come first: finders of a batch size that fits look for them.
+        # torch's own words come first: batch size finders search for them.
         assert message.startswith("CUDA out of memory. Tried to allocate 8.0 MiB. GPU 0 has a ")
         for words in ("asked for 8.0 MiB", "budget 16.0 MiB", "resident", "evictable", "host"):
             assert words in message
@@ -54,7 +54,7 @@ def test_absurd_sizes_are_out_of_memory_too(nbytes: int) -> None:
 
 
 def test_an_observer_hears_of_it_before_the_exception(program: Program) -> None:
-    # In a process of its own: torch has no way to take an observer away.
+    # In its own process: torch cannot remove an observer.
     program(
         """
         enable("16MiB", host_budget="16MiB")

@@ -1,4 +1,4 @@
-"""Optimizer state of CUDA tensors: where it is around the step. Values: tests/integration."""
+"""Optimizer state of CUDA tensors: its location around the step. Values: tests/integration."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_gradients_of_a_backward_pass_are_released() -> None:
         made[0].grad = None
         optimizer.step()
         made[0].sum().backward()
-    torch.ones(1, requires_grad=True).sum().backward()  # lets go of the pass that raised
+    torch.ones(1, requires_grad=True).sum().backward()  # releases the pass that raised
 
 
 def test_a_capture_leaves_the_states_alone() -> None:

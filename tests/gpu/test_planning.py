@@ -94,7 +94,7 @@ print("fine")
 
 
 def test_calls_that_a_graph_captures_are_no_steps(program: Program) -> None:
-    """What the end of a step waits for would end the capture."""
+    """The waits at the end of a step would end the capture."""
     program("""
 from umem.base.native import core
 enable(budget="64MiB", policy="auto")

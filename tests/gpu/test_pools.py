@@ -23,7 +23,7 @@ def test_a_pool_made_before_the_first_allocation_counts_towards_the_budget() -> 
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         inside = full(1.0, mib=32)
-    outside = [full(float(i), mib=4) for i in range(12)]  # 48 MiB beside 32 of 64
+    outside = [full(float(i), mib=4) for i in range(12)]  # 48 MiB in addition to 32 of 64
     assert umem.stats().resident_bytes <= 32 * MIB
     assert umem.stats().evictions > 0
     assert holds(inside, 1.0)
@@ -143,7 +143,7 @@ def test_hints_go_on_after_a_capture() -> None:
 def test_a_conditional_body_allocates_from_the_graphs_pool(
     program: Callable[..., tuple[str, str]],
 ) -> None:
-    """In a process of its own: what is reserved natively later on stays reserved after it."""
+    """In its own process: memory reserved natively later remains reserved after it."""
     program(
         """
 from umem.base.native import core
@@ -238,7 +238,7 @@ def test_a_block_of_a_pool_can_be_shared(soft: Softcuda | None) -> None:
         assert x.untyped_storage()._share_cuda_()[0] == 0
     except RuntimeError as error:
         problem = str(error)
-    # The software driver has no CUDA IPC: it is asked, and says so.
+    # The software driver has no CUDA IPC: it is called, and reports that.
     assert ("not supported" in problem) if soft is not None else (problem == "")
     del x
 

@@ -1,6 +1,6 @@
-"""What the race detector says of umem when it, or its program, leaves an order out.
+"""The race detector's reports when umem, or its program, omits an order.
 
-That it says nothing otherwise is checked after every test here (conftest.py).
+Its silence otherwise is checked after every test here (conftest.py).
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_sums_of_the_snapshot_are_the_statistics() -> None:
 
 
 def test_history_has_the_sizes_that_were_asked_for() -> None:
-    """As torch's own: what reads a trace looks for a tensor's bytes, not for those of its block."""
+    """Like torch's own: readers of a trace expect a tensor's bytes, not those of its block."""
     torch.cuda.memory._record_memory_history(max_entries=1000)
     asked = [1000, 3 * MIB + 5]
     tensors = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in asked]

@@ -1,7 +1,7 @@
-"""Bytes stay right over streams, under budget pressure.
+"""Bytes are correct across streams, under budget pressure.
 
-On the software driver work is done late and in a random legal order, so that a wait that umem
-forgot shows as wrong bytes.
+On the software driver work is done late and in a random legal order, so a missing wait shows as
+wrong bytes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_an_op_waits_for_what_it_brings_in(softcuda: Softcuda, seed: int) -> Non
 
 @SEEDS
 def test_what_comes_back_waits_for_its_way_out(softcuda: Softcuda, seed: int) -> None:
-    """Else it leaves after it has come, and kernels find it away."""
+    """Otherwise it leaves after its arrival, and kernels find it absent."""
     copy, *cells = [Cell(2 * MIB) for _ in range(6)]
     for cell in cells:
         cell.fill()
@@ -172,7 +172,7 @@ def test_a_recorded_block_is_reused_after_the_stream_is_done_with_it(
             target.copy(source)
         source.tensor.record_stream(side)
         del source
-        again = Cell(nbytes)  # where the source was, if nobody pays attention
+        again = Cell(nbytes)  # at the source's address, without protection
         again.fill()
         torch.cuda.current_stream().wait_stream(side)
         assert [target.wrong(), again.wrong()] == [None, None]
@@ -228,9 +228,9 @@ def test_a_capture_goes_on_while_umem_is_busy(soft: Softcuda | None, seed: int) 
 
 @pytest.mark.parametrize("entry", ["cuStreamWaitEvent", "cuEventRecord"])
 def test_the_random_program_notices_waits_that_are_missing(softcuda: Softcuda, entry: str) -> None:
-    """umem's own waits, or the events that it waits for, are left out: bytes are wrong then.
+    """umem's own waits, or the events that it waits for, are omitted: bytes are wrong then.
 
-    Not in every run, and not each time both are found: a thread may come late enough by itself.
+    Not in every run, and not always in both ways: a thread may be late enough by itself.
     """
 
     def run(seed: int, *, skip: bool) -> tuple[bool, bool]:

@@ -65,7 +65,7 @@ def share(status):
 
 
 def test_both_devices_of_a_split_model_have_plans(program: Program) -> None:
-    """Each moves what the replay of its own half says, and the bits are those of all in memory."""
+    """Each moves the bytes of its own half's replay, and the bits are those of a run in memory."""
     two_devices(
         program,
         PIPELINE
@@ -103,7 +103,7 @@ for one, live in zip(planned, moved[-1], strict=True):
 
 
 def test_replicas_on_two_threads_have_plans(program: Program) -> None:
-    """nn.DataParallel runs the forward pass of each device on a thread of its own."""
+    """nn.DataParallel runs the forward pass of each device on its own thread."""
     two_devices(
         program,
         PIPELINE

@@ -1,7 +1,7 @@
-"""What may wait for the device, and what goes on meanwhile: frees, other threads, other devices.
+"""Waits for the device, and progress meanwhile: frees, other threads, other devices.
 
 A GPU may wait for the program: for a callback on the host (CuPy's `launch_host_func`), or for the
-other device's part of a collective. Work of a stream is held up here by such a callback.
+other device's part of a collective. Such a callback blocks a stream's work here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _two_devices() -> bool:
 
 two_devices = pytest.mark.skipif(not _two_devices(), reason="needs two devices")
 
-# What thread A calls that has to wait for device 0, and what it needs before.
+# The calls of thread A that must wait for device 0, and their setup.
 WAITS = {
     "empty_cache": ("x = empty(8); del x", "torch.cuda.empty_cache()"),
     "allocation": (
@@ -94,7 +94,7 @@ WAITS = {
 def test_a_thread_that_waits_for_its_device_holds_up_no_other_device(
     waiting: Callable[..., str], name: str
 ) -> None:
-    """As with a collective: device 0 goes on once the other thread launched its part."""
+    """As with a collective: device 0 continues once the other thread has launched its part."""
     before, waits = WAITS[name]
     out = waiting(
         f"""

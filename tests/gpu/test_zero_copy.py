@@ -1,4 +1,4 @@
-"""What does not fit beside an operator is used on the host: slower, but not endless."""
+"""Tensors that do not fit next to an operator are used on the host: slower, but finite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def advice_at(address: int, nbytes: int) -> tuple[int, int]:
 def test_a_reduction_around_memory_above_the_budget_ends(
     softcuda: Softcuda, program: Callable[..., tuple[str, str]]
 ) -> None:
-    """Without advice each page has left by the time that the reduction comes back to it."""
+    """Without advice each page has left by the time the reduction returns to it."""
     out, err = program(
         """
         load.compute()
@@ -140,7 +140,7 @@ def test_half_of_the_advice_is_taken_back(softcuda: Softcuda) -> None:
         softcuda.inject("cuMemAdvise", 2, 1)
         c = a + b
         assert [advice(t) for t in (a, b, c)] == [(NOWHERE, NOWHERE)] * 3
-        c = a + b  # the driver is asked again: that was no "not supported"
+        c = a + b  # the driver is called again: the error was not "not supported"
         assert HOST in [advice(t)[0] for t in (a, b, c)]
         del a, b, c
 
