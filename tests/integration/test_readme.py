@@ -1,4 +1,4 @@
-"""The README: short, a picture first, and an example that does what it says."""
+"""The README: what it is first, then how to start; its example does what it says."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 MOST_LINES = 120
 
 
-def test_it_is_short_and_shows_a_picture_first_and_figures_second() -> None:
+def test_it_is_short_and_says_what_it_is_before_it_shows_figures() -> None:
     lines = README.splitlines()
     assert len(lines) <= MOST_LINES
-    assert lines[2].startswith("![")
-    assert README.index("![") < README.index("| figure |") < README.index("## Start")
+    marks = ("**Before:**", "**After:**", "**Status:**", "![", "## Start", "## Figures")
+    places = [README.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert "**Status:**" in "".join(lines[:10])
+
+
+def test_each_figure_names_its_report() -> None:
+    section = README.partition("## Figures\n")[2].partition("\n## ")[0]
+    figures = section.split("\n- ")[1:]
+    assert 0 < len(figures) <= 2
+    for figure in figures:
+        assert re.search(r"\(bench/results/[^)]+\.md\)", figure), figure
 
 
 def test_what_it_links_exists() -> None:
