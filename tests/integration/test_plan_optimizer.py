@@ -152,7 +152,7 @@ def test_a_bad_place_is_named(where: str, capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["plan", "planned_program:make_step", "--optimizer", where]) == 2
     error = capsys.readouterr().err
     assert f"--optimizer: '{where}'" in error
-    assert "allowed: device, host, auto, or a percentage as 50%" in error
+    assert "allowed: device, host, auto, or a percentage such as 50%" in error
 
 
 def test_a_trace_is_replayed_with_updates_on_the_host(

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE | re.ASC
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%", re.ASCII)
 _LARGEST = (1 << 63) - 1  # the native side counts in 64 bits, signed
 
-BYTES_ALLOWED = "bytes as 8GiB, 512MiB, 1.5GB or a plain whole number"
+BYTES_ALLOWED = "bytes such as 8GiB, 512MiB, 1.5GB or a plain whole number"
 
 
 def parse_bytes(text: str) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .base import Subparsers
 
 POLICIES = ("auto", "belady", "autoswap", "optimizer_state", "stream_layers", "conv_lru", "lru")
-BUDGET_ALLOWED = f"a percentage of the step's peak as 50%, or {BYTES_ALLOWED}"
+BUDGET_ALLOWED = f"a percentage of the step's peak such as 50%, or {BYTES_ALLOWED}"
 
 
 def add_parser(subparsers: Subparsers) -> None:

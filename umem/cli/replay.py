@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..simulation.replay import LoadedTrace, Result
     from .base import Subparsers
 
-BUDGET_ALLOWED = f"a percentage of the trace's peak as 50%, or {BYTES_ALLOWED}"
+BUDGET_ALLOWED = f"a percentage of the trace's peak such as 50%, or {BYTES_ALLOWED}"
 HEADER = (
     "", "policy", "budget", "of peak", "device", "step ms", "/compute", "/floor", "stall ms",
     "host ms", "in GiB", "/bound", "out GiB", "faults", "evictions", "unused GiB", "off plan",

@@ -21,7 +21,7 @@ SECONDS_ALLOWED = f"{_MIN_SECONDS:g} to {_MAX_SECONDS:.0f}"
 SWITCH_ALLOWED = "1 or on, 0 or off"
 _MOST_THREADS = 4096
 COUNT_ALLOWED = f"a whole number from 0 to {_MOST_THREADS}"
-SHARE_ALLOWED = "device, host, auto, or a percentage as 50%"
+SHARE_ALLOWED = "device, host, auto, or a percentage such as 50%"
 
 
 @dataclass(frozen=True)

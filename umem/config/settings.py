@@ -137,7 +137,7 @@ def resolve_budget(settings: Settings, *, available: int | None, threads: int) -
         count = available // 2 // PAGE_BYTES * PAGE_BYTES
     else:
         reason = "auto cannot find out how much memory is available"
-        raise refusal(option, origin, reason, "bytes as 8GiB")
+        raise refusal(option, origin, reason, "bytes such as 8GiB")
     if size is not None and count > size:
         reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
         raise refusal(option, origin, reason, "up to the device's size")

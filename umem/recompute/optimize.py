@@ -34,8 +34,8 @@ def optimize(
         model: the model to change.
         mode: "auto" (the fastest step at the budget, with swapping where umem is on) or another
             mode of docs/optimize.md.
-        budget: device bytes, as 8GiB, or a percentage of the peak of the model's step without a
-            plan. None: umem's budget if umem is on, else the GPU's free memory.
+        budget: device bytes, such as 8GiB, or a percentage of the peak of the model's step without
+            a plan. None: umem's budget if umem is on, else the GPU's free memory.
         device: name of the device profile to plan with; None: that of the present device.
 
     Raises:
@@ -94,8 +94,8 @@ def _budget(given: str | int | None) -> parsers.Budget:
         return parsers.parse_budget("auto" if given is None else str(given))
     except ValueError as error:
         raise ConfigError(
-            f"budget={given!r}: {error}; allowed: auto, bytes as 8GiB, or a percentage of the "
-            "step's own peak as 50%"
+            f"budget={given!r}: {error}; allowed: auto, bytes such as 8GiB, or a percentage of the "
+            "step's own peak such as 50%"
         ) from None
 
 

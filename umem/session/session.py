@@ -340,8 +340,8 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             count, frames = resolve.cuda_budget_bytes(changed), 0
             if count == 0:
                 raise ConfigError(
-                    f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; a share of the "
-                    "device's memory, or auto, can be given to umem.enable() only"
+                    f"umem.set_budget({budget!r}): allowed on a GPU: bytes such as 8GiB; a share "
+                    "of the device's memory, or auto, can be given to umem.enable() only"
                 )
         else:
             frames = count = resolve.budget_bytes(changed, _threads(changed))

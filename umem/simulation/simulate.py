@@ -97,6 +97,6 @@ def _bytes(budget: int | str, trace: StepTrace) -> int:
     if asked.bytes is None:
         raise ConfigError(
             f"budget={budget!r}: a simulation has no free memory to follow; allowed: bytes as "
-            "2GiB, or a percentage of the step's peak as 50%"
+            "2GiB, or a percentage of the step's peak such as 50%"
         )
     return asked.bytes

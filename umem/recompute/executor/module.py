@@ -190,7 +190,7 @@ class OptimizedModule:
             return Budget(bytes=free + torch.cuda.memory_reserved())
         raise ConfigError(
             "umem.optimize(): there is no default budget with umem off and without a GPU; allowed: "
-            "budget= in bytes as 8GiB, or as a percentage of the step's own peak as 50%"
+            "budget= in bytes, such as 8GiB, or in percent of the step's own peak, such as 50%"
         )
 
     def _profile(self) -> DeviceProfile:
