@@ -65,14 +65,14 @@ def _is_nightly(config: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def nightly(pytestconfig: pytest.Config) -> bool:
-    """Whether tests may take longer."""
+    """True if tests may take longer."""
     return _is_nightly(pytestconfig)
 
 
 def _multiply_examples(items: list[pytest.Item], times: int) -> None:
     # A profile is only the default: it does not reach tests with settings of their own. The name
     # is the one that hypothesis's plugin for pytest sets on items too. The cases of a parametrized
-    # test share one function, and its methods' objects are made anew at each look.
+    # test share one function, and its methods' objects are new at each access.
     functions = {
         getattr(test, "__func__", test)
         for item in items

@@ -4,9 +4,9 @@ python tests/soak.py [--minutes M] [--out FILE]
 
 Two processes train the same network at the same time: one without umem, one with it at a part of
 its peak. Batch sizes and lengths change with each step; every few steps there is an evaluation, a
-budget that changes, or a checkpoint from which all is made anew. At each checkpoint both write a
-digest of losses and parameters, and what the process holds: resident memory, mappings, open files.
-The digests have to be equal, and what the process holds must not grow.
+budget that changes, or a checkpoint from which everything is rebuilt. At each checkpoint both write
+a digest of losses and parameters, and the resources of the process: resident memory, mappings, open
+files. The digests have to be equal, and the resources must not grow.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PLAIN, WITH = "plain", "umem"
 BUDGETS_MIB = (24, 32, 48, 64)  # of a peak of about 200
 WIDTH, VOCABULARY, LAYERS = 256, 512, 4
 BUDGET_EVERY, EVALUATE_EVERY, CHECKPOINT_EVERY = 4, 6, 8
-# What may be held more at the end than at the beginning: of a program that leaks a tensor, a
-# mapping or a file with each checkpoint, all of them grow beyond this within minutes.
+# The allowed growth from beginning to end. If a program leaks a tensor, a mapping or a file with
+# each checkpoint, it exceeds this within minutes.
 MORE = {"rss_mib": 32.0, "mappings": 64.0, "files": 2.0}
-FEW = 6  # checkpoints below which nothing can be said of growth
+FEW = 6  # with fewer checkpoints than this, growth cannot be judged
 
 
 def make_net() -> Any:
@@ -143,7 +143,7 @@ def growth(rows: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def judge(with_umem: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> list[str]:
-    """What is wrong; empty where nothing is."""
+    """Return the differences, in words; empty if there are none."""
     wrong = [
         f"step {ours['step']}: the digests differ"
         for ours, theirs in zip(with_umem, plain, strict=False)

@@ -19,12 +19,11 @@ WIDTH = 100
 UNCLEAN = {
     "bench", "bench/gpu", "bench/policies", "src/abi", "src/arena", "src/base", "src/bindings",
     "src/driver", "src/managed", "src/planner", "src/policy", "src/replay", "src/residency",
-    "src/runtime", "src/soft", "src/torch_ext", "src/trace", "tests", "tests/distributed",
-    "tests/fuzz", "tests/gpu", "tests/integration", "tests/native", "tests/softcuda",
-    "tests/support", "tests/unit", "tests/upstream", "umem/analysis", "umem/base", "umem/capture",
-    "umem/config", "umem/integrations", "umem/layout", "umem/lint", "umem/offload",
-    "umem/policies", "umem/recompute", "umem/report", "umem/residency", "umem/session",
-    "umem/simulation", "umem/trace",
+    "src/runtime", "src/soft", "src/torch_ext", "src/trace", "tests/integration", "tests/native",
+    "tests/softcuda", "tests/unit", "umem/analysis", "umem/base", "umem/capture", "umem/config",
+    "umem/integrations", "umem/layout", "umem/lint", "umem/offload", "umem/policies",
+    "umem/recompute", "umem/report", "umem/residency", "umem/session", "umem/simulation",
+    "umem/trace",
 }  # fmt: skip
 # Pages with tables that cannot be narrower.
 WIDE_TABLES = {

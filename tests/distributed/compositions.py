@@ -1,4 +1,4 @@
-"""What programs use beside umem: each with a program that trains, or runs a network, with it.
+"""Other features that programs use together with umem, each with a program that uses it.
 
 The tests (`integration/test_compose.py`) and `bench/compose.py` run the same programs.
 """

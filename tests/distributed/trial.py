@@ -35,17 +35,17 @@ _COUNTERS = (
 
 @dataclass
 class Rank:
-    """What one rank found."""
+    """The results of one rank."""
 
     weights: str = ""  # sha256 of the final values
     losses: list[str] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)  # by iteration, of all threads
     counters: list[dict[str, int]] = field(default_factory=list)  # by iteration
-    complete: list[int] = field(default_factory=list)  # the plan that each iteration went by
+    complete: list[int] = field(default_factory=list)  # the plan that each iteration followed
     plans: int = 0  # made in all
-    peak_live_bytes: int = 0  # from `FIRST` on: building the program may have needed more
+    peak_live_bytes: int = 0  # since `FIRST`: building the program may have needed more
     peak_resident_bytes: int = 0  # always
-    # Of a step, in and both ways; 0 where none was recorded, or an op needs more than the budget.
+    # Per step, in and both ways; 0 if none was recorded, or an op needs more than the budget.
     bound_bytes_in: int = 0
     bound_bytes_moved: int = 0
     error: str = ""
@@ -53,7 +53,7 @@ class Rank:
 
 @dataclass
 class Result:
-    """A run's figures: sums over ranks, of the iterations from `FIRST` on, but for `cpu_s`."""
+    """A run's figures: sums over ranks and the iterations after `FIRST`, except `cpu_s`."""
 
     trial: str
     budget: str
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def bits(self) -> list[tuple[str, list[str]]]:
-        """What has to be equal to the plain run's."""
+        """Return the values that must equal those of the plain run."""
         return [(rank.weights, rank.losses) for rank in self.ranks]
 
     @property

@@ -1,7 +1,7 @@
 """The readers of input from elsewhere, one function each: `target(data)` raises if a reader fails.
 
 A reader refuses bad input with its documented error, in a message that controls no terminal, and
-changes nothing then. What it accepts, a second way of reading has to find as well.
+changes nothing then. A second way of reading has to find everything that it accepts.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def trace(data: bytes) -> None:
 
 
 def events_of(path: Path, partial: bool = False) -> tuple[Header, list[Event]] | None:
-    """What a reader of the file gets; None if it is refused."""
+    """Return what a reader of the file gets; None if it is refused."""
 
     def read_all() -> tuple[Header, list[Event]]:
         header, events = read(path, partial=partial)
@@ -153,7 +153,7 @@ def native(data: bytes) -> None:
 
 
 def repeats_a_key(text: bytes) -> bool:
-    """Whether a key is twice in a line: the native reader checks its first value too."""
+    """Return True if a line has a key twice: the native reader checks its first value too."""
 
     def pairs(found: list[tuple[str, object]]) -> object:
         if len({name for name, _ in found}) < len(found):
@@ -415,7 +415,7 @@ def close() -> None:
 
 
 def answered(data: bytes) -> Mapping[str, Any] | None:
-    """What `umem top` takes from a process that answers with this; None if it refuses."""
+    """Return what `umem top` takes from a process that answers with this; None if it refuses."""
 
     listener = listening()
 

@@ -132,7 +132,7 @@ def test_pinned_tensors_stay_and_keep_their_bytes(soft: Softcuda | None, seed: i
 
 
 def test_transfers_are_in_flight_until_they_end(softcuda: Softcuda) -> None:
-    softcuda.seed(3)  # work is done when somebody waits for it
+    softcuda.seed(3)  # work is done when a thread waits for it
     t = full(1.0, mib=8)
     umem.evict(t)
     row = umem.where(t)

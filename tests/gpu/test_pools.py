@@ -186,7 +186,7 @@ def test_record_stream_of_a_block_in_a_pool(soft: Softcuda | None, seed: int) ->
         x.record_stream(side)
         del x
         with torch.cuda.use_mem_pool(pool):
-            other = full(-1.0)  # in its place, if nobody waited
+            other = full(-1.0)  # in its place, if nothing waited
         torch.cuda.current_stream().wait_stream(side)
         assert all(holds(copy, float(value)) for copy in copies)
         del other, copies

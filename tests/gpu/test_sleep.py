@@ -150,7 +150,7 @@ def test_a_driver_that_refuses_is_told_and_loses_nothing(softcuda: Softcuda) -> 
 
 
 def test_auto_follows_what_others_take(program: Program, softcuda: Softcuda) -> None:
-    """With a device of 256 MiB, and plain memory of torch's as somebody else's."""
+    """With a device of 256 MiB, and plain memory of torch in the role of another program's."""
     out, _ = program(
         """
 import os

@@ -224,7 +224,7 @@ def test_memory_that_the_driver_refused_to_free_is_asked_for_again(
             core.trim()
         except umem.errors.DriverError as error:
             assert "cuMemFree" in str(error), error
-        # Else the thread was refused before anybody waited, who then asked again.
+        # Else the thread was refused before the wait, which then asked again.
         assert umem.stats().hook_errors == 1
         core.trim()
         assert umem.stats().cached_bytes == 0 and umem.stats().hook_errors == 1

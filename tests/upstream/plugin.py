@@ -120,7 +120,7 @@ class Recorder:
 
 
 def _works() -> bool:
-    """Whether a kernel and a copy still run; what a failed test holds is freed before."""
+    """Return True if a kernel and a copy still run; memory of a failed test is freed before."""
     import torch
 
     gc.collect()

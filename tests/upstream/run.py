@@ -91,7 +91,7 @@ class End:
 
 @dataclasses.dataclass
 class Ran:
-    """What became of a file: its tests by id, what umem did, and what kept it from running."""
+    """The result of a file: its tests by id, what umem did, and what kept it from running."""
 
     ends: dict[str, End] = dataclasses.field(default_factory=dict)
     umem: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -112,7 +112,7 @@ class Difference:
 
 @dataclasses.dataclass
 class Verdict:
-    """What both runs of a file say: a row of the table."""
+    """The outcome of both runs of a file: a row of the table."""
 
     path: str
     plain: Ran
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def broken(self) -> list[str]:
-        """What kept the file from running."""
+        """Return what kept the file from running."""
         without = [f"without umem: {why}" for why in self.plain.broken]
         if not without and not any(end.outcome == "passed" for end in self.plain.ends.values()):
             without = ["without umem: no test passes"]
@@ -243,7 +243,7 @@ class Runner:
         )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether the process ends, and as long as it does not, adds to its results in time."""
+        """Return True if the process ends, and until then adds to its results in time."""
         size = self.results.stat().st_size if self.results.exists() else 0
         since, limit = time.monotonic(), max(self.timeout, STARTING)
         while process.poll() is None:
