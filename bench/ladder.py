@@ -20,12 +20,12 @@ from harness import Report, Result, Spread, add_outputs, cases, note, results_fo
 from policies.training import Kind, Precision, training
 
 from umem.base import device_profiles
+from umem.base.native import core
 from umem.base.progress import over
 from umem.base.units import GIB, format_bytes
 from umem.capture import program, roofline
 from umem.errors import OutOfMemoryError
 from umem.recompute.planner.modes import graph_of
-from umem.session.auto_budget import cuda_headroom
 from umem.simulation import replay
 from umem.trace.step_builder import StepBuilder
 
@@ -87,7 +87,7 @@ def measured(rung: Rung, size: tuple[int, int, int, int], cards: Sequence[int]) 
     graph, _ = graph_of(step, recording)
     images = rung.batch * rung.batches
     for card in cards:
-        budget = card * GIB - cuda_headroom(card * GIB)
+        budget = card * GIB - core.headroom_bytes(card * GIB)
         row = {
             "rung": rung.title,
             "card_gib": card,

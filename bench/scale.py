@@ -20,11 +20,11 @@ from facts import ROOT
 from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 
 from umem.base import nodes
+from umem.base.native import core
 from umem.base.progress import over
 from umem.base.units import GIB, format_bytes
 from umem.capture import program, roofline
 from umem.cli import plan_ranks
-from umem.session.auto_budget import cuda_headroom
 from umem.simulation import replay
 from umem.trace.step_builder import last_step
 
@@ -72,7 +72,9 @@ def measured(case: Case, ranks: int, budget: int | None = None) -> Row:
         recording = program.trace(lambda: _made(case))
     clock = roofline.clock(device)
     step = last_step(cluster.events(recording, clock))
-    room = device.memory_bytes - cuda_headroom(device.memory_bytes) if budget is None else budget
+    room = (
+        device.memory_bytes - core.headroom_bytes(device.memory_bytes) if budget is None else budget
+    )
     best = replay.replay_step(step, "auto", device, room)
     found = plan_ranks.answer(cluster, recording, clock, step, [best])
     sizes: dict[str, int] = {}

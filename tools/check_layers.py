@@ -60,6 +60,17 @@ ENVIRONMENT_READERS = (
     "integrations/torch/build.py",
 )
 
+# Modules of umem that are imported by a name in a table, when they are first used. The targets in
+# these tables count as imports.
+LAZY_TABLES = {
+    "__init__.py": ("_NAMES", "_MODULES"),
+    "policies/__init__.py": ("_HOMES",),
+    "policies/registry.py": ("_BUILT_IN",),
+    "cli/__init__.py": ("COMMANDS",),
+}
+# These import what a caller or a user names, and no module of umem.
+FOREIGN_IMPORTERS = ("base/extras.py", "capture/program.py")
+
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 _GETENV = re.compile(r"\b(?:secure_)?getenv\s*\(|\benviron\b")
 
@@ -118,6 +129,8 @@ def _python(package: Path) -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if str(name) not in ENVIRONMENT_READERS and _reads_environment(tree):
             yield f"umem/{name}: reads the environment; only umem/config/settings.py may"
+        if str(name) not in (*LAZY_TABLES, *FOREIGN_IMPORTERS) and _computes_imports(tree):
+            yield f"umem/{name}: imports a module whose name it computes; write an import statement"
         for target in imports(tree, package, name):
             problem = _import_problem(room, module_name(name), target)
             if problem:
@@ -159,8 +172,43 @@ def _reads_environment(tree: ast.AST) -> bool:
     return False
 
 
-def imports(tree: ast.AST, package: Path, name: Path) -> Iterator[str]:
+def _computes_imports(tree: ast.AST) -> bool:
+    return any(
+        not isinstance(target, ast.Constant) or str(target.value).startswith(".")
+        for target in _imported_by_call(tree)
+    )
+
+
+def _imported_by_call(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the first argument of each call of `import_module` or `__import__`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if called in ("import_module", "__import__"):
+                yield node.args[0]
+
+
+def _lazy_targets(tree: ast.Module, package: Path, name: Path) -> Iterator[str]:
+    """Yield the modules that the tables of a file name, relative to its package."""
+    tables = LAZY_TABLES.get(str(name), ())
+    for node in tree.body:
+        targets = [target.id for target in getattr(node, "targets", []) if hasattr(target, "id")]
+        if not isinstance(node, ast.Assign) or not {*targets} & {*tables}:
+            continue
+        for text in (leaf.value for leaf in ast.walk(node.value) if isinstance(leaf, ast.Constant)):
+            parts = [*name.parts[:-1], *str(text).split(".")]
+            path = package.joinpath(*parts)
+            if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+                yield ".".join(parts)
+
+
+def imports(tree: ast.Module, package: Path, name: Path) -> Iterator[str]:
     """Yield the umem module that each import in the file names, as `trace.reader`."""
+    yield from _lazy_targets(tree, package, name)
+    for called in _imported_by_call(tree):
+        text = called.value if isinstance(called, ast.Constant) else None
+        if isinstance(text, str) and text.partition(".")[0] == "umem":
+            yield text.partition(".")[2] or "umem"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -1,6 +1,9 @@
 """Prints the figures of the package's structure and their bounds; exit code 1 above one.
 
 Rooms are the entries at the top of umem/. Every import counts, also inside functions and for types.
+
+The way of the budget is the list of files with a function that takes, holds or returns the budget,
+in the order of the calls from `umem.enable` to the engine. A file counts once for each visit.
 """
 
 from __future__ import annotations
@@ -15,6 +18,23 @@ import check_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "umem"
+
+# tests/arch/test_budget_way.py traces a call of `umem.enable` and reads the native functions: it
+# fails where the budget takes another way. Each stay has a file, and its functions on the way.
+BUDGET_WAY = (
+    ("umem/__init__.py", "enable"),
+    ("umem/config/settings.py", "load"),
+    ("umem/config/parsers.py", "parse_budget"),
+    ("umem/base/units.py", "parse_bytes"),
+    ("umem/session/session.py", "start"),
+    ("umem/session/resolve.py", "native_options"),
+    ("src/bindings/bind_runtime.cpp", "bind_runtime"),
+    ("src/runtime/runtime.cpp", "start check_options"),
+    ("src/runtime/devices.cpp", "check_limits"),
+    ("src/runtime/runtime.cpp", "open_locked"),
+    ("src/runtime/devices.cpp", "open_device make_device resolve_budget limits_of Device"),
+    ("src/residency/engine.cpp", "Engine"),
+)
 
 
 def modules(package: Path) -> dict[Path, ast.Module]:
@@ -95,6 +115,11 @@ def classes_twice(trees: Mapping[Path, ast.Module]) -> dict[str, list[str]]:
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}
 
 
+def returns(way: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the stays in a file that the way has visited before."""
+    return [stay for i, stay in enumerate(way) if stay[0] in {file for file, _ in way[:i]}]
+
+
 def _classes(tree: ast.AST) -> Iterator[str]:
     names = Counter(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return (name for name in names if not name.startswith("_"))
@@ -111,13 +136,15 @@ def main() -> int:
     twice = classes_twice(trees)
     figures: list[tuple[str, Sequence[object], int]] = [
         ("entries at the top of umem/", entries(PACKAGE), 23),
-        ("import arrows between rooms", sorted(between), 98),
+        ("import arrows between rooms", sorted(between), 99),
         ("upward", sorted(upward(between)), 0),
         ("circles of files", circles(imports), 0),
         ("class names defined twice", [f"{name}: {', '.join(twice[name])}" for name in twice], 10),
+        ("stays of the budget from enable() to the engine", BUDGET_WAY, 12),
+        ("returns among these stays", returns(BUDGET_WAY), 2),
     ]
     for name, found, bound in figures:
-        print(f"{name:30} {len(found):4}   at most {bound}")
+        print(f"{name:47} {len(found):4}   at most {bound}")
     over = [(name, found) for name, found, bound in figures if len(found) > bound]
     for name, found in over:
         print(f"\n{name}:", file=sys.stderr)

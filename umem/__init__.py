@@ -9,6 +9,11 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .policies.base import PlanFunction, Policy
+
 # A checkout's package has no native core: this finds the one of the installed package.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
@@ -80,13 +85,12 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .session.live_view import watch as watch
     from .session.session import Session as Session
     from .session.session import disable as disable
-    from .session.session import enable as enable
     from .session.session import is_enabled as is_enabled
-    from .session.session import reset_peak_stats as reset_peak_stats
     from .session.session import set_budget as set_budget
-    from .session.session import stats as stats
     from .session.session import step as step
     from .session.session import summary as summary
+    from .session.statistics import reset_peak_stats as reset_peak_stats
+    from .session.statistics import stats as stats
     from .simulation.simulate import simulate as simulate
 
 # The public names by the module that has them.
@@ -106,8 +110,8 @@ _NAMES = {
     "residency.placement": "TensorPlacement scope tensors where",
     "residency.sleep": "Sleep sleep wake",
     "session.live_view": "LiveView watch",
-    "session.session": "Session disable enable is_enabled reset_peak_stats set_budget stats step "
-    "summary",
+    "session.session": "Session disable is_enabled set_budget step summary",
+    "session.statistics": "reset_peak_stats stats",
     "simulation.simulate": "simulate",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -121,7 +125,82 @@ _MODULES = {
     "transformers": "monitor.transformers",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - one table, not two
+__all__ = sorted([*_HOMES, "enable"])  # noqa: PLE0605 - one table, not two
+
+
+def enable(
+    *,
+    budget: str | int | None = None,
+    host_budget: str | int | None = None,
+    policy: Policy | PlanFunction | str | None = None,
+    min_swap: str | int | None = None,
+    device: str | None = None,
+    allocator: str | None = None,
+    log: str | None = None,
+    guard: bool | None = None,
+    observer: str | None = None,
+    recompute: str | None = None,
+    optimizer: str | None = None,
+    optimizer_threads: int | None = None,
+    optimizer_buffers: str | int | None = None,
+    torch_ext_cache: str | Path | None = None,
+    trace: str | Path | None = None,
+    summary: bool | None = None,
+    layout: str | None = None,
+    top: str | Path | bool | None = None,
+    watchdog: str | float | None = None,
+) -> Session:
+    """Make umem torch's allocator from now on; tensors that exist already stay where they are.
+
+    An option that is not given comes from the environment, pyproject.toml or the default:
+    docs/options.md. Sizes are in bytes or text such as "8GiB". A policy is a name,
+    `module:attribute`, `file.py:attribute`, an object with a method `plan(trace, device, budget)`,
+    or such a function (docs/policies.md). A second call with equal options changes nothing.
+
+    Raises:
+        ConfigError: an unknown option or a bad value, from any source.
+        NotSupportedError: torch is absent or too old, or this machine cannot do it.
+        StateError: umem is on with other options, or CUDA is initialised already.
+    """
+    given = dict(locals())  # all options by name
+    from .config.settings import load
+    from .session.session import start
+
+    return start(load(given), _add_optimizers)
+
+
+def _enable_at_import() -> None:
+    """Enable umem inside `import torch`, for `UMEM=1`, with the options of the environment.
+
+    A launcher such as torchrun stays as it is; the ranks that it starts have umem.
+
+    Raises:
+        UmemError: as in `enable`.
+        ConfigError: the allocator is `pool`, which serves the block of a session only.
+    """
+    from .config import ranks
+    from .config.settings import load
+    from .errors import ConfigError
+
+    if ranks.is_launcher():
+        return
+    if load().allocator == "pool":
+        raise ConfigError(
+            "UMEM_ALLOCATOR=pool serves a part of a program; write `with umem.enable():` around it "
+            "instead of setting UMEM=1"
+        )
+    enable()
+
+
+def _add_optimizers(session: Session) -> None:
+    """Let the host update the program's optimizers, according to the option `optimizer`."""
+    share = session.settings.optimizer.value
+    if share == 0:
+        return
+    from .offload.optimizer.automatic import Automatic
+
+    automatic = Automatic(share)
+    session.at_end(lambda: automatic.remove(give_back=not session.leaving))
 
 
 def __getattr__(name: str) -> object:

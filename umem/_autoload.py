@@ -17,9 +17,9 @@ def init() -> None:
     if os.environ.get("UMEM", "").strip().lower() in ("", "0", "off", "false", "no"):
         return
     try:
-        from .session.session import enable_at_import
+        from . import _enable_at_import
 
-        enable_at_import()
+        _enable_at_import()
     except Exception as error:  # noqa: BLE001 - no error may break `import torch`
         import sys
 

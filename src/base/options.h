@@ -1,6 +1,7 @@
 // What the native side is told at start. Parsed and checked by umem/config/settings.py, the only
 // reader of the environment.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -29,5 +30,11 @@ struct Options {
 
   bool operator==(const Options&) const = default;
 };
+
+// Bytes that a budget which follows the free memory leaves free, of so many: for contexts, kernels
+// and other libraries.
+constexpr std::size_t headroom_bytes(std::size_t bytes) {
+  return std::min(512 * MiB, bytes / 8);
+}
 
 }  // namespace umem

@@ -42,10 +42,18 @@ void set_awaited(const std::vector<std::uintptr_t>& storages, const py::object& 
   unlocked([&] { runtime::set_awaited(std::move(pointers), &arrive); });
 }
 
+// On the calling thread, which gets what the function raises.
+void bring_awaited() {
+  const std::vector<const void*> storages = unlocked(&runtime::awaited_storages);
+  const py::object call = function();
+  for (const void* storage : storages) call(reinterpret_cast<std::uintptr_t>(storage));
+}
+
 }  // namespace
 
 void bind_awaited(py::module_& module) {
   module.def("set_awaited", &set_awaited, py::arg("storages"), py::arg("arrive"));
+  module.def("bring_awaited", &bring_awaited);
   module.def("awaits", &runtime::awaiting);
 }
 

@@ -2,6 +2,7 @@
 
 #include "base/options.h"
 #include "bindings/bind.h"
+#include "policy/planned.h"
 
 namespace py = pybind11;
 
@@ -27,6 +28,8 @@ void bind_options(py::module_& module) {
       .def_readwrite("link_out_bytes_per_us", &Options::link_out_bytes_per_us)
       .def_readwrite("fault_us", &Options::fault_us)
       .def("__eq__", [](const Options& a, const Options& b) { return a == b; });
+  module.def("headroom_bytes", &headroom_bytes);
+  module.attr("MAX_PLANS") = policy::Planned::kMaxPlans;
 }
 
 }  // namespace umem::bindings

@@ -34,6 +34,12 @@ void set_awaited(std::vector<const void*> storages, Arrive arrive) {
   g_any = !a.storages.empty();
 }
 
+std::vector<const void*> awaited_storages() {
+  Awaited& a = awaited();
+  const std::shared_lock lock(a.mutex);
+  return a.storages;
+}
+
 bool awaiting() noexcept {
   return g_any.load(std::memory_order_relaxed);
 }

@@ -15,6 +15,8 @@ namespace umem::runtime {
 using Arrive = void (*)(const void* storage);
 // Replaces all that were awaited.
 UMEM_API void set_awaited(std::vector<const void*> storages, Arrive arrive);
+// The storages that are awaited now.
+UMEM_API std::vector<const void*> awaited_storages();
 // Whether any is: what an op costs where none is.
 UMEM_API bool awaiting() noexcept;
 // Of what an op uses.

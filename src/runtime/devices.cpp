@@ -19,9 +19,6 @@ namespace {
 using driver::check;
 using driver::Entry;
 
-// Kept free for what is no allocator's: contexts, kernels, other libraries.
-constexpr std::size_t kHeadroomBytes = 512 * MiB;
-
 Status open_soft(State& s, const Options& options) {
   const soft::Profile* profile = soft::find_profile(options.profile);
   if (!profile) return {Code::kInvalidArgument, "unknown device profile '" + options.profile + "'"};
@@ -69,8 +66,8 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
         static_cast<std::size_t>(static_cast<double>(total_bytes) * options.budget_percent / 100);
   } else {
     free_bytes += outside_bytes;  // they count towards the budget
-    options.budget_bytes = std::min(free_bytes - std::min(kHeadroomBytes, free_bytes / 8),
-                                    s.allowed_bytes(total_bytes));
+    options.budget_bytes =
+        std::min(free_bytes - headroom_bytes(free_bytes), s.allowed_bytes(total_bytes));
   }
   options.budget_bytes = align_down(options.budget_bytes, kPageBytes);
   return check_limits(options);
@@ -139,6 +136,23 @@ Device::Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Plac
         const Status freed = freer.wait();
         (void)freed;  // and this is asked for again
       }) {}
+
+Status check_limits(const Options& options) {
+  if (options.budget_bytes >= options.floor_bytes) return {};
+  return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
+                                      " is below the floor of " +
+                                      format_bytes(options.floor_bytes)};
+}
+
+// A device keeps the budget that it found where the options leave it open.
+residency::Limits limits_of(State& s, const Options& options, int ordinal) {
+  const Requested& requested = s.requested[static_cast<std::size_t>(ordinal)];
+  std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
+  if (const auto& device = s.slot(ordinal).device; device && budget == 0)
+    budget = device->engine.limits().budget_bytes;
+  return {budget, options.host_budget_bytes, options.min_swap_bytes, requested.outside_bytes,
+          options.floor_bytes};
+}
 
 // The software device is there from now on; a GPU is first touched when memory is asked for, so
 // that a process may fork until then.

@@ -223,23 +223,6 @@ void reset_peaks(State& s) {
 
 }  // namespace
 
-Status check_limits(const Options& options) {
-  if (options.budget_bytes >= options.floor_bytes) return {};
-  return {Code::kInvalidArgument, "budget " + format_bytes(options.budget_bytes) +
-                                      " is below the floor of " +
-                                      format_bytes(options.floor_bytes)};
-}
-
-// A device keeps the budget that it found where the options leave it open.
-residency::Limits limits_of(State& s, const Options& options, int ordinal) {
-  const Requested& requested = s.requested[static_cast<std::size_t>(ordinal)];
-  std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
-  if (const auto& device = s.slot(ordinal).device; device && budget == 0)
-    budget = device->engine.limits().budget_bytes;
-  return {budget, options.host_budget_bytes, options.min_swap_bytes, requested.outside_bytes,
-          options.floor_bytes};
-}
-
 HeldDevices::HeldDevices(State& s, DeviceMask mask) : state_(s) {
   if (s.forked) return;
   each_ordinal(mask, [&](int ordinal) {

@@ -60,6 +60,23 @@ def test_the_copy_is_as_clean_as_the_tree(copy: Path) -> None:
         ("umem/cli/run.py", "from ..attic import old", "does not exist"),
         ("umem/session/session.py", "import os; os.environ['UMEM']", "reads the environment"),
         ("umem/session/session.py", "from os import getenv", "reads the environment"),
+        (
+            "umem/session/session.py",
+            "import importlib\nimportlib.import_module(f'{_ROOT}.offload.optimizer.automatic')",
+            "whose name it computes",
+        ),
+        ("umem/session/session.py", "__import__(__package__ + '.x')", "whose name it computes"),
+        (
+            "umem/session/session.py",
+            "from importlib import import_module\nimport_module('.x', 'umem.offload')",
+            "whose name it computes",
+        ),
+        (
+            "umem/session/session.py",
+            "import importlib\nimportlib.import_module('umem.offload.optimizer.automatic')",
+            "not below session",
+        ),
+        ("umem/__init__.py", "_MODULES = {'main': 'cli.base'}", "not below umem"),
     ],
 )
 def test_a_seeded_breach_is_reported(copy: Path, name: str, line: str, expected: str) -> None:

@@ -45,6 +45,7 @@ from umem.errors import (
 )
 from umem.monitor import server, top
 from umem.offload.checkpoint.load import load_checkpoint
+from umem.session import resolve
 from umem.simulation import replay
 from umem.trace import torch_snapshot
 from umem.trace.convert import convert
@@ -284,8 +285,8 @@ def from_everywhere(data: bytes) -> None:
     assert found == settings.load(given, environ=environ, directory=project)
     usual = settings.load(environ={}, directory=folder())
     assert settings.difference(usual, found)
-    count = refused(ConfigError, lambda: settings.resolve_budget(found, available=GIB, threads=1))
-    assert count is None or count >= settings.floor_bytes(1)
+    count = refused(ConfigError, lambda: resolve.soft_budget(found, available=GIB, threads=1))
+    assert count is None or count >= resolve.floor_bytes(1)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from umem.base.native import core as native
 from umem.base.units import GIB, MIB, PAGE_BYTES
 from umem.errors import OutOfMemoryError
 from umem.session import auto_budget
@@ -81,7 +82,7 @@ def test_it_comes_to_rest_and_leaves_room_to_others(
     total: int, others: list[int], wanted: int
 ) -> None:
     """Also where the driver took memory from umem, which umem's books do not show."""
-    headroom = max(auto_budget.cuda_headroom(total), 4 * PAGE_BYTES)
+    headroom = max(native.headroom_bytes(total), 4 * PAGE_BYTES)
     band = Band(headroom)
     budget = max(0, total - headroom)
     history = []

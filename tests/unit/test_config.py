@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import umem
 from umem.base import trust
 from umem.base.units import GIB, MIB
 from umem.config import options
@@ -20,7 +21,7 @@ from umem.config import settings as config
 from umem.config.parsers import Budget, Device
 from umem.config.settings import Settings
 from umem.errors import ConfigError, NotSupportedError
-from umem.session import session
+from umem.session.resolve import soft_budget
 
 
 def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object) -> Settings:
@@ -308,7 +309,7 @@ def test_equal_meaning_is_equal_settings(tmp_path: Path) -> None:
 
 def resolve(tmp_path: Path, available: int | None = GIB, threads: int = 1, **given: Any) -> int:
     settings = load(tmp_path, **given)
-    return config.resolve_budget(settings, available=available, threads=threads)
+    return soft_budget(settings, available=available, threads=threads)
 
 
 def test_budgets_resolve(tmp_path: Path) -> None:
@@ -358,7 +359,7 @@ def test_the_table_the_settings_and_the_call_agree() -> None:
     names = {option.name for option in options.OPTIONS}
     assert names == {f.name for f in dataclasses.fields(Settings)} - {"origins"}
     settable = {option.name for option in options.SETTABLE}
-    assert settable == set(inspect.signature(session.enable).parameters)
+    assert settable == set(inspect.signature(umem.enable).parameters)
     assert all(option.env.startswith("UMEM") for option in options.OPTIONS)
     assert len(options.BY_ENV) == len(options.OPTIONS) == len(options.BY_NAME)
     for option in options.OPTIONS:

@@ -27,12 +27,19 @@ _LARGEST = (1 << 63) - 1  # the native side counts in 64 bits, signed
 BYTES_ALLOWED = "bytes such as 8GiB, 512MiB, 1.5GB or a plain whole number"
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, least: int = 0) -> int:
     """Parse a number of bytes: `512MiB`, `1.5GB`, `8G` (binary) or `4096`.
 
+    Args:
+        text: the number with its unit.
+        least: 0, or 1 where zero bytes make no sense.
+
     Raises:
-        ValueError: not a size, negative, a fraction of a byte, or more than 2**63 - 1.
+        ValueError: not a size, negative, below `least`, a fraction of a byte, or more than
+            2**63 - 1.
     """
+    if text.strip().startswith("-"):
+        raise ValueError(f"{text!r} is negative")
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2].lower() not in _FACTORS:
         raise ValueError(f"{text!r} is not a number of bytes")
@@ -41,6 +48,8 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is a fraction of a byte")
     if exact > _LARGEST:
         raise ValueError(f"{text!r} is more than any machine has")
+    if exact < least:
+        raise ValueError(f"{text!r} is not above 0")
     return int(exact)
 
 

@@ -78,9 +78,9 @@ def parse_budget(text: str) -> Budget:
     """Parse `auto`, bytes above 0, or a percentage above 0 and up to 100."""
     if text.strip().lower() == "auto":
         return Budget()
-    percent = parse_percent(text)
+    percent = parse_percent(text) if "%" in text else None
     if percent is None:
-        return Budget(bytes=_positive_bytes(text))
+        return Budget(bytes=parse_bytes(text, least=1))
     if not 0 < percent <= 100:
         raise ValueError(f"{text!r} is not a percentage above 0 and up to 100")
     return Budget(percent=percent)
@@ -91,7 +91,7 @@ def parse_host_budget(text: str) -> int | None:
     word = text.strip().lower()
     if word == "auto":
         return None
-    return 0 if word == "unlimited" else _positive_bytes(text)
+    return 0 if word == "unlimited" else parse_bytes(text, least=1)
 
 
 def parse_share(text: str) -> Share:
@@ -184,17 +184,8 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _positive_bytes(text: str) -> int:
-    if text.strip().startswith("-"):
-        raise ValueError(f"{text!r} is negative")
-    count = parse_bytes(text)
-    if count == 0:
-        raise ValueError(f"{text!r} is not above 0")
-    return count
-
-
 def _imitated(size: str) -> Device:
-    count = _positive_bytes(size)
+    count = parse_bytes(size, least=1)
     if count < _MIN_IMITATED:
         least = format_bytes(_MIN_IMITATED)
         raise ValueError(f"a GPU of {format_bytes(count)} is below {least}")
@@ -204,7 +195,7 @@ def _imitated(size: str) -> Device:
 def _soft(parts: list[str]) -> Device:
     size: int | None = None
     if parts and (parts[-1][:1].isdigit() or parts[-1].startswith("-")):
-        size = _positive_bytes(parts.pop())
+        size = parse_bytes(parts.pop(), least=1)
         if size < FLOOR_PAGES * PAGE_BYTES:
             least = format_bytes(FLOOR_PAGES * PAGE_BYTES)
             raise ValueError(f"a software device of {format_bytes(size)} is below {least}")

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base import log, trust
-from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
 from .parsers import Budget, Device, Share, parse_path
@@ -54,6 +53,10 @@ class Settings:
     enabled: bool = field(compare=False)
     strict: bool = field(compare=False)
     origins: Mapping[str, str] = field(compare=False)
+
+    def refusal(self, name: str, reason: str, allowed: str | None = None) -> ConfigError:
+        """Return an error about the value of the option `name`."""
+        return refusal(BY_NAME[name], self.origins[name], reason, allowed)
 
 
 def load(
@@ -108,53 +111,6 @@ def parse(option: Option, origin: str, text: str) -> object:
 def refusal(option: Option, origin: str, reason: str, allowed: str | None = None) -> ConfigError:
     """Return an error about an option's value; all of them have this form."""
     return ConfigError(f"{origin}: {reason}; allowed: {allowed or option.allowed}")
-
-
-def floor_bytes(threads: int) -> int:
-    """Return the minimum budget with `threads` compute threads, in bytes."""
-    return FLOOR_PAGES * PAGE_BYTES * threads
-
-
-def resolve_budget(settings: Settings, *, available: int | None, threads: int) -> int:
-    """Return the device budget on the software device, in bytes.
-
-    Raises:
-        ConfigError: below the floor, above the device, a share of a device of unknown size, or
-            `auto` where `available` (bytes of free memory) is unknown.
-    """
-    option, origin, size = BY_NAME["budget"], settings.origins["budget"], settings.device.bytes
-    budget = settings.budget
-    if budget.bytes is not None:
-        count = budget.bytes
-    elif budget.percent is not None:
-        if size is None:
-            reason = f"{budget} is a share of a software device without a size"
-            raise refusal(option, origin, reason, "a size in UMEM_DEVICE=soft:64MiB, or bytes here")
-        count = int(size * budget.percent / 100)
-    elif size is not None:
-        count = size
-    elif available is not None:
-        count = available // 2 // PAGE_BYTES * PAGE_BYTES
-    else:
-        reason = "auto cannot find out how much memory is available"
-        raise refusal(option, origin, reason, "bytes such as 8GiB")
-    if size is not None and count > size:
-        reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
-        raise refusal(option, origin, reason, "up to the device's size")
-    least = floor_bytes(threads)
-    if count < least:
-        reason = _below_floor(count, threads)
-        raise refusal(option, origin, reason, f"at least {format_bytes(least)}")
-    return count
-
-
-def _below_floor(count: int, threads: int) -> str:
-    return (
-        f"{format_bytes(count)} is below the floor of {format_bytes(floor_bytes(threads))}, "
-        f"which is {FLOOR_PAGES} pages of {format_bytes(PAGE_BYTES)} for each of {threads} torch "
-        "thread(s): one instruction can need several pages at once, and with fewer no thread would "
-        "make progress (OMP_NUM_THREADS sets the threads)"
-    )
 
 
 def difference(now: Settings, asked: Settings) -> str:

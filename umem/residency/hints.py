@@ -257,10 +257,9 @@ def exclude(
             f"umem.exclude(min_bytes={min_bytes!r}, max_bytes={max_bytes!r}): no size is in between"
         )
     from ..base.native import core
-    from .placement import TAGS
 
-    if tag is not None and tag not in TAGS:
-        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(TAGS)}")
+    if tag is not None and tag not in (known := core.tags()):
+        raise ConfigError(f"umem.exclude(tag={tag!r}): allowed: {', '.join(known)}")
     if target is None and predicate is None:
         return PinHandle("exclude", [core.exempt_all(tag or "", least, most)])
     chosen = _chosen(target, tag, least, most, predicate)

@@ -14,11 +14,6 @@ from .spans import parts
 if TYPE_CHECKING:
     from ..base.native import core
 
-TAGS = (
-    "param", "grad", "optimizer", "activation", "input", "workspace", "temp", "comm", "kv_cache",
-    "pool",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class TensorPlacement:
@@ -32,7 +27,7 @@ class TensorPlacement:
 
     name: str  # in the module or collection that was given; "" for a tensor alone
     scope: str  # the `umem.scope` in which it was allocated; "" for none
-    tag: str  # one of `TAGS`; pool: it shares a page with other small tensors
+    tag: str  # a tag of `umem.tag`, or pool: it shares a page with other small tensors
     family: str  # category of the operator that made it: conv, linear, norm, ...
     address: int
     held: bool  # in umem's memory; if not, all fields below are 0

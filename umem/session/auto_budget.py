@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ..base.native import core
-from ..base.units import MIB, PAGE_BYTES, format_bytes
+from ..base.units import PAGE_BYTES, format_bytes
 from ..errors import UmemError
 
 _log = logging.getLogger("umem")
@@ -15,7 +15,6 @@ _log = logging.getLogger("umem")
 EVERY_S = 0.1  # the min time between queries of the driver
 TRIM_EVERY_S = 5.0  # the min time between trims, which wait for the device
 PATIENCE = 5  # consecutive checks that have to see more free memory before the budget grows
-_MAX_HEADROOM = 512 * MIB  # as for the first budget: for contexts, kernels, other libraries
 
 
 class Band:
@@ -123,11 +122,6 @@ class AutoBudget:
         self._known[device] = wanted
         _log.info("device %d: budget changed to %s, from free memory", device, format_bytes(wanted))
         return True
-
-
-def cuda_headroom(total: int) -> int:
-    """Return the bytes that umem leaves free on a GPU of `total` bytes."""
-    return min(_MAX_HEADROOM, total // 8)
 
 
 def no_headroom(_total: int) -> int:

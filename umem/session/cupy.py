@@ -22,12 +22,13 @@ def enable(**options: Any) -> None:
         NotSupportedError: CuPy cannot be imported, or there is no GPU.
         StateError: umem is on with other options, or this is called inside `using_allocator`.
     """
+    from ..config.settings import load
     from ..integrations import cupy
     from . import session
 
     was_on = session.is_enabled()
     if options or not was_on:
-        session.enable(**{"allocator": "none", "device": "cuda", **options})
+        session.start(load({"allocator": "none", "device": "cuda", **options}))
     try:
         cupy.install()
     except BaseException:

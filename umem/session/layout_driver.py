@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("umem")
 
-_MAX = 8  # layouts kept, as many as plans
-
 
 class _Made(NamedTuple):
     layout: Layout
@@ -83,7 +81,7 @@ class Layouts:
             number, len(made.sizes), made.bytes, made.load, (time.perf_counter() - begin) * 1e3,
         )  # fmt: skip
         self._made[number] = _Made(made, step, guess)
-        if len(self._made) > _MAX:
+        if len(self._made) > core.MAX_PLANS:
             del self._made[next(iter(self._made))]
 
     def _install(self, number: int) -> None:

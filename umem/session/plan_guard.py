@@ -21,7 +21,6 @@ STEPS = 2  # steps by the plan, all of which have to be worse
 STEPS_OF_FIRST = 3
 MORE = 1.02  # ratio of bytes
 SLOWER = 1.1  # ratio of times, above the usual variation between steps
-_MAX = 8  # plans under test; native code keeps no more
 
 
 class Cost(NamedTuple):
@@ -140,7 +139,7 @@ class PlanGuard:
                 equal ones the first.
         """
         self._trials[number] = _Trial(without, plan, spare, both)
-        if len(self._trials) > _MAX:
+        if len(self._trials) > core.MAX_PLANS:
             del self._trials[min(self._trials)]
 
     @property

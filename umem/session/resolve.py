@@ -1,4 +1,4 @@
-"""Settings resolved for this machine before umem turns on: device, budget, policy."""
+"""Checks the settings on this machine and resolves them: device, budget, policy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..base import host
-from ..base.units import PAGE_BYTES, format_bytes
+from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..config import ranks
-from ..config.options import BY_NAME
-from ..config.settings import Settings, floor_bytes, refusal, resolve_budget
+from ..config.settings import Settings
 from ..errors import ConfigError, NotSupportedError, did_you_mean
 
 if TYPE_CHECKING:
@@ -22,11 +21,12 @@ PLANNED = "planned"  # the native policy that runs plans
 def device_kind(settings: Settings) -> str:
     """Resolve the option `device` to "cuda" or "soft".
 
-    Asks torch where it is imported, because what counts is what torch can use, and because torch
-    counts GPUs without starting CUDA, after which a process could not fork; else the driver.
+    An imported torch answers, because umem needs a GPU that torch can use, and because torch counts
+    GPUs without starting CUDA (a process that started CUDA cannot fork). Without torch the driver
+    answers.
 
     Raises:
-        NotSupportedError: a GPU was asked for, and there is none.
+        NotSupportedError: a GPU was requested, and there is none.
     """
     kind = settings.device.kind
     if kind == "soft":
@@ -41,7 +41,7 @@ def device_kind(settings: Settings) -> str:
 
 
 def why_no_gpu() -> str:
-    """Why torch has no GPU to compute on; empty where it has one."""
+    """Return why torch has no GPU to compute on; empty if it has one."""
     torch = sys.modules.get("torch")
     if torch is None:
         from ..base.native import core
@@ -54,145 +54,148 @@ def why_no_gpu() -> str:
 
 
 def native_options(settings: Settings, threads: int) -> core.Options:
-    """Check the settings as far as that needs no torch, and make the native options.
+    """Check the settings as far as that needs no torch, and return the native options.
 
     Args:
-        threads: compute threads that the budget of a software device has to do for.
+        settings: the options of the user.
+        threads: compute threads of the software device; its minimum budget grows with them.
 
     Raises:
         ConfigError: unknown policy or profile, or a budget that does not fit the device.
-        NotSupportedError: a GPU was asked for, and there is none.
+        NotSupportedError: a GPU was requested, and there is none.
     """
     from ..base.native import core
 
     _check_policy(settings)
-    if settings.allocator == "none" and settings.recompute != "off":
-        reason = f"{settings.recompute!r} is for torch's modules, and allocator=none leaves them"
-        raise refusal(BY_NAME["recompute"], settings.origins["recompute"], reason, "off")
-    if settings.allocator == "none" and settings.optimizer.value != 0:
-        reason = f"'{settings.optimizer}' is for torch's optimizers, and allocator=none leaves them"
-        raise refusal(BY_NAME["optimizer"], settings.origins["optimizer"], reason, "device")
+    if settings.allocator == "none":
+        _check_without_torch(settings)
     options = core.Options()
     options.device = device_kind(settings)
-    if options.device == "soft":
-        _soft_options(settings, threads, options)
-    else:
-        _cuda_options(settings, options)
+    _check_device(settings, options.device)
+    if options.device == "soft" and settings.device.profile is not None:
+        options.profile = settings.device.profile
+    options.device_bytes = settings.device.bytes or 0
+    options.budget_bytes, options.host_budget_bytes = budgets(settings, options.device, threads)
+    if options.device == "cuda":
+        options.budget_percent = settings.budget.percent or 0
+    options.floor_bytes = floor_bytes(threads if options.device == "soft" else 1)
     options.min_swap_bytes = settings.min_swap
-    # Native code runs some policies by itself, and the plans of all others by one of its own.
-    native = native_policy(settings)
-    options.policy = native if native is not None else PLANNED
+    # Native code runs some policies itself; `planned` runs the plans of all others.
+    options.policy = str(settings.policy) if is_native(settings.policy) else PLANNED
     options.guard = settings.guard
     options.watchdog_s = settings.watchdog
     return options
 
 
-def native_policy(settings: Settings) -> str | None:
-    """Return the policy's name if native code runs it without plans; else None."""
+def is_native(policy: object) -> bool:
+    """Return whether native code runs this policy without plans."""
     from ..base.native import core
 
-    known: list[str] = core.policies()
-    return (
-        settings.policy if isinstance(settings.policy, str) and settings.policy in known else None
-    )
+    return isinstance(policy, str) and policy in core.policies()
 
 
-def planning_policy(settings: Settings) -> Policy | None:
-    """Make the policy that plans; None where native code decides without plans.
+def planning_policy(policy: object, origin: str) -> Policy | None:
+    """Make the policy that plans; None if native code decides without plans.
+
+    Args:
+        policy: the value of the option `policy`.
+        origin: where the value comes from, for messages.
 
     Raises:
         ConfigError: there is no such policy, or it fails to load.
     """
-    if native_policy(settings) is not None:
+    if is_native(policy):
         return None
     from ..policies import registry
 
     try:
-        return registry.make(settings.policy)
+        return registry.make(policy)
     except ConfigError as error:
-        raise ConfigError(f"{settings.origins['policy']}: {error}") from error
+        raise ConfigError(f"{origin}: {error}") from error
 
 
-def _check_policy(settings: Settings) -> None:
-    """ConfigError for a name that no policy has; what a place names is loaded with the session."""
-    from ..policies import registry
+def budgets(settings: Settings, device: str, threads: int) -> tuple[int, int]:
+    """Return the budget of each device and the host budget, in bytes.
 
-    spec, known = settings.policy, registry.names()
-    if isinstance(spec, str) and ":" not in spec and spec not in known:
-        reason = f"there is no {spec!r}{did_you_mean(spec, known)}"
-        origin = settings.origins["policy"]
-        raise refusal(BY_NAME["policy"], origin, reason, registry.listed(known))
-
-
-def _soft_options(settings: Settings, threads: int, options: core.Options) -> None:
-    from ..base.native import core
-
-    if settings.device.profile is not None:
-        profiles = [profile["name"] for profile in core.profiles()]
-        _check_name(settings, "device", settings.device.profile, profiles)
-        options.profile = settings.device.profile
-    options.device_bytes = settings.device.bytes or 0
-    options.budget_bytes = budget_bytes(settings, threads)
-    options.host_budget_bytes = host_budget_bytes(settings, options.budget_bytes)
-    options.floor_bytes = floor_bytes(threads)
-
-
-def _cuda_options(settings: Settings, options: core.Options) -> None:
-    """Fill in the budget; a percentage and `auto` are resolved at the device's first use."""
-    if settings.device.bytes is not None and settings.guard:
-        reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
-        raise refusal(BY_NAME["device"], settings.origins["device"], reason, "cuda, or guard=off")
-    options.device_bytes = settings.device.bytes or 0
-    options.floor_bytes = floor_bytes(1)
-    options.budget_bytes = cuda_budget_bytes(settings)
-    options.budget_percent = settings.budget.percent or 0
-    options.host_budget_bytes = host_budget_bytes(settings, 0)
-
-
-def cuda_budget_bytes(settings: Settings) -> int:
-    """Return the budget of each GPU in bytes; 0 if it is resolved at the device's first use.
+    A device budget of 0 is found at the first use of the GPU. A host budget of 0 is unlimited.
 
     Raises:
-        ConfigError: below the floor.
-    """
-    count = settings.budget.bytes
-    if count is not None and count < floor_bytes(1):
-        least = format_bytes(floor_bytes(1))
-        raise refusal(
-            BY_NAME["budget"],
-            settings.origins["budget"],
-            f"{format_bytes(count)} is below the floor of {least}",
-            f"{least} and up",
-        )
-    return count or 0
-
-
-def budget_bytes(settings: Settings, threads: int) -> int:
-    """Return the budget of a software device in bytes.
-
-    Raises:
-        ConfigError: as `config.resolve_budget`, or more than this machine has.
+        ConfigError: a budget below the minimum, or more than the device or this machine has.
     """
     available = _available()
-    count = resolve_budget(settings, available=available, threads=threads)
+    if device == "soft":
+        count = frames = soft_budget(settings, available=available, threads=threads)
+    else:
+        count, frames = _cuda_budget(settings), 0
+    if settings.host_budget is not None:
+        return count, settings.host_budget
+    if available is None:
+        return count, 0
+    # The frames of a software device and the evicted bytes share this machine's memory.
+    return count, max(host.for_evicted(available) - frames, PAGE_BYTES)
+
+
+def soft_budget(settings: Settings, *, available: int | None, threads: int) -> int:
+    """Return the budget of the software device in bytes.
+
+    Raises:
+        ConfigError: the budget is below the minimum, above the device or above this machine's
+            memory; a share of a device of unknown size; or `auto`, and `available` (bytes of free
+            memory) is unknown.
+    """
+    budget, size = settings.budget, settings.device.bytes
+    if budget.bytes is not None:
+        count = budget.bytes
+    elif budget.percent is not None:
+        if size is None:
+            reason = f"{budget} is a share of a software device without a size"
+            allowed = "a size in UMEM_DEVICE=soft:64MiB, or bytes here"
+            raise settings.refusal("budget", reason, allowed)
+        count = int(size * budget.percent / 100)
+    elif size is not None:
+        count = size
+    elif available is not None:
+        count = available // 2 // PAGE_BYTES * PAGE_BYTES
+    else:
+        reason = "auto cannot find out how much memory is available"
+        raise settings.refusal("budget", reason, "bytes as 8GiB")
+    if size is not None and count > size:
+        reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
+        raise settings.refusal("budget", reason, "up to the device's size")
+    if count < floor_bytes(threads):
+        reason = _below_floor(count, threads)
+        raise settings.refusal("budget", reason, f"at least {format_bytes(floor_bytes(threads))}")
     total = host.total_memory()
     if total is not None and count > total:
         reason = (
             f"{format_bytes(count)} of frames, on a machine with {format_bytes(total)} of memory"
         )
-        raise refusal(BY_NAME["budget"], settings.origins["budget"], reason, "less than the memory")
+        raise settings.refusal("budget", reason, "less than the memory")
     return count
 
 
-def host_budget_bytes(settings: Settings, budget: int) -> int:
-    """Return the host budget in bytes, 0 for none, next to frames of `budget` bytes."""
-    if settings.host_budget is not None:
-        return settings.host_budget
-    available = _available()
-    if available is None:
-        return 0
-    # The frames of a software device and the host store share this machine's memory.
-    return max(host.for_evicted(available) - budget, PAGE_BYTES)
+def floor_bytes(threads: int) -> int:
+    """Return the minimum budget with `threads` compute threads, in bytes."""
+    return FLOOR_PAGES * PAGE_BYTES * threads
+
+
+def _cuda_budget(settings: Settings) -> int:
+    """Return the budget of each GPU in bytes; 0 if it is resolved at the device's first use."""
+    count = settings.budget.bytes
+    if count is not None and count < floor_bytes(1):
+        least = format_bytes(floor_bytes(1))
+        reason = f"{format_bytes(count)} is below the floor of {least}"
+        raise settings.refusal("budget", reason, f"{least} and up")
+    return count or 0
+
+
+def _below_floor(count: int, threads: int) -> str:
+    return (
+        f"{format_bytes(count)} is below the floor of {format_bytes(floor_bytes(threads))}, "
+        f"which is {FLOOR_PAGES} pages of {format_bytes(PAGE_BYTES)} for each of {threads} torch "
+        "thread(s): one instruction can need several pages at once, and with fewer no thread would "
+        "make progress (OMP_NUM_THREADS sets the threads)"
+    )
 
 
 def _available() -> int | None:
@@ -204,7 +207,36 @@ def _available() -> int | None:
     return found if found is None or mine is None else found // mine.local_world
 
 
-def _check_name(settings: Settings, name: str, value: str, known: list[str]) -> None:
-    if value not in known:
-        reason = f"there is no {value!r}{did_you_mean(value, known)}"
-        raise refusal(BY_NAME[name], settings.origins[name], reason, ", ".join(known))
+def _check_policy(settings: Settings) -> None:
+    """Refuse an unknown policy name; code at a place is loaded when the session starts."""
+    from ..policies import registry
+
+    spec, known = settings.policy, registry.names()
+    if isinstance(spec, str) and ":" not in spec and spec not in known:
+        reason = f"there is no {spec!r}{did_you_mean(spec, known)}"
+        raise settings.refusal("policy", reason, registry.listed(known))
+
+
+def _check_without_torch(settings: Settings) -> None:
+    """Refuse options that act on torch's objects."""
+    if settings.recompute != "off":
+        reason = f"{settings.recompute!r} is for torch's modules, and allocator=none leaves them"
+        raise settings.refusal("recompute", reason, "off")
+    if settings.optimizer.value != 0:
+        reason = f"'{settings.optimizer}' is for torch's optimizers, and allocator=none leaves them"
+        raise settings.refusal("optimizer", reason, "device")
+
+
+def _check_device(settings: Settings, kind: str) -> None:
+    """Refuse an unknown profile, and a smaller GPU under the guard."""
+    from ..base.native import core
+
+    wanted = settings.device
+    if kind == "soft" and wanted.profile is not None:
+        known = [profile["name"] for profile in core.profiles()]
+        if wanted.profile not in known:
+            reason = f"there is no {wanted.profile!r}{did_you_mean(wanted.profile, known)}"
+            raise settings.refusal("device", reason, ", ".join(known))
+    if kind == "cuda" and wanted.bytes is not None and settings.guard:
+        reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
+        raise settings.refusal("device", reason, "cuda, or guard=off")

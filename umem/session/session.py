@@ -1,57 +1,52 @@
-"""The session that `umem.enable` starts, and the functions of the package that act on it."""
+"""The session: umem turned on, and the functions of the package that act on it."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import dataclasses
-import importlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..base import log as log_output
-from ..base.stats import Stats
 from ..config import ranks
 from ..config.settings import Settings, difference, load
 from ..errors import ConfigError, StateError
 from ..integrations.torch.version import require_torch, torch_threads
 from ..policies.registry import name_of
 from . import resolve
+from .statistics import stats
 
 if TYPE_CHECKING:
-    import torch
-
     from ..integrations.bindings import Attached
     from ..monitor.summary import Summary
-    from ..policies.base import PlanFunction, Policy
+    from ..policies.base import Policy
     from .device_planner import PlannedStep
     from .step_driver import StepLoop
 
 _log = logging.getLogger("umem")
-_ROOT = __name__.removesuffix(".session.session")
 _lock = threading.RLock()
-
-native_options = resolve.native_options  # for commands that check before they start anything
 
 
 class Session:
-    """A handle of umem being on; used as a context manager, leaving it turns umem off.
+    """umem turned on: its settings, its attachment to torch and the parts that run with it.
 
-    A second `enable` with equal options returns a session that leaves umem on at its end, because
-    the first session is still active. With `allocator="pool"` only the allocations of the block on
-    this thread come from umem.
+    As a context manager it turns umem off when the block ends. A second `enable` with equal options
+    returns a session that leaves umem on, because the first session is still active. With
+    `allocator="pool"`, umem serves only the allocations of the block, on this thread.
     """
 
-    def __init__(self, settings: Settings, owner: bool, attached: Attached) -> None:
+    def __init__(self, settings: Settings, attached: Attached) -> None:
         self.settings = settings
         self.attached = attached
-        self._owner = owner
+        self.loop: StepLoop | None = None  # runs at the end of each step
+        self.leaving = False  # the process ends
+        self._parts = contextlib.ExitStack()
         self._routed = contextlib.ExitStack()
 
     def __repr__(self) -> str:
@@ -73,104 +68,72 @@ class Session:
 
     def __exit__(self, *error: object) -> None:
         self._routed.close()
-        if self._owner and _session is self:
+        if _current is self:
             disable()
 
+    def at_end(self, remove: Callable[[], None]) -> None:
+        """Call `remove` when the session ends, before the parts that were added earlier."""
+        self._parts.callback(remove)
 
-_session: Session | None = None
-_driver: StepLoop | None = None  # runs at the end of each step
-_undo = contextlib.ExitStack()  # other parts to remove at the end
-_leaving = False  # the process ends
-_before_disable: list[Callable[[], None]] = []
+    def begin(self, policy: Policy | None) -> None:
+        """Start the parts that the settings request; `policy` makes the plans."""
+        from . import step_driver
+
+        settings = self.settings
+        self.loop = step_driver.start(settings, policy)
+        if settings.recompute != "off":
+            from ..recompute.executor.automatic import Automatic
+
+            self.at_end(Automatic(settings.recompute).remove)
+        if settings.top:
+            from ..monitor import server
+
+            server.start(settings.top, description)
+            self.at_end(server.stop)
+
+    def end(self) -> None:
+        """Remove the parts; umem's memory and its attachment to torch stay."""
+        try:
+            self._parts.close()
+        finally:
+            loop, self.loop = self.loop, None
+            if loop is not None:
+                loop.stop()
 
 
-def enable(
-    *,
-    budget: str | int | None = None,
-    host_budget: str | int | None = None,
-    policy: Policy | PlanFunction | str | None = None,
-    min_swap: str | int | None = None,
-    device: str | None = None,
-    allocator: str | None = None,
-    log: str | None = None,
-    guard: bool | None = None,
-    observer: str | None = None,
-    recompute: str | None = None,
-    optimizer: str | None = None,
-    optimizer_threads: int | None = None,
-    optimizer_buffers: str | int | None = None,
-    torch_ext_cache: str | Path | None = None,
-    trace: str | Path | None = None,
-    summary: bool | None = None,
-    layout: str | None = None,
-    top: str | Path | bool | None = None,
-    watchdog: str | float | None = None,
-) -> Session:
-    """Make umem torch's allocator from now on; tensors that exist already stay where they are.
+_current: Session | None = None
 
-    What is not given comes from the environment, pyproject.toml or the default: docs/options.md.
-    Sizes are in bytes or text such as "8GiB". A policy is a name, `module:attribute`,
-    `file.py:attribute`, an object with a method `plan(trace, device, budget)`, or such a function
-    (docs/policies.md). Equal options again do nothing.
+
+def start(settings: Settings, add_parts: Callable[[Session], None] | None = None) -> Session:
+    """Turn umem on; `umem.enable` is this with the settings of its options.
+
+    Args:
+        settings: the options.
+        add_parts: adds the parts that this package does not know; an error turns umem off again.
 
     Raises:
-        ConfigError: an unknown option or a bad value, from whichever source.
-        NotSupportedError: torch is absent or too old, or this machine cannot do it.
-        StateError: umem is on with other options, or CUDA is initialised already.
+        UmemError: as in `umem.enable`.
     """
-    settings = load(
-        {
-            "budget": budget,
-            "host_budget": host_budget,
-            "policy": policy,
-            "min_swap": min_swap,
-            "device": device,
-            "allocator": allocator,
-            "log": log,
-            "guard": guard,
-            "observer": observer,
-            "recompute": recompute,
-            "optimizer": optimizer,
-            "optimizer_threads": optimizer_threads,
-            "optimizer_buffers": optimizer_buffers,
-            "torch_ext_cache": torch_ext_cache,
-            "trace": trace,
-            "summary": summary,
-            "layout": layout,
-            "top": top,
-            "watchdog": watchdog,
-        }
-    )
-    global _session
+    global _current
     with _lock:
-        if _session is not None:
-            if _session.settings != settings:
-                raise StateError(difference(_session.settings, settings))
-            return Session(settings, owner=False, attached=_session.attached)
+        if _current is not None:
+            if _current.settings != settings:
+                raise StateError(difference(_current.settings, settings))
+            return Session(settings, _current.attached)
         log_output.set_up(settings.log, ranks.name())
-        planning = resolve.planning_policy(settings)  # first: what fails to load leaves umem off
-        _session = Session(settings, owner=True, attached=_attach(settings))
-        _start_steps(settings, planning)
-        return _session
-
-
-def enable_at_import() -> None:
-    """Enable umem inside `import torch`, for `UMEM=1`, with the options of the environment.
-
-    A launcher such as torchrun stays as it is; the ranks that it starts have umem.
-
-    Raises:
-        UmemError: as in `enable`.
-        ConfigError: the allocator is `pool`, which serves the block of a session only.
-    """
-    if ranks.is_launcher():
-        return
-    if load().allocator == "pool":
-        raise ConfigError(
-            "UMEM_ALLOCATOR=pool serves a part of a program; write `with umem.enable():` around it "
-            "instead of setting UMEM=1"
-        )
-    enable()
+        # The policy comes first: if it fails to load, umem stays off.
+        policy = resolve.planning_policy(settings.policy, settings.origins["policy"])
+        _current = Session(settings, _attach(settings))
+        try:
+            _current.begin(policy)
+            if add_parts is not None:
+                add_parts(_current)
+        except BaseException:
+            disable()
+            raise
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit, os.getpid(), settings.summary)
+        return _current
 
 
 def disable() -> None:
@@ -179,39 +142,33 @@ def disable() -> None:
     Raises:
         StateError: called inside an operator, with the Python observer.
     """
-    global _session
+    global _current
     with _lock:
-        if _session is None:
+        if _current is None:
             return
         from ..base.native import core
         from ..integrations import blocks
 
-        for call in _before_disable:
-            call()
+        core.bring_awaited()  # while umem still sees all operators
         blocks.EXTERNAL.remove()
         try:
-            _border(_session.attached.device, _session.settings.allocator).detach()
+            _border(_current.attached.device, _current.settings.allocator).detach()
         except RuntimeError as error:
-            if _session.settings.observer != "python":
+            if _current.settings.observer != "python":
                 raise
             raise StateError(
                 "the Python observer cannot be removed inside an operator; call umem.disable() "
                 "outside of it"
             ) from error
-        _stop_steps()
+        _current.end()
         core.stop()
         blocks.umem_turned_off()
-        _session = None
-
-
-def before_disable(call: Callable[[], None]) -> None:
-    """Call this at each `disable` from now on, while umem still sees all operators."""
-    _before_disable.append(call)
+        _current = None
 
 
 def is_enabled() -> bool:
     """Return whether umem is on."""
-    return _session is not None
+    return _current is not None
 
 
 def sees_every_thread() -> bool:
@@ -224,9 +181,9 @@ def observer() -> str:
 
     Without torch nothing does; its user's own reports are taken as with "python".
     """
-    if _session is None or _session.settings.observer == "off":
+    if _current is None or _current.settings.observer == "off":
         return "off"
-    seen_by = _session.attached.observer
+    seen_by = _current.attached.observer
     return "python" if seen_by == "off" else seen_by
 
 
@@ -239,55 +196,7 @@ def torch_extension() -> ModuleType:
 
 def current_settings() -> Settings | None:
     """Return the options in force; None if umem is off."""
-    return None if _session is None else _session.settings
-
-
-def stats(device: int | torch.device | str | None = None) -> Stats:
-    """Return umem's present statistics; all zero before the first `enable`.
-
-    Args:
-        device: the device to count, as torch names it, such as 1 or "cuda:1". None: all that the
-            program uses together. `steps` and `plans_rolled_back` are those of the program.
-
-    Raises:
-        ConfigError: umem serves no such device.
-        NotSupportedError: the native core is not installed.
-    """
-    from ..base.native import core
-
-    return Stats(**core.stats(None if device is None else _ordinal(device)))
-
-
-def _ordinal(device: int | torch.device | str) -> int:
-    """Return the number of a device; that of the software device, which is torch's cpu, is 0."""
-    from ..base.native import core
-
-    refused = f"umem.stats({device!r}): allowed: a number, or a device as torch names it (cuda:1)"
-    if isinstance(device, int) and not isinstance(device, bool):
-        if not 0 <= device < 1 << 16:
-            raise ConfigError(refused)
-        return device
-    import torch
-
-    if not isinstance(device, (str, torch.device)):
-        raise ConfigError(refused)
-    try:
-        named = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(refused) from None
-    served = "cpu" if core.current_options().device == "soft" else "cuda"
-    if named.type != served:
-        raise ConfigError(f"umem.stats({device!r}): umem serves torch's device {served}")
-    if named.index is None:
-        return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
-    return int(named.index)
-
-
-def reset_peak_stats() -> None:
-    """Reset the `peak_` statistics to the present values."""
-    from ..base.native import core
-
-    core.reset_peak_stats()
+    return None if _current is None else _current.settings
 
 
 def summary() -> Summary:
@@ -303,14 +212,14 @@ def summary() -> Summary:
 
 def description() -> dict[str, str]:
     """Return the device, the policy and the allocator of the session, as text."""
-    if _session is None:
+    if _current is None:
         return {"device": "off", "policy": "-", "allocator": ""}
     from ..base.native import core
 
-    options, attached = core.current_options(), _session.attached
+    options, attached = core.current_options(), _current.attached
     return {
         "device": options.device if options.device == "cuda" else f"soft:{options.profile}",
-        "policy": name_of(_session.settings.policy),
+        "policy": name_of(_current.settings.policy),
         "allocator": f"{attached.kind}: {attached.why}",
     }
 
@@ -336,23 +245,19 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         )
         from ..base.native import core
 
-        if session.attached.device == "cuda":
-            count, frames = resolve.cuda_budget_bytes(changed), 0
-            if count == 0:
-                raise ConfigError(
-                    f"umem.set_budget({budget!r}): allowed on a GPU: bytes such as 8GiB; a share "
-                    "of the device's memory, or auto, can be given to umem.enable() only"
-                )
-        else:
-            frames = count = resolve.budget_bytes(changed, _threads(changed))
+        device = session.attached.device
+        count, host_count = resolve.budgets(changed, device, _threads(changed.allocator))
+        if count == 0:
+            raise ConfigError(
+                f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; a share of the "
+                "device's memory, or auto, can be given to umem.enable() only"
+            )
         if host_budget is None:
-            host_count = core.stats()["host_budget_bytes"]
-        else:
-            host_count = resolve.host_budget_bytes(changed, frames)
+            host_count = core.current_options().host_budget_bytes
         core.set_budget(count, host_count)
         session.settings = changed
-        if _driver is not None:
-            _driver.budget_changed()
+        if session.loop is not None:
+            session.loop.budget_changed()
 
 
 def step() -> None:
@@ -374,8 +279,8 @@ def step() -> None:
 def replan() -> None:
     """Discard all plans and make new ones, after the set of pinned tensors changed."""
     with _lock:
-        if _driver is not None:
-            _driver.restart()
+        if _current is not None and _current.loop is not None:
+            _current.loop.restart()
 
 
 def planned_step(device: int = 0) -> PlannedStep | None:
@@ -383,7 +288,8 @@ def planned_step(device: int = 0) -> PlannedStep | None:
 
     With the addresses of its tensors.
     """
-    return _driver.planned_step(device) if _driver is not None else None
+    loop = None if _current is None else _current.loop
+    return loop.planned_step(device) if loop is not None else None
 
 
 def host_memory() -> contextlib.AbstractContextManager[None]:
@@ -402,9 +308,9 @@ def require_session(what: str) -> Session:
     Raises:
         StateError: umem is off.
     """
-    if _session is None:
+    if _current is None:
         raise StateError(f"umem.{what}() needs umem to be on; call umem.enable() first")
-    return _session
+    return _current
 
 
 def _border(device: str, allocator: str) -> ModuleType:
@@ -418,9 +324,9 @@ def _border(device: str, allocator: str) -> ModuleType:
     return cuda if device == "cuda" else cpu
 
 
-def _threads(settings: Settings) -> int:
+def _threads(allocator: str) -> int:
     """Return the number of threads that compute on the software device at the same time."""
-    return 1 if settings.allocator == "none" else torch_threads()
+    return 1 if allocator == "none" else torch_threads()
 
 
 def _attach(settings: Settings) -> Attached:
@@ -428,7 +334,7 @@ def _attach(settings: Settings) -> Attached:
 
     if settings.allocator != "none":
         require_torch()
-    options = resolve.native_options(settings, _threads(settings))
+    options = resolve.native_options(settings, _threads(settings.allocator))
     if settings.device.kind == "auto" and options.device == "soft":
         _log.warning(
             "no usable GPU (%s); using the software device. Set UMEM_DEVICE=soft to silence this",
@@ -448,55 +354,19 @@ def _attach(settings: Settings) -> Attached:
     return attached
 
 
-def _start_steps(settings: Settings, policy: Policy | None) -> None:
-    from . import step_driver
-
-    global _driver
-    try:
-        _driver = step_driver.start(settings, policy)
-        if settings.recompute != "off":
-            from ..recompute.executor.automatic import Automatic
-
-            _undo.callback(Automatic(settings.recompute).remove)
-        if settings.optimizer.value != 0:
-            # By its name: that package builds on this one.
-            module = importlib.import_module(f"{_ROOT}.offload.optimizer.automatic")
-            automatic = module.Automatic(settings.optimizer.value)
-            _undo.callback(lambda: automatic.remove(give_back=not _leaving))
-        if settings.top:
-            from ..monitor import server
-
-            server.start(settings.top, description)
-            _undo.callback(server.stop)
-    except BaseException:
-        disable()
-        raise
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit, os.getpid(), settings.summary)
-
-
 def _why_unplanned() -> str:
-    return _driver.why_unplanned() if _driver is not None else ""
-
-
-def _stop_steps() -> None:
-    global _driver
-    try:
-        _undo.close()
-    finally:
-        driver, _driver = _driver, None
-        if driver is not None:
-            driver.stop()
+    loop = None if _current is None else _current.loop
+    return loop.why_unplanned() if loop is not None else ""
 
 
 def _at_exit(process: int, summary: bool) -> None:
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
-    global _leaving
     with _lock:
         why = _why_unplanned()
-        _leaving = True
-        _stop_steps()
+        if _current is not None:
+            _current.leaving = True
+            _current.end()
     if summary:
         from ..base.native import core
         from ..monitor import summary as text
@@ -506,5 +376,5 @@ def _at_exit(process: int, summary: bool) -> None:
 
 def follow_free_memory() -> None:
     """Adjust a budget of `auto` to the memory that is free now."""
-    if _driver is not None:
-        _driver.follow_free_memory()
+    if _current is not None and _current.loop is not None:
+        _current.loop.follow_free_memory()

@@ -114,7 +114,7 @@ def _follower(settings: Settings) -> AutoBudget | None:
         return None
     from . import auto_budget
 
-    headroom = auto_budget.no_headroom if options.device == "soft" else auto_budget.cuda_headroom
+    headroom = auto_budget.no_headroom if options.device == "soft" else core.headroom_bytes
     return auto_budget.AutoBudget(options.floor_bytes, headroom)
 
 

@@ -63,9 +63,8 @@ def bringing() -> Iterator[None]:
 
 @functools.cache
 def watch() -> None:
-    """From now on, bring all contents before uses of memory without operators."""
-    os.register_at_fork(before=all_arrive)  # the child has no updating thread
-    session.before_disable(all_arrive)
+    """Let all arrive before what uses memory without operators, from now on."""
+    os.register_at_fork(before=all_arrive)  # the child has no thread that updates
     graph: Any = torch.cuda.CUDAGraph
     for owner, name in (
         (graph, "replay"),

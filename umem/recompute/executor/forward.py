@@ -30,6 +30,7 @@ from .storage_versions import (
     RandomState,
     Ref,
     Value,
+    alias,
     changed,
     copied,
     rebuild,
@@ -237,7 +238,7 @@ class _Dropping(DispatchMode):
         """Return the tensor's value, and hold it if no node makes it."""
         value = self._find(tensor)
         if value is None:
-            value = Value(tensor._version, _alias(tensor), None)
+            value = Value(tensor._version, alias(tensor), None)
             key = tensor.untyped_storage()._cdata
             self.live[key] = weakref.ref(value, lambda dead: self._gone(key, dead))
         return value
@@ -335,16 +336,3 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with the same memory and version, and no graph.
-
-    Below autograd a plain detach() would have its own version, and changes would go unnoticed.
-    """
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(IN_PLACE_OR_VIEW)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, False)
-    try:
-        return tensor.detach()
-    finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, excluded)

@@ -342,6 +342,19 @@ def changed(tensor: torch.Tensor, expected: int) -> str:
 IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
 
 
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same memory and version, and no graph.
+
+    Below autograd a plain detach() would have a version of its own, and no change would be seen.
+    """
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, False)
+    try:
+        return tensor.detach()
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
+
+
 def over(
     tensor: torch.Tensor, storage: torch.UntypedStorage, ref: Ref | None = None
 ) -> torch.Tensor:
