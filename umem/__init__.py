@@ -150,7 +150,7 @@ def enable(
     top: str | Path | bool | None = None,
     watchdog: str | float | None = None,
 ) -> Session:
-    """Make umem torch's allocator from now on; tensors that exist already stay where they are.
+    """Make umem torch's allocator; existing tensors stay where they are.
 
     An option that is not given comes from the environment, pyproject.toml or the default:
     docs/options.md. Sizes are in bytes or text such as "8GiB". A policy is a name,

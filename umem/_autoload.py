@@ -1,7 +1,7 @@
 """The hook that torch calls at the end of `import torch` (entry point group `torch.backends`).
 
 An exception here would break every `import torch` on the machine, so none is raised unless the user
-requests it. This module imports only os, because it is loaded even where umem is off.
+requests it. This module imports only os, because torch loads it even if umem is off.
 """
 
 import os

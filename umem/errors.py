@@ -1,14 +1,14 @@
-"""The errors that umem raises on purpose. docs/errors.md says what to do about each."""
+"""The errors that umem raises; docs/errors.md describes what to do about each."""
 
 from __future__ import annotations
 
 
 class UmemError(Exception):
-    """Base class of all umem errors; never raised itself."""
+    """The base class of all umem errors; umem never raises it directly."""
 
 
 class ConfigError(UmemError, ValueError):
-    """An option is unknown, malformed or out of bounds; the message says what is allowed."""
+    """An option is unknown, malformed or out of bounds; the message lists what is allowed."""
 
 
 class OutOfMemoryError(UmemError, MemoryError):
@@ -16,11 +16,11 @@ class OutOfMemoryError(UmemError, MemoryError):
 
 
 class NotSupportedError(UmemError, RuntimeError):
-    """This machine or installation lacks something; the message says what, and what to do."""
+    """This machine or installation lacks something; the message names it and a remedy."""
 
 
 class StateError(UmemError, RuntimeError):
-    """The call does not fit the state that umem is in, such as enabled with other options."""
+    """The call does not fit umem's present state, such as on with other options."""
 
 
 class DriverError(UmemError, RuntimeError):
@@ -28,11 +28,11 @@ class DriverError(UmemError, RuntimeError):
 
 
 class TraceError(UmemError, ValueError):
-    """A trace is malformed; the message has the file, the line and the reason."""
+    """A trace is malformed; the message gives the file, the line and the reason."""
 
 
 class PlanError(UmemError, RuntimeError):
-    """A program cannot be planned as it is; the message says where, and what to do."""
+    """A program cannot be planned as it is; the message gives the place and a remedy."""
 
 
 class CheckpointError(UmemError, RuntimeError):
@@ -41,14 +41,14 @@ class CheckpointError(UmemError, RuntimeError):
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     """Return ` (did you mean X?)` for the end of a sentence, or "" if no known word is close."""
-    import difflib  # only needed on the way to an error
+    import difflib  # here, because only errors need it
 
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def plain(text: str) -> str:
-    """Escape the characters that could control a terminal, and those that none can show."""
+    """Escape characters that could control a terminal or that cannot be displayed."""
     return text if text.isprintable() else "".join(map(_printable, text))
 
 
@@ -57,7 +57,7 @@ def _printable(character: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value from elsewhere for a message: at most 40 characters, whatever it is."""
+    """Return an untrusted value for a message, in at most 40 characters."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.Lock()
-_blocks = 0  # that keep it off, on all threads
-_was_on = False  # before the first of them
+_blocks = 0  # running `paused` blocks, on all threads
+_was_on = False  # whether the collector was on before the first of them
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Keep the collector off until the last such block ends, and leave it as it was.
+    """Turn the collector off until the last such block ends, then restore its state.
 
-    While millions of objects are made that stay, it looks them all through again and again, and
-    takes a third of the time. For code whose objects are in no cycles.
+    Code that makes millions of lasting objects spends a third of its time in repeated collections
+    of all of them. Use it only if the objects form no reference cycles.
     """
     global _blocks, _was_on
     with _lock:

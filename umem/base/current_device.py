@@ -27,7 +27,7 @@ def profile(device: int | None = None) -> DeviceProfile:
     """Return the figures of a device that umem manages.
 
     Args:
-        device: its number; None: the current one.
+        device: the device's number; None: the current device.
     """
     options = core.current_options()
     if options.device == "soft":
@@ -36,10 +36,10 @@ def profile(device: int | None = None) -> DeviceProfile:
 
 
 def hides_transfers(device: int | None = None) -> bool:
-    """Return whether a device that umem manages moves bytes beside compute; None: the current one.
+    """Return whether a device moves bytes while it computes; None stands for the current device.
 
-    On the software device the processor does both. On an integrated GPU, whose memory is the
-    host's, both share its bandwidth.
+    It does not on the software device, where the CPU does both, nor on an integrated GPU, where
+    both share the bandwidth of the host's memory.
     """
     if core.current_options().device == "soft":
         return False
@@ -52,7 +52,7 @@ def hides_transfers(device: int | None = None) -> bool:
 
 
 def _nearest_profile(gpu: str) -> str:
-    """Return the profile of the same GPU model, or the default where no name matches."""
+    """Return the profile of the same GPU model, or the default if no name matches."""
     words = gpu.lower().replace("-", " ").split()
     for name in device_profiles.names():
         if name.split("-")[0].removeprefix("rtx") in words or name.split("-")[0] in words:
@@ -61,11 +61,11 @@ def _nearest_profile(gpu: str) -> str:
 
 
 def gpu_name(device: int | None = None) -> str:
-    """Return the name of a GPU that the program uses; of the current one for None."""
+    """Return the name of a GPU that the program uses; None stands for the current GPU."""
     torch = sys.modules.get("torch")
     if torch is None:  # a program of CuPy or cuda.core
         found = core.probe_cuda()["devices"][device or 0 :]
         return found[0]["name"] if found else "cuda"
-    # Before the program uses the GPU, asking would start CUDA, and then no child could be forked.
+    # The query starts CUDA, and a process that started CUDA cannot fork.
     used: bool = torch.cuda.is_initialized()
     return str(torch.cuda.get_device_name(device)) if used else "cuda"

@@ -16,14 +16,14 @@ DEFAULT = "a100-pcie4"
 FILE_LIMIT = 1 << 20  # bytes; a profile is a few lines
 
 
-# What a server's cores reach together in their own memory: an assumption, the same for all built-in
-# profiles. `umem doctor --measure` measures a machine.
+# An assumed bandwidth of all cores of a server in the host's memory, the same for all built-in
+# profiles. `umem doctor --measure` measures this machine's.
 HOST_BYTES_PER_US = 100e3
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Compute rates of the device for the roofline: peaks, which no program reaches fully."""
+    """Peak compute rates of the device, for the roofline model; no program fully reaches them."""
 
     half_flops_per_us: float  # fp16 and bf16 matrix products, dense
     tf32_flops_per_us: float  # fp32 matrix products where TF32 is allowed
@@ -36,10 +36,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device as a planner sees it; both directions of the link work at the same time.
+    """The figures of a device for planners; both directions of the link work at the same time.
 
-    Where `hides_transfers` is false, moving bytes takes the time of compute. They are never free,
-    and the best plan moves the fewest.
+    If `hides_transfers` is false, transfers cannot overlap compute, so the best plan moves the
+    fewest bytes.
     """
 
     name: str
@@ -48,12 +48,12 @@ class DeviceProfile:
     fault_us: float  # one group of page faults
     memory_bytes: int
     source: str  # where the figures come from
-    compute: Compute | None = None  # None: it can replay traces, but not plan
+    compute: Compute | None = None  # None: enough for replay, not for planning
     hides_transfers: bool = True
     host_bytes_per_us: float = HOST_BYTES_PER_US  # that all cores of the host read and write
 
 
-# The fixed cost of an op is the order of a kernel launch in eager PyTorch, not a measurement.
+# An assumed fixed cost of an op: the order of magnitude of a kernel launch in eager PyTorch.
 _LAUNCH_US = 3.0
 
 
@@ -72,7 +72,7 @@ def _sheet(
     )
 
 
-# Dense peaks without sparsity. Links, memory sizes and fault costs are native: soft/profiles.
+# Dense peaks without sparsity. src/soft/profiles.cpp has the links, memory sizes and fault costs.
 _COMPUTE = {
     "a100-pcie4": _sheet("A100 40 GB PCIe", half=312, tf32=156, fp32=19.5, fp64=9.7, gb_per_s=1555),
     "rtx4090-pcie4": _sheet("RTX 4090", half=165.2, tf32=82.6, fp32=82.6, fp64=1.29, gb_per_s=1008),
@@ -136,7 +136,7 @@ def load(path: Path | str) -> DeviceProfile:
     """Read the profile in a TOML or JSON file; a name that ends in `.json` is JSON.
 
     Keys: `name`, `gb_per_s_in`, `gb_per_s_out`, `fault_us`, `memory` (bytes, or text as 40GiB),
-    `source`; optional `host_gb_s`, which the host's cores read and write together, and the table
+    `source`; optional `host_gb_s`, the rate at which the host's cores read and write, and the table
     `compute` with `tflops_half`, `tflops_tf32`, `tflops_fp32`, `tflops_fp64`, `gb_per_s`,
     `launch_us`, `source`. GB and TFLOP are powers of ten.
 
@@ -191,7 +191,7 @@ class Table:
         return self.values.pop(key)
 
     def optional(self, key: str) -> object:
-        """Take a key of any value; None where it is not there."""
+        """Take a key of any value; return None if it is missing."""
         self.known.append(key)
         return self.values.pop(key, None)
 
@@ -203,7 +203,7 @@ class Table:
         return value
 
     def rate(self, key: str, least: float | None = None, default: float | None = None) -> float:
-        """Take a number above 0, or of at least `least`; `default` where it is not there."""
+        """Take a number above 0, or of at least `least`; return `default` if it is missing."""
         if default is not None and key not in self.values:
             self.known.append(key)
             return default
@@ -215,7 +215,7 @@ class Table:
         raise ConfigError(f"{self.where}: {key}={given!r}; allowed: a finite number {bound}")
 
     def size(self, key: str) -> int:
-        """Take bytes, at least the smallest budget, as a number or as text such as 40GiB."""
+        """Take a size of at least the smallest budget, as a number or as text such as 40GiB."""
         value = self._take(key)
         least = FLOOR_PAGES * PAGE_BYTES
         try:
@@ -252,10 +252,10 @@ def _number(value: object) -> float | None:
 
 
 def read_table(path: Path) -> object:
-    """Read a TOML file, or a JSON file if its name ends so.
+    """Read a TOML file, or a JSON file if its name ends in `.json`.
 
     Raises:
-        ConfigError: it cannot be read, or is too large to be a profile.
+        ConfigError: the file cannot be read, or is too large for a profile.
     """
     if sys.version_info >= (3, 11):
         import tomllib

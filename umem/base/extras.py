@@ -1,4 +1,4 @@
-"""Optional libraries: the core imports with none of them."""
+"""Optional libraries; `import umem` needs none of them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from ..errors import NotSupportedError
 
-DEMO = "'.[demo]' in umem's source tree"  # what to give to pip, for what the demo uses
-_PACKAGES = {"sklearn": "scikit-learn", "IPython": "ipython"}  # whose module has another name
+DEMO = "'.[demo]' in umem's source tree"  # the argument of pip for the demo's libraries
+_PACKAGES = {"sklearn": "scikit-learn", "IPython": "ipython"}  # by module, if the names differ
 
 
 def load(module: str, purpose: str, install: str) -> Any:
     """Import a module of an optional library.
 
     Args:
-        module: its full name.
-        purpose: what needs it, as the first words of the error.
-        install: what to give to pip.
+        module: the full name of the module.
+        purpose: the feature that needs it; it begins the error message.
+        install: the argument of `pip install`.
 
     Raises:
-        NotSupportedError: it is not installed, or a library that it needs is not.
+        NotSupportedError: the library, or one that it needs, is not installed.
     """
     try:
         return importlib.import_module(module)

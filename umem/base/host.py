@@ -10,8 +10,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _MAX_MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _PCI = Path("/sys/bus/pci/devices")
-_PCIE_UNKNOWN_WIDTH = 255  # what the kernel writes where the link has no width
-# Payload per transferred bit, by GT/s of a lane: 8b/10b, then 128b/130b, then flits of 256 bytes.
+_PCIE_UNKNOWN_WIDTH = 255  # the kernel's value for a link without a width
+# Payload per transferred bit, by GT/s per lane: 8b/10b, then 128b/130b, then flits of 256 bytes.
 _PCIE_PAYLOAD = {2.5: 8 / 10, 5.0: 8 / 10, 8.0: 128 / 130, 16.0: 128 / 130, 32.0: 128 / 130,
                  64.0: 236 / 256}  # fmt: skip
 
@@ -31,7 +31,7 @@ class PcieLink:
 
 
 def for_evicted(available: int) -> int:
-    """Return the bytes of a host's `available` ones that evicted tensors may take by default."""
+    """Return how many of the host's `available` bytes evicted tensors may take by default."""
     return available * 9 // 10
 
 
@@ -49,22 +49,23 @@ def meminfo(name: str, path: Path = _MEMINFO) -> int | None:
 
 
 def memory_groups(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> list[Path]:
-    """Return the folders of the control groups that may bound this process's memory.
+    """Return the folders of the control groups that may limit this process's memory.
 
-    These are its own and those around it. In a container the kernel may say where its group is on
-    the machine: what is not there is left out, and the root is the container's own.
+    These are the process's own group and its parents. In a container the kernel may report paths
+    outside the container: paths that do not exist here are left out, and the container's root
+    stands in for them.
     """
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    # Of version 2, which has one hierarchy, with number 0; and of version 1.
+    # Version 2 has one hierarchy, with number 0; version 1 has one for each controller.
     top = [Path()]
     paths = {root: top, root / "unified": top, root / "memory": top}
     for number, controllers, path in (line.split(":", 2) for line in lines):
         inside = Path(path.lstrip("/"))
         if ".." in inside.parts:
-            continue  # outside of what is visible here
+            continue  # not visible in this container
         around = [inside, *inside.parents]
         if number == "0":
             paths[root] = paths[root / "unified"] = around
@@ -75,44 +76,41 @@ def memory_groups(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> list[Path]:
 
 
 def _limits(root: Path, own: Path) -> dict[Path, int]:
-    """Return the bytes that each bounded group may use."""
+    """Return the limit in bytes of each group that has one."""
     found = {}
     for folder in memory_groups(root, own):
         for name in ("memory.max", "memory.limit_in_bytes"):
             value = _number(folder / name)
-            if value is not None and value < 1 << 60:  # version 1 writes "unbounded" as a huge one
+            if value is not None and value < 1 << 60:  # version 1: a huge number means no limit
                 found[folder] = value
     return found
 
 
 def _used(group: Path) -> int:
-    """Return the bytes that a group uses, but for those of files that the kernel can drop."""
+    """Return the bytes that a group uses, without file pages that the kernel can drop."""
     used = _number(group / "memory.current") or _number(group / "memory.usage_in_bytes") or 0
     try:
         lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return used
     fields = dict(line.split(" ", 1) for line in lines if " " in line)
-    # In version 1 the plain name leaves out the groups inside.
+    # In version 1, the name without `total_` does not count child groups.
     dropped = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
     return max(used - int(dropped), 0)
 
 
 def cgroup_limit(root: Path = _CGROUP, own: Path = _OWN_CGROUP) -> int | None:
-    """Return the bytes that this process's control group may use; None when it is unbounded.
-
-    The smallest limit of the groups that it is in.
-    """
+    """Return the smallest limit of this process's control groups in bytes; None without one."""
     return min(_limits(root, own).values(), default=None)
 
 
 def max_mappings(path: Path = _MAX_MAPPINGS) -> int | None:
-    """Return how many mappings a process may have; None when unknown."""
+    """Return how many mappings a process may have; None if unknown."""
     return _number(path)
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory that this process can ever have; None when unknown."""
+    """Return the maximum memory of this process in bytes; None if unknown."""
     known = [size for size in (meminfo("MemTotal"), cgroup_limit()) if size is not None]
     return min(known, default=None)
 
@@ -120,7 +118,7 @@ def total_memory() -> int | None:
 def available_memory(
     root: Path = _CGROUP, memory: Path = _MEMINFO, own: Path = _OWN_CGROUP
 ) -> int | None:
-    """Return the bytes that this process can still take without swapping; None when unknown."""
+    """Return the bytes that this process can still take without swapping; None if unknown."""
     left = [max(limit - _used(group), 0) for group, limit in _limits(root, own).items()]
     free = meminfo("MemAvailable", memory)
     return min(left if free is None else [*left, free], default=None)
@@ -129,7 +127,7 @@ def available_memory(
 def transparent_huge_pages(
     path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"),
 ) -> str | None:
-    """Return the kernel's choice: `always`, `madvise` or `never`; None without the feature."""
+    """Return the kernel's setting: `always`, `madvise` or `never`; None without the feature."""
     try:
         words = path.read_text(encoding="ascii").split()
     except OSError:
@@ -147,7 +145,7 @@ def is_wsl(path: Path = Path("/proc/sys/kernel/osrelease")) -> bool:
 
 
 def pcie_link_now(bus_id: str, root: Path = _PCI) -> PcieLink | None:
-    """Return the link of a PCI device as it runs now; an idle device may have slowed it down."""
+    """Return the present link of a PCI device, which may be slower while the device is idle."""
     return _pcie_link(root / bus_id.lower(), "current") if bus_id else None
 
 
@@ -164,7 +162,7 @@ def pcie_link_max(bus_id: str, root: Path = _PCI) -> PcieLink | None:
 
 
 def cpus_near(bus_id: str, root: Path = _PCI) -> frozenset[int]:
-    """Return the processors on the NUMA node of a PCI device; empty where the kernel knows none."""
+    """Return the CPUs on the NUMA node of a PCI device; empty if the kernel knows none."""
     try:
         text = (root / bus_id.lower() / "local_cpulist").read_text(encoding="ascii").strip()
         ends = [list(map(int, part.split("-"))) for part in text.split(",") if part]

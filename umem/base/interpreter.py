@@ -1,4 +1,4 @@
-"""The refusal of the native core in sub-interpreters, where loading it would wait for ever."""
+"""Refuses the native core in sub-interpreters, where loading it would hang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SubInterpreterError(ImportError):
 
 
 def refuse(module: str) -> None:
-    """Let each import of `module` in this interpreter fail, however it is written."""
+    """Make every import of `module` in this interpreter fail."""
     sys.meta_path.insert(0, _Refusal(module))
 
 

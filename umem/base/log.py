@@ -6,10 +6,11 @@ import logging
 
 
 def set_up(level: str, name: str = "umem") -> None:
-    """Let umem's messages from `level` on reach stderr, where the program says nothing else.
+    """Write umem's messages of `level` and above to stderr, unless the program has handlers.
 
     Args:
-        name: what each begins with.
+        level: the minimum severity.
+        name: the prefix of each message.
     """
     log = logging.getLogger("umem")
     log.setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""The native core: `from umem.base.native import core`, or an error that says what to do."""
+"""The native core, or an error that explains how to install it."""
 
 from __future__ import annotations
 

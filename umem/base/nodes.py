@@ -1,4 +1,4 @@
-"""Figures of a node: several devices in one host, which share its links and its memory."""
+"""Figures of a node: several devices in one host that share its links and its memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ALLOWED = "a node's name, such as h200x8, or a file that ends in .toml or .json"
 
 @dataclass(frozen=True)
 class SharedLink:
-    """A link that several neighbouring devices have together; both directions at the same time."""
+    """A link that neighbouring devices share; both directions work at the same time."""
 
-    devices: int  # that share one such link; the node has as many links as it needs
-    bytes_per_us_in: float  # host to devices, together
+    devices: int  # on one such link; the node has as many links as its devices need
+    bytes_per_us_in: float  # host to all devices of the link
     bytes_per_us_out: float
 
 
@@ -32,18 +32,18 @@ class Node:
     devices: int
     memory_bytes: int  # of the host
     shared: tuple[SharedLink, ...]
-    peer_bytes_per_us: float  # of a device to the others of the node, each way
-    network_bytes_per_us: float  # of all the node's adapters to other nodes, each way
+    peer_bytes_per_us: float  # from one device to the others of the node, each way
+    network_bytes_per_us: float  # from all adapters of the node to other nodes, each way
     source: str
 
     def link(self, active: int) -> tuple[float, float]:
-        """Return the bytes per µs into and out of a device while `active` of them move bytes.
+        """Return the bytes per µs into and out of a device while `active` devices move bytes.
 
-        Devices are busy in order, so that neighbours share a link first: it is
-        min(own link, shared link / devices on it that are busy).
+        The result is min(own link, shared link / busy devices on it). The devices become busy in
+        order, so neighbours share a link first.
 
         Raises:
-            ConfigError: the node has not so many devices, or `active` is below 1.
+            ConfigError: `active` is below 1 or above the number of devices.
         """
         if not 1 <= active <= self.devices:
             raise ConfigError(
@@ -58,10 +58,10 @@ class Node:
         return into, out
 
     def profile(self, active: int) -> DeviceProfile:
-        """Return a device of the node while `active` of them are busy, the host's cores shared.
+        """Return a device's profile while `active` devices share the links and the host's cores.
 
         Raises:
-            ConfigError: as `link`.
+            ConfigError: as for `link`.
         """
         into, out = self.link(active)
         return dataclasses.replace(
@@ -74,14 +74,14 @@ class Node:
         )
 
     def nodes_of(self, ranks: int) -> int:
-        """Return the number of nodes that so many ranks need, one device each."""
+        """Return the number of nodes that `ranks` ranks need, with one device each."""
         return -(-ranks // self.devices)
 
     def ring_bytes_per_us(self, ranks: int, nodes: int) -> float:
-        """Return the bandwidth of a ring of `ranks` over `nodes` nodes, for each rank.
+        """Return the bandwidth per rank of a ring of `ranks` over `nodes` nodes.
 
-        All devices of a node run such rings at the same time: the network is divided by the number
-        of rings, and within a node the links between its devices bound them.
+        All devices of a node run such rings at the same time, so the rings share the network. The
+        links between the devices of a node limit each ring inside the node.
         """
         if nodes <= 1:
             return self.peer_bytes_per_us
@@ -90,11 +90,11 @@ class Node:
         return of_network if here == 1 else min(self.peer_bytes_per_us, of_network)
 
 
-# Rates of nodes are in GB/s (1e9), each way. All are nominal. Half of the host memory's bandwidth
-# counts for each direction, as every byte that moves is read or written there once.
+# Rates of nodes are nominal, in GB/s (1e9), each way. Each direction gets half of the host memory's
+# bandwidth, because every transferred byte is read or written there once.
 # DGX H100/H200 (NVIDIA's data sheet): 2 TB, two Xeon 8480C with 8 channels of DDR5-4800 each
-# (614.4 GB/s), NVLink 4 with 900 GB/s both ways, 8 adapters of 400 Gb/s. That two GPUs share one
-# PCIe 5 x16 uplink is an assumption: so it is in HGX servers with four switches.
+# (614.4 GB/s), NVLink 4 with 900 GB/s both ways, 8 adapters of 400 Gb/s. One PCIe 5 x16 uplink for
+# two GPUs is an assumption, taken from HGX servers with four switches.
 # A100 PCIe: one socket with 8 channels of DDR4-3200 (204.8 GB/s), pairs behind a switch with a
 # PCIe 4 x16 uplink, no NVLink bridges, one adapter of 200 Gb/s: an assumed server.
 _HOPPER = "nominal, DGX data sheet; two GPUs on a PCIe 5 x16 uplink assumed"
@@ -150,7 +150,7 @@ NAMES = tuple(_BUILT_IN)
 
 
 def find(name: str) -> Node:
-    """Return the node of that name, or that a file describes: `load`.
+    """Return the built-in node of that name, or load the file of that name.
 
     Raises:
         ConfigError: there is no such node; the message lists the known ones.
@@ -168,10 +168,10 @@ def find(name: str) -> Node:
 
 
 def find_device(name: str) -> DeviceProfile:
-    """Return the device profile of that name; of a node's, one device while all of it is busy.
+    """Return the device profile of that name; for a node, one device while all are busy.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither a profile nor a node has this name.
     """
     if (make := _BUILT_IN.get(name.strip().lower())) is not None:
         node = make()
@@ -182,8 +182,8 @@ def find_device(name: str) -> DeviceProfile:
 def load(path: Path | str) -> Node:
     """Read the node in a TOML or JSON file; a name that ends in `.json` is JSON.
 
-    Keys: `name`, `device` (of a built-in profile, or the path of one's file), `devices`, `memory`
-    of the host, `peer_gb_s`, `network_gb_s`, `source`, and `shared`: a list of tables with
+    Keys: `name`, `device` (a built-in profile or the path of a profile's file), `devices`, `memory`
+    (the host's), `peer_gb_s`, `network_gb_s`, `source`, and `shared`: a list of tables with
     `devices`, `gb_per_s_in`, `gb_per_s_out`. GB are powers of ten.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Checks of paths that are to be written, before the work whose result they get."""
+"""Checks of output paths, made before the work whose result they get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import ConfigError
 
 
 def check_folder(path: Path, option: str) -> None:
-    """Check that a file can be made at `path`, which `option` named, as far as its folder goes.
+    """Check that the folder of the file `path`, given by `option`, exists.
 
     Raises:
         ConfigError: the folder does not exist.

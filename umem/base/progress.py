@@ -1,4 +1,4 @@
-"""Progress of long work on a terminal, with the time left; nothing elsewhere."""
+"""Progress bars of long work, with the time left; only on a terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ Advance = Callable[[float], None]
 def progress(
     title: str, total: float, *, quiet: bool = False, between: bool = True
 ) -> Iterator[Advance]:
-    """Give a function to call, from any thread, with the amount of work that was done.
+    """Draw a bar during the block; the yielded function adds an amount of work, from any thread.
 
-    The bar is on standard error, while that is a terminal, and is gone when the block ends. It
-    needs rich; without it, or with `quiet`, nothing is drawn. A terminal that goes away meanwhile
-    is no error of the work.
+    The bar is on standard error if that is a terminal, and disappears when the block ends. Without
+    the package rich, or with `quiet`, nothing is drawn. A terminal that closes is not an error.
 
     Args:
-        title: what is being done.
-        total: all work, in any unit.
+        title: the name of the work.
+        total: the amount of all work, in any unit.
         quiet: draw nothing.
-        between: also draw between advances, in a thread; False where that would disturb what is
-            being measured.
+        between: also draw between advances, in a thread; pass False if the thread would disturb a
+            measurement.
     """
     screen = None if quiet else _screen()
     rich = None if screen is None else _rich()
@@ -40,8 +39,7 @@ def progress(
         bars.TextColumn("{task.description}", markup=False), bars.BarColumn(),
         bars.TaskProgressColumn(), bars.TextColumn("left"), bars.TimeRemainingColumn(),
     )  # fmt: skip
-    # Lines that are printed meanwhile go above the bar, by way of its console: not those that a
-    # file or a pipe is to get.
+    # The bar's console prints the program's lines above the bar, except those for a file or pipe.
     with bars.Progress(
         *columns,
         console=console.Console(file=screen),
@@ -54,13 +52,13 @@ def progress(
 
 
 def ignore(_: float) -> None:
-    """Take an amount of work that was done, and show nothing."""
+    """Ignore an amount of finished work."""
 
 
 class _Screen:
-    """A terminal that may go away: what is written from then on is lost, without an error.
+    """A terminal that may close; output after that is lost, without an error.
 
-    It is written to at once: what Python keeps and cannot write would become the exit code 120.
+    Output is unbuffered: a buffer that Python cannot flush at exit makes the exit code 120.
     """
 
     def __init__(self, descriptor: int, encoding: str) -> None:
@@ -73,7 +71,7 @@ class _Screen:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing, because there is no buffer."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -88,19 +86,19 @@ def _screen() -> _Screen | None:
         return None
     try:
         return _Screen(sys.stderr.fileno(), sys.stderr.encoding or "utf-8")
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # not a file
         return None
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except ValueError:  # it is closed
+    except ValueError:  # closed
         return False
 
 
 def _rich() -> tuple[Any, Any] | None:
-    """Return rich's modules of bars and of consoles; None where it is not installed."""
+    """Return rich's modules `progress` and `console`; None if rich is not installed."""
     try:
         return importlib.import_module("rich.progress"), importlib.import_module("rich.console")
     except ImportError:
@@ -108,7 +106,7 @@ def _rich() -> tuple[Any, Any] | None:
 
 
 def over(items: Iterable[_T], advance: Advance) -> Iterator[_T]:
-    """Yield the items; each counts as 1 once the next one is asked for."""
+    """Yield the items; each counts as 1 when the next one is requested."""
     for item in items:
         yield item
         advance(1)

@@ -1,4 +1,4 @@
-"""The statistics record. Its fields are those of src/runtime/stats.def; a test compares them."""
+"""The statistics record, with the fields of src/runtime/stats.def; a test compares the two."""
 
 from __future__ import annotations
 

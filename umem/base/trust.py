@@ -1,4 +1,4 @@
-"""Files and directories that no other user can change: only those decide what this process does."""
+"""Checks whether other users can change a file or directory that umem is about to obey."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from pathlib import Path
 def doubt(path: Path) -> str:
     """Return why another user could have written the file or directory; empty if none could.
 
-    Its owner has to be this user, or root, and that of a link to it too. What root owns is safe:
-    root decides anyway.
+    The owner of the file, and of a link to it, must be this user or root.
 
     Raises:
-        OSError: it does not exist, or cannot be looked at.
+        OSError: it does not exist, or its status cannot be read.
     """
     for found in (path.lstat(), path.stat()):
         if found.st_uid not in (os.geteuid(), 0):
             return f"it belongs to user {found.st_uid}"
         if stat.S_ISLNK(found.st_mode):
-            continue  # a link has all mode bits
+            continue  # the mode of a link means nothing
         if found.st_mode & stat.S_IWOTH:
             return "other users can write to it (chmod o-w)"
         if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid, found.st_uid):
@@ -31,9 +30,9 @@ def doubt(path: Path) -> str:
 
 
 def _is_private(group: int, user: int) -> bool:
-    """Return whether the group is the user's own, as systems make one that is named like the user.
+    """Return whether the group is the user's private group, which has the user's name.
 
-    Where they do, the usual umask lets that group write to all files.
+    On systems with private groups, the usual umask lets the group write to all files.
     """
     try:
         owner, found = pwd.getpwuid(user), grp.getgrgid(group)

@@ -1,4 +1,4 @@
-"""Sizes: the units that memory moves in, and bytes and percentages as people write them."""
+"""Sizes: the units in which memory moves, and the parsers of sizes and percentages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GIB = 1 << 30
 
 PAGE_BYTES = 2 * MIB  # the driver's unit of eviction, and the software device's frame
 PIECE_BYTES = 64 * MIB  # larger blocks are moved in pieces of this size
-FLOOR_PAGES = 4  # pages that one instruction of a thread can need at once
+FLOOR_PAGES = 4  # the most pages that one instruction of a thread can need at once
 
-# A bare K, M, G or T is binary, as for the memory options of containers and batch schedulers.
+# A bare K, M, G or T is binary, as in the memory options of containers and batch schedulers.
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -32,7 +32,7 @@ def parse_bytes(text: str, *, least: int = 0) -> int:
 
     Args:
         text: the number with its unit.
-        least: 0, or 1 where zero bytes make no sense.
+        least: 0, or 1 if zero bytes make no sense.
 
     Raises:
         ValueError: not a size, negative, below `least`, a fraction of a byte, or more than
@@ -54,13 +54,13 @@ def parse_bytes(text: str, *, least: int = 0) -> int:
 
 
 def parse_percent(text: str) -> float | None:
-    """Return the number before the `%` of `80%`; None when `text` is not a percentage."""
+    """Return the number before the `%` of `80%`; None if `text` is not a percentage."""
     match = _PERCENT.fullmatch(text.strip())
     return None if match is None else float(match[1])
 
 
 def format_bytes(count: int) -> str:
-    """Format `count` bytes: `8 GiB`, or with two decimals where it is not whole: `1.50 GiB`."""
+    """Format `count` bytes: `8 GiB`, or with two decimals if it is not whole: `1.50 GiB`."""
     for factor, unit in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if abs(count) >= factor:
             whole = count % factor == 0

@@ -1,7 +1,7 @@
 """The types of option values, and the parser of each.
 
 Every parser takes the text and raises ValueError with the reason; settings.py adds the option's
-name and what is allowed.
+name and the allowed values.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SHARE_ALLOWED = "device, host, auto, or a percentage such as 50%"
 
 @dataclass(frozen=True)
 class Budget:
-    """A device budget as written: `auto` when both are None; percent is a share of the device."""
+    """A device budget as written: `auto` if both are None; percent is a share of the device."""
 
     bytes: int | None = None
     percent: float | None = None
 
     @property
     def auto(self) -> bool:
-        """True for `auto`: the memory that the device has free."""
+        """True for `auto`: the free memory of the device."""
         return self.bytes is None and self.percent is None
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Device:
-    """A device as written. `kind` is auto, cuda or soft; auto has no bytes, a profile only soft."""
+    """A device as written. `kind` is auto, cuda or soft; auto has no size, only soft a profile."""
 
     kind: str
     profile: str | None = None
@@ -57,7 +57,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of an optimizer's updates that the host does, from 0 to 1; None is `auto`."""
+    """The share of an optimizer's updates that the host computes, from 0 to 1; None is `auto`."""
 
     value: float | None = 0.0
 
@@ -101,7 +101,7 @@ def parse_share(text: str) -> Share:
         return Share({"auto": None, "device": 0.0, "host": 1.0}[word])
     percent = parse_percent(text)
     if percent is None or not 0 <= percent <= 100:
-        raise ValueError(f"{text!r} is no place, and no percentage from 0 to 100")
+        raise ValueError(f"{text!r} is neither a place nor a percentage from 0 to 100")
     return Share(percent / 100)
 
 
@@ -120,7 +120,7 @@ def parse_device(text: str) -> Device:
     kind, *parts = text.strip().split(":")
     if kind in ("auto", "cuda") and not parts:
         return Device(kind)
-    if kind == "cuda" and len(parts) == 1 and not parts[0].isdigit():  # cuda:1 is no size
+    if kind == "cuda" and len(parts) == 1 and not parts[0].isdigit():  # cuda:1 is not a size
         return _imitated(parts[0])
     if kind == "soft" and len(parts) <= 2:
         return _soft(parts)
@@ -132,7 +132,7 @@ def parse_path(text: str) -> Path:
     path = Path(text)
     try:
         return path.expanduser()
-    except RuntimeError:  # no such user, or this one has no entry and HOME is not set
+    except RuntimeError:  # unknown user, or HOME is not set and this user has no passwd entry
         raise ValueError(f"the directory {plain(path.parts[0])} is not known") from None
 
 
@@ -147,7 +147,7 @@ def parse_trace(text: str) -> Path | None:
 
 
 def parse_top(text: str) -> bool | Path:
-    """Parse on, off, or the path of a socket, which has a `/` in it."""
+    """Parse on, off, or the path of a socket, which contains a `/`."""
     try:
         return parse_switch(text)
     except ValueError:
@@ -165,7 +165,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_name(text: str) -> str:
-    """Parse a name; the caller checks it, because it knows the allowed ones."""
+    """Parse a name; the caller checks it against the allowed names."""
     name = text.strip()
     if not name:
         raise ValueError("the name is empty")

@@ -1,4 +1,4 @@
-"""The rank of this process among those that a launcher started, and whether it is the launcher.
+"""The rank that a launcher gave this process, and the detection of launchers.
 
 Sources: docs.pytorch.org "torchrun (Elastic Launch)", environment variables; Slurm's srun(1),
 output environment variables; Open MPI's mpirun(1), OMPI_COMM_WORLD_*.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 
-# Of the rank, the number of ranks, the rank on this host, the number of ranks here.
+# The variables of the rank, the number of ranks, the rank on this host, the number of ranks here.
 _VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -39,7 +39,7 @@ class Rank(NamedTuple):
 
 
 def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
-    """Return the rank that a launcher gave this process; None where it is the only one."""
+    """Return the rank that a launcher gave this process; None if it is the only process."""
     environ = os.environ if environ is None else environ
     for names in _VARIABLES:
         texts = [environ.get(name, "") for name in names]
@@ -47,7 +47,7 @@ def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
             continue
         number, world = int(texts[0]), int(texts[1])
         local = int(texts[2]) if texts[2].isdecimal() else 0
-        # Where the launcher does not say how many there are here, it may be all of them.
+        # A launcher that does not give the number of ranks here may have started all of them here.
         here = int(texts[3]) if texts[3].isdecimal() else world
         return Rank(number, world, local, max(here, local + 1))
     return None
@@ -55,7 +55,7 @@ def rank(environ: Mapping[str, str] | None = None) -> Rank | None:
 
 @contextlib.contextmanager
 def told_rank_0(world: int, local_world: int) -> Iterator[None]:
-    """Set what a launcher sets in the environment of rank 0, within the context, for a program."""
+    """Set the environment of rank 0 of a launcher inside the context."""
     values = ("0", str(world), "0", str(local_world))
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     told.update(zip(_VARIABLES[0], values, strict=True))
@@ -72,7 +72,7 @@ def told_rank_0(world: int, local_world: int) -> Iterator[None]:
 
 
 def name() -> str:
-    """Return what messages of this process begin with: `umem`, and which rank it is."""
+    """Return the prefix of this process's messages: `umem` and the rank."""
     mine = rank()
     return "umem" if mine is None else f"umem [rank {mine.rank}]"
 
@@ -80,7 +80,7 @@ def name() -> str:
 def is_launcher(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> bool:
-    """Return whether this process only starts the ranks, and trains nothing itself."""
+    """Return whether this process only starts the ranks and trains nothing itself."""
     environ = os.environ if environ is None else environ
     if "LOCAL_RANK" in environ:
         return False
@@ -94,7 +94,7 @@ def is_launcher(
 
 
 def _script(words: Sequence[str]) -> str | None:
-    """Return the script of a command of Python; None for a module or a text."""
+    """Return the script of a Python command line; None for `-m` or `-c`."""
     rest = iter(words[1:])
     for word in rest:
         if not word.startswith("-"):
@@ -102,24 +102,23 @@ def _script(words: Sequence[str]) -> str | None:
         if word in ("-c", "-m"):
             return None
         if word in ("-W", "-X"):
-            next(rest, None)  # its value
+            next(rest, None)  # the value of the option
     return None
 
 
 def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """Return the file of this process: with its rank for `%r`, and its number for `%p`.
+    """Return the file of this process, with its rank in place of `%r` and its ID in place of `%p`.
 
-    Where neither is there, each of several ranks has its own file all the same: `x.jsonl` is
-    `x.rank1.jsonl`.
+    Without either, each of several ranks gets its own file: `x.rank1.jsonl` for `x.jsonl`.
 
     Raises:
-        ConfigError: `%r`, and no launcher gave this process a rank.
+        ConfigError: the name has `%r`, and no launcher gave this process a rank.
     """
     mine, text = rank(environ), str(path)
     if _RANK in text and mine is None:
         raise ConfigError(
-            f"{path}: %r is the rank of a process, and this one has none (RANK and WORLD_SIZE are "
-            "not set); allowed: %p, the process's number"
+            f"{path}: %r is the rank of a process, and this process has none (RANK and WORLD_SIZE "
+            "are not set); allowed: %p, the process ID"
         )
     if _RANK in text or _PROCESS in text:
         number = "" if mine is None else str(mine.rank)

@@ -1,9 +1,9 @@
-"""The sources of option values, and the reader of the environment for all of them.
+"""The options of a process, merged from all sources. Only this module reads umem's variables.
 
 A value comes from the first of: the call or the command line, the environment, `[tool.umem]` of the
-nearest pyproject.toml at or above the working directory, the default. That file may have come with
-a downloaded directory, or be another user's: it is ignored if others can write it, and never says
-which code is loaded or which files are written.
+nearest pyproject.toml at or above the working directory, the default. A pyproject.toml may come
+with a downloaded directory or belong to another user: umem ignores one that others can write, and
+lets none choose which code is loaded or which files are written.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
 from .parsers import Budget, Device, Share, parse_path
 
 _log = logging.getLogger("umem")
-_ignored: set[Path] = set()  # files of options that the user was told about
+_ignored: set[Path] = set()  # ignored pyproject.toml files that were logged
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All options, parsed. Two are equal when their values are, whatever their sources."""
+    """All options, parsed. Two are equal if their values are equal, whatever the sources."""
 
     budget: Budget
     host_budget: int | None  # None: auto; 0: unlimited
@@ -42,7 +42,7 @@ class Settings:
     observer: str
     recompute: str
     optimizer: Share
-    optimizer_threads: int  # 0: as torch
+    optimizer_threads: int  # 0: as many as torch uses
     optimizer_buffers: int
     torch_ext_cache: Path
     trace: Path | None  # None: off
@@ -69,12 +69,12 @@ def load(
     """Read every option from every source.
 
     Args:
-        given: options of a call or a command line; None stands for "not given".
-        flags: whether errors about `given` say `--budget` instead of `budget=`.
-        environ, directory: replace the process's own.
+        given: options of a call or a command line; None means "not given".
+        flags: whether errors about `given` name `--budget` instead of `budget=`.
+        environ, directory: replace the process's environment and working directory.
 
     Raises:
-        ConfigError: unknown name or bad value; the message says where it is and what is allowed.
+        ConfigError: unknown name or bad value; the message names the source and what is allowed.
     """
     environ = os.environ if environ is None else environ
     file = _read_pyproject(directory)
@@ -88,7 +88,7 @@ def load(
     origins: dict[str, str] = {}
     for layer in layers:
         for option, origin, value in layer:
-            # A policy that is given as an object is its own value.
+            # A policy object needs no parsing.
             text = isinstance(value, str)
             parsed[option.name] = parse(option, origin, str(value)) if text else value
             origins[option.name] = origin
@@ -100,7 +100,7 @@ def load(
 
 
 def parse(option: Option, origin: str, text: str) -> object:
-    """Return the value that `text` means; a ConfigError names `origin` if it is not valid."""
+    """Return the value of `text`; a ConfigError names `origin` if `text` is not valid."""
     try:
         return option.parse(text)
     except ValueError as error:
@@ -109,12 +109,12 @@ def parse(option: Option, origin: str, text: str) -> object:
 
 
 def refusal(option: Option, origin: str, reason: str, allowed: str | None = None) -> ConfigError:
-    """Return an error about an option's value; all of them have this form."""
+    """Return an error about an option's value, in the form that all of them share."""
     return ConfigError(f"{origin}: {reason}; allowed: {allowed or option.allowed}")
 
 
 def difference(now: Settings, asked: Settings) -> str:
-    """Return the message for a call that asks for other options than umem is running with."""
+    """Return the message for a call that requests other options than those in force."""
     names = [f.name for f in fields(Settings) if f.compare]
     differing = [name for name in names if getattr(now, name) != getattr(asked, name)]
     have = ", ".join(f"{name}={getattr(now, name)}" for name in differing)
@@ -125,7 +125,7 @@ def difference(now: Settings, asked: Settings) -> str:
     )
 
 
-# What `umem run` sets unless the environment or the command line says otherwise.
+# `umem run` sets these unless the environment or the command line does.
 _RUN_USUAL = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
 
 
@@ -139,16 +139,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of `add_arguments` that the command line had."""
+    """Return the options of `add_arguments` that the command line gave."""
     texts = {option.name: getattr(args, option.name) for option in SETTABLE}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def run_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which a program starts under umem with the options `given`.
+    """Return the environment that starts a program under umem with the options `given`.
 
     Raises:
-        NotSupportedError: the environment tells torch not to load umem.
+        NotSupportedError: the environment keeps torch from loading umem.
     """
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         raise NotSupportedError(
@@ -160,12 +160,12 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment without umem's variables, for a child that decides for itself."""
+    """Return the environment without umem's variables, for a child with options of its own."""
     return {name: text for name, text in os.environ.items() if not _is_ours(name)}
 
 
 def runtime_directory() -> Path | None:
-    """Return this user's directory for sockets, where the system made one."""
+    """Return this user's directory for sockets; None if the system made none."""
     text = os.environ.get("XDG_RUNTIME_DIR", "")
     return Path(text) if text and Path(text).is_dir() else None
 
@@ -190,7 +190,7 @@ def _default_cache(environ: Mapping[str, str], usual: str) -> str:
         return str(Path(xdg) / "umem")
     try:
         parse_path(usual)
-    except ValueError:  # no home: a directory that is refused if it turns out to be another user's
+    except ValueError:  # no home directory; another user's directory is refused later
         import tempfile
 
         return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
@@ -205,7 +205,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
                 f"{plain(name)}={environ[name]!r}: no such option{hint}; allowed: "
                 f"{', '.join(BY_ENV)}"
             )
-        if environ[name].strip():  # an empty variable counts as unset, as is usual in shells
+        if environ[name].strip():  # an empty variable counts as unset, as usual in shells
             yield BY_ENV[name], name, environ[name]
 
 
@@ -219,7 +219,7 @@ def _from_call(given: Mapping[str, object], flags: bool) -> _Layer:
 
 
 class _Pyproject(NamedTuple):
-    """A pyproject.toml with its [tool.umem], and why that is not to be trusted; "" if it is."""
+    """A pyproject.toml with its [tool.umem], and the reason not to trust it; "" if trusted."""
 
     path: Path
     table: Mapping[str, object]
@@ -241,19 +241,20 @@ def _from_pyproject(file: _Pyproject) -> _Layer:
         if option.kind == "policy" and ":" in text:
             raise refusal(
                 option, origin, f"{text!r} names code to load",
-                "a policy's name here; code by umem.enable(policy=...), --policy or UMEM_POLICY",
+                "a policy's name here; for code use umem.enable(policy=...), --policy or "
+                "UMEM_POLICY",
             )  # fmt: skip
         yield option, origin, text
 
 
 def _read_pyproject(directory: Path | None) -> _Pyproject:
-    """Read the nearest file; an empty table if there is none, or another user's is malformed."""
+    """Read the nearest file; return an empty table without one, or if an untrusted one is bad."""
     path = _nearest_pyproject(directory)
     if path is None:
         return _Pyproject(Path(), {}, "")
     doubt = trust.doubt(path)
     if not doubt and (of_folder := trust.doubt(path.parent)):
-        doubt = f"of its directory: {of_folder}"
+        doubt = f"its directory: {of_folder}"
     try:
         return _Pyproject(path, _umem_table(path), doubt)
     except ConfigError:
@@ -299,11 +300,11 @@ def _settable(name: str, where: str) -> Option:
 
 
 def _text(option: Option, origin: str, value: object) -> str:
-    """Return `value` as it would be written in the environment."""
+    """Return `value` in the form of an environment variable."""
     if isinstance(value, bool):
         if option.kind in ("switch", "socket"):
             return "1" if value else "0"
     elif isinstance(value, (str, int, Path)) or (option.kind == "seconds" and type(value) is float):
-        with contextlib.suppress(ValueError):  # an integer of thousands of digits
+        with contextlib.suppress(ValueError):  # an integer with thousands of digits
             return str(value)
     raise refusal(option, origin, f"{shown(value)} is a {type(value).__name__}")

@@ -1,6 +1,6 @@
-"""Hints of a program about its own tensors. docs/hints.md describes them.
+"""Hints of a program about its own tensors, described in docs/hints.md.
 
-A wrong hint costs time, never data; only `discard` gives bytes up, and only the target's own.
+A wrong hint costs time, never data; only `discard` loses bytes, and only the target's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_BYTES = (1 << 63) - 1
 class PinHandle:
     """The effect of `pin`, `keep` or `exclude`, until `remove`; also a context manager.
 
-    It is false if umem holds none of the tensors, so that nothing is in force.
+    It is false if umem holds none of the tensors: then it has no effect.
     """
 
     def __init__(self, what: str, numbers: list[int]) -> None:
@@ -42,7 +42,7 @@ class PinHandle:
         self.remove()
 
     def remove(self) -> None:
-        """End it. Parts that ended before (freed tensors, `unpin`, `umem.disable()`) are fine."""
+        """End the effect; a no-op for tensors that were freed or unpinned, and with umem off."""
         if not self._numbers:
             return
         from ..base.native import core
@@ -53,14 +53,14 @@ class PinHandle:
 
 
 def prefetch(target: object) -> bool:
-    """Bring the target to the device; False when umem holds none of it.
+    """Bring the target to the device; return False if umem holds none of it.
 
     Args:
         target: a tensor or view, a module (its parameters and buffers), or a list, tuple or
             mapping of them. Tensors that share a page or a piece of 64 MiB with it move too.
 
     Raises:
-        OutOfMemoryError: not all of it fits; the part that fits is on the device.
+        OutOfMemoryError: it does not fit; the part that fits is on the device.
         ConfigError: no such target.
         StateError: umem is off.
     """
@@ -72,15 +72,14 @@ def prefetch(target: object) -> bool:
 
 
 def evict(target: object) -> bool:
-    """Send the target to the host; False when umem holds none of it.
+    """Send the target to the host; return False if umem holds none of it.
 
     Args:
         target: as for `prefetch`.
 
     Raises:
-        StateError: umem is off, or some of it is pinned or in use by a running op; nothing is
-            moved then.
-        OutOfMemoryError: the host budget has no room.
+        StateError: umem is off, or a part is pinned or in use by a running op; nothing is moved.
+        OutOfMemoryError: the host budget is full.
         ConfigError: no such target.
     """
     from ..base.native import core
@@ -91,12 +90,12 @@ def evict(target: object) -> bool:
 
 
 def advise(target: object, advice: str) -> bool:
-    """Say how the target is used; False when umem holds none of it.
+    """Tell umem how the target is used; return False if umem holds none of it.
 
     Args:
         target: as for `prefetch`.
-        advice: "read_mostly": keep both copies after a read, so that evicting it again costs no
-            transfer; a write ends that until the next read. "none": end this advice.
+        advice: "read_mostly": keep both copies after a read, so that the next eviction needs no
+            transfer; a write drops the host's copy until the next read. "none": end this advice.
 
     Raises:
         ConfigError: unknown advice, or no such target.
@@ -114,14 +113,14 @@ def advise(target: object, advice: str) -> bool:
 
 
 def tag(target: object, tag: str) -> bool:
-    """Tag the target with its role; False when umem holds none of it.
+    """Tag the target with its role; return False if umem holds none of it.
 
-    `sleep`, `exclude` and reports select by tags, and so do policies that treat weights
-    differently. umem finds most tags by itself; a cache of keys and values is known by this call
-    only. The tag lasts as long as the memory; small tensors, which share pages, keep the tag pool.
+    `sleep`, `exclude`, reports and some policies select tensors by tag. umem finds most tags
+    itself; only this call identifies a cache of keys and values. The tag lasts as long as the
+    memory. Small tensors, which share pages, keep the tag pool.
 
     Args:
-        target: as for `prefetch`; of a view, its whole storage.
+        target: as for `prefetch`; a view stands for its whole storage.
         tag: param, grad, optimizer, activation, input, workspace, temp, comm or kv_cache.
 
     Raises:
@@ -144,20 +143,20 @@ def tag(target: object, tag: str) -> bool:
 def discard(target: object) -> int:
     """Discard the target's bytes: they are undefined until they are written again.
 
-    Only whole pages of 2 MiB that hold nothing else are discarded. In program order it is a write
+    Only whole pages of 2 MiB that contain nothing else are discarded. The discard counts as a write
     on the current stream: a backward pass that saved the tensor raises, as after any in-place
     change.
 
     Args:
-        target: as for `prefetch`; of views, those without holes. Arrays of other frameworks say
-            their stream in `__cuda_array_interface__`; without one it is the legacy default stream.
+        target: as for `prefetch`; views must have no holes. Arrays of other frameworks give their
+            stream in `__cuda_array_interface__`; the default is the legacy default stream.
 
     Returns:
-        Bytes discarded: 0 if umem holds none of it, or the driver cannot discard.
+        Bytes discarded: 0 if umem holds none of the target, or the driver cannot discard.
 
     Raises:
         ConfigError: a tensor that requires grad, a view with holes, a tensor without a whole page
-            of its own, or no such target; nothing is discarded then.
+            of its own, or no such target; nothing is discarded.
         StateError: umem is off, an op is using it, or the stream captures a graph.
     """
     from ..base.native import core
@@ -171,15 +170,15 @@ def discard(target: object) -> int:
 def pin(target: object) -> PinHandle:
     """Bring the target to the device and keep it there: neither pressure nor plans evict it.
 
-    Pins are counted: each needs its own `unpin` or `remove`. They end with the tensor's memory. A
-    `umem.sleep()` suspends them.
+    Pins are counted: each needs its own `unpin` or `remove`. They end when the tensor's memory is
+    freed. `umem.sleep()` suspends them.
 
     Args:
         target: as for `prefetch`.
 
     Raises:
-        OutOfMemoryError: the pins together would leave no reserve for ops in the budget;
-            the message names the largest pins. Nothing is pinned then.
+        OutOfMemoryError: all pins together would leave too little of the budget for ops; the
+            message names the largest pins, and nothing is pinned.
         ConfigError: no such target.
         StateError: umem is off.
     """
@@ -187,10 +186,10 @@ def pin(target: object) -> PinHandle:
 
 
 def unpin(target: object) -> bool:
-    """End the newest pin of each tensor of the target; False when umem holds none of it.
+    """End the newest pin of each tensor of the target; return False if umem holds none of it.
 
     Raises:
-        StateError: umem is off, or one of them was not pinned by just these bytes.
+        StateError: umem is off, or no pin covers exactly the bytes of one of the tensors.
         ConfigError: no such target.
     """
     from ..base.native import core
@@ -206,10 +205,10 @@ def unpin(target: object) -> bool:
 
 
 def keep(target: object) -> PinHandle:
-    """Pin the target permanently, and let plans be made around it.
+    """Pin the target permanently, and make new plans around it.
 
     Args:
-        target: as for `prefetch`; of a module the parameters and buffers that it has now.
+        target: as for `prefetch`; a module stands for its present parameters and buffers.
 
     Raises:
         As `pin`.
@@ -230,19 +229,19 @@ def exclude(
 ) -> PinHandle:
     """Exclude tensors from policies: only `evict` and page faults move them.
 
-    All given conditions have to hold. A tag or sizes alone make a rule that includes tensors made
-    later; a target or a predicate selects among the tensors that exist now.
+    A tensor must meet all given conditions. A tag or sizes alone make a rule that also covers later
+    tensors; a target or a predicate selects among existing tensors.
 
     Args:
         target: as for `prefetch`; None: all tensors in umem's memory.
-        tag: param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache, or pool:
-            the pages that small tensors share.
-        min_bytes: the smallest, as "8MiB".
-        max_bytes: the largest, as "64MiB".
-        predicate: called with each tensor's `umem.where`; true selects it.
+        tag: param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache, or pool
+            (the pages that small tensors share).
+        min_bytes: the minimum size, as "8MiB".
+        max_bytes: the maximum size, as "64MiB".
+        predicate: called with each tensor's `umem.where`; true selects the tensor.
 
     Raises:
-        ConfigError: nothing is given, a bad value, or no such target.
+        ConfigError: no condition, a bad value, or no such target.
         StateError: umem is off.
     """
     session.require_session("exclude")
@@ -319,7 +318,7 @@ def _label(part: StorageSpan) -> str:
     if part.name:
         return part.name
     tensor = part.tensor
-    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):  # a buffer, a bare interface
+    if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):  # a buffer, an interface
         return f"a {type(tensor).__name__}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 

@@ -1,4 +1,4 @@
-"""Operators that umem cannot see: a program says what its own kernels use."""
+"""Operators that umem cannot see, announced by the program that launches them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from .spans import parts, tensors_in
 def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses") -> Iterator[None]:
     """Announce the tensors that a kernel uses: `with umem.uses([x, y], writes=out):`.
 
-    Around the launch of a kernel that torch's dispatcher does not see, written in CUDA, Triton or
-    C++. To umem the block is one operator: the tensors are brought in before it, stay while it
-    runs, and are part of recorded steps and of plans. Operators of torch in the block are seen as
-    ever. While umem is off, nothing is announced.
+    Put it around the launch of a kernel that torch's dispatcher does not see, in CUDA, Triton or
+    C++. umem treats the block as one operator: it brings the tensors in before the block, keeps
+    them while the block runs, and includes them in recorded steps and plans. Operators of torch
+    inside the block are observed as usual. While umem is off, this does nothing.
 
     Args:
-        tensors: what the kernel reads: a tensor, or a list, tuple or mapping of tensors, as for
-            `umem.prefetch`.
-        writes: what it writes, wholly or in part; it may read that too.
-        name: of the operator, in traces and summaries; the same at each call.
+        tensors: the tensors that the kernel reads, as for `umem.prefetch`.
+        writes: the tensors that it writes, wholly or in part, and may read.
+        name: the operator's name in traces and summaries; use the same name for each call.
 
     Raises:
-        ConfigError: something is no tensor, or the name is empty or cannot be printed.
+        ConfigError: an argument is not a tensor, or the name is empty or cannot be printed.
     """
     if not isinstance(name, str) or not name or not name.isprintable():
         raise ConfigError(f"umem.uses(name={name!r}): allowed: a name that can be printed")
@@ -40,12 +39,12 @@ def uses(tensors: object = (), writes: object = (), *, name: str = "umem::uses")
 
 
 def _has_storage(tensor: Any) -> bool:
-    """Return whether it is a tensor of torch in one piece; of others `parts` knows or complains."""
+    """Return whether it is a strided tensor of torch; `parts` handles or refuses the others."""
     return hasattr(tensor, "untyped_storage") and str(tensor.layout) == "torch.strided"
 
 
 def _begin(name: str, written: list[Any], read: list[Any]) -> Callable[[], object]:
-    """Begin the operator; calling what this returns ends it."""
+    """Begin the operator; return the function that ends it."""
     observer = session.observer()
     if observer == "off":
         return lambda: None

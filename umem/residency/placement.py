@@ -1,4 +1,4 @@
-"""Placement of tensors: one by one, as a table, and under names that the program gives."""
+"""The placement of tensors: single tensors, tables, and the scopes that a program names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 class TensorPlacement:
     """The location of a tensor's bytes at one moment, and what umem knows of it.
 
-    `bytes` are the tensor's: for a view those from its first element to its last. They are the sum
-    of `resident_bytes`, `evicted_bytes`, `discarded_bytes` and `unknown_bytes`; the last are those
-    that only the driver knows about (policy `none`, after page faults). Bytes are arriving or
-    leaving until their transfer has ended; they already count as resident or evicted.
+    `bytes` is the size of the tensor; a view counts from its first element to its last. It is the
+    sum of `resident_bytes`, `evicted_bytes`, `discarded_bytes` and `unknown_bytes`. Only the driver
+    knows the place of unknown bytes (policy `none`, after page faults). Bytes arrive or leave until
+    their transfer ends; they already count as resident or evicted.
     """
 
-    name: str  # in the module or collection that was given; "" for a tensor alone
-    scope: str  # the `umem.scope` in which it was allocated; "" for none
+    name: str  # in the given module or collection; "" for a single tensor
+    scope: str  # the `umem.scope` of its allocation; "" without one
     tag: str  # a tag of `umem.tag`, or pool: it shares a page with other small tensors
     family: str  # category of the operator that made it: conv, linear, norm, ...
     address: int
-    held: bool  # in umem's memory; if not, all fields below are 0
+    held: bool  # in umem's memory; if not, all fields after `bytes` are 0
     bytes: int
     resident_bytes: int = 0
     evicted_bytes: int = 0
@@ -38,16 +38,16 @@ class TensorPlacement:
     unknown_bytes: int = 0
     arriving_bytes: int = 0
     leaving_bytes: int = 0
-    pins: int = 0  # the max over its pages
+    pins: int = 0  # the maximum over its pages
     excluded: bool = False
     in_use: bool = False  # by a running op
 
 
 def where(tensor: object) -> TensorPlacement:
-    """Return where a tensor or view is; works while umem is off, too.
+    """Return the placement of a tensor or view; works also while umem is off.
 
     Raises:
-        ConfigError: it is not a tensor.
+        ConfigError: `tensor` is not a tensor.
     """
     found = parts(tensor, "where")
     if len(found) != 1 or found[0].tensor is not tensor:
@@ -60,7 +60,7 @@ def where(tensor: object) -> TensorPlacement:
 
 
 class PlacementReport(tuple[TensorPlacement, ...]):
-    """A tuple of placements; its text is a table by name, or by scope and tag without names."""
+    """A tuple of placements, printed as a table by name, or by scope and tag without names."""
 
     __slots__ = ()
 
@@ -75,11 +75,11 @@ class PlacementReport(tuple[TensorPlacement, ...]):
 
 
 def tensors(target: object = None) -> PlacementReport:
-    """Return where all tensors of the target are, in its order; works while umem is off, too.
+    """Return the placement of each tensor of the target, in order; works also while umem is off.
 
     Args:
         target: a tensor, a module (its parameters and buffers), or a list, tuple or mapping of
-            them; None: all memory that umem has handed out, by address, each block whole.
+            them; None: all blocks that umem has allocated, by address.
 
     Raises:
         ConfigError: no such target.
@@ -100,14 +100,14 @@ def tensors(target: object = None) -> PlacementReport:
 
 @contextlib.contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name the allocations of this thread inside: `with umem.scope("encoder"):`, or as a decorator.
+    """Name this thread's allocations: `with umem.scope("encoder"):`, or as a decorator.
 
     Scopes nest: "encoder" inside "model" is `model/encoder`. `umem.tensors` and `umem.where` show
-    the names. While umem is off it allocates nothing, so nothing is named. Other threads have
-    scopes of their own, for example the thread of a backward pass on a GPU.
+    the names. Other threads have scopes of their own, for example the thread of a backward pass on
+    a GPU. While umem is off, this has no effect.
 
     Raises:
-        ConfigError: the name is empty, or has a "/" in it.
+        ConfigError: the name is empty or contains a "/".
     """
     if not isinstance(name, str) or not name or "/" in name:
         raise ConfigError(f'umem.scope({name!r}): allowed: a non-empty name without "/"')

@@ -1,4 +1,4 @@
-"""Sleep and wake: release device memory temporarily, with all pointers unchanged."""
+"""Sleep and wake: release device memory temporarily while all pointers stay valid."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..errors import ConfigError
 from ..session import session
 
 _KEEP = ("host", "discard")
-_SHARED = "pool"  # segments of small blocks, whose tags are mixed
+_SHARED = "pool"  # segments of small blocks with mixed tags
 
 
 class Sleep:
-    """The memory that one `umem.sleep` released. As a context manager, leaving it wakes just that.
+    """The memory that one `umem.sleep` released; as a context manager it wakes that memory.
 
     Attributes:
-        bytes: device memory released: of tensors, and of freed blocks kept for reuse.
+        bytes: released device memory of tensors and of freed blocks kept for reuse.
         shown_free: whether `cuMemGetInfo` and `nvidia-smi` show it as free. Otherwise the driver
-            still counts it as used, and gives it to any program that allocates.
+            counts it as used until another program allocates it.
     """
 
     def __init__(self, number: int, nbytes: int, shown_free: bool) -> None:
@@ -31,7 +31,7 @@ class Sleep:
         return f"<umem sleep: {format_bytes(self.bytes)} released{where}>"
 
     def wake(self) -> int:
-        """Bring back what this sleep released, and no other; return its bytes.
+        """Bring back only the memory that this sleep released; return its bytes.
 
         Raises:
             StateError: umem is off, or a CUDA graph is being captured.
@@ -42,26 +42,26 @@ class Sleep:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if session.is_enabled():  # without umem there is nothing to bring back
+        if session.is_enabled():  # while umem is off, nothing sleeps
             self.wake()
 
 
 def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
     """Release device memory before this returns; pointers and views stay valid.
 
-    All cached memory goes back to the driver, and so does the memory of live tensors of `tags`. An
-    operator that uses one of them brings it back; `wake` brings them all back. Pins do not keep a
-    tensor awake, and apply again when it is back.
+    umem returns all cached memory and the memory of live tensors with `tags` to the driver. An
+    operator that uses one of these tensors brings it back; `wake` brings all of them back. Pinned
+    tensors sleep too, and are pinned again when they are back.
 
     Args:
         tags: any of param, grad, optimizer, activation, input, workspace, temp, comm, kv_cache,
             pool (all blocks below 2 MiB). None: all of them, not allowed with "discard".
-        keep: "host": the bytes are kept on the host. "discard": THE CONTENTS ARE LOST, nothing is
+        keep: "host": keep the bytes on the host. "discard": THE CONTENTS ARE LOST, nothing is
             copied, and reads are undefined until the next write.
 
     Raises:
         ConfigError: an unknown tag or `keep`, or "discard" without tags or of `pool`.
-        OutOfMemoryError: the host budget has no room; nothing was moved.
+        OutOfMemoryError: the host budget is full; nothing was moved.
         StateError: umem is off, an operator is using one of the tensors, or a CUDA graph is being
             captured; nothing was moved.
         NotSupportedError: managed memory does not work here.
@@ -87,11 +87,11 @@ def sleep(tags: Iterable[str] | None = None, keep: str = "host") -> Sleep:
 
 
 def wake(tags: Iterable[str] | None = None) -> int:
-    """Bring back what sleeps, in the order of last use; return its bytes.
+    """Bring back sleeping memory, most recently used first; return its bytes.
 
-    The moves are under way when it returns, and each operator waits for the tensors it uses. If not
-    all fits any more, the least recently used tensors stay on the host until they are needed;
-    pinned tensors come back in place of others.
+    The transfers continue after this returns, and each operator waits for the tensors that it uses.
+    If the memory no longer fits, the least recently used tensors stay on the host until they are
+    needed; pinned tensors come back in place of others.
 
     Args:
         tags: as for `sleep`; None: all tags, of all sleeps.
@@ -100,7 +100,7 @@ def wake(tags: Iterable[str] | None = None) -> int:
         ConfigError: an unknown tag.
         StateError: umem is off, or a CUDA graph is being captured.
         OutOfMemoryError: running operators leave too little memory for pins, which return later.
-        DriverError: the driver refused some of the moves; operators make up for them on use.
+        DriverError: the driver refused some of the moves; operators repeat them on use.
     """
     return _wake(tags, 0)
 

@@ -1,6 +1,7 @@
-"""Storage spans: the tensors of a hint's target, and the bytes that each of them can touch.
+"""Storage spans: the tensors of a hint's target and the bytes that each can touch.
 
-torch is not imported: anything with a storage is a tensor, with parameters a module.
+This module does not import torch: an object with a storage is a tensor, and one with parameters and
+buffers is a module.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ _INTERFACES = ("__cuda_array_interface__", "__array_interface__")
 
 
 class StorageSpan(NamedTuple):
-    """The bytes of a tensor from its first element to its last, including those in between."""
+    """The bytes of a tensor from its first element to its last, including the holes."""
 
     name: str
     tensor: Any
-    address: int  # 0: it has no bytes here (empty, freed, meta or fake)
+    address: int  # 0: without bytes in memory (empty, freed, meta or fake)
     nbytes: int
     dense: bool  # every byte in between belongs to the tensor
 
     @property
     def span(self) -> tuple[int, int]:
-        """Address and number of bytes."""
+        """The address and the number of bytes."""
         return self.address, self.nbytes
 
 
 def parts(target: object, what: str) -> list[StorageSpan]:
-    """Return the parts of `target`, one for each tensor, shared ones once.
+    """Return the parts of `target`, one for each tensor; shared tensors appear once.
 
     Args:
         target: a tensor, a module (parameters and buffers), or a list, tuple or mapping of them.
-        what: the caller, for messages.
+        what: the name of the calling function, for messages.
 
     Raises:
-        ConfigError: something in it is none of these, or a tensor without strides.
+        ConfigError: the target contains another object, or a tensor without strides.
     """
     found: dict[tuple[int, int, bool], StorageSpan] = {}
     for name, tensor in _named(target, "", what):
@@ -54,14 +55,14 @@ def parts(target: object, what: str) -> list[StorageSpan]:
 
 
 def tensors_in(target: object, what: str) -> list[Any]:
-    """Return the tensors in `target`, without a look at what memory they have.
+    """Return the tensors in `target` without reading their addresses.
 
     Args:
         target: as for `parts`.
-        what: the caller, for messages.
+        what: the name of the calling function, for messages.
 
     Raises:
-        ConfigError: something in it is no tensor.
+        ConfigError: the target contains an object that is not a tensor.
     """
     return [tensor for _, tensor in _named(target, "", what)]
 
@@ -113,12 +114,12 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
         layout = getattr(tensor, "layout", "unknown")
         raise ConfigError(
             f"umem.{what}(...): a tensor of layout {layout} has no storage of its own; pass the "
-            "tensors that it is made of, such as values() and indices()"
+            "tensors that it consists of, such as values() and indices()"
         ) from error
     if first == 0 or 0 in shape:
         return nothing
     elements, dense = _extent(shape, strides)
-    # A storage that was freed or shrunk under its tensor has fewer bytes than the tensor needs.
+    # A storage that was freed or shrunk has fewer bytes than its tensor needs.
     begin = min(offset * size, limit)
     nbytes = min(begin + elements * size, limit) - begin
     if nbytes == 0:
@@ -127,7 +128,7 @@ def _part(name: str, tensor: Any, what: str) -> StorageSpan:
 
 
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool]:
-    """Return the elements from the first to the last, and whether there are no holes."""
+    """Return the number of elements from first to last, and whether there are no holes."""
     extent, dense = 1, True
     for stride, n in sorted(zip(strides, shape, strict=True)):
         dense = dense and (stride <= extent or n == 1)
@@ -136,7 +137,7 @@ def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, bool
 
 
 def _span(array: Any) -> tuple[int, int, bool] | None:
-    """Return (address, bytes, dense) of another framework's array or buffer, else None."""
+    """Return (address, bytes, dense) of another framework's array or buffer; None for others."""
     for name in _INTERFACES:
         if (interface := getattr(array, name, None)) is not None:
             return _span_of(interface)
@@ -146,9 +147,9 @@ def _span(array: Any) -> tuple[int, int, bool] | None:
 
 
 def stream_of(array: Any) -> int:
-    """Return the stream that an array says it is used on; 0, the legacy default, if none."""
+    """Return the stream that an array names; 0, the legacy default stream, if it names none."""
     stream = (getattr(array, "__cuda_array_interface__", None) or {}).get("stream")
-    return 0 if stream in (None, 1) else int(stream)  # the interface writes the legacy default as 1
+    return 0 if stream in (None, 1) else int(stream)  # 1 stands for the legacy default stream
 
 
 def _span_of(interface: dict[str, Any]) -> tuple[int, int, bool]:

@@ -1,1 +1,1 @@
-"""The session: umem turned on, with its settings, and its work at the end of each step."""
+"""The session: umem turned on, its settings, and the work at the end of each step."""

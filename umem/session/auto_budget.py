@@ -1,4 +1,4 @@
-"""The budget `auto`: it follows the free memory of a device, which other processes use too."""
+"""The budget `auto`, which follows the free memory of a device shared with other processes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..errors import UmemError
 
 _log = logging.getLogger("umem")
 
-EVERY_S = 0.1  # the min time between queries of the driver
-TRIM_EVERY_S = 5.0  # the min time between trims, which wait for the device
-PATIENCE = 5  # consecutive checks that have to see more free memory before the budget grows
+EVERY_S = 0.1  # the minimum time between queries of the driver
+TRIM_EVERY_S = 5.0  # the minimum time between trims, which wait for the device
+PATIENCE = 5  # consecutive checks that must see more free memory before the budget grows
 
 
 class Band:
     """The hysteresis band of one device's budget.
 
-    The possible budget is what umem holds plus what is free, less a headroom, and at most what the
-    process is allowed of the device. The budget shrinks as soon as the possible budget, plus the
-    memory that the driver keeps for umem without contents, is lower by half the headroom. That
-    memory is what umem discarded, and on a GPU what it evicted. The driver counts both as used:
-    without them, umem's own evictions would look like another process. The budget grows after
-    `PATIENCE` consecutive checks with a possible budget that is higher by the headroom (and by at
-    least an eighth of the budget). So umem releases memory quickly and does not oscillate. Memory
-    without contents never counts towards growth, because the driver may have given it to other
-    processes.
+    The possible budget is umem's memory plus free memory, less a headroom, and at most the share of
+    the device that the process may use. The budget shrinks when the possible budget, plus the
+    memory that the driver keeps for umem without contents, is lower by half the headroom. Memory
+    without contents is discarded memory, and on a GPU also evicted memory. The driver counts both
+    as used: without them, umem's own evictions would look like another process. The budget grows
+    after `PATIENCE` consecutive checks with a possible budget that is higher by the headroom (and
+    by at least an eighth of the budget). So umem releases memory quickly and does not oscillate.
+    Memory without contents never counts towards growth, because the driver may have given it to
+    other processes.
 
     Args:
         headroom: bytes to leave free.
@@ -60,11 +60,11 @@ def _pages(count: int) -> int:
 
 
 class AutoBudget:
-    """The budgets of all devices, kept in their bands; one that the program set is left alone.
+    """The budgets of all devices, kept in their bands; a budget that the program set stays.
 
     Args:
-        least: the min budget in bytes.
-        headroom: returns the bytes to leave free on a device of the given total bytes.
+        least: the minimum budget in bytes.
+        headroom: returns the bytes to leave free on a device with the given total bytes.
     """
 
     def __init__(self, least: int, headroom: Callable[[int], int]) -> None:
@@ -74,7 +74,7 @@ class AutoBudget:
         self._looked = self._trimmed = 0.0
 
     def step_ended(self) -> bool:
-        """Run `look` if the last one is long enough ago; return whether a budget changed."""
+        """Run `look` at most every `EVERY_S` seconds; return whether a budget changed."""
         now = time.monotonic()
         if now - self._looked < EVERY_S:
             return False
@@ -91,7 +91,7 @@ class AutoBudget:
         return any(changed)
 
     def _memory(self) -> list[core.DeviceMemory]:
-        """Return the memory of all devices; where it is short, trim discarded memory first."""
+        """Return the memory of all devices; if it is short, trim discarded memory first."""
         found = core.device_memory()
         for memory in found:
             if memory["device"] not in self._bands:
@@ -116,7 +116,7 @@ class AutoBudget:
             return False
         try:
             core.set_device_budget(device, wanted)
-        except UmemError as error:  # an op uses what would have to leave; the next check retries
+        except UmemError as error:  # a running op needs the memory; the next check retries
             _log.info("the budget stays at %s: %s", format_bytes(now), error)
             return False
         self._known[device] = wanted

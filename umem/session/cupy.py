@@ -11,7 +11,7 @@ __all__ = ["disable", "enable", "malloc"]
 
 
 def enable(**options: Any) -> None:
-    """Make CuPy allocate from umem from now on; existing arrays stay where they are.
+    """Make CuPy allocate from umem; existing arrays stay where they are.
 
     If umem is off, this turns it on without torch: `umem.enable(allocator="none", device="cuda",
     **options)`. To use torch as well, call `umem.enable()` first. `umem.disable()` restores CuPy's

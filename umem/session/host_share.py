@@ -1,4 +1,4 @@
-"""The parameters that the host updates in a program, chosen from a recorded step."""
+"""The choice of the parameters that the host updates, from a recorded step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ..trace.step_trace import StepTrace
     from .device_planner import PlannedStep
 
-_MEASURED_BYTES = 64 << 20  # of each of the four tensors of a trial update: beyond caches
+_MEASURED_BYTES = 64 << 20  # of each of the four tensors of a trial update: more than the caches
 _TRIALS = 3
-_BETTER = 0.99  # of the time without updates on the host: a smaller gain is not worth the change
+_BETTER = 0.99  # the largest share of the time without host updates that is worth the change
 
 
 def host_updated(
@@ -28,17 +28,17 @@ def host_updated(
 ) -> frozenset[int] | None:
     """Return the addresses of the parameters to update on the host.
 
-    The choice is that with the least estimated step time: by the default policy for the step
-    without these updates' states, and what `umem.page_optimizer` adds to it.
+    The choice has the shortest estimated step time: the default policy's estimate for the step
+    without the states of these updates, plus the cost of `umem.page_optimizer`.
 
     Args:
         parameters: the addresses of the optimizer's parameters.
-        after: the step that was looked at last.
-        released: gradients leave in the backward pass, and not in the optimizer's step.
-        device: the number of the device that has them.
+        after: the step of the previous call, which is not considered again.
+        released: whether gradients leave in the backward pass instead of the optimizer's step.
+        device: the number of the parameters' device.
 
     Returns:
-        None as long as no step was planned, but for `after`, that updates one of them.
+        None until a step other than `after` that updates one of the parameters is planned.
     """
     planned = session.planned_step(device)
     if planned is None or planned is after:
@@ -53,9 +53,9 @@ def choose(
     *,
     released: bool,
 ) -> frozenset[int] | None:
-    """Return the addresses of those parameters whose updates the host does in this step.
+    """Return the addresses of the parameters that the host updates in this step.
 
-    None if the step updates none of them.
+    None if the step updates none of `parameters`.
     """
     from ..recompute.planner.host_updates import SHARES, Candidates, candidates
 
@@ -80,10 +80,11 @@ def choose(
 def _estimate_us(
     found: Candidates, share: float, device: DeviceProfile, budget: int, *, released: bool
 ) -> float:
-    """Return the step's time in µs, without recomputation, as the program executes it.
+    """Return the step's time in µs, without recomputation.
 
-    Gradients and parameters leave in the optimizer's step, or in the backward pass; parameters
-    return in the former. Where transfers are hidden, the three are beside each other.
+    Gradients and parameters leave in the optimizer's step or in the backward pass; parameters
+    return in the optimizer's step. On devices that hide transfers, copies out, updates and copies
+    back overlap.
     """
     from ..policies.default.planner import Auto
     from ..recompute.planner.host_updates import host_us, on_host
@@ -95,7 +96,7 @@ def _estimate_us(
     out, back = 2 * size / device.bytes_per_us_out, size / device.bytes_per_us_in
     work = sum(sum(host_us(found.step, update, device)) for update in chosen)
     if not device.hides_transfers:
-        # Device and host share their memory, and an update is as fast as that.
+        # Device and host share the memory whose bandwidth limits an update.
         return us + out + back + found.step.compute_us - plain.compute_us
     if released:
         backward = _backward_us(found.step, chosen)
@@ -104,7 +105,7 @@ def _estimate_us(
 
 
 def _backward_us(step: StepTrace, chosen: tuple[Update, ...]) -> float:
-    """Return the time from the first complete gradient of these to the last one, in µs."""
+    """Return the time in µs from the first complete gradient to the optimizer's first update."""
     made = [int(step.first[gradient]) for update in chosen for _, gradient in update.pairs]
     used = [min(update.ops) for update in chosen]
     return float(step.begin_us[min(used)] - step.begin_us[min(made)]) if made else 0.0
@@ -112,9 +113,9 @@ def _backward_us(step: StepTrace, chosen: tuple[Update, ...]) -> float:
 
 @functools.cache
 def measured_rate() -> float:
-    """Return the bytes in a µs that torch's fused Adam reads and writes on this host.
+    """Return the bytes per µs that torch's fused Adam reads and writes on this host.
 
-    It is measured once in a process, in some tenths of a second.
+    The first call in a process measures it, which takes some tenths of a second.
 
     Raises:
         NotSupportedError: torch is missing.
@@ -137,7 +138,7 @@ def measured_rate() -> float:
 
 
 def copy_rate() -> float:
-    """Return the bytes in a µs that torch copies on this host: each is read and written once.
+    """Return the bytes per µs that torch copies on this host, each read and written once.
 
     Raises:
         NotSupportedError: torch is missing.
@@ -155,7 +156,7 @@ def _host_memory() -> contextlib.AbstractContextManager[None]:
 
 
 def _best_us(call: Callable[[], object]) -> float:
-    """Return the shortest of some durations of a call, in µs."""
+    """Return the shortest of several durations of a call, in µs."""
     times = []
     for _ in range(_TRIALS + 1):  # the first warms up
         begin = time.perf_counter()

@@ -25,12 +25,12 @@ class _Made(NamedTuple):
 class Layouts:
     """The layouts of a device's plans, of which one is installed: that of the present kind of step.
 
-    The layout of the first planned step is installed at once, another one after two consecutive
+    The layout of the first planned step is installed immediately, another one after two consecutive
     steps that followed its plan, so that an epoch's last, smaller batch changes nothing. If such a
-    step leaves its layout, a new one without guesses replaces it.
+    step leaves its layout, a new layout without guesses replaces it.
 
     Args:
-        mode: auto, on or off, as the option `layout`.
+        mode: the value of the option `layout`: auto, on or off.
         device: the device's number.
     """
 
@@ -42,8 +42,8 @@ class Layouts:
     def planned(self, number: int, step: StepTrace, budget: int) -> None:
         """Make the layout of plan `number` and of its step; `budget` is in bytes.
 
-        Mode auto makes one only if the step fits the budget: with it the driver is not called any
-        more.
+        Mode auto makes one only if the step fits the budget: then the layout saves all driver
+        calls.
         """
         if self._mode == "off" or (self._mode == "auto" and step.peak_bytes > budget):
             return
@@ -52,7 +52,7 @@ class Layouts:
             self._install(number)
 
     def step_ended(self, complete: int) -> None:
-        """Install or renew layouts after a step that followed plan `complete`; 0 for none."""
+        """Install or renew layouts after a step that followed plan `complete`; 0: no plan."""
         if complete and complete == self._last:
             if complete != self._installed or not core.layout_status(self._device)["entries"]:
                 self._install(complete)  # a trim of cached memory removed the installed one

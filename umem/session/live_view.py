@@ -1,4 +1,4 @@
-"""A summary in a notebook that is redrawn while other cells run."""
+"""A summary in a notebook, redrawn while other cells run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MIN_S, _MAX_S = 0.1, 3600.0
 
 
 class LiveView:
-    """A table under the notebook's cell, which a thread redraws until `stop`.
+    """A table under the notebook's cell, redrawn by a thread until `stop`.
 
-    As a context manager it ends with the block.
+    As a context manager, it stops when the block ends.
     """
 
     def __init__(self, seconds: float) -> None:
         display = extras.load("IPython.display", "umem.watch", "ipython")
         self._handle: Any = display.display(summary(), display_id=True)
-        if self._handle is None:  # no notebook: the summary was printed once
+        if self._handle is None:  # outside a notebook the summary is printed once
             return
         self._seconds = seconds
         self._stopped = threading.Event()
@@ -29,7 +29,7 @@ class LiveView:
         self._thread.start()
 
     def stop(self) -> None:
-        """Draw the figures a last time, and end. Nothing happens if it has ended already."""
+        """Draw the figures a last time and stop; a no-op if it has stopped already."""
         if self._handle is None or self._stopped.is_set():
             return
         self._stopped.set()
@@ -51,7 +51,7 @@ def watch(seconds: float = 1.0) -> LiveView:
     """Show `umem.summary()` under a notebook's cell, and redraw it while this and other cells run.
 
     Args:
-        seconds: between two redraws, from 0.1 to 3600.
+        seconds: the time between two redraws, from 0.1 to 3600.
 
     Raises:
         ConfigError: `seconds` is out of range.

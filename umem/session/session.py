@@ -172,14 +172,14 @@ def is_enabled() -> bool:
 
 
 def sees_every_thread() -> bool:
-    """Return whether umem is on and learns of torch's operators on all threads."""
+    """Return whether umem is on and observes torch's operators on all threads."""
     return observer() == "native"
 
 
 def observer() -> str:
-    """Return what reports operators to umem: "native" or "python"; "off" while umem is off.
+    """Return the observer of operators: "native" or "python"; "off" while umem is off.
 
-    Without torch nothing does; its user's own reports are taken as with "python".
+    Without torch there is no observer, and the program's own reports count as "python".
     """
     if _current is None or _current.settings.observer == "off":
         return "off"
@@ -188,7 +188,7 @@ def observer() -> str:
 
 
 def torch_extension() -> ModuleType:
-    """Return the C++ extension for torch, where the observer is "native"."""
+    """Return the C++ extension for torch; the observer has to be "native"."""
     from ..integrations.torch.observer import extension
 
     return extension()
@@ -225,7 +225,7 @@ def description() -> dict[str, str]:
 
 
 def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
-    """Change the budget immediately, up or down; a host budget that is not given stays.
+    """Change the budget immediately, up or down; without `host_budget`, the host budget stays.
 
     Args:
         budget: bytes, or text such as "8GiB"; on the software device also the other forms of the
@@ -261,11 +261,11 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
 
 
 def step() -> None:
-    """Mark the end of a step. From the first call on, steps end at such calls only.
+    """Mark the end of a step. After the first call, steps end only at such calls.
 
-    Without it a step ends with the last `step()` of a torch optimizer before the next forward pass,
-    and where a module that was called in it without gradients is called again. Call it where this
-    is not what repeats in the program.
+    Otherwise a step ends with the last `step()` of a torch optimizer before the next forward pass,
+    or, without gradients, before the second call of the same module. Call this function in programs
+    that repeat something else.
 
     Raises:
         StateError: umem is off.
@@ -284,18 +284,18 @@ def replan() -> None:
 
 
 def planned_step(device: int = 0) -> PlannedStep | None:
-    """Return the step of a device that was recorded and planned last; None before one.
+    """Return the last recorded and planned step of a device, with the addresses of its tensors.
 
-    With the addresses of its tensors.
+    None before the first such step.
     """
     loop = None if _current is None else _current.loop
     return loop.planned_step(device) if loop is not None else None
 
 
 def host_memory() -> contextlib.AbstractContextManager[None]:
-    """Allocate torch's CPU tensors in host memory, where they else stand for the device's.
+    """Allocate this thread's CPU tensors in host memory inside the context.
 
-    For this thread, inside the context.
+    On the software device, CPU tensors otherwise represent tensors of the device.
     """
     from ..integrations.torch import cpu
 
@@ -314,7 +314,7 @@ def require_session(what: str) -> Session:
 
 
 def _border(device: str, allocator: str) -> ModuleType:
-    """Return the integration through which torch gets memory of `device`."""
+    """Return the integration that gives torch memory of `device`."""
     if allocator == "none":
         from ..integrations import no_torch
 
@@ -325,7 +325,7 @@ def _border(device: str, allocator: str) -> ModuleType:
 
 
 def _threads(allocator: str) -> int:
-    """Return the number of threads that compute on the software device at the same time."""
+    """Return the number of threads that compute at the same time on the software device."""
     return 1 if allocator == "none" else torch_threads()
 
 
@@ -375,6 +375,6 @@ def _at_exit(process: int, summary: bool) -> None:
 
 
 def follow_free_memory() -> None:
-    """Adjust a budget of `auto` to the memory that is free now."""
+    """Adjust the budget `auto` to the memory that is free now."""
     if _current is not None and _current.loop is not None:
         _current.loop.follow_free_memory()

@@ -15,8 +15,8 @@ def stats(device: int | torch.device | str | None = None) -> Stats:
     """Return umem's present statistics; all zero before the first `enable`.
 
     Args:
-        device: the device to count, as torch names it, such as 1 or "cuda:1". None: all that the
-            program uses together. `steps` and `plans_rolled_back` are those of the program.
+        device: a device as torch names it, such as 1 or "cuda:1"; None: the sum over all devices.
+            `steps` and `plans_rolled_back` always count for the whole program.
 
     Raises:
         ConfigError: umem serves no such device.
@@ -28,7 +28,7 @@ def stats(device: int | torch.device | str | None = None) -> Stats:
 
 
 def _ordinal(device: int | torch.device | str) -> int:
-    """Return the number of a device; that of the software device, which is torch's cpu, is 0."""
+    """Return the number of a device; the software device, torch's cpu, has number 0."""
     from ..base.native import core
 
     refused = f"umem.stats({device!r}): allowed: a number, or a device as torch names it (cuda:1)"
