@@ -9,11 +9,6 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .policies.base import PlanFunction, Policy
-
 # A checkout's package has no native core: this finds the one of the installed package.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
@@ -37,6 +32,8 @@ if not _is_main_interpreter():
     _interpreter.refuse(f"{__name__}._core")
 
 if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a test compares them
+    from pathlib import Path
+
     from . import errors as errors
     from . import policies as policies
     from .base.stats import Stats as Stats
@@ -60,6 +57,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .offload.checkpoint.load import load_checkpoint as load_checkpoint
     from .offload.optimizer.paging import PagedOptimizer as PagedOptimizer
     from .offload.optimizer.paging import page_optimizer as page_optimizer
+    from .policies.base import PlanFunction, Policy
     from .recompute.optimize import deoptimize as deoptimize
     from .recompute.optimize import optimize as optimize
     from .residency.hints import PinHandle as PinHandle
