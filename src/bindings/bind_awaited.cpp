@@ -44,6 +44,7 @@ void set_awaited(const std::vector<std::uintptr_t>& storages, const py::object& 
 
 // On the calling thread, which gets what the function raises.
 void bring_awaited() {
+  if (!runtime::awaiting()) return;  // as in a forked child, where the lock may stay taken
   const std::vector<const void*> storages = unlocked(&runtime::awaited_storages);
   const py::object call = function();
   for (const void* storage : storages) call(reinterpret_cast<std::uintptr_t>(storage));

@@ -249,8 +249,8 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
         count, host_count = resolve.budgets(changed, device, _threads(changed.allocator))
         if count == 0:
             raise ConfigError(
-                f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; a share of the "
-                "device's memory, or auto, can be given to umem.enable() only"
+                f"umem.set_budget({budget!r}): allowed on a GPU: bytes as 8GiB; only umem.enable() "
+                "takes a share of the device's memory, or auto"
             )
         if host_budget is None:
             host_count = core.current_options().host_budget_bytes
