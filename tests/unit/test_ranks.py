@@ -71,7 +71,6 @@ def test_the_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -
     promised = []
     for mine in (None, ranks.Rank(1, 8, 1, 4)):
         monkeypatch.setattr(ranks, "rank", lambda mine=mine: mine)
-        budget = resolve.budget_bytes(loaded, threads=1)
-        promised.append(budget + resolve.host_budget_bytes(loaded, budget))
+        promised.append(sum(resolve.budgets(loaded, "soft", threads=1)))
     assert promised[0] <= 0.9 * (16 << 30)
     assert 4 * promised[1] <= 0.9 * (16 << 30)

@@ -21,6 +21,7 @@ from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
 from ...session import session
 from ...session.host_share import host_updated
+from ...session.statistics import stats
 from . import arrivals
 from .host_update import HostUpdate, end_shared, refuse_capture
 from .masters import added_bytes, in_checkpoint
@@ -391,7 +392,7 @@ class PagedOptimizer(OfOptimizer):
 
     def _chunks(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Return parts in the order of the parameters: a chunk of state, or one parameter's."""
-        most = session.stats().budget_bytes // _CHUNKS
+        most = stats().budget_bytes // _CHUNKS
         chunks: list[list[Tensor]] = []
         room = 0
         for parameter in parameters:
@@ -567,7 +568,7 @@ def _check_room(
     if with_masters:
         each = [n + added_bytes(p, n) for p, n in zip(parameters, each, strict=True)]
     needed = int(share * sum(each))
-    now = session.stats()
+    now = stats()
     room = now.host_budget_bytes - now.host_bytes
     if now.host_budget_bytes and needed > room:
         raise ConfigError(
