@@ -20,9 +20,9 @@ UNCLEAN = {
     "bench", "bench/gpu", "bench/policies", "src/abi", "src/arena", "src/base", "src/bindings",
     "src/driver", "src/managed", "src/planner", "src/policy", "src/replay", "src/residency",
     "src/runtime", "src/soft", "src/torch_ext", "src/trace", "tests/integration", "tests/native",
-    "tests/softcuda", "tests/unit", "umem/analysis", "umem/base", "umem/capture", "umem/config",
+    "tests/softcuda", "tests/unit", "umem/analysis", "umem/capture",
     "umem/integrations", "umem/layout", "umem/lint", "umem/offload", "umem/policies",
-    "umem/recompute", "umem/report", "umem/residency", "umem/session", "umem/simulation",
+    "umem/recompute", "umem/report", "umem/session", "umem/simulation",
     "umem/trace",
 }  # fmt: skip
 # Pages with tables that cannot be narrower.

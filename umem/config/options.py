@@ -29,7 +29,7 @@ class Option:
 
     @property
     def is_path(self) -> bool:
-        """Whether it names a file or directory, which no pyproject.toml may."""
+        """True if it names a file or directory, which no pyproject.toml may do."""
         return self.kind in ("path", "file", "socket")
 
 
