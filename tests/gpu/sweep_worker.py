@@ -86,7 +86,7 @@ class Net:
             parameter.detach().copy_(value)
 
     def check(self, expected: list[State], interrupted: bool) -> None:
-        """Raises Lost if a parameter has an impossible value; a failure allows one step's values."""
+        """Raises Lost if a parameter has a value of no step; a failure allows one step more."""
         last = min(self.steps + 1, STEPS) if interrupted else self.steps
         allowed = expected[self.steps : last + 1]
         for number, value in enumerate(self.state()):

@@ -29,7 +29,7 @@ class Option:
 
     @property
     def is_path(self) -> bool:
-        """True if it names a file or directory, which no pyproject.toml may do."""
+        """Whether it names a file or directory, which no pyproject.toml may."""
         return self.kind in ("path", "file", "socket")
 
 
@@ -48,13 +48,14 @@ OPTIONS = (
     ),
     Option(
         "budget", "UMEM_BUDGET", "size", parsers.parse_budget, "auto",
-        f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory as 80%",
+        f"auto, {BYTES_ALLOWED}, or a percentage of the device's memory such as 80%",
         "Maximum bytes that umem keeps on each device, live and cached. `auto` on a GPU is the "
         "memory that is free at the first use, less 512 MiB; on the software device it is the "
-        "device's size, or half of the memory available at the start if it has no size. On a "
-        "device with a size, `auto` follows the free memory (docs/sleep.md). A percentage needs a "
-        "device with a size. The minimum is 8 MiB (4 pages of 2 MiB), on the software device for "
-        "each of torch's threads, because one instruction can need several pages at once.",
+        "device's size, or half of the memory available at the start if it has none. If the device "
+        "has a size, the budget follows the free memory (docs/sleep.md). A percentage of a "
+        "software device needs a device of known size. The minimum is 8 MiB (4 pages of 2 MiB), on "
+        "the software device per torch thread, because one instruction can need several pages at "
+        "once.",
     ),
     Option(
         "host_budget", "UMEM_HOST_BUDGET", "size", parsers.parse_host_budget, "auto",
@@ -68,11 +69,11 @@ OPTIONS = (
         "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",
         "auto, lru, conv_lru, none, the name of a baseline (docs/policies.md) or of an installed "
         "policy, module:attribute or file.py:attribute; in a program also a policy itself",
-        "The choice of the tensors that leave the device, and of the time when they come back. "
-        "Most policies record a step of the program, plan it, and run the next steps from the "
-        "plan; `auto` is one of them. `lru` evicts the least recently used tensors when memory is "
-        "short, `conv_lru` evicts activations of convolutions first, `none` leaves everything to "
-        "page faults. The baselines are policies from the literature, for comparison.",
+        "The policy decides which tensors leave the device, and when they return. Most policies "
+        "record a step of the program, plan it, and run the next steps from the plan; `auto` is "
+        "one of them. `lru` evicts the least recently used when memory is short, `conv_lru` evicts "
+        "activations of convolutions first, `none` leaves everything to page faults. The "
+        "baselines are policies from the literature, for comparison.",
     ),
     Option(
         "min_swap", "UMEM_MIN_SWAP", "size", parse_bytes, "2MiB", BYTES_ALLOWED,
@@ -80,12 +81,12 @@ OPTIONS = (
     ),
     Option(
         "device", "UMEM_DEVICE", "device", parsers.parse_device, "auto",
-        "auto, cuda[:SIZE] or soft[:PROFILE][:SIZE], as cuda:8GiB or soft:a100-pcie4:64MiB",
-        "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (the "
-        "budget without SIZE) and the speed of PROFILE. `cuda` means all GPUs that torch sees "
-        "(CUDA_VISIBLE_DEVICES selects them); with SIZE, umem occupies the rest of their memory, "
-        "so that a program runs as on a GPU of that size. `auto` is `cuda` if torch sees a GPU, "
-        "otherwise `soft`.",
+        "auto, cuda[:SIZE] or soft[:PROFILE][:SIZE], such as cuda:8GiB or soft:a100-pcie4:64MiB",
+        "`soft` is the software device: CPU tensors on a device with SIZE bytes of frames (as many "
+        "as the budget without SIZE) and the speed of PROFILE. `cuda` means all GPUs that torch "
+        "sees (CUDA_VISIBLE_DEVICES chooses); with SIZE umem occupies the rest of their memory, so "
+        "that a program runs as on a GPU of that size. `auto` is `cuda` if torch sees a GPU, else "
+        "`soft`.",
     ),
     Option(
         "allocator", "UMEM_ALLOCATOR", "choice", parsers.choice(*_ALLOCATORS), "auto",
@@ -95,7 +96,7 @@ OPTIONS = (
         "no extension, but torch has no statistics. `pool`: a `torch.cuda.MemPool` for a part of "
         "the program; the only one that can start after CUDA was initialised. `none`: torch keeps "
         "its own; CuPy, cuda.core and `umem.Buffer` get umem's memory, with or without torch. "
-        "`auto` is `subclass` if the extension builds, otherwise `pluggable`.",
+        "`auto` is `subclass` if the extension builds, else `pluggable`.",
     ),
     Option(
         "log", "UMEM_LOG", "level", parsers.choice(*_LEVELS), "warning", ", ".join(_LEVELS),
@@ -109,30 +110,30 @@ OPTIONS = (
     Option(
         "observer", "UMEM_OBSERVER", "choice", parsers.choice(*_OBSERVERS), "auto",
         ", ".join(_OBSERVERS),
-        "The observer of the program's operators: `native` (in torch's dispatcher, fast), `python` "
-        "(slower, for diagnosis), `off` (no observer; page faults move the data). `auto` is "
-        "`native`.",
+        "How umem observes the program: `native` (in torch's dispatcher, fast), `python` "
+        "(slower, for diagnosis), `off` (not at all; data moves through page faults). "
+        "`auto` is `native`.",
     ),
     Option(
         "recompute", "UMEM_RECOMPUTE", "choice", parsers.choice(*_RECOMPUTE), "off",
         ", ".join(_RECOMPUTE),
         "The results of the forward pass that models keep for backward: all (`off`), or those that "
-        "a mode of `umem.optimize` chooses; the rest is recomputed. umem optimizes each outermost "
-        "module that is called in training, at its second call.",
+        "a mode of `umem.optimize` chooses; the rest is recomputed. Each outermost module that is "
+        "called in training is optimized, from its second call on.",
     ),
     Option(
         "optimizer", "UMEM_OPTIMIZER", "share", parsers.parse_share, "device",
         parsers.SHARE_ALLOWED,
-        "The place where optimizers update parameters (docs/optimizer_state.md): `host` keeps "
-        "their states in host memory and updates there, with torch's CPU kernels; a percentage "
-        "does so for that share of the parameters' bytes; `auto` chooses the share from a recorded "
-        "step. It applies to each optimizer of torch.optim, starting with its first step.",
+        "The place of parameter updates (docs/optimizer_state.md): `host` keeps optimizer states "
+        "in host memory and updates there, with torch's CPU kernels; a percentage is "
+        "the share of the parameters' bytes that the host updates; `auto` chooses the share from a "
+        "recorded step. Each optimizer of torch.optim takes part from its first step on.",
     ),
     Option(
         "optimizer_threads", "UMEM_OPTIMIZER_THREADS", "count", parsers.parse_count, "0",
         parsers.COUNT_ALLOWED,
-        "Threads of an update on the host; 0 is as many as torch uses for an operator. With a GPU "
-        "they run on the CPUs that are nearest to it.",
+        "Threads of an update on the host; 0 means as many as torch uses for an operator. With a "
+        "GPU they run on the processors that are nearest to it.",
     ),
     Option(
         "optimizer_buffers", "UMEM_OPTIMIZER_BUFFERS", "size", parse_bytes, "512MiB", BYTES_ALLOWED,
@@ -143,22 +144,22 @@ OPTIONS = (
     Option(
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
         "a directory",
-        "The directory of the extension that was built for the installed torch. The default "
-        "follows `XDG_CACHE_HOME`; without a home directory it is `umem-cache-UID` in the "
-        "directory for temporary files. Other users must not be able to write to it.",
+        "Directory of the built extension for the installed torch. The default follows "
+        "`XDG_CACHE_HOME`; a user without a home has `umem-cache-UID` in the directory for "
+        "temporary files. No other user may be able to write to it.",
     ),
     Option(
         "trace", "UMEM_TRACE", "file", parsers.parse_trace, "off",
         "off, FILE.jsonl or FILE.jsonl.gz",
-        "The file for the trace of the whole program: its allocations, reads, writes and frees, "
-        "and the durations of its ops (docs/trace_format.md). Each of several ranks writes its own "
-        "file, `x.rank1.jsonl` for `x.jsonl`; `%r` in the name is the rank, `%p` the process ID.",
+        "File for the trace of the whole program: its allocations, reads, writes and "
+        "frees, and the durations of its ops (docs/trace_format.md). Each of several ranks has its "
+        "own file, `x.rank1.jsonl` for `x.jsonl`; `%r` in the name is the rank, `%p` the process.",
     ),
     Option(
         "layout", "UMEM_LAYOUT", "choice", parsers.choice(*_LAYOUTS), "auto", ", ".join(_LAYOUTS),
-        "Let large blocks whose lifetimes do not overlap share addresses, according to a recorded "
-        "step (docs/sharing.md); `auto` does so if the step fits the budget. Only policies that "
-        "plan use it.",
+        "Large blocks whose lifetimes do not overlap share addresses, as planned from a "
+        "recorded step (docs/sharing.md): `auto` if the step fits the budget. For policies that "
+        "plan.",
     ),
     Option(
         "summary", "UMEM_SUMMARY", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,
@@ -174,8 +175,8 @@ OPTIONS = (
     Option(
         "watchdog", "UMEM_WATCHDOG", "seconds", parsers.parse_seconds, "30",
         f"off, or seconds from {parsers.SECONDS_ALLOWED}",
-        "The time after which a warning names a driver call that still moves memory of a GPU. The "
-        "call continues.",
+        "Time that a driver call that moves memory of a GPU may take before a warning names it. "
+        "The call continues.",
     ),
     Option(
         "strict", "UMEM_STRICT", "switch", parsers.parse_switch, "off", parsers.SWITCH_ALLOWED,

@@ -22,7 +22,6 @@ from ...errors import StateError
 from ...trace.ids import StorageKey
 from ..planner.plan import RecomputePlan
 from .storage_versions import (
-    IN_PLACE_OR_VIEW,
     READ,
     SCRATCH,
     WRITE,

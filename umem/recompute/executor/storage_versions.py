@@ -339,7 +339,7 @@ def changed(tensor: torch.Tensor, expected: int) -> str:
     )
 
 
-IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
+_IN_PLACE_OR_VIEW = torch._C.DispatchKey.ADInplaceOrView
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -361,12 +361,12 @@ def over(
     """Return a tensor over `storage` with the version counter of `tensor`."""
     with torch.no_grad():
         made = tensor.detach()
-        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(IN_PLACE_OR_VIEW)
-        torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, True)
+        excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, True)
         try:
             if ref is None:
                 count = storage.nbytes() // made.element_size()
                 return made.set_(storage, 0, (count,), (1,))
             return made.set_(storage, ref.offset, ref.size, ref.stride)
         finally:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(IN_PLACE_OR_VIEW, excluded)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
