@@ -92,7 +92,7 @@ assert umem.stats().attached_bytes <= gpu()[1]
 
 
 def test_sleep_leaves_all_free_after_oversubscription(program: Program, softcuda: Softcuda) -> None:
-    """More addresses were resident than the device has frames: not all of them is to be had."""
+    """More addresses were resident than the device has frames: not all memory is available."""
     out, _ = program(
         OVERSUBSCRIBED
         + """
