@@ -15,7 +15,7 @@ PLENTY, TIGHT = "96MiB", "36MiB"
 
 
 def losses(layout: str, budget: str, rows: list[int], clear: str = "first") -> list[float]:
-    """Of a training loop; gradients are cleared first, after the forward pass, or last."""
+    """The steps of a training loop that clears gradients first, after forward, or last."""
     with umem.enable(budget=budget, device="soft", layout=layout):
         torch.manual_seed(0)
         net = torch.nn.Sequential(

@@ -1,4 +1,4 @@
-"""Steps are recorded, planned and run by their plan, whatever the program does between them."""
+"""Steps are recorded, planned and executed, regardless of the program's actions between them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def losses(policy: Any, work: Callable[[torch.nn.Module, Step], list[float]]) ->
 
 
 def went_by() -> int:
-    """The number of the plan that the last step went by; 0: of none."""
+    """The number of the plan that the last step followed; 0: none."""
     planned = core.current_options().policy == "planned"
     return core.plan_status()["complete"] if planned else 0
 
@@ -113,7 +113,7 @@ def test_an_evaluation_between_epochs(tiny: Tiny) -> None:
         return result
 
     assert losses(tiny, work) == losses("lru", work)
-    assert sum(c > 0 for c in complete[:15]) >= 3 + 3 + 3  # it goes on after each
+    assert sum(c > 0 for c in complete[:15]) >= 3 + 3 + 3  # it continues after each
 
 
 def test_two_shapes_by_turns_have_a_plan_each(tiny: Tiny) -> None:

@@ -82,7 +82,7 @@ def test_a_tensor_larger_than_the_budget(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_an_op_above_the_budget_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    """As `stack` of many views, which goes around all of them for each row."""
+    """Like `stack` of many views, which visits all of them for each row."""
     with umem.enable(budget="8MiB", device="soft"):
         parts = [torch.full((4, MIB // 8), float(n)) for n in range(6)]  # 2 MiB each
         stacked = torch.stack(parts, dim=1)
@@ -107,7 +107,7 @@ def test_more_than_both_budgets_is_torchs_out_of_memory_error() -> None:
         assert (
             text.index("8.0 MiB input") < text.index("6.0 MiB input") < text.index("4.0 MiB input")
         )
-        assert torch.ones(MIB // 4).sum().item() == MIB // 4  # what fits still works
+        assert torch.ones(MIB // 4).sum().item() == MIB // 4  # smaller requests still work
         assert all(bool(t.eq(1).all()) for t in held)
         assert umem.stats().ooms == 1
         assert nothing_is_pinned()
@@ -273,7 +273,7 @@ def test_compiled_functions() -> None:
         try:
             compiled = torch.compile(body)
             plain = run(compiled)
-        except Exception as error:  # noqa: BLE001 - whatever keeps the compiler from working here
+        except Exception as error:  # noqa: BLE001 - any reason why the compiler does not work here
             pytest.skip(f"torch.compile does not work here: {error}")
         with umem.enable(budget="8MiB", device="soft"):
             assert run(compiled) == plain

@@ -1,4 +1,4 @@
-"""Commands whose reader has gone, as in ``umem doctor | head -1``: they end without a word."""
+"""Commands whose reader has exited, as in ``umem doctor | head -1``: they end silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What collectives read and write, of which their schemas say nothing."""
+"""The reads and writes of collectives, which their schemas omit."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_an_exchange_uses_keeps_the_tag_that_it_has() -> None:
 
 @pytest.mark.usefixtures("group")
 def test_what_a_collective_works_on_stays_until_it_is_used_again() -> None:
-    """Threads of gloo go on when the op has ended, as NCCL's stream does on a GPU."""
+    """gloo's threads continue after the op has ended, like NCCL's stream on a GPU."""
     umem.enable(budget="24MiB", device="soft", policy="lru")
     x = torch.ones(COUNT)
     work = dist.all_reduce(x, async_op=True)
@@ -143,7 +143,7 @@ class Copies:
 
 @pytest.mark.usefixtures("group")
 def test_what_a_collective_may_still_write_is_copied_after_it() -> None:
-    """A copy before that is for nothing: the write drops it, and takes a page fault."""
+    """A copy before that is useless: the write drops it, and takes a page fault."""
     umem.enable(budget="64MiB", device="soft", policy=Copies())
     x = torch.zeros(COUNT)
     hits = 0
@@ -165,7 +165,7 @@ def test_what_a_collective_may_still_write_is_copied_after_it() -> None:
     assert umem.where(x).resident_bytes == x.nbytes
 
 
-# Their results come into being with them, and a rank reads what others wrote by plain loads.
+# They create their results, and a rank reads the others' writes with plain loads.
 WRITE_NO_ARGUMENT = {
     "_rendezvous", "_barrier", "barrier", "monitored_barrier_", "send", "isend", "check_for_nan",
     "nccl_put_signal", "nccl_put_with_signal", "nvshmem_put_with_signal", "nccl_wait_signal",
@@ -175,9 +175,9 @@ BY_ANOTHER = {"irecv", "batch_p2p_ops"}  # call operators of c10d, which are kno
 
 
 def test_what_collectives_write_is_known() -> None:
-    """By their schema, or by a table; those that return new tensors write none of their arguments.
+    """According to their schema, or a table; those that return new tensors write no argument.
 
-    A newer torch with a collective that neither holds for fails here.
+    A newer torch with a collective that fits neither fails here.
     """
     import torch.distributed._symmetric_memory
 

@@ -1,4 +1,4 @@
-"""Kernels of torch.compile: umem sees each call as an operator, and plans steps made of them."""
+"""Kernels of torch.compile: umem sees each call as an operator, and plans their steps."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def kernels(trace: Path) -> list[dict[str, Any]]:
 
 def test_each_kernel_is_an_operator_with_its_inputs_and_outputs(cache: str, tmp_path: Path) -> None:
     code = KERNEL + "work(x, bias).sum().backward()\nprint(float(x.grad.sum()))\numem.disable()\n"
-    for threads in ("2", "1"):  # the second process finds the code that the first one made
+    for threads in ("2", "1"):  # the second process finds the first one's code
         path = tmp_path / f"{threads}.jsonl"
         out = run(code, cache, UMEM_TRACE=str(path), TORCHINDUCTOR_COMPILE_THREADS=threads)
         assert float(out) == 2 * 1024 * 1024
@@ -114,7 +114,7 @@ def test_a_compiled_step_is_planned_and_moves_no_more_than_an_eager_one(
     assert 0 < fused["moved"] <= 1.1 * eager["moved"]
 
 
-# --- parts of torch that are stood for: a launcher of Triton kernels, and another torch's Inductor
+# --- imitated parts of torch: a launcher of Triton kernels, and another torch's Inductor
 
 
 class FakeAutotuner:
@@ -188,7 +188,7 @@ def test_arguments_that_do_not_match_the_signature_count_as_written() -> None:
 
 @pytest.mark.parametrize("kind", ["TEMPLATE", "USER_AUTOTUNE", "FIXED"])
 def test_templates_and_kernels_of_the_program_may_write_all_arguments(kind: str) -> None:
-    """Nothing says what they write: y_ptr here, LSE in flex attention's template."""
+    """Their writes are not declared: y_ptr here, LSE in flex attention's template."""
     a = torch.ones(1)
     tuner = FakeAutotuner({"x_ptr": "*fp32", "y_ptr": "*fp32", "n": "i32"}, kind=kind)
     assert compiled.triton_uses(tuner, (a, a, 4)) == ("of_the_program", "ww-")

@@ -1,4 +1,4 @@
-"""What programs use beside umem gives the same bits with it: `distributed/compositions.py`.
+"""Other libraries give the same bits with umem: `distributed/compositions.py`.
 
 `bench/compose.py` measures the same programs. System calls on evicted memory are in
 native/test_wrapped_calls.py, workers that read evicted rows in test_dataloader.py and
@@ -25,9 +25,9 @@ import umem  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
-PLANNED = 3  # the iteration from which steps go by a plan
+PLANNED = 3  # steps follow a plan from this iteration
 LEAST = 8 * MIB  # a budget
-# Of live bytes in a step.
+# The peak of live bytes in a step.
 PEAK_MIB = {
     "plain": 121, "accumulate4": 131, "bf16": 121, "bf16_scaler_clip": 141, "clip": 121,
     "clip_foreach": 141, "together": 169, "scaler_skips": 169, "checkpoint": 121,
@@ -38,7 +38,7 @@ PEAK_MIB = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # those of other libraries
+@pytest.mark.filterwarnings("ignore")  # other libraries'
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
     composition = COMPOSITIONS[name]
@@ -85,7 +85,7 @@ def test_the_bench_prints_a_row_for_its_program() -> None:
 
 
 def state() -> dict[str, torch.Tensor]:
-    """24 MiB: of several types, with an offset, and not contiguous."""
+    """24 MiB: several types, with an offset, and not contiguous."""
     generator = torch.Generator().manual_seed(5)
     floats = torch.empty(8 * MIB // 4).normal_(generator=generator)
     made = torch.empty(1024, 2048).normal_(generator=generator)
@@ -241,7 +241,7 @@ def products(steps: int) -> list[umem.Stats]:
 
 
 def test_what_an_operator_converts_its_input_to_stays_until_its_end() -> None:
-    """`int8 * float` makes a copy of floats by another operator, and reads it after that one."""
+    """`int8 * float` makes a copy of floats with another operator, and reads it afterwards."""
     with umem.enable(budget="32MiB", device="soft"):
         *_, before, after = products(6)  # the first three are recorded, and planned
     # With the copy evicted it was 242 MiB and 108 faults, and the plan was given up.

@@ -24,7 +24,7 @@ class Numbering(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.values = Values()
-        self.kept: dict[int, Any] = {}  # alive, so that no storage comes back as another
+        self.kept: dict[int, Any] = {}  # alive, so that no storage is reused
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ def test_equal_numbers_mean_equal_bytes(steps: list[tuple[int, int, int]]) -> No
             else:
                 operands = (tensors[-1 - index % len(tensors)] for index in (first, second))
                 out = CHANGE[which - len(MAKE)](*operands)
-                tensors += [out] if out.shape == (4, 4) else []  # what wrote a part gives the part
+                tensors += [out] if out.shape == (4, 4) else []  # the part's writer
     for one, other in itertools.combinations(numbering.kept, 2):
         if numbering.values.of(one) == numbering.values.of(other):
             EQUAL.append(1)

@@ -69,7 +69,7 @@ def test_the_kinds_of_a_step(program: str, capsys: pytest.CaptureFixture[str]) -
     kinds = answer["bytes"]
     assert kinds["params"] == kinds["optimizer"] == 4 * parameters
     assert kinds["inputs"] == 8 * MIB
-    # The peak is where backward begins: all outputs of layers and of ReLUs but the last's.
+    # The peak is at the start of backward: all outputs of layers and of ReLUs except the last's.
     assert kinds["activations"] == pytest.approx(8 * 8 * MIB, rel=0.15)
     assert kinds["workspace"] == 32 * MIB
     assert 0 < kinds["fragmentation"] < 4 * MIB  # 16 small biases and their momentum in segments
@@ -169,8 +169,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield module("policies.estimate")
 
 
-# The line through two totals is farther off where the peak moves to another op, or pages are a
-# large part of small tensors: ask the bench.
+# The line through two totals is less exact if the peak moves to another op, or pages are a large
+# part of small tensors: see the bench.
 @pytest.mark.parametrize(
     ("net", "off"), [("ResNet-50", 0.03), ("VGG-16", 0.03), ("U-Net, 512 x 512", 0.03)]
 )

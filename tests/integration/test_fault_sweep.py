@@ -1,6 +1,7 @@
 """Every driver call of a training step fails once, on the software device: nothing may be lost.
 
-The same on the software driver, and what the sweep must notice: tests/gpu/test_fault_sweep.py.
+The same on the software driver, and errors that the sweep must notice:
+tests/gpu/test_fault_sweep.py.
 """
 
 from __future__ import annotations

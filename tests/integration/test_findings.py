@@ -1,4 +1,4 @@
-"""What a step keeps without need, each planted once; and what looks like it and is none."""
+"""Tensors that a step keeps needlessly, each planted once; and look-alikes that are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQUARE = WIDTH * WIDTH * 4
 
 
 class Masked(nn.Module):
-    """Holds a mask that is the same in each, and one that `draw` gives."""
+    """Has a mask that is the same in each, and one from `draw`."""
 
     def __init__(self, draw: Callable[[], torch.Tensor]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_masks_made_the_same_way_are_known_to_be_equal() -> None:
     assert finding.modules == ("0.mask", "1.mask", "2.mask")
     assert finding.bytes == 2 * SQUARE
     assert finding.line == f"{__file__}:{Masked.__init__.__code__.co_firstlineno + 4}"
-    # The drawn ones have a shape in common, with the masks too; no more is known of them.
+    # The drawn ones share a shape, with the masks too; no more is known about them.
     assert ["4 buffers" in remark for remark in report.remarks] == [True]
 
 
@@ -118,7 +118,7 @@ LOGITS = 32 * CLASSES * 4
 
 
 def _stepping(step: Callable[[Any, Any], object]) -> Callable[[], Any]:
-    """A classifier whose largest tensor is its logits, and what is done between the optimizer."""
+    """A classifier whose largest tensor is its logits, and the actions between optimizer steps."""
 
     def make() -> Any:
         net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES))
@@ -152,7 +152,7 @@ def test_what_the_step_before_left_in_a_variable_is_late() -> None:
     state: dict[str, Any] = {}
 
     def step(net: Any, batch: Any) -> None:
-        logits = net(batch[0])  # beside those of the step before
+        logits = net(batch[0])  # in addition to those of the previous step
         loss = nn.functional.cross_entropy(logits, batch[1])
         state["logits"] = logits.detach()
         del logits
@@ -371,7 +371,7 @@ def test_checkpoints_under_hooks_of_ours(reentrant: bool) -> None:
         )
 
     report = findings.lint(make)
-    # What runs inside a custom function, as reentrant checkpoints do, is left alone.
+    # Code inside a custom function, such as reentrant checkpoints, is not reported.
     assert bool(_of("in_place", report)) != reentrant
     checked = apply.check(make, report.findings)
     assert checked.differing == []

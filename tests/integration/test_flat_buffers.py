@@ -24,7 +24,7 @@ def separate(count: int) -> list[torch.Tensor]:
 
 
 def flat(count: int) -> list[torch.Tensor]:
-    """The same as views of one block."""
+    """The same tensors as views of one block."""
     block = torch.empty(count * SIZE)
     views = list(block.view(count, SIZE).unbind())
     for i, view in enumerate(views):
@@ -36,7 +36,7 @@ def train(make: Callable[[int], list[torch.Tensor]], **options: Any) -> tuple[fl
     """A forward pass over weights, a backward one that makes gradients, an update of each.
 
     Returns:
-        a checksum of all results, and the bytes moved in each step from `FIRST` on.
+        a checksum of all results, and the bytes moved in each step from `FIRST`.
     """
     moved = []
     with umem.enable(device="soft", **options):
@@ -61,7 +61,7 @@ def train(make: Callable[[int], list[torch.Tensor]], **options: Any) -> tuple[fl
     return total, moved
 
 
-# 80 MiB at the peak: weights, gradients, and what the forward pass makes.
+# 80 MiB at the peak: weights, gradients, and results of the forward pass.
 @pytest.mark.parametrize("policy", ["auto", "lru"])
 @pytest.mark.parametrize("mib", [48, 40, 24])
 def test_a_flat_buffer_moves_what_separate_tensors_do(mib: int, policy: str) -> None:
@@ -97,7 +97,7 @@ def test_the_plan_is_of_the_parts_and_holds() -> None:
         umem.step()
         after = umem.stats()
         assert after.faults == before.faults
-        # Of 64 MiB at least what does not fit into 40 comes and goes, and not much more.
+        # At least the part of 64 MiB that does not fit into 40 moves, and not much more.
         assert 24 * MIB <= after.bytes_in - before.bytes_in <= 40 * MIB
         value = 1.0
         for _ in range(9):
@@ -108,7 +108,7 @@ def test_the_plan_is_of_the_parts_and_holds() -> None:
 
 
 def test_a_view_is_used_in_a_thread_while_the_block_is_cut() -> None:
-    """Cuts come from the ends of steps, and from ops; another thread runs ops all the time."""
+    """Cuts are made at the ends of steps, and by ops; another thread runs ops continuously."""
     done = threading.Event()
     errors: list[BaseException] = []
     with umem.enable(device="soft", budget=32 * MIB):
@@ -145,7 +145,7 @@ def test_empty_and_strided_views() -> None:
         assert core.where(block.data_ptr(), 32 * MIB)["evicted_bytes"] > 0
         before = umem.stats().bytes_in
         assert block[:0].sum() == 0
-        assert umem.stats().bytes_in == before  # it needs nothing of the block
+        assert umem.stats().bytes_in == before  # it needs no part of the block
         columns = block.view(8, SIZE)[:, :64]  # spread over all of it
         assert columns.sum(1).tolist() == [float(r[:64].sum()) for r in block.view(8, SIZE)]
         assert block[SIZE : 2 * SIZE].sum() == torch.arange(SIZE, 2 * SIZE).float().sum()

@@ -198,7 +198,7 @@ def test_the_next_session_guesses_again() -> None:
 
 
 class NamedBackward(torch.autograd.Function):
-    """A function whose name says Backward, as that of FSDP2 does which runs in each forward."""
+    """A function with Backward in its name, like FSDP2's that runs in each forward."""
 
     @staticmethod
     def forward(_ctx: object, x: torch.Tensor) -> torch.Tensor:

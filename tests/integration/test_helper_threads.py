@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 import umem  # noqa: E402
 
 SIDE, ROWS, STEPS = 1024, 2048, 16
-BUDGET = "80MiB"  # of a peak of 184 MiB
+BUDGET = "80MiB"  # at a peak of 184 MiB
 
 
 def batch(step: int) -> torch.Tensor:
-    """Made by ops on large tensors, some of which are gone at once."""
+    """Made by ops on large tensors, some of which are freed immediately."""
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(ROWS, SIDE, generator=generator)
     return (x - x.mean()) / x.std()
@@ -44,7 +44,7 @@ def from_a_thread() -> Iterator[torch.Tensor]:
 
 
 def beside_a_thread() -> Iterator[torch.Tensor]:
-    """Another thread works on large tensors of its own all the time."""
+    """Another thread works on its own large tensors continuously."""
     stop = threading.Event()
 
     def work() -> None:
@@ -60,7 +60,7 @@ def beside_a_thread() -> Iterator[torch.Tensor]:
 
 
 def train(batches: Callable[[], Iterator[torch.Tensor]]) -> tuple[list[float], list[float]]:
-    """Each step's loss, and its share of ops that went by a plan."""
+    """Each step's loss, and its share of ops that followed a plan."""
     torch.manual_seed(0)
     layers = [m for _ in range(6) for m in (torch.nn.Linear(SIDE, SIDE), torch.nn.ReLU())]
     net = torch.nn.Sequential(*layers)

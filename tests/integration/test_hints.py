@@ -1,4 +1,4 @@
-"""Hints on tensors and modules, and what is reported of them, on the software device."""
+"""Hints on tensors and modules, and their reports, on the software device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umem.errors import ConfigError, OutOfMemoryError, StateError  # noqa: E402
 
 
 def press(mib: int) -> None:
-    """Makes and uses so much that what may leave does."""
+    """Creates and uses enough to evict everything that may leave."""
     for i in range(mib // 4):
         assert full(4, i).sum().item() == i * MIB
     held = [full(4, i) for i in range(mib // 4)]
@@ -48,7 +48,7 @@ def test_views_move_what_they_touch() -> None:
     assert umem.where(large).evicted_bytes == 64 * MIB
     assert umem.where(large[16 * MIB :]).evicted_bytes == 0
     square = full(128).view(2, -1)
-    column = square[:, :3]  # its span goes from the first piece to the second
+    column = square[:, :3]  # its span covers the first piece and the second
     assert umem.evict(column)
     assert umem.where(square).evicted_bytes == 128 * MIB
     assert square.sum().item() == 32 * MIB
@@ -78,7 +78,7 @@ def test_pins_count_and_end_with_the_memory() -> None:
         umem.pin(t)
         assert umem.where(t).pins == 2
     assert umem.where(t).pins == 1
-    assert umem.where(t[:10]).pins == 1  # of its unit
+    assert umem.where(t[:10]).pins == 1  # its unit's
     with pytest.raises(StateError, match="not pinned"):
         umem.unpin(t[:10])
     umem.unpin(t)
@@ -89,7 +89,7 @@ def test_pins_count_and_end_with_the_memory() -> None:
     again = full(4)  # in the same place
     assert umem.where(again).pins == 0
     umem.pin([full(20)])
-    umem.pin([full(20)])  # the first one is gone
+    umem.pin([full(20)])  # the first one was freed
 
 
 @pytest.mark.usefixtures("on")
@@ -228,7 +228,7 @@ def test_discard_lets_whole_pages_go_without_a_transfer() -> None:
     row = umem.where(t)
     assert (row.discarded_bytes, row.resident_bytes) == (10 * MIB, 0)
     assert umem.evict(t)  # there is nothing to move
-    held = full(20)  # fits beside what is left of t
+    held = full(20)  # fits next to the rest of t
     assert umem.stats().bytes_out == 0
     press(40)
     moved = umem.stats().bytes_in

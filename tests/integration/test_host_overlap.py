@@ -1,4 +1,4 @@
-"""Parameters that come back from the host while the program goes on, and master copies there."""
+"""Parameters that return from the host while the program continues, and master copies there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The thread updates nothing until the event is set."""
+    """Keep the thread from updating until the event is set."""
     go, real = threading.Event(), parts.update
 
     def update(*args: Any) -> None:
@@ -65,7 +65,7 @@ def backward(model: torch.nn.Module, seed: int = 0) -> torch.Tensor:
 
 
 def begun(held: threading.Event, make: Callable[[Any], Any] | None = None) -> tuple[Any, Any, Any]:
-    """A model, its optimizer and the handle, with a step whose updates are under way."""
+    """A model, its optimizer and the handle, with a step whose updates are in flight."""
     model = net()
     optimizer = (make or (lambda p: torch.optim.SGD(p, lr=1.0)))(model.parameters())
     paged = umem.page_optimizer(optimizer, update="host", overlap=True)
@@ -76,7 +76,7 @@ def begun(held: threading.Event, make: Callable[[Any], Any] | None = None) -> tu
 
 
 def stepped() -> tuple[Any, Any, Any, list[torch.Tensor]]:
-    """A model, its optimizer and the handle after a step, and the weights that it makes."""
+    """A model, its optimizer and the handle after a step, and the expected weights."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     paged = umem.page_optimizer(optimizer, update="host", overlap=True)
@@ -138,7 +138,7 @@ def test_step_returns_before_the_updates_and_an_operator_waits_for_its_parameter
         optimizer = torch.optim.AdamW(weights, lr=1e-2, fused=True)
         paged = umem.page_optimizer(optimizer, update="host", overlap=True)
         backward(model)
-        optimizer.step()  # nothing is updated yet
+        optimizer.step()  # no update has run
         threading.Timer(0.2, held.set).start()
         assert not torch.equal(weights[0], before[0])  # the operator has waited
         assert held.is_set()
@@ -268,7 +268,7 @@ def test_checkpoints_and_the_end_have_all(held: threading.Event) -> None:
         assert [int(s["step"]) for s in saved["state"].values()] == [1] * 4
         backward(model)
         optimizer.step()
-        optimizer.load_state_dict(saved)  # of before: the update that is under way is over
+        optimizer.load_state_dict(saved)  # from before: the update in flight is over
         assert {int(s["step"]) for s in optimizer.state.values()} == {1}
         paged.remove()
         del model, optimizer, paged, saved
@@ -372,7 +372,7 @@ def test_the_threads_of_updates_are_an_option(monkeypatch: pytest.MonkeyPatch) -
             paged = umem.page_optimizer(optimizer, update="host")
             backward(model)
             optimizer.step()
-            assert torch.get_num_threads() == 1  # of the tests here
+            assert torch.get_num_threads() == 1  # for the tests here
             assert _on_thread(torch.get_num_threads) == 1
             paged.remove()
             del model, optimizer, paged
@@ -500,7 +500,7 @@ def test_masters_are_those_of_a_training_by_hand(name: str, release: bool, overl
         large = [t for s in optimizer.state.values() for t in s.values() if t.numel() > 1]
         assert {t.dtype for t in large} <= {torch.bfloat16}
         backward(model)
-        optimizer.step()  # the plain one goes on
+        optimizer.step()  # the plain one continues
         del model, optimizer, paged, large, loaded
         gc.collect()
 
@@ -612,7 +612,7 @@ def test_a_model_that_is_dropped_is_freed(held: threading.Event) -> None:
         alive = weakref.ref(model[0].weight)
         del model, optimizer, paged
         gc.collect()
-        for _ in range(600):  # what is under way ends on another thread
+        for _ in range(600):  # updates in flight end on another thread
             if alive() is None and not core.awaits():
                 break
             time.sleep(0.01)
@@ -666,7 +666,7 @@ def test_an_interrupt_lets_the_parameter_arrive_first(
 
 
 def of_one_storage(optimizers: int, page: Callable[[Any], Any]) -> list[torch.Tensor]:
-    """Losses and weights of parameters of which some are parts of one storage."""
+    """Losses and weights of parameters, some of which are parts of one storage."""
     torch.manual_seed(0)
     rest = torch.randn(3, SIDE, SIDE) / SIDE**0.5
     first = torch.nn.Parameter(torch.randn(SIDE, SIDE) / SIDE**0.5)
@@ -732,7 +732,7 @@ def test_a_graph_of_old_weights_is_refused(held: threading.Event) -> None:
 
 
 def test_the_states_of_masters_stay_with_the_host() -> None:
-    """What the device updates keeps the parameter's type."""
+    """State updated on the device keeps the parameter's type."""
     with umem.enable(budget="96MiB", device="soft", policy="lru"):
         model = net(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

@@ -98,7 +98,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def held(optimizer: torch.optim.Optimizer) -> list[bool]:
-    """Of each tensor of the state, whether it is in umem's memory."""
+    """For each tensor of the state, whether it is in umem's memory."""
     found = [t for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t)]
     return [core.owns(t.data_ptr()) for t in found if t.numel()]
 
@@ -303,7 +303,7 @@ def test_an_update_that_fails_is_told_and_the_others_are_made(
         assert 0 < sum(changed) < sum(p.requires_grad and p.numel() > 0 for p in net.parameters())
         optimizer.zero_grad()
         net(torch.randn(32, SIDE)).backward()
-        optimizer.step()  # the next one goes on
+        optimizer.step()  # the next one continues
         paged.remove()
         del net, optimizer, before, paged
         gc.collect()
@@ -393,7 +393,7 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
 def on_both(make: Make, steps: int, of: Callable[[], Any], **page: Any) -> list[list[Any]]:
     """The parameters after training without umem, and with updates on the host.
 
-    `of` makes parameters and a function that gives them the gradients of a step.
+    `of` makes parameters and a function that sets the gradients of a step.
     """
     found = []
     for host in (False, True):
@@ -439,7 +439,7 @@ def test_half_precision_is_updated_whole(make: Any) -> None:
 @pytest.mark.parametrize("kind", ["gradient", "parameter", "states"])
 @pytest.mark.parametrize("name", ["adamw", "momentum", "adagrad"])
 def test_memory_in_another_order_is_updated_as_it_should(name: str, kind: str) -> None:
-    """Fused kernels go through parameter, gradient and states by address."""
+    """Fused kernels traverse parameter, gradient and states by address."""
 
     def of() -> Any:
         base = torch.randn(48, 96)
@@ -482,7 +482,7 @@ def test_a_parameter_that_gets_gradients_later_has_its_momentum() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's, of Adagrad's step
 @pytest.mark.parametrize("release", [False, True])
 def test_adagrad_with_sparse_gradients(release: bool) -> None:
-    """Its states are there from the start, and go back to the device with the first of these."""
+    """Its states exist from the start, and return to the device with the first of these."""
 
     def of() -> Any:
         table = torch.nn.Embedding(64, 8, sparse=True)
@@ -556,7 +556,7 @@ def test_a_refused_closure_loses_no_update_of_the_backward_pass() -> None:
         paged.remove()
         del p, optimizer, paged
         gc.collect()
-    torch.ones(1, requires_grad=True).sum().backward()  # lets go of the pass that raised
+    torch.ones(1, requires_grad=True).sum().backward()  # releases the pass that raised
 
 
 def test_a_refused_call_leaves_nothing_behind() -> None:

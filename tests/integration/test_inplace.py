@@ -1,4 +1,4 @@
-"""Ops that may be in place: each that may is found, and none that looks so and may not."""
+"""Ops that may be in place: all of them are found, and no look-alikes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_leaky_relu_keeps_its_result_in_place_and_so_one_tensor_a_call_less() ->
     (finding,) = (f for f in report.findings if f.kind == "in_place")
     assert finding.modules == ("leaky",)
     assert finding.bytes == 3 * SIZE
-    # The peak is in the backward pass of the third, where its result would be free already.
+    # The peak is in the third's backward pass, where its result would already be freed.
     assert finding.peak_bytes == 2 * SIZE
     checked = apply.check(make, report.findings)
     assert checked.differing == []
@@ -327,7 +327,7 @@ ACTS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Chain(nn.Module):
-    """Layers one after the other; where `skips` says so, the input is added to the output."""
+    """Layers one after the other; those in `skips` add the input to the output."""
 
     def __init__(self, names: list[str], skips: list[bool]) -> None:
         super().__init__()

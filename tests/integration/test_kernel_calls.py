@@ -153,7 +153,7 @@ def test_sockets_with_timeouts(tensor: torch.Tensor, want: bytes) -> None:
 def test_datagrams_with_addresses(
     tensor: torch.Tensor, want: bytes, call: str, receive: str
 ) -> None:
-    """All of it, in datagrams that begin and end anywhere in its blocks."""
+    """All of it, in datagrams with arbitrary boundaries in its blocks."""
     back = torch.empty_like(tensor)
     into = emptied(back)
     view = raw(tensor)
@@ -204,10 +204,10 @@ def test_a_page_that_an_op_maps_from_the_host_stays_while_a_call_accesses_it(
     """Pages that thrash are mapped from the host until the op ends; a call may not be over then."""
     array = tensor.numpy()
     page = 2 * MIB // 4
-    for _ in range(6):  # over more pages than fit, again and again
+    for _ in range(6):  # over more pages than fit, repeatedly
         array[::page].sum()
     with reading(tensor.data_ptr(), BYTES) as end:
-        torch.ones(8).add_(1)  # what was between two ops ends
+        torch.ones(8).add_(1)  # the span between two ops ends
         other = torch.ones(6 * MIB // 4).add_(1)
         end(b"filled")
     assert raw(tensor).tobytes() == b"filled" + want[6:]

@@ -41,9 +41,10 @@ def on(policy="auto"):
 
 @pytest.mark.parametrize("policy", ["lru", "auto"])
 def test_a_storm_of_forks(policy: str) -> None:
-    """Eight children at a time, some with children, beside threads that compute: none hangs.
+    """Eight children at a time, some with children, concurrently with computing threads: none
+    hangs.
 
-    A child that waits for a lock of a thread that it does not have would wait for ever.
+    A child that waits for the lock of a thread that it does not have would wait forever.
     """
     code, out, err = program.run(
         """
@@ -94,7 +95,7 @@ def test_a_storm_of_forks(policy: str) -> None:
     assert re.fullmatch("(umem: warning: .* went again and again through more memory .*\n)*", err)
 
 
-# What runs while signals come every two milliseconds; `end` says when enough came.
+# The program under signals every two milliseconds; `end` tells when there were enough.
 STATES = {
     "steps that are planned": """
         want = plain(lambda: train(6))
@@ -155,7 +156,7 @@ STATES = {
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_storm_of_signals(state: str) -> None:
-    """The handler computes on tensors that are away, whatever the program is at."""
+    """The handler computes on evicted tensors at any point of the program."""
     code, out, err = program.run(
         NET
         + """
@@ -188,7 +189,7 @@ print(seen >= 50, good, intact(tensors), bool(handled.eq(1.0).all()), pins)
 
 
 def test_a_storm_of_interrupts_leaves_nothing_behind() -> None:
-    """A handler that raises, wherever the program is: no pin stays, and what lives is intact."""
+    """A handler that raises at any point: no pin remains, and live tensors are intact."""
     code, out, err = program.run(
         NET
         + """
@@ -230,7 +231,7 @@ print(train(3) == want, intact(kept), pins)
     assert (code, out, err) == (0, "True True []\n", "")
 
 
-# How a policy's function fails, and what is said of it.
+# A failure of a policy's function, and its message.
 RAISES = {
     "ZeroDivisionError": ("1 / 0", "ZeroDivisionError; falling back to lru: division by zero"),
     "MemoryError": ("raise MemoryError", "MemoryError; falling back to lru"),
@@ -262,7 +263,7 @@ def test_a_policy_that_fails_is_replaced(how: str) -> None:
 
 
 def test_an_interrupt_in_a_policy_reaches_the_program_once() -> None:
-    """It is a wish to stop, and no failure; a program that goes on all the same can."""
+    """It is a request to stop, not a failure; a program may continue regardless."""
     code, out, err = program.run(
         NET
         + "want = plain(lambda: train(5))"
@@ -283,7 +284,7 @@ print(interrupts > 0, digest(module) == want, [row for row in core.blocks() if r
 
 @pytest.mark.parametrize("wait", ["plan", "victims"])
 def test_what_a_handler_raises_in_a_policy_reaches_the_program(wait: str) -> None:
-    """As time limits do that are made of an alarm: the policy has not failed."""
+    """Like time limits that use an alarm: the policy has not failed."""
     code, out, err = program.run(
         NET
         + f"""
@@ -367,7 +368,7 @@ def touch():
 
 @pytest.mark.parametrize("more", ["6144", "60000", "none"])
 def test_threads_with_a_signal_stack_of_their_own(more: str) -> None:
-    """As runtimes of Rust and Go, and faulthandler, set one: page faults are handled there."""
+    """As set by runtimes of Rust and Go, and faulthandler: page faults are handled there."""
     code, out, err = program.run(
         SMALL_STACKS
         + f"""
@@ -393,7 +394,7 @@ print(wrong, umem.stats().faults > 20)
     assert (code, out, err) == (0, "[] True\n", "")
 
 
-# What is still there when the program ends, in the order in which it was made.
+# Objects that exist when the program ends, in order of creation.
 ORDERS = {
     "asleep": "tensors = blocks(12); umem.sleep()",
     "in a session": "session = umem.enable(budget='8MiB', device='soft', policy='lru')\n"

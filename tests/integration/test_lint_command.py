@@ -92,7 +92,7 @@ def test_applying_is_checked(program: str, capsys: pytest.CaptureFixture[str]) -
     applied = answer["applied"]
     assert len(applied["done"]) == 2
     assert applied["differing"] == []
-    assert applied["compared"] == 2 + 2 * 4 + 6  # losses, gradients of 2 steps, what the net holds
+    assert applied["compared"] == 2 + 2 * 4 + 6  # losses, gradients of 2 steps, the net's tensors
     kinds = [finding["kind"] for finding in answer["findings"]]
     assert kinds == ["in_place", "duplicate"]
     assert applied["peak_before"] == answer["peak_bytes"]

@@ -52,7 +52,7 @@ def clipping(norm: float) -> Update:
 def scaling(module: torch.nn.Module) -> Callable[[], object]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(torch.ones(()))  # makes its state
+    scaler.scale(torch.ones(()))  # creates its state
 
     def step() -> None:
         scaler.unscale_(optimizer)
@@ -115,7 +115,7 @@ def test_bits_are_equal(name: str) -> None:
         gc.collect()
     assert [tensor.tolist() for tensor in plain] == found
     assert stats.evictions > 0
-    if name != "Adafactor":  # which makes one list of the parts again
+    if name != "Adafactor":  # which joins the parts into one list again
         assert stats.ops_above_budget == 0
 
 
@@ -234,7 +234,7 @@ def compiled_clip() -> list[float]:
     return [value for weight in weights for value in weight.grad.tolist()]
 
 
-# What a program may do before it compiles a step: Dynamo fills its tables at several such moments.
+# Actions of a program before it compiles a step: Dynamo fills its tables at several such moments.
 BEFORE = {
     "nothing": "",
     "dynamo is imported": "import torch._dynamo",

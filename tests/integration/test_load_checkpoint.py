@@ -1,4 +1,4 @@
-"""Models larger than the budget: made, loaded, and used, on the software device."""
+"""Models larger than the budget: created, loaded, and used, on the software device."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_four_budgets_is_streamed(checkpoint: Path) -> None:
     loaded = umem.load_checkpoint(net, checkpoint)
     stats = umem.stats()
     assert loaded.bytes == sum(p.nbytes for p in net.parameters())
-    assert stats.bytes_in <= 4 * MIB  # small tensors share pages, which may come back once or twice
+    assert stats.bytes_in <= 4 * MIB  # pages of small tensors may be fetched again
     # All of it, a page of small ones, and no more.
     assert stats.peak_host_bytes + stats.peak_resident_bytes <= 1.1 * loaded.bytes
     check(net)
@@ -231,5 +231,5 @@ def test_no_more_memory_than_the_checkpoint(tmp_path: Path, kind: str) -> None:
     found = measured("stream", path)
     assert total <= found["rss"] <= math.ceil(1.1 * total)
     assert found["umem"] == total
-    if kind == "pt":  # what the figure is beside: torch's way holds it twice
+    if kind == "pt":  # for comparison: torch's way needs it twice
         assert measured("torch", path)["umem"] > 1.5 * total

@@ -23,7 +23,7 @@ FLOWS = {"umem/in_bytes_per_step", "umem/out_bytes_per_step", "umem/faults_per_s
 
 
 def enable(policy: str = "lru") -> None:
-    """Turn umem on, after the imports: libraries keep tensors that they make when imported."""
+    """Enable umem after the imports: libraries keep tensors created at import."""
     umem.enable(budget="24MiB", device="soft", policy=policy)
 
 

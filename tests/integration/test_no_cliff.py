@@ -31,7 +31,7 @@ def rows_by_index(rng: random.Random, x: torch.Tensor) -> torch.Tensor:
     return rows[order]
 
 
-# What goes through its inputs more than once, against their order in memory, or from all at once.
+# Ops that traverse their inputs more than once, against memory order, or all together.
 OPERATORS: dict[str, Operator] = {
     "mean": lambda rng, x: x.mean(dim_of(rng, x)),
     "maximum": lambda rng, x: x.amax(dim_of(rng, x)),
@@ -110,7 +110,7 @@ def test_no_operator_takes_twenty_times_as_long_as_with_room(
                 what = f"{tight.name}, seed {seed}, {budget // MIB} of {full // MIB} MiB"
                 assert tight.result == roomy.result, what
                 ratios = [tight.seconds / roomy.seconds]
-                # Both again where the machine was slow just then; what does not end never passes.
+                # Both again if the machine was slow just then; an endless run never passes.
                 while min(ratios) > 20 and len(ratios) < 6:
                     ratios.append(run(seed, budget).seconds / run(seed, 256 * MIB).seconds)
                 assert min(ratios) <= 20, (what, ratios)

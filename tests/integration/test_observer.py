@@ -1,4 +1,4 @@
-"""The op observers: what they see, that they never disturb, and what they are for."""
+"""The op observers: their observations, harmlessness and use."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_step_that_raises_does_not_confuse_the_next(observer: str) -> None:
 
 
 def faults_of_training(observer: str) -> tuple[int, int]:
-    """Faults and prefetches of steps whose tensors are three times the budget."""
+    """Faults and prefetches of steps with tensors of three times the budget."""
     torch.manual_seed(0)
     with umem.enable(budget="24MiB", device="soft", observer=observer):
         net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
@@ -164,7 +164,7 @@ def faults_of_training(observer: str) -> tuple[int, int]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_inputs_are_there_before_the_op_needs_them() -> None:
-    """What the observer misses shows as page faults."""
+    """Uses that the observer misses show as page faults."""
     blind, _ = faults_of_training("off")
     seeing, prefetches = faults_of_training("native")
     assert blind > 50

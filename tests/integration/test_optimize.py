@@ -163,7 +163,7 @@ def test_copies_and_pickles_plan_for_themselves() -> None:
 
 
 class Odd(nn.Module):
-    """A model with the branch, the cache and the counter that fake tensors could leave behind."""
+    """A model with a branch, a cache and a counter that fake tensors could leave behind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_what_tracing_touched_is_as_it_was(caplog: Any) -> None:
 
 
 class Branching(nn.Module):
-    """Another op in each second call, which its inputs' shapes do not tell."""
+    """Another op in each second call, which its inputs' shapes do not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ def test_the_plan_is_made_again_when_the_optimizers_state_is_there() -> None:
         del net, x, optimizer
 
 
-@pytest.mark.filterwarnings("default")  # of torch's own, while it compiles
+@pytest.mark.filterwarnings("default")  # torch's own, while it compiles
 def test_a_compiled_part_runs_as_its_ops() -> None:
     net, x = cnn()
     plain = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""Recomputation leaves models alone whose parameters are freed within the step."""
+"""Recomputation does not touch models whose parameters are freed within the step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_option_leaves_it_as_it_is(caplog: pytest.LogCaptureFixture) -> None
     plain = losses(sharded("FSDP2"))
     with umem.enable(budget="16MiB", device="soft", recompute="memory"):
         assert losses(sharded("FSDP2")) == plain
-        dist.destroy_process_group()  # which holds tensors
+        dist.destroy_process_group()  # which contains tensors
         gc.collect()
     assert "keeps all activations: FSDP frees" in caplog.text
 

@@ -1,4 +1,4 @@
-"""The option `optimizer`, and `page_optimizer(update="auto")`: who updates, and by which bits."""
+"""The option `optimizer`, and `page_optimizer(update="auto")`: the updater, and the bits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
 
 
 def on_host(optimizer: torch.optim.Optimizer) -> list[bool]:
-    """Of each large state, whether it is outside of umem's memory."""
+    """For each large state, whether it is outside of umem's memory."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.dim() == 2]
     return [not core.owns(optimizer.state[p]["exp_avg"].data_ptr()) for p in parameters]
 
@@ -69,7 +69,7 @@ def _plain() -> list[torch.Tensor]:
     return run(*made())
 
 
-@pytest.fixture  # not of the module, for which threads are not set yet
+@pytest.fixture  # not the module's, for which threads are not set yet
 def plain() -> list[torch.Tensor]:
     return _plain()
 
@@ -319,7 +319,7 @@ def test_auto_waits_for_a_step_of_its_own() -> None:
         gc.collect()
         net, optimizer = made()  # another model, of the same kind
         run(net, optimizer)
-        assert any(on_host(optimizer))  # a plan of the first one's steps knows some of them
+        assert any(on_host(optimizer))  # a plan of the first one's steps contains some of them
         del net, optimizer
 
 

@@ -50,7 +50,7 @@ def resident(tensors: list[torch.Tensor]) -> int:
 
 
 def copied(state: Any) -> Any:
-    """A state_dict whose tensors are umem's: those of a deep copy are not, on a CPU."""
+    """A state_dict with umem's tensors, unlike a deep copy on a CPU."""
     return tree_map_only(torch.Tensor, torch.clone, state)
 
 
@@ -164,7 +164,7 @@ def test_a_step_holds_little_state_at_once(how: str) -> None:
         plain = peak(page=False)
         gc.collect()
         paged = peak(page=True)
-    assert plain - paged >= 4 * WEIGHT  # of 12, with two parts of 4 at most on the device
+    assert plain - paged >= 4 * WEIGHT  # of 12, with at most two parts of 4 on the device
 
 
 def test_gradients_are_freed_as_soon_as_they_are_used() -> None:
@@ -237,7 +237,7 @@ class Tied(torch.nn.Module):
 
 
 def schedule(make: Make, page: bool, **options: Any) -> tuple[list[torch.Tensor], Any]:
-    """Groups with other options, a scheduler, a group that comes later, a state that is loaded."""
+    """Groups with other options, a scheduler, a group added later, a loaded state."""
     torch.manual_seed(0)
     net, late = Tied(), torch.nn.Linear(8, 8)
     groups = [{"params": [*net.a.parameters(), net.seldom]},
@@ -479,7 +479,7 @@ def test_a_gradient_that_is_differentiated_or_gone_is_refused() -> None:
         net.zero_grad()
         gc.collect()
         net(torch.ones(2, 8)).sum().backward()
-        assert net.weight.grad is not None  # for both are gone
+        assert net.weight.grad is not None  # as both were freed
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -1,4 +1,4 @@
-"""Every block of code in the pages runs, and prints what its page says."""
+"""Every block of code in the pages runs, and prints the page's output."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _blocks(page: str) -> list[Block]:
 
 
 def _key(block: Block) -> tuple[str, str] | None:
-    """Return the key of a block's rule; of several that match, the most specific one."""
+    """Return the key of a block's rule, the most specific one that matches."""
     page, line = block.name
     matching = [key for key in RULES if key[0] == page and line.startswith(key[1])]
     return max(matching, key=lambda key: len(key[1])) if matching else None
@@ -144,7 +144,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "training.py").write_text(STEP)
     page = (ROOT / "docs" / "planning.md").read_text()
-    profiles = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)  # of a node, and of a device
+    profiles = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)  # a node's, and a device's
     (tmp_path / "my-card.toml").write_text(profiles[-1])
     return tmp_path
 

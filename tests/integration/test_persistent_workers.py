@@ -25,9 +25,7 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         row = self.rows[index].clone()
         if torch.utils.data.get_worker_info() is not None:
-            self.rows[
-                index
-            ].neg_().neg_()  # a write that a later epoch would notice if it went wrong
+            self.rows[index].neg_().neg_()  # a write whose failure a later epoch would notice
             self.rows[(index + 1) % 64].add_(0.0)
         return row, index
 

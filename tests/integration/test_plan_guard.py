@@ -21,7 +21,7 @@ from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
 
 class Shuttle:
-    """Each weight leaves after each of its uses, and is back for the next, for nothing."""
+    """Each weight leaves after each of its uses, and returns for the next, needlessly."""
 
     name = "shuttle"
     rollback = True
@@ -101,7 +101,7 @@ def test_a_plan_that_moves_for_nothing_is_given_up(
         assert umem.stats().plans_rolled_back == 1
     assert losses == expected
     assert [cost.bytes > 0 for cost in costs[2:4]] == [True, True]
-    assert all(cost == (0, 0) for cost in costs[5:])  # in the fifth what was away comes back
+    assert all(cost == (0, 0) for cost in costs[5:])  # in the fifth evicted weights return
     assert shuttle.planned == 1
     given_up = [r.getMessage() for r in caplog.records if "given up" in r.getMessage()]
     assert len(given_up) == 1
@@ -112,7 +112,7 @@ def test_what_was_given_up_is_not_planned_again_after_other_steps(shuttle: Shutt
     with umem.enable(budget="64MiB", device="soft", policy=shuttle):
         _, costs = run(layers(), [64] * 6 + [32] + [64] * 4 + [32] * 4 + [64] * 4)
         assert umem.stats().plans_rolled_back >= 1
-    assert shuttle.planned <= 3  # of 64 rows, and of 32: the first one may see a turn of both
+    assert shuttle.planned <= 3  # of 64 rows, and of 32: the first one may see both
     assert all(cost == (0, 0) for cost in costs[-3:])
 
 

@@ -100,7 +100,7 @@ def test_the_peak_is_that_of_memtracker(make: Callable[[], Any]) -> None:
 
 
 def test_five_billion_parameters_in_seconds() -> None:
-    """Of a study on this network: 51.66 GiB, of which 18 states and 9 weights; 515 TFLOP."""
+    """A study on this network: 51.66 GiB, of which 18 states and 9 weights; 515 TFLOP."""
     from umem.base import device_profiles
 
     began = time.process_time()

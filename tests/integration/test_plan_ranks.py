@@ -54,7 +54,7 @@ def tensor_parallel():
     return _step(net)
 """
 MIB = 1 << 20
-WEIGHTS = 4 * 4 * MIB  # of `_net`
+WEIGHTS = 4 * 4 * MIB  # `_net`'s
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,8 @@ def test_shards_get_smaller_with_more_ranks(plan: Any) -> None:
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] > peaks[1]
     for row, ranks in zip(rows, (2, 8, 64), strict=True):
-        # Each weight is gathered before forward and backward, and its gradient is scattered.
-        # The last block is gathered once: it is used in backward at once.
+        # Each weight is gathered before forward and backward, and its gradient is scattered. The
+        # last block is gathered once: backward uses it immediately.
         share = (ranks - 1) / ranks * WEIGHTS
         assert 2 * share <= row["ranks"]["exchanged_bytes"] <= 3 * share
         assert row["ranks"]["exchange_us"] > 0
@@ -124,7 +124,7 @@ def test_shards_get_smaller_with_more_ranks(plan: Any) -> None:
 def test_tensor_parallel_has_the_parts_of_one_rank(plan: Any) -> None:
     answer = plan("tensor_parallel", "--node", "h200x8", "--ranks", "8")
     assert answer["peak_by_tag"]["param"] == pytest.approx(2 * 4 * MIB / 4, rel=0.02)
-    # The sum over the four parts of the output of 2 MiB, and of nothing else.
+    # Only the sum over the four parts of the output of 2 MiB.
     assert answer["ranks"]["exchanged_bytes"] == pytest.approx(2 * 3 / 4 * 2 * MIB)
 
 

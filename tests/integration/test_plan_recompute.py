@@ -64,7 +64,7 @@ def test_ops_of_the_forward_pass_have_their_place_among_all_calls() -> None:
 def test_norms_and_what_changes_them_in_place_are_dropped_together() -> None:
     recording, step = planned()
     graph, ordinals = graph_of(step, recording)
-    assert graph.droppable.sum() == 8  # of each layer the convolution and the ReLU
+    assert graph.droppable.sum() == 8  # each layer's convolution and ReLU
     norms = [t for t in np.flatnonzero(graph.droppable) if len(graph.writers[t]) == 2]
     drop = np.zeros(step.n_tensors, bool)
     drop[norms] = True
@@ -82,9 +82,9 @@ def test_a_step_of_another_recording_is_refused() -> None:
 
 
 class Skips(nn.Module):
-    """Activations of 4 MiB that are joined again in reverse order; nothing holds them but autograd.
+    """Activations of 4 MiB that are joined again in reverse order; only autograd holds them.
 
-    Its ops take no memory of their own on a CPU, as convolutions do.
+    Unlike convolutions, its ops take no memory of their own on a CPU.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def ran(plan: RecomputePlan) -> Ran:
     return found
 
 
-@cache  # no fixture: these begin before the test has one thread, on which bits depend
+@cache  # no fixture: it would start before the test sets one thread, which determines the bits
 def plainly(names: tuple[str, ...]) -> Ran:
     return ran(RecomputePlan(names, ()))
 
@@ -158,10 +158,10 @@ MIB = 1 << 20
 def test_a_plan_that_frees_some_values_runs_as_planned(
     traced: tuple[Recording, StepTrace], seed: int, freed: float
 ) -> None:
-    """The gradients' bits, how often each op runs again, and the peak, up to one activation.
+    """The gradients' bits, each op's number of reruns, and the peak, up to one activation.
 
-    Autograd asks for all that a node saved before the first of the node's ops, the plan for what
-    each op reads: this is the one activation.
+    Autograd unpacks all of a node's saved tensors before its first op, the plan each op's inputs:
+    hence the one activation.
     """
     recording, step = traced
     graph, ordinals = graph_of(step, recording)
@@ -177,7 +177,7 @@ def test_a_plan_that_frees_some_values_runs_as_planned(
 
 
 def test_freed_copies_lower_the_peak_as_planned(traced: tuple[Recording, StepTrace]) -> None:
-    """Those that the encoder needs, too, are idle between."""
+    """Those that the encoder also needs are idle in between."""
     recording, step = traced
     graph, ordinals = graph_of(step, recording)
     nothing = np.zeros(step.n_tensors, bool)

@@ -36,7 +36,7 @@ def _step(recording: Recording) -> StepTrace:
 
 
 def _peak(recording: Recording) -> int:
-    """Of the bytes asked for, over all steps."""
+    """The peak of requested bytes, over all steps."""
     live: dict[int, int] = {}
     peak = 0
     for event in recording.device_events():
@@ -142,7 +142,7 @@ def test_in_place_ops_read_and_write_and_overwriting_ones_only_write() -> None:
     assert [(op.name, op.reads, op.writes) for op in ops] == [
         ("aten::add_", (0, 1), (0,)),
         ("aten::copy_", (1,), (0,)),
-        ("aten::zero_", (0,), (0,)),  # a part: the rest of the block stays
+        ("aten::zero_", (0,), (0,)),  # a part: the rest of the block remains
         ("aten::mul", (1,), (0,)),
     ]
 
@@ -297,7 +297,7 @@ def test_gradients_accumulate_in_place() -> None:
         return net, step
 
     recording = program.trace(make)
-    assert len(_named(recording, "add_")) == 2  # the first gradient is taken as it comes
+    assert len(_named(recording, "add_")) == 2  # the first gradient is used directly
     grads = [b for b in recording.blocks.values() if b.tag == "grad"]
     assert len(grads) == recording.steps
     assert {b.bytes for b in grads} == {32 * 32 * 4}
@@ -330,7 +330,7 @@ def test_checkpointing_needs_less_and_computes_again() -> None:
     plain, again = (program.trace(_of(lambda a=a: Net(a), (512, 64))) for a in (False, True))
     assert _peak(again) < 0.6 * _peak(plain)
     flops = [sum(cost.flops for _, cost in r.last_step()) for r in (plain, again)]
-    # The last layer of each part need not run again: torch stops where nothing more is wanted.
+    # The last layer of each part need not run again: torch stops once nothing more is needed.
     assert flops[1] == pytest.approx(flops[0] * 7 / 6, rel=0.02)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from umem.base import host
 
 MIB = 1 << 20
-LIMIT = 1000 * MIB  # of which Python with torch takes a third
+LIMIT = 1000 * MIB  # Python with torch takes a third of it
 
 
 @pytest.fixture

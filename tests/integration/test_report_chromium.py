@@ -130,7 +130,7 @@ def test_a_pointer_over_a_chart_shows_what_is_there(
     x, y = middle(tab, chart)
     if chart == "lanes":
         y = tab.run("document.getElementById('lanes').getBoundingClientRect().top") + 18
-    if chart == "map":  # what is alive in the middle of the step
+    if chart == "map":  # the live tensors in the middle of the step
         y = tab.run("document.getElementById('map').getBoundingClientRect().top") + 8
     tab.mouse("Moved", x, y)
     shown = tip(tab)

@@ -18,7 +18,7 @@ BYTES = 6 * MIB
 
 
 def mixed(managed: bool) -> memoryview:
-    """Six MiB, of which under umem the first page is on the device and the rest on the host."""
+    """Six MiB; under umem the first page is on the device and the rest on the host."""
     if managed:
         umem.enable(budget="8MiB", device="soft", policy="none", observer="off")
     tensor = torch.randint(

@@ -150,7 +150,7 @@ def test_pointers_and_views_stay(on: None) -> None:
         assert "MiB released" in repr(asleep)
         assert umem.stats().resident_bytes == 0
         assert view[5] == 1005  # an op on demand
-        assert array[7] == 7  # and an access that is none
+        assert array[7] == 7  # and an access that is not one
     assert umem.stats().asleep_bytes == 0
     assert (x.data_ptr(), view.data_ptr()) == (where, where + 4000)
     assert float(x.sum(dtype=torch.float64)) == (1 << 20) * ((1 << 20) - 1) / 2

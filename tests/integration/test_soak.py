@@ -1,4 +1,4 @@
-"""The soak of tests/soak.py for a few seconds, and that it would find what it looks for."""
+"""The soak of tests/soak.py for a few seconds, and proof that it finds its targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def soak() -> ModuleType:
 
 
 def lines(count: int, **each: float) -> list[dict[str, Any]]:
-    """Of a process that holds so much more at each checkpoint."""
+    """Samples of a process that grows by this much at each checkpoint."""
     return [
         {
             "step": 8 * i, "digest": str(i), "hook_errors": 0,

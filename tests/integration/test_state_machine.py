@@ -1,4 +1,4 @@
-"""Random programs of umem's public functions on CPU tensors, beside a shadow."""
+"""Random programs of umem's public functions on CPU tensors, with a shadow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OnTheSoftwareDevice(ApiMachine):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Half of the time would go into collections, and into reading this project's own file."""
+    """Half of the time would be spent on collections, and on reading this project's own file."""
     monkeypatch.chdir(tmp_path)
     gc.collect()
     gc.freeze()

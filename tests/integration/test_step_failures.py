@@ -1,4 +1,4 @@
-"""Exceptions in every place of a step: nothing stays pinned, later steps are bit-identical."""
+"""Exceptions at every place of a step: nothing remains pinned, later steps are bit-identical."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class OopsError(Exception):
-    """What the broken parts raise."""
+    """The exception of the broken parts."""
 
 
 def fail(*_: Any) -> Any:
@@ -47,7 +47,7 @@ class BrokenBackward(torch.autograd.Function):
         raise OopsError
 
 
-Net = Any  # of torch.nn.Sequential, but torch is Any here
+Net = Any  # torch.nn.Sequential's, but torch is Any here
 
 
 def in_forward_hook(net: Net, x: torch.Tensor, _: Any) -> None:
@@ -89,7 +89,7 @@ def in_closure(net: Net, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> N
 
 
 def in_saved_tensor_hook(net: Net, x: torch.Tensor, _: Any) -> None:
-    # Packing a tensor as itself would make a cycle that nobody collects.
+    # Packing a tensor as itself would make a cycle that is never collected.
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), fail):
         out = net(x)
     out.sum().backward()

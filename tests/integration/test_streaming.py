@@ -55,7 +55,7 @@ def run(net: nn.Module, steps: int, ended: Callable[[], None] = lambda: None) ->
 def test_what_is_only_read_leaves_without_a_transfer(
     policy: str, budget: int, most: int, make: Callable[[], nn.Module]
 ) -> None:
-    """`most` MiB come in a step, once both choices were tried; at 8 all is on demand."""
+    """At most `most` MiB are fetched per step once both were tried; at 8 all on demand."""
     expected = run(made(), 14)
     umem.enable(device="soft", budget=budget * MIB, policy=policy)
     net = make()
@@ -92,7 +92,7 @@ def test_a_cache_is_known_by_its_tag() -> None:
     assert umem.tag([caches, small], "kv_cache")
     assert [row.tag for row in umem.tensors(caches)] == ["kv_cache"] * 2
     assert tag_of(small) == "pool"
-    caches["v"].add_(1)  # whatever writes to it
+    caches["v"].add_(1)  # by any writer
     caches["k"][0][5:10] = torch.ones(5)
     assert [row.tag for row in umem.tensors(caches)] == ["kv_cache"] * 2
     assert "kv_cache" in str(umem.tensors())
@@ -153,8 +153,8 @@ def test_the_example_decodes_the_same_tokens_near_the_floor(tmp_path: Path) -> N
     assert "4 of 4 settled steps by a plan" in done.stdout
     out = re.search(r" in, ([0-9.]+) (B|MiB) out;", done.stdout)
     assert out is not None
-    assert out[2] == "B" or float(out[1]) <= 8  # of the caches; weights leave without a transfer
+    assert out[2] == "B" or float(out[1]) <= 8  # the caches'; weights leave without a transfer
     ratio = re.search(r"ratio ([0-9.]+)", done.stdout)
     assert ratio is not None
-    # Two buffers are a large share of so few layers; of the default 8 it is below 1.10.
+    # Two buffers are a large share of so few layers; with the default 8 it is below 1.10.
     assert 1 <= float(ratio[1]) < 1.2

@@ -25,7 +25,7 @@ def on(observer: str) -> Iterator[None]:
 
 
 def named(tensor: torch.Tensor) -> tuple[str, str]:
-    """Tag and family of the tensor's block, which must be large enough to have one of its own."""
+    """Tag and family of the tensor's block, which must be large enough to be separate."""
     base = tensor.untyped_storage().data_ptr()
     found = [(b["tag"], b["family"]) for b in core.blocks() if b["base"] == base]
     assert len(found) == 1, f"{len(found)} blocks at {base:#x}"

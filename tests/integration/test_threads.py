@@ -115,7 +115,7 @@ def test_enabling_and_disabling_while_other_threads_compute() -> None:
                 want = want or got
                 if got != want:
                     wrong.append((seed, got))
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - reported to the test
             wrong.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
@@ -127,7 +127,7 @@ def test_enabling_and_disabling_while_other_threads_compute() -> None:
                 with umem.enable(budget="12MiB", device="soft"):
                     stop.wait(0.1)
             except umem.StateError:
-                stop.wait(0.05)  # a documented answer; the computation must go on all the same
+                stop.wait(0.05)  # a documented answer; the computation must continue
             stop.wait(0.05)
     finally:
         stop.set()

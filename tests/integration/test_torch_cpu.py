@@ -96,7 +96,7 @@ def test_many_tiny_tensors() -> None:
 def test_out_of_memory_is_torchs_error_with_figures() -> None:
     umem.enable(budget="16MiB", host_budget="16MiB", device="soft")
     kept = torch.ones(MIB)
-    # torch's own words come first: finders of a batch size that fits look for them.
+    # torch's own words come first: batch size finders search for them.
     words = r"^DefaultCPUAllocator: can't allocate memory: you tried to allocate 268435456 bytes\. "
     with pytest.raises(
         torch.OutOfMemoryError, match=words + r".*asked for 256.*budget.*Largest holders"
@@ -104,7 +104,7 @@ def test_out_of_memory_is_torchs_error_with_figures() -> None:
         torch.empty(64 * MIB)
     assert kept.sum().item() == MIB
     assert umem.stats().ooms >= 1
-    torch.ones(MIB)  # and it goes on
+    torch.ones(MIB)  # and it continues
 
 
 def test_storage_resize_clone_and_save() -> None:

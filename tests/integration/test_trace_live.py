@@ -47,7 +47,7 @@ class Recorded:
         return self.ids[tensor.untyped_storage().data_ptr()]
 
     def ops(self, name: str) -> list[Op]:
-        # The Python observer says aten.mm.default.
+        # The Python observer reports aten.mm.default.
         other = name.replace("::", ".") + "."
         return [
             event
@@ -104,7 +104,7 @@ def test_what_an_op_overwrites_whole_is_not_read() -> None:
         assert (whole.reads, whole.writes) == ((seen.id(b),), (seen.id(a),))
         part = Recorded(lambda: a[:10].copy_(b[:10]))
         (partly,) = part.ops("aten::copy_")
-        assert set(partly.reads) == {part.id(a), part.id(b)}  # the rest of it has to stay
+        assert set(partly.reads) == {part.id(a), part.id(b)}  # the rest of it must remain
         out = Recorded(lambda: torch.mul(b, 2.0, out=a))
         assert all(out.id(a) not in op.reads for op in out.ops("aten::mul"))
         assert any(op.writes == (out.id(a),) for op in out.ops("aten::mul"))
@@ -175,8 +175,8 @@ def test_a_step_in_columns(observer: str) -> None:
         ]
         assert large.count(("param", "PERSISTENT")) == 2
         assert large.count(("optimizer", "PERSISTENT")) == 2
-        # zero_grad frees them before the next step's first op.
-        # The Python observer says that they are gradients in the first steps only.
+        # zero_grad frees them before the next step's first op. The Python observer tags them as
+        # gradients in the first steps only.
         assert sum(kind == "MADE" for _, kind in large) == 2
         activations = large.count(("activation", "TRANSIENT"))
         assert activations >= 3

@@ -1,4 +1,4 @@
-"""What umem writes for Perfetto is read by Perfetto's own trace processor, and means the same."""
+"""Perfetto's own trace processor reads umem's files with the same meaning."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_transfers_in_a_profile_have_rows(tmp_path: Path) -> None:
     named = "select process.name as device, thread.name as row, slice.name as what from slice "
     named += "join thread_track on slice.track_id = thread_track.id join thread using (utid) "
     named += "join process using (upid) where slice.category = 'umem'"
-    # This version of the processor finds nothing behind torch's keys before the events.
+    # This version of the processor finds nothing after torch's keys before the events.
     events = {"traceEvents": json.loads(path.read_text())["traceEvents"]}
     (found,) = trace_processor.ask(json.dumps(events).encode(), named)
     assert {row["device"] for row in found} == {"umem, device 0"}

@@ -1,4 +1,4 @@
-"""Programs of several threads, optimizers and ranks: equal bits, and plans that hold.
+"""Programs of several threads, optimizers and ranks: equal bits, and plans that are followed.
 
 `make test-distributed` runs all trials, at each budget.
 """
@@ -61,7 +61,7 @@ def test_views_of_a_bucket_move_alone() -> None:
 
 
 def test_steps_are_found_where_a_net_has_many_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FSDP2 runs a function of its own in each block's forward pass; all parameters are small."""
+    """FSDP2 runs its own function in each block's forward pass; all parameters are small."""
     monkeypatch.setattr(model, "WIDTH", 64)
     monkeypatch.setattr(model, "BLOCKS", 16)
     found = trial.run("fsdp2", "small", bytes_of_budget=16 * MIB)

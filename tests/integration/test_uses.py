@@ -38,7 +38,7 @@ def double(source: torch.Tensor, target: torch.Tensor) -> None:
 @pytest.mark.usefixtures("on")
 def test_what_cannot_be_announced_is_refused() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that one layout is new
+        warnings.simplefilter("ignore")  # torch calls one layout new
         made = [torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()]
     for sparse in made:
         with pytest.raises(ConfigError, match="no storage of its own"), umem.uses(sparse):

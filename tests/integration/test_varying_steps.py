@@ -12,8 +12,8 @@ from support.varying import PROGRAMS  # noqa: E402
 
 import umem  # noqa: E402
 
-STEPS, COUNTED = 96, 24  # what is counted comes after all choices were tried
-LEAST_HITS = {"branches": 0.8}  # of the others 95 %
+STEPS, COUNTED = 96, 24  # counted after all choices were tried
+LEAST_HITS = {"branches": 0.8}  # 95 % of the others
 MORE = 1.02
 
 
