@@ -90,7 +90,7 @@ def test_the_budget_keeps_the_rules_and_the_nearest_test(root: Path) -> None:
     assert [Path(one.path).stem for one in taken] == ["test_rules", "test_low"]
     assert [Path(one.path).stem for one in left] == ["test_bench", "test_helped", "test_top"]
     assert affected_tests.within(choices, 90.0)[1] == []
-    # A file that does not fit makes no room for none after it.
+    # A file that does not fit does not exclude later ones.
     dear = affected_tests.choose(root, ["umem/low.py"], seconds | {"tests/unit/test_bench.py": 99})
     taken, left = affected_tests.within(dear, 90.0)
     assert [Path(one.path).stem for one in left] == ["test_bench"]

@@ -1,4 +1,4 @@
-"""The hysteresis band by which the budget `auto` follows the free memory."""
+"""The hysteresis band with which the budget `auto` follows the free memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_grows_only_when_there_is_room_for_some_time() -> None:
     ]  # fmt: skip
     for _ in range(PATIENCE - 1):
         assert band.budget(more) is None
-    assert band.budget(memory(512 * MIB, 4 * GIB, 4 * GIB)) is None  # it was gone for a moment
+    assert band.budget(memory(512 * MIB, 4 * GIB, 4 * GIB)) is None  # it was absent for a moment
     assert [band.budget(more) for _ in range(PATIENCE - 1)] == [None] * (PATIENCE - 1)
 
 
@@ -107,7 +107,7 @@ class Core:
         self.trims = 0
 
     def trim(self) -> None:
-        """What was discarded had been given to somebody else, but for half of it."""
+        """Others had taken the discarded memory, except for half of it."""
         self.trims += 1
         row = self.row
         self.row = {
@@ -165,7 +165,7 @@ def test_discarded_memory_is_given_back_where_memory_is_short(core: Core) -> Non
     assert core.row["budget_bytes"] == 8 * GIB + GIB // 2 - 2 * GIB
     core.row = memory(0, core.row["budget_bytes"], core.row["budget_bytes"], dropped=3 * GIB)
     assert not follower.look()
-    assert core.trims == 1  # not at every look: it waits for the device
+    assert core.trims == 1  # not at every check: it waits for the device
 
 
 def test_discarded_memory_lets_no_budget_grow() -> None:

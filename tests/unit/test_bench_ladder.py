@@ -1,4 +1,4 @@
-"""The ladder's steps, and what it says that a card needs."""
+"""The ladder's steps, and its verdict on a card's needs."""
 
 from __future__ import annotations
 

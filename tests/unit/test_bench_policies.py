@@ -142,7 +142,7 @@ def test_the_smoke_run_traces_replays_and_reports(
     (page,) = tmp_path.glob("policies_*.md")
     assert "| resnet_smoke | 1/2 |" in page.read_text()
     capsys.readouterr()
-    assert run.main([*words, "--resume"]) == 0  # nothing is done again
+    assert run.main([*words, "--resume"]) == 0  # nothing is redone
     assert "resnet_smoke: done before" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ from support.benches import imports
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 REPORTS = sorted(path.stem for path in RESULTS.glob("*.json"))
-LARGEST = 300_000  # bytes of a file; what is larger is raw and stays in build/
+LARGEST = 300_000  # bytes of a file; larger ones are raw and remain in build/
 
 
 def git(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def commits(record: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def no_history() -> str | None:
-    """Why commits cannot be looked up; None where they can."""
+    """Return why commits cannot be looked up; None if they can."""
     if git("rev-parse", "--show-toplevel").stdout.strip() != str(ROOT):
         return "not a git checkout: no commit can be looked up"
     if git("rev-parse", "--is-shallow-repository").stdout.strip() == "true":

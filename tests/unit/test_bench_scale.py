@@ -1,4 +1,4 @@
-"""The bench of many ranks: one rank of each size is traced, and its line says what a node needs."""
+"""The bench of many ranks: one rank of each size is traced, and its line has a node's needs."""
 
 from __future__ import annotations
 

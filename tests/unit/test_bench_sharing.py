@@ -1,4 +1,4 @@
-"""The bench of sharing: what each allocator holds of a step, and its report."""
+"""The bench of sharing: each allocator's memory for a step, and the report."""
 
 from __future__ import annotations
 

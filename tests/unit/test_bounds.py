@@ -1,4 +1,4 @@
-"""Lower bounds of bytes and time: known values, properties, and that paging stays above."""
+"""Lower bounds of bytes and time: known values, properties, and paging above them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_training_with_weights(
 
 
 def _turn() -> StepTrace:
-    """A of 60 MiB is made by op 0 and read by op 3; ops 1 and 2 take all of 80 MiB."""
+    """Op 0 makes A of 60 MiB, op 3 reads it; ops 1 and 2 take all of 80 MiB."""
     a = Tensor(60 * MIB, {0: True, 3: False})
     b = Tensor(80 * MIB, {1: True, 2: False})
     return make_step([10.0] * 4, [a, b])
@@ -118,7 +118,7 @@ def test_what_is_away_at_an_op_leaves_before_it_and_comes_back_after() -> None:
     assert disjoint_cuts(trace, 80 * MIB) == bounds.Cut(60 * MIB, (1,))
     # Out: 60 us before op 1, which is more than 10 us of compute; in: 30 us, more than op 2 and 3.
     assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (90.0, "turning point", 1)
-    # With 20 MiB left: 40 us out, 20 us in beside as much compute.
+    # With 20 MiB left: 40 us out, 20 us in, overlapping as much compute.
     assert bounds.closed_form_floor(trace, LINK, 100 * MIB) == (60.0, "turning point", 1)
     assert bounds.closed_form_floor(trace, LINK, 140 * MIB) == (40.0, "compute", -1)
 
@@ -156,12 +156,12 @@ def test_a_carried_tensor_may_have_left_in_the_step_before() -> None:
 
 
 def test_contents_that_are_overwritten_whole_need_no_way_back() -> None:
-    # Three ops: `cleared` is read by op 0, idle beside the 80 MiB of op 1, overwritten by op 2.
+    # Three ops: `cleared` is read by op 0, idle during the 80 MiB of op 1, overwritten by op 2.
     full = Tensor(80 * MIB, {1: True})
     dead, held = (
         make_step([10.0] * 3, [Tensor(40 * MIB, {0: True, 2: use}), full]) for use in (OVER, True)
     )
-    for trace in (dead, held):  # nothing tells before op 2 that it is overwritten
+    for trace in (dead, held):  # unknown before op 2 that it is overwritten
         assert bounds.lower_bound_bytes_out(trace, 90 * MIB) == 30 * MIB
     assert bounds.lower_bound_bytes_in(held, 90 * MIB) == 30 * MIB
     assert bounds.lower_bound_bytes_in(dead, 90 * MIB) == 0
@@ -169,7 +169,7 @@ def test_contents_that_are_overwritten_whole_need_no_way_back() -> None:
     # 30 us out before op 1, which is more than 10 us of compute; then op 2.
     assert bounds.closed_form_floor(dead, LINK, 90 * MIB).us == 40.0
     assert steady(dead, 90 * MIB, "belady") == (0, 40 * MIB)
-    # Around the end of the step: what op 0 overwrites is not needed in op 1 and 2.
+    # Around the end of the step: the tensor that op 0 overwrites is not needed in op 1 and 2.
     around = make_step(
         [10.0] * 3, [Tensor(40 * MIB, {0: OVER, 1: False}, Kind.PERSISTENT, "param"), full]
     )
@@ -181,7 +181,7 @@ def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
     state = Tensor(60 * MIB, {3: True}, Kind.PERSISTENT, "optimizer")
     full = Tensor(80 * MIB, {1: True, 2: False})
     trace = make_step([10.0] * 4, [state, full])
-    # 60 us out from op 3 to op 1, beside 10 us of compute; 30 us in from op 2 to op 3.
+    # 60 us out from op 3 to op 1, overlapping 10 us of compute; 30 us in from op 2 to op 3.
     assert bounds.closed_form_floor(trace, LINK, 80 * MIB) == (
         90.0,
         "2 turning points, the highest",
@@ -190,7 +190,7 @@ def test_what_an_optimizer_writes_leaves_from_there_on() -> None:
 
 
 def test_what_a_program_holds_has_to_leave_and_does_not_come_back() -> None:
-    """Op 2 takes 80 of 120 MiB beside 60 MiB that no op uses again, until they are freed."""
+    """Op 2 takes 80 of 120 MiB in addition to 60 MiB that no op uses again before their free."""
     held = Tensor(60 * MIB, {0: True, 1: False}, held=2)
     trace = make_step([10.0] * 5, [held, Tensor(80 * MIB, {2: True})])
     assert IdleIntervals(trace).unread.tolist() == [0, 0, 60 * MIB, 60 * MIB, 0]
@@ -198,7 +198,7 @@ def test_what_a_program_holds_has_to_leave_and_does_not_come_back() -> None:
     assert bounds.lower_bound_bytes_in(trace, 120 * MIB) == 0
     assert bounds.lower_bound_bytes_out(trace, 120 * MIB) == 20 * MIB
     assert steady(trace, 120 * MIB, "belady") == (0, 60 * MIB)
-    # 40 us out before op 2, beside 20 us of compute; nothing in beside 20 us after it.
+    # 40 us out before op 2, overlapping 20 us of compute; nothing in during 20 us after it.
     slow = replace(LINK, bytes_per_us_out=0.5 * MIB)
     assert bounds.closed_form_floor(trace, slow, 120 * MIB).us == 60.0
 
@@ -342,7 +342,7 @@ def test_below_the_largest_op_there_is_no_bound() -> None:
 def test_the_min_budget_has_space_for_the_largest_op() -> None:
     assert bounds.largest_op(_turn()) == (1, 80 * MIB)
     assert bounds.min_budget(_turn()) == 84 * MIB
-    # Three small tensors lie in up to three pages, but in no more than all small ones take.
+    # Three small tensors take up to three pages, but no more than all small ones.
     small = [Tensor(MIB, {0: True}) for _ in range(3)]
     trace = make_step([1.0], [Tensor(100 * MIB, {0: True}), *small])
     assert bounds.largest_op(trace).bytes == 100 * MIB + 2 * PAGE_BYTES

@@ -167,7 +167,7 @@ def test_nothing_moves_where_all_fits(trace: StepTrace) -> None:
 
 
 def test_a_cyclic_sweep_of_weights() -> None:
-    # 12 objects, room for 4: the closed form of the optimum is n (n - C) / (n - 1).
+    # 12 objects, capacity 4: the closed form of the optimum is n (n - C) / (n - 1).
     weights = [Tensor(MIB, {i: False}, Kind.PERSISTENT, "param") for i in range(12)]
     trace = make_step([1.0] * 12, weights)
     link = replace(LINK, bytes_per_us_in=MIB / 2)
@@ -179,7 +179,7 @@ def _time_on(trace: StepTrace, device: DeviceProfile, capacity: int) -> float:
 
 
 def _two_turns() -> StepTrace:
-    """Two tensors of 60 MiB that are made, pushed out by ops that take all, and read, in turn."""
+    """Two tensors of 60 MiB that are made, evicted by ops that take all, and read, in turn."""
     first = Tensor(60 * MIB, {0: True, 2: False})
     second = Tensor(60 * MIB, {2: True, 4: False})
     full = [Tensor(80 * MIB, {1: True}), Tensor(80 * MIB, {3: True})]
@@ -188,7 +188,7 @@ def _two_turns() -> StepTrace:
 
 def test_two_turns_of_a_step_add_up() -> None:
     trace, capacity = _two_turns(), 120 * MIB
-    # Of each, 20 MiB are away: 20 us out and 10 us in, at most 10 us of compute beside each.
+    # 20 MiB of each are out: 20 us out and 10 us in, overlapping at most 10 us of compute each.
     floor = bounds.closed_form_floor(trace, LINK, capacity)
     assert bounds.lower_bound_bytes_out(trace, capacity) == 40 * MIB
     assert floor == (60.0, "4 turning points, the highest", 1)
@@ -204,7 +204,7 @@ def test_two_turns_of_a_step_add_up() -> None:
 def test_turning_points_are_no_higher_than_the_program(
     trace: StepTrace, share: float, out: float
 ) -> None:
-    """The program sees the same ops one by one, so it implies what turning points say."""
+    """The program sees the same ops one by one, so it implies the turning points' bound."""
     device = replace(LINK, bytes_per_us_out=out * MIB)
     capacity = _capacity(trace, share)
     spans = IdleIntervals(trace)

@@ -55,7 +55,7 @@ def test_a_large_block_keeps_a_rest_of_up_to_a_mebibyte() -> None:
     torch = CachingAllocator()
     torch.free(torch.malloc(20 * MIB))
     torch.malloc(19 * MIB)
-    assert torch.allocated == 20 * MIB  # nothing was cut off
+    assert torch.allocated == 20 * MIB  # nothing was split off
     other = CachingAllocator()
     other.free(other.malloc(20 * MIB))
     other.malloc(19 * MIB - 512)
@@ -80,7 +80,7 @@ def test_at_the_limit_whole_free_segments_go_back_and_split_ones_stay() -> None:
     kept = torch.malloc(11 * MIB)  # leaves 9 MiB of the segment free
     assert kept == split
     torch.free(torch.malloc(30 * MIB))
-    torch.malloc(40 * MIB)  # the 30 MiB have to go first
+    torch.malloc(40 * MIB)  # the 30 MiB must be released first
     assert torch.reserved == 60 * MIB
     with pytest.raises(OutOfMemoryError, match=r"allocate 10 MiB.*9 MiB reserved but unallocated"):
         torch.malloc(10 * MIB)
@@ -105,13 +105,13 @@ def test_expandable_segments_give_granules_back_from_between_live_blocks() -> No
     blocks = [torch.malloc(20 * MIB) for _ in range(5)]
     for block in blocks[1:4]:
         torch.free(block)
-    torch.malloc(60 * MIB)  # where they were
+    torch.malloc(60 * MIB)  # at the same addresses
     assert torch.reserved == 100 * MIB
     fixed = CachingAllocator(limit=100 * MIB)
     blocks = [fixed.malloc(20 * MIB) for _ in range(5)]
     for block in blocks[1:4]:
         fixed.free(block)
-    fixed.malloc(60 * MIB)  # whole segments went back to the driver
+    fixed.malloc(60 * MIB)  # whole segments were returned to the driver
     assert fixed.driver_calls == 5 + 3 + 1
 
 

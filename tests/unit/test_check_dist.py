@@ -1,4 +1,4 @@
-"""What `make dist` finds in a wheel's list of files."""
+"""The checks of `make dist` on a wheel's list of files."""
 
 from __future__ import annotations
 

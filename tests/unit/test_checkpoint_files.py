@@ -244,7 +244,7 @@ def test_torch_files_with_views_and_strides(tmp_path: Path) -> None:
 
 
 class Plain:
-    """What no state_dict has."""
+    """A class that no state_dict has."""
 
 
 @pytest.mark.parametrize(

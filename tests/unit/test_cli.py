@@ -29,7 +29,7 @@ def umem(
 
 
 def completions(line: str, folder: Path) -> set[str]:
-    """What a shell offers at the end of the line: argcomplete's protocol, through a file."""
+    """The completions at the end of a line: argcomplete's protocol, through a file."""
     answer = folder / "answer"
     told = {
         "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",

@@ -29,7 +29,7 @@ def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object)
 
 
 def write_pyproject(folder: Path, text: str) -> Path:
-    """A file that only its owner can write, whatever the umask."""
+    """A file that only its owner can write, under any umask."""
     path = folder / "pyproject.toml"
     path.write_text(text)
     path.chmod(0o644)
@@ -109,7 +109,7 @@ def test_the_socket_is_a_switch_too(tmp_path: Path, on: bool) -> None:
     ],
 )
 def test_no_pyproject_names_a_path(tmp_path: Path, key: str, value: str, instead: str) -> None:
-    """A file that came with a downloaded directory decides neither what is loaded nor written."""
+    """A file from a downloaded directory determines neither loads nor writes."""
     path = write_pyproject(tmp_path, f"[tool.umem]\n{key} = {value}\n")
     with pytest.raises(ConfigError) as caught:
         load(tmp_path)

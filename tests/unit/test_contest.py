@@ -22,7 +22,7 @@ def contest(choices: Sequence[Choice] = ALL, *, hides_transfers: bool = False) -
 
 
 def tried(made: Contest, costs: dict[Choice, Cost], kinds: Sequence[int] = (1, 2)) -> Choice:
-    """Let each choice cost this much a step; return the one that is kept."""
+    """Make each choice cost this much per step; return the one that is kept."""
     order = []
     while made.running:
         order.append(made.choice)
@@ -94,7 +94,7 @@ def test_policies_without_a_spare_plan_compare_two() -> None:
 
 
 def test_steps_are_compared_with_those_of_their_kind() -> None:
-    """An evaluation falls into the time of one choice, and moves little whatever is chosen."""
+    """An evaluation occurs during one choice, and moves little under any."""
     made = contest()
     for choice in ALL:
         for i in range(STEPS):

@@ -1,4 +1,4 @@
-"""Whether the device moves bytes beside compute decides what a plan costs."""
+"""A plan's cost depends on the device's ability to overlap transfers with compute."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_integrated_gpu_moves_bytes_through_the_memory_that_compute_uses(
 def test_torch_is_asked_where_it_uses_the_gpu(
     integrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the driver, which would be initialized once more."""
+    """Not through the driver, which would be initialized again."""
     options = SimpleNamespace(device="cuda")
     core = SimpleNamespace(current_options=lambda: options)
     cuda = SimpleNamespace(

@@ -141,7 +141,7 @@ PEAK = 100 * MIB + 12345
 
 
 class Recorded:
-    """A worker that tells what a real one might: under a budget everything takes twice as long."""
+    """A worker that reports like a real one: under a budget everything takes twice as long."""
 
     def __init__(self, spec: RunSpec, on_note: object = None) -> None:
         self.spec = spec
@@ -214,7 +214,7 @@ def test_the_runner_takes_budgets_from_the_measured_peak(run: Run) -> None:
 
 
 class Spoilt(Recorded):
-    """Goes wrong in one of the ways that a run can."""
+    """A worker that fails in one of the ways that a run can."""
 
     kind = ""
 
@@ -284,7 +284,7 @@ def test_the_ratio_is_against_the_plain_steps_around_the_run(run: Run) -> None:
     assert ratios == [1.0, 1.5, 2.0, 2.0]  # the first one after the change sees both
 
 
-# --- what people see -------------------------------------------------------------------------
+# --- output for people -------------------------------------------------------------------------
 
 
 def test_the_table_lines_up_and_says_what_is_unknown(run: Run) -> None:

@@ -78,7 +78,7 @@ def test_a_device_waits_for_what_another_hands_over() -> None:
 
 
 def test_devices_side_by_side_wait_only_at_the_end_of_the_step() -> None:
-    """As with replicas: what one does is no idle time of the other."""
+    """As with replicas: the work of one is not idle time of the other."""
     ops = [Op(name, (block,), (), 5.0) for name in "fgh" for block in (A, B)]
     found = split([*on(0, A), *on(1, B), *ops, Op("more", (B,), (), 7.0), Step()])
     assert times(found[0]) == [("f", 5), ("g", 5), ("h", 5), ("", 7)]

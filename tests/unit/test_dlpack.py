@@ -12,7 +12,7 @@ NEW_NUMPY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 
 class Placed:
-    """An array that says that it is elsewhere; its memory is the CPU's in truth."""
+    """An array that claims to be elsewhere; its memory is really the CPU's."""
 
     def __init__(self, kind: int, device: int = 0, versioned: bool = False) -> None:
         self.array = np.arange(6, dtype=np.int16).reshape(2, 3)
@@ -60,7 +60,7 @@ def test_managed_becomes_plain_cuda_and_nothing_else_changes(versioned: bool) ->
     address = array.array.ctypes.data
     del array, exported
     assert there.ctypes.data == address
-    assert there.sum() == 15  # it holds the memory
+    assert there.sum() == 15  # it keeps the memory
 
 
 class _Raw(Consumer):

@@ -55,7 +55,7 @@ def test_a_file_of_the_corpus_breaks_no_reader(name: str, path: Path) -> None:
 @hypothesis.settings(
     max_examples=200,
     deadline=None,
-    derandomize=True,  # `make fuzz` looks for more
+    derandomize=True,  # `make fuzz` searches for more
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())

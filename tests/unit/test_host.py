@@ -18,7 +18,7 @@ def test_meminfo(tmp_path: Path) -> None:
 
 
 def test_a_control_group_bounds_what_is_available(tmp_path: Path) -> None:
-    memory = tmp_path / "meminfo"  # the machine's own changes between two looks
+    memory = tmp_path / "meminfo"  # the machine's own changes between two reads
     memory.write_text("MemAvailable:  2500 kB\n")
     assert host.available_memory(tmp_path, memory) == 2500 * 1024
     (tmp_path / "memory.max").write_text("3000000\n")

@@ -30,7 +30,7 @@ PAGE_US = PAGE / 20_000.0  # of the link, each way
 def adam(
     weights: Sequence[int] = (4, 4, 4), *, foreach: bool = False, made: bool = False
 ) -> StepTrace:
-    """Layers of so many pages, forward, backward and Adam; activations take 2 pages."""
+    """Layers of this many pages, forward, backward and Adam; activations take 2 pages."""
     n = len(weights)
     ops: list[Op] = []
     first, grad, mean, square = n, 2 * n, 3 * n, 4 * n  # activations, gradients and states
@@ -206,7 +206,7 @@ def test_what_is_used_first_is_updated_first() -> None:
     result = timed(new, trace.peak_bytes * 2, slow)
     work = 7 * 4 * PAGE / 20_000.0
     assert result.host_us == pytest.approx(8 * work)
-    # Before the next update comes, the last one returns, and its layer runs both ways.
+    # Before the next update, the last one returns, and its layer runs both ways.
     one = 2 * 4 * PAGE_US + 400.0 + 800.0
     assert result.step_us < 8 * work + one + 2 * 400.0  # else the forward pass would wait for all
     assert Auto().estimate_us(new, slow, trace.peak_bytes * 2) == pytest.approx(
@@ -255,7 +255,7 @@ def test_a_gradient_that_is_read_again_leaves_once() -> None:
 
 
 def test_a_parameter_that_the_last_op_and_the_first_one_use_is_updated_between_them() -> None:
-    """As in a step whose ops are merged for the search; nothing is left to hide the update."""
+    """As in a step whose ops are merged for the search; nothing is left to overlap the update."""
     tensors = [Tensor(20, tag="param"), Tensor(20, (1, 1), "grad"), Tensor(30, (0, 1))]
     ops = [Op("linear", [0], [2], 100.0), Op("linear_backward", [0, 2], [1], 100.0)]
     plain = step(tensors, ops)
@@ -287,7 +287,7 @@ def test_a_search_tells_of_each_share_that_is_done(share: float | None) -> None:
 
 
 def test_lists_of_two_tensors_are_told_by_what_is_written() -> None:
-    """An average of weights by `_foreach_lerp_` reads the new values: it goes along."""
+    """An average of weights by `_foreach_lerp_` reads the new values: it moves along."""
     trace = adam((4, 4), foreach=True)
     n = trace.n_tensors
     tensors = [Tensor(4, tag="param"), Tensor(4, tag="param")]
@@ -326,7 +326,7 @@ def test_an_op_on_several_parameters_that_is_no_list_stays() -> None:
 
 
 def test_single_tensors_behind_lists_change_nothing() -> None:
-    """As `found_inf` and a learning rate, which a fused op takes behind its lists."""
+    """Like `found_inf` and a learning rate, which a fused op takes after its lists."""
     trace = adam((4, 4), foreach=True)
     at = trace.op_names.index("aten::_foreach_lerp_")
     names = [*trace.op_names]
@@ -441,7 +441,7 @@ def test_any_policy_runs_a_step_with_updates(policy: str) -> None:
     new = on_host(trace, candidates(trace).updates, HOST)
     try:
         result = replay_step(new, policy, HOST, trace.peak_bytes * 2)
-    except StateError as error:  # pragma: no cover - says what is open
+    except StateError as error:  # pragma: no cover - names the open question
         pytest.fail(str(error))
     assert result.bytes_in >= 18 * PAGE
     assert result.host_us == pytest.approx(7 * 18 * PAGE / 50_000.0)

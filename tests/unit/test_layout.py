@@ -12,7 +12,7 @@ from umem.trace.step_trace import Kind, StepTrace
 
 
 def _alive(trace: StepTrace, tensor: int, op: int) -> bool:
-    """In steady state: what is made in a step lives in the next one as its carried next_alias."""
+    """In steady state: a tensor made in a step lives in the next one as its carried next_alias."""
     later = [t for t in range(trace.n_tensors) if trace.next_alias[t] == tensor]
     return any(trace.first[t] <= op <= trace.last[t] for t in (tensor, *later))
 

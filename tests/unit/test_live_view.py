@@ -1,4 +1,4 @@
-"""`umem.watch` in IPython, whose display publisher records what a notebook would show."""
+"""`umem.watch` in IPython, whose display publisher records a notebook's output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from umem import ConfigError
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a notebook was told to display, in order."""
+    """A notebook's displays, in order."""
     shell = InteractiveShell.instance()
     publisher = CapturingDisplayPublisher()
     monkeypatch.setattr(shell, "display_pub", publisher)

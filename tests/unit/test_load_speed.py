@@ -1,4 +1,4 @@
-"""Loading a trace takes time in proportion to that of its text, whatever machine it is."""
+"""Loading a trace takes time in proportion to reading its text, on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def training(layers: int) -> Iterator[Event]:
-    """Yield a step that keeps what it makes, and frees it in a second half."""
+    """Yield a step that keeps its tensors, and frees them in a second half."""
     ids = block_ids()
     kept = [next(ids) for _ in range(layers)]
     for i, block in enumerate(kept):
@@ -43,7 +43,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Return the least processor time of a few calls: what else runs here only adds to it."""
+    """Return the least processor time of a few calls: other processes only add to it."""
     times = []
     for _ in range(5):
         begun = time.process_time()
@@ -62,7 +62,7 @@ def test_the_garbage_collector_does_not_look_through_the_events(trace: Path) -> 
     with counted() as runs:
         replay.load_devices(trace)
     assert gc.isenabled()
-    assert len(runs) <= 1  # as it comes on again: the first load in a process leaves some objects
+    assert len(runs) <= 1  # before it is on again: the first load in a process leaves some objects
     with counted() as runs:
         objects: list[list[int]] = [[] for _ in range(10_000)]
     assert runs, f"{len(objects)} objects start it, if it is on"
@@ -96,7 +96,7 @@ def test_the_collector_stays_off_until_the_last_block_ends() -> None:
 
 @contextmanager
 def counted() -> Iterator[list[str]]:
-    """Take down each run of the collector that begins."""
+    """Record the start of each run of the collector."""
     runs: list[str] = []
 
     def begins(phase: str, info: dict[str, int]) -> None:

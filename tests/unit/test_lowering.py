@@ -119,7 +119,7 @@ def test_allocations_in_their_order() -> None:
     first = {1: 2, 3: 1, 4: 1, 6: 0}
     step = trace([[0], [0], [0]], kinds, small=[4], first=first, next_alias={2: 3})
     columns = lower(Plan(step), lambda t: 7 * t + 1)
-    # Of 0 to 6 number 4 is small; number 5 is carried from nowhere: there where a step begins.
+    # Number 4 of 0 to 6 is small; number 5 is carried from nowhere: it exists at a step's start.
     assert columns["allocations"].tolist() == [5, 3, 1]  # type: ignore[union-attr]
     alone = lower(Plan(step), lambda t: 7 * t + 1, alone=True)
     assert alone["allocations"].tolist() == [4, 5, 3, 1]  # type: ignore[union-attr]

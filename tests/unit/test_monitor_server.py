@@ -34,7 +34,7 @@ def about() -> dict[str, str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory of sockets; nothing is served at the end."""
+    """The directory of sockets; serving stops at the end."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     yield tmp_path / "umem"
     server.stop()
@@ -149,7 +149,7 @@ def test_a_stale_socket_is_replaced_and_a_live_one_is_not(home: Path) -> None:
             gone.bind(str(home / name))
     server.start(True, about)
     assert [path.name for path in home.iterdir()] == [f"{os.getpid()}.sock"]
-    second = server.Server(None, about)  # of a container, say, that shares the directory
+    second = server.Server(None, about)  # for example of a container that shares the directory
     assert second.path.name == f"{os.getpid()}-2.sock"
     assert len(server.running()) == 2
     second.close()

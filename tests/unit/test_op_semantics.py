@@ -1,4 +1,4 @@
-"""The description of operators: its lists fit torch, and the native list is made of it."""
+"""The description of operators: its lists fit torch, and the native list is generated from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image and the conda recipe ask for what pyproject.toml asks for."""
+"""The image and the conda recipe have the requirements of pyproject.toml."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_the_reason_has_the_figures() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        Cost(900 << 20, 2000.0),  # slower, and yet it moves less
+        Cost(900 << 20, 2000.0),  # slower, although it moves less
         Cost(2000 << 20, 900.0),  # more, and all of it hidden
         Cost(2000 << 20, 1050.0),  # not clearly slower
         Cost(1001 << 20, 2000.0),
@@ -59,7 +59,7 @@ def test_each_plan_has_its_own_steps() -> None:
         assert trials.judge(plan, WORSE) is None
     assert trials.judge(2, WORSE)
     assert trials.judge(1, WORSE)
-    assert trials.judge(3, WORSE) is None  # of a step that had no fair comparison
+    assert trials.judge(3, WORSE) is None  # for a step without a fair comparison
 
 
 def test_no_verdict_after_clear() -> None:
@@ -93,7 +93,7 @@ LESS = Cost(500 << 20, 500.0)
 
 
 def chosen(steps: Sequence[Cost], *, both: bool) -> list[Plan | str | None]:
-    """What each step led to: a plan, None for lru, or "-" for nothing."""
+    """The result of each step: a plan, None for lru, or "-" for nothing."""
     trials = PlanGuard()
     trials.begin(1, WITHOUT, FIRST, lambda: SPARE, both=both)
     verdicts = [trials.judge(1, step) for step in steps]

@@ -51,7 +51,7 @@ def test_the_longest_idle_leaves_and_returns_by_its_next_use() -> None:
 
 def test_a_gap_that_turns_out_unneeded_is_kept() -> None:
     # Op 2 is three over: first tensor 0 (1 page, the longest), then 1 (3 pages). That one alone
-    # would do: tensor 0 stays.
+    # suffices: tensor 0 stays.
     tensors = [Tensor(1, (0, 5)), Tensor(3, (0, 5)), Tensor(3, (2, 2))]
     ops = [
         Op("a", [], [0]),
@@ -105,8 +105,8 @@ def test_it_fits_as_far_as_gaps_can_help_and_moves_nothing_needlessly(
     gaps = all_gaps(trace)
     ends = {(t, s): e for t, s, e in zip(gaps.tensor, gaps.start, gaps.end, strict=True)}
     if any(True for _ in streamed(trace, gaps, large_live_bytes(trace), plan.capacity)):
-        return  # weights that stream by may leave more room than has to be
-    for move in plan.evict:  # each is needed: without it some op would be over
+        return  # streamed weights may leave more memory free than needed
+    for move in plan.evict:  # each is needed: without it some op would exceed the capacity
         inside = np.arange(move.after + 1, ends[move.tensor, move.after]) % n
         assert (there[inside] + trace.bytes[move.tensor] > plan.capacity).any()
 
@@ -151,8 +151,8 @@ def test_the_estimate_reckons_with_both_lanes(pages: int, us: float) -> None:
     assert (gaps.tensor.tolist(), gaps.start.tolist(), gaps.end.tolist()) == ([0], [0], [3])
     occupancy = np.array([4, 4, 4, 4]) * PAGE
     choice = GapChoice(gaps, np.array([0]), occupancy)
-    # Room for 4: op 1 waits for the whole way out, until 500; op 3 for the whole way back.
-    # For 6: op 1 waits for the half of it, and the way back starts at 500 as well.
+    # Capacity 4: op 1 waits for the whole copy out, until 500; op 3 for the whole copy back.
+    # Capacity 6: op 1 waits for half of it, and the copy back starts at 500 as well.
     assert estimate(trace, device, choice, pages * PAGE).us == pytest.approx(us)
 
 
@@ -169,7 +169,7 @@ def test_the_plan_with_the_lowest_estimate_is_taken() -> None:
 
 
 def test_what_crosses_the_end_of_a_step_may_be_away_before_and_after() -> None:
-    # A gradient, made in op 1 and used in op 2, lives on into the next step and is read in op 4.
+    # A gradient, made in op 1 and used in op 2, lives into the next step and is read in op 4.
     tensors = [
         Tensor(4, (1, 6), kind=Kind.MADE),
         Tensor(4, (0, 5), kind=Kind.CARRIED, next_alias=0),
@@ -255,7 +255,7 @@ def versions(trace: StepTrace, moves: Sequence[Move]) -> set[tuple[int, int]]:
         writes = trace.access_op[wrote & (trace.access_tensor == move.tensor)]
         version = int((writes <= move.after).sum())
         if trace.kind[move.tensor] == Kind.PERSISTENT:
-            version %= len(writes)  # what the step before wrote last
+            version %= len(writes)  # written last by the previous step
         elif version == 0:
             version = -1 - move.after  # umem knows of no write before, and copies each time
         found.add((move.tensor, version))
@@ -279,7 +279,7 @@ def test_where_transfers_take_the_time_of_compute_no_more_bytes_move(
 
 
 def test_a_clean_tensor_leaves_at_once_in_the_estimate() -> None:
-    # Room for 4 pages: op 1 needs what tensor 0 takes; it only waits for the way in, 400 us.
+    # Capacity 4 pages: op 1 needs tensor 0's memory; it only waits for its copy in, 400 us.
     device = DeviceProfile("test", PAGE / 100, PAGE / 100, 45.0, 1 << 40, "made up")
     for writes, us in (([], 800 + 200), ([0], 1600 + 200)):
         trace = step(
@@ -309,7 +309,7 @@ def test_quiet_times_lie_between_two_writes() -> None:
 
 def test_a_copy_is_made_while_the_link_is_idle() -> None:
     # The 4 pages of tensor 0 take 400 us each way. Written in op 0, it leaves after op 5, just
-    # before op 6 needs the room: with a copy made from op 1 on op 6 need not wait.
+    # before op 6 needs the memory: with a copy started at op 1, op 6 need not wait.
     device = DeviceProfile("test", PAGE / 100, PAGE / 100, 45.0, 1 << 40, "made up")
     tensors = [Tensor(4, (0, 11)), Tensor(4, (6, 6))]
     ops = [Op("op", {5: [0], 11: [0]}.get(i, []), {0: [0], 6: [1]}.get(i, [])) for i in range(12)]
@@ -351,7 +351,7 @@ def test_the_estimate_of_a_step_with_an_optimizer_is_near_its_replay(share: floa
 
 
 def test_what_is_clean_leaves_first_where_that_takes_one_direction_of_the_link() -> None:
-    """Training with frozen weights: what they do not make room for, activations do."""
+    """Training with frozen weights: activations free the memory that weights do not."""
     weights = [Tensor(8, tag="param") for _ in range(12)]
     made = [Tensor(8, (i, 23 - i)) for i in range(12)]
     forward = [Op("f", [i, *([11 + i] if i else [])], [12 + i], 100.0) for i in range(12)]

@@ -95,7 +95,7 @@ def test_returns_start_where_a_plain_search_finds_room(data: st.DataObject) -> N
             for op in range(begin, due):
                 taken[op] += rows[i][2]
             waiting.remove((due, i, lap))
-            if lap == (rows[i][1] < n):  # what is due in a third step would have no competitors
+            if lap == (rows[i][1] < n):  # requests due in a third step would have no competitors
                 starts[i] = begin - lap * n
 
     columns: Any = [ints(*(row[k] for row in rows)) for k in range(3)]
@@ -136,7 +136,7 @@ def updates(draw: st.DrawFn, returns: Ints, count: int) -> HostUpdates:
 
 
 def estimated(**changed: Ints | Floats) -> float:
-    """Of a step of two ops: a tensor leaves behind op 0, and is back for op 0 of the next step."""
+    """A step of two ops: a tensor leaves after op 0, and returns for op 0 of the next step."""
     columns: Any = {
         "start": ints(0), "out_us": floats(10.0), "in_us": floats(10.0), "quiet": ints(-1),
         "returns": ints(0), "return_start": ints(1), "return_end": ints(2), "written": ints(),
@@ -149,7 +149,7 @@ def estimated(**changed: Ints | Floats) -> float:
 
 
 def test_a_step_waits_for_what_comes_back() -> None:
-    assert estimated() == 10 + 10 + 5  # op 1 waits for the room, and op 0 for the return
+    assert estimated() == 10 + 10 + 5  # op 1 waits for the memory, and op 0 for the return
     assert estimated(slack_us=floats(10.0, 10.0)) == 5 + 10 + 10
     assert estimated(in_us=floats(0.0), slack_us=floats(10.0, 10.0)) == 15
     assert estimated(out_us=floats(0.0), in_us=floats(0.0)) == 10

@@ -29,7 +29,7 @@ from umem.trace.step_trace import StepTrace
 
 NATIVE = {"none", "lru", "conv_lru"}
 PLANNED = [name for name in registry.names() if name not in NATIVE]
-PREDICTED = {"deepum"}  # its tables may be wrong about what comes
+PREDICTED = {"deepum"}  # its tables may predict wrongly
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -1,4 +1,4 @@
-"""How a policy gets in: as an object, a function, a place; and what is said of its plans."""
+"""The ways to pass a policy: an object, a function, a place; and messages about its plans."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_options_take_a_place_but_not_from_a_directorys_file(tmp_path: Path) -> 
     assert load({"policy": given}, directory=tmp_path).policy is given
     path = tmp_path / "pyproject.toml"
     path.write_text('[tool.umem]\npolicy = "a.py:plan"\n')
-    path.chmod(0o644)  # whatever the umask: one that others can write is ignored
+    path.chmod(0o644)  # under any umask: one that others can write is ignored
     with pytest.raises(ConfigError, match="names code to load; allowed: a policy's name here"):
         load(directory=tmp_path)
     with pytest.raises(ConfigError, match=r"budget=: .* is a Object"):

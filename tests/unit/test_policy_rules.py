@@ -91,7 +91,7 @@ def test_vdnn_offloads_in_forward_and_prefetches_layer_by_layer() -> None:
 def test_vdnn_conv_offloads_what_convolutions_read() -> None:
     plan = VdnnConv().plan(small(convolutions=(2,)), LINK, 20 * PAGE)
     assert [move.tensor for move in plan.evict] == [ACT + 1]  # the input of layer 2
-    assert plan.fetch == ()  # there is no layer after it to fetch for
+    assert plan.fetch == ()  # there is no later layer to fetch for
 
 
 def test_vdnn_does_not_look_beyond_a_convolution_that_was_not_offloaded() -> None:
@@ -120,7 +120,7 @@ def test_distance_triggers_ahead_by_levels() -> None:
     assert graph.level[:12] == list(range(12))  # one chain through forward and backward
     plan = Distance(Levels(threshold=2, ahead=2)).plan(trace, LINK, 50 * PAGE)
     acts = 12
-    # Activation 1 is read by op 2 and by backward of layer 2, op 9: evicted behind the near one.
+    # Activation 1 is read by op 2 and by backward of layer 2, op 9: evicted after the near one.
     assert Move(2, acts + 1) in plan.evict
     assert Fetch(7, 9, acts + 1) in plan.fetch
     # Activation 4: op 5, then op 6, which is near; nothing is far.
@@ -176,7 +176,7 @@ def test_autoswap_takes_intervals_across_the_peak() -> None:
         assert trace.compute_us == 13_000
         if one.r >= 0 and one.d < trace.n_ops:
             assert one.doa == pytest.approx(trace.begin_us[one.d] - first - gone)
-    assert any(one.r < 0 for one in found)  # a state: from the update before round to the next
+    assert any(one.r < 0 for one in found)  # a state: from the previous update around to the next
 
 
 def test_aoa_is_an_area_or_a_shortage_for_each_byte() -> None:
@@ -212,7 +212,7 @@ def test_autoswap_waits_only_where_the_limit_asks_for_it() -> None:
     tensors = [Tensor(4, (0, 9)), Tensor(4, (3, 3))]
     ops = [Op("op", [0] if i in (0, 9) else [1] if i == 3 else []) for i in range(10)]
     trace, budget = step(tensors, ops), 7 * PAGE
-    late, early = slow(4 * PAGE / 450), slow(4 * PAGE / 150)  # gone in op 5, and in op 2
+    late, early = slow(4 * PAGE / 450), slow(4 * PAGE / 150)  # absent in op 5, and in op 2
     held = AutoSwap(schedule="stick_to_limit").plan(trace, late, budget)
     assert held.evict == (Move(0, 0),)
     assert held.barriers == (2,)  # before op 3 allocates
@@ -300,7 +300,7 @@ def test_stream_layers_turns_round_in_backward() -> None:
     moving = scheduled(8, 4)
     backward = [one.tensor for one in plan.fetch if 8 <= one.by < 16]
     assert backward == sorted(backward, reverse=True)
-    # The last two of forward are still in the buffers when backward begins.
+    # Forward's last two are still in the buffers when backward begins.
     assert set(backward) == set(moving[:-2])
 
 

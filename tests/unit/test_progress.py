@@ -1,4 +1,4 @@
-"""Progress of long work: on a terminal, gone at the end, and nowhere else."""
+"""Progress of long work: on a terminal only, and cleared at the end."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_rank_is_what_the_launcher_says(
 )
 def test_a_launcher_is_known_by_its_command(argv: list[str], expected: bool) -> None:
     assert ranks.is_launcher(argv, {}) is expected
-    assert not ranks.is_launcher(argv, TORCHRUN)  # it is a rank of its own launcher
+    assert not ranks.is_launcher(argv, TORCHRUN)  # it is its own launcher's rank
 
 
 def test_each_rank_has_its_files() -> None:

@@ -34,7 +34,7 @@ WEIGHT = 0
 def training(
     layers: int, *, pages: int = 8, us: float = 100.0, in_place: Sequence[int] = ()
 ) -> StepTrace:
-    """Layer i makes activation i from i - 1, backward reads both; `in_place` change theirs again.
+    """Layer i makes activation i from i - 1, backward reads both; `in_place` ones change theirs.
 
     Tensors in the order weights, input, activations, gradients of activations.
     """
@@ -94,7 +94,7 @@ def check_step(new: Rewritten) -> None:
 
 
 def check_values(new: Rewritten) -> None:
-    """Run both steps on symbols: every op behind forward reads the same values."""
+    """Run both steps on symbols: every op after forward reads the same values."""
     whole, graph = new.graph.step, new.graph
     expected = _symbols(whole, np.arange(whole.n_ops))
     found = _symbols(new.step, new.origin)
@@ -105,7 +105,7 @@ def check_values(new: Rewritten) -> None:
 
 
 def _symbols(trace: StepTrace, origin: np.ndarray) -> list[list[object]]:
-    """What each op reads, as a term of the ops that made it."""
+    """Each op's inputs, as terms of the ops that made them."""
     held: dict[int, object] = {}
     read: list[list[object]] = []
     for op in range(trace.n_ops):
@@ -137,7 +137,7 @@ def test_a_dropped_chain_is_made_again_in_order(freed: tuple[int, ...], runs: in
     check_values(new)
     assert new.drop_ops == (1, 2, 3)
     assert new.free_ops == tuple(1 + i for i in freed)
-    # Backward of layer 4 wants activation 3, and all three are made then.
+    # Backward of layer 4 needs activation 3, and all three are made then.
     assert new.again.sum() == runs
 
 
@@ -284,7 +284,7 @@ def test_no_step_that_fits_is_below_the_bound(trace: StepTrace, data: st.DataObj
 
 @pytest.mark.parametrize("held", [0, 1])
 def test_a_temporary_that_is_kept_while_the_program_holds_it_counts_once(held: int) -> None:
-    """Tensor 2 is rebuilt from tensor 1, which is kept for that; tensor 3 needs the room."""
+    """Tensor 2 is rebuilt from tensor 1, which is kept for that; tensor 3 needs the memory."""
     pytest.importorskip("highspy")
     tensors = [
         Tensor(1, tag="param"),
@@ -310,7 +310,7 @@ def test_a_temporary_that_is_kept_while_the_program_holds_it_counts_once(held: i
 
 
 def test_the_bound_knows_copies_that_are_freed_between_two_uses() -> None:
-    """Tensor 1 is cheap to rebuild, and the room between its uses is needed for tensor 2."""
+    """Tensor 1 is cheap to rebuild, and tensor 2 needs the memory between its uses."""
     pytest.importorskip("highspy")
     tensors = [
         Tensor(1, tag="param"),
@@ -360,11 +360,11 @@ def test_the_reduced_step_has_the_same_decisions(trace: StepTrace) -> None:
     nothing: Bools = np.zeros(trace.n_tensors, bool)
     whole, less = (rewrite(one, one.droppable, nothing, nothing) for one in (graph, small))
     small_bytes = int((trace.bytes * ~trace.large).sum())
-    # Where something is made again of small tensors, these may need large temporaries, or others.
+    # Results rebuilt from small tensors may need large temporaries, or others.
     small_inputs = any(not trace.large[graph.tensor_of[v]] for op in graph.inputs for v in op)
     if not small_inputs:
         assert 0 <= whole.step.peak_bytes - less.step.peak_bytes <= 2 * small_bytes
-    assert less.step.compute_us <= whole.step.compute_us + 1e-6  # small ones are not made again
+    assert less.step.compute_us <= whole.step.compute_us + 1e-6  # small ones are not rebuilt
     if trace.large.all():
         assert less.step.compute_us == pytest.approx(whole.step.compute_us)
 
@@ -388,7 +388,8 @@ def test_the_search_is_never_slower_than_recompute_or_swap_alone(share: float) -
 
 
 def joined(layers: int, *, pages: int = 8, us: float = 100.0) -> StepTrace:
-    """As `training`, but the second half of the layers reads the first half's results, in reverse.
+    """Like `training`, but the second half of the layers reads the first half's results, in
+    reverse.
 
     Backward needs those twice, with much in between.
     """

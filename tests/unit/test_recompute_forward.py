@@ -1,4 +1,4 @@
-"""Forward passes that drop what autograd would keep: the same gradients, less memory, no lies."""
+"""Forward passes that drop saved tensors: the same gradients, less memory, true reports."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_in_bfloat16_under_autocast(freed: Freed) -> None:
 
 
 class Watch:
-    """Whether the storages of a module's hidden tensors are alive."""
+    """For each of a module's hidden tensors, whether its storage is alive."""
 
     def __init__(self, net: nn.Module) -> None:
         self.alive: list[weakref.ref[Any]] = []
@@ -167,7 +167,7 @@ def test_values_rebuilt_on_the_way_are_freed_where_the_plan_says_so() -> None:
 
 
 class _Alive(TorchDispatchMode):
-    """The most storages of results that are alive at once."""
+    """The peak number of live storages of results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def test_a_freed_copy_that_became_a_gradient_and_was_changed_is_not_used_again(h
             out.backward()
         return [w.grad, v.grad]
 
-    names = names_of(lambda: forward(*leaves()))[2:]  # without those that make the leaves
+    names = names_of(lambda: forward(*leaves()))[2:]  # without those that create the leaves
     tanh = names.index("aten.tanh.default")
     plan = RecomputePlan(names, (tanh,), (tanh,))
     for expected, got in zip(found(None), found(plan), strict=True):
@@ -314,7 +314,7 @@ def test_a_freed_copy_that_became_a_gradient_and_was_changed_is_not_used_again(h
 
 
 def test_parts_with_version_counters_of_their_own() -> None:
-    """What reads the whole before it is written keeps its content, though no counter tells."""
+    """A reader of the whole keeps its content before a write, though no counter shows it."""
 
     def loss(w: Any) -> Any:
         x = (w * 1).add_(0.5)
@@ -344,7 +344,7 @@ def test_a_kept_tensor_changed_after_forward_is_an_error_as_in_torch() -> None:
 
 
 class Twice(Function):
-    """Saves an input and an output, and writes memory behind torch's back."""
+    """Saves an input and an output, and writes memory without torch's knowledge."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -440,7 +440,7 @@ def test_another_forward_pass_than_planned_keeps_everything_from_there(freed: Fr
     with dropping(Prepared(plan)) as tally:
         out = forward(False)
     assert tally.mismatch == "op 3 is aten.sigmoid.default, planned was aten.cos.default"
-    assert tally.dropped == 2  # what tanh and exp made; not what follows
+    assert tally.dropped == 2  # the results of tanh and exp; not later ones
     (found,) = torch.autograd.grad(out.sum(), x)
     (expected,) = torch.autograd.grad(forward(False).sum(), x)
     assert torch.equal(found, expected)

@@ -71,7 +71,7 @@ PROGRAMS = st.lists(
 
 
 def run(program: list[tuple[str, int, int]], weights: list[Any], buffer: Any) -> Any:
-    """The program's loss. Its tensors are the weights, a buffer, and what each op made."""
+    """The program's loss. Its tensors are the weights, a buffer, and each op's result."""
     pool = [weights[0] * 1, weights[1], buffer]
     for name, i, j in program:
         pool.append(OPS[name](pool[-1 - i % len(pool)], pool[-1 - j % len(pool)]))

@@ -1,4 +1,4 @@
-"""Replay in virtual time: the engine's figures, on steps whose figures are known by hand."""
+"""Replay in virtual time: the engine's figures, on steps computed by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChec
 
 
 def cyclic_step() -> StepTrace:
-    """Three ops of 1 ms, each reading a weight of its own of 4 pages."""
+    """Three ops of 1 ms, each reading its own weight of 4 pages."""
     weight = [Tensor(4 * PAGE, {i: False}, Kind.PERSISTENT, "param") for i in range(3)]
     return make_step([1000.0] * 3, weight)
 
@@ -77,7 +77,7 @@ def test_lru_on_a_cyclic_step_reloads_everything_one_after_the_other() -> None:
 
 
 def test_a_plan_hides_the_weights_that_stream_by() -> None:
-    """If one stayed, the others would change places once in the open; so all three take turns."""
+    """If one remained, the others' exchange would be exposed once; so all three take turns."""
     result = replay.replay_step(cyclic_step(), "auto", LINK, 8 * PAGE)
     assert (result.bytes_in, result.bytes_out) == (12 * PAGE, 0)
     assert result.step_us == result.floor_us == pytest.approx(3000, rel=1e-3)
@@ -86,7 +86,7 @@ def test_a_plan_hides_the_weights_that_stream_by() -> None:
 
 
 def test_a_plan_hides_all_moves_where_there_is_time_between() -> None:
-    """Activations leave behind the ops that follow their making, and return in time."""
+    """Activations leave after the ops that follow their creation, and return in time."""
     step = step_of(synthetic.chain(6, 2 * PAGE, us=1000.0, steps=2))
     room = 6 * PAGE
     lru, umem = (replay.replay_step(step, name, LINK, room) for name in ("lru", "auto"))
@@ -172,7 +172,7 @@ def test_a_trace_cut_off_is_an_error_with_its_line(tmp_path: Path) -> None:
 def test_what_follows_the_last_step_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    """A program's end frees all, also what the step finds there; whatever pieces it is read in."""
+    """A program's end frees all, including tensors from before the step; read in any pieces."""
     monkeypatch.setattr(replay, "_PIECE", piece)
     alone = write(tmp_path / "alone.jsonl", cyclic_events())
     end = [*(Free(i) for i in range(3)), Step(), Alloc(9, PAGE), Op("last", (9,), ())]

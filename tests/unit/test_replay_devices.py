@@ -22,7 +22,7 @@ from umem.trace.step_builder import last_step
 from umem.trace.writer import Writer
 
 PAGE = 2 << 20
-SECOND = 1 << 20  # of the second device's ids
+SECOND = 1 << 20  # the second device's ids
 
 
 def _moved(event: Event) -> Event:

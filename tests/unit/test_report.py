@@ -42,7 +42,7 @@ def step_of(events: Any) -> StepTrace:
 
 
 def weights(count: int = 3, pages: int = 4) -> StepTrace:
-    """As many ops of 1 ms, each reading a weight of its own."""
+    """Ops of 1 ms, each reading its own weight."""
     tensors = [Tensor(pages * PAGE, {i: False}, Kind.PERSISTENT, "param") for i in range(count)]
     return make_step([1000.0] * count, tensors)
 
@@ -76,7 +76,7 @@ def test_pages_on_the_device_never_exceed_the_budget_and_reach_what_the_engine_c
     step = step_of(synthetic.training(8, 4 * PAGE, 6 * PAGE, 3))
     line = logged(step, "auto", step.peak_bytes // 2)
     changes = line.changes
-    last = np.append(np.diff(changes.us) > 0, True)  # of each moment
+    last = np.append(np.diff(changes.us) > 0, True)  # per moment
     total = np.cumsum(changes.pages)[last]
     assert total.min() >= 0
     assert total.max() * PAGE <= line.result.peak_resident <= line.result.budget
@@ -88,7 +88,7 @@ def test_pages_on_the_device_never_exceed_the_budget_and_reach_what_the_engine_c
 
 
 def test_the_changes_of_larger_tensors_are_no_more() -> None:
-    # Neither takes the time to make the page: a run of pages that fare alike has one history.
+    # Neither slows down the page: a run of pages that move alike has one history.
     small, large = (
         logged(step, "lru", 2 * step.peak_bytes // 3)
         for step in (weights(pages=8), weights(pages=32))
@@ -98,7 +98,7 @@ def test_the_changes_of_larger_tensors_are_no_more() -> None:
 
 
 def test_in_a_cycle_of_weights_each_comes_in_and_leaves_once() -> None:
-    # Three weights of 4 pages and room for two: LRU misses each one, each time.
+    # Three weights of 4 pages and capacity for two: LRU misses each one, each time.
     line = logged(weights(), "lru", 8 * PAGE)
     came = line.moves.only(MoveKind.IN)
     assert sorted(came.tensor.tolist()) == [0, 1, 2]
@@ -164,7 +164,7 @@ def test_moves_of_a_step_without_a_log_are_an_error() -> None:
         native.close()
 
 
-# --- causes, on timelines made by hand ---------------------------------------------------------
+# --- causes, on handmade timelines ---------------------------------------------------------
 
 
 def by_hand(
@@ -186,7 +186,8 @@ def by_hand(
 
 
 def test_a_late_fetch_costs_what_is_left_of_it_and_should_have_begun_earlier() -> None:
-    # Ops of 1 ms. The third waits 1.5 ms for its weight: it would have had to begin two ops before.
+    # Ops of 1 ms. The third waits 1.5 ms for its weight: its fetch should have started two ops
+    # earlier.
     line = by_hand(weights(), [1000.0, 2000.0, 4500.0], [(MoveKind.IN, 2, 4, 1, 1500.0, 3500.0)])
     assert line.stall_us.tolist() == [0.0, 0.0, 1500.0]
     assert causes.waits(line) == [causes.Wait(2, 1500.0, 2, "late", 2)]
@@ -431,7 +432,7 @@ def test_a_source_line_loses_the_folders_of_its_machine(
     assert here == {"module": "blocks.0", "line": "net/gpt.py:65"}
     assert origin.text(here) == "blocks.0 · net/gpt.py:65"
     assert origin.keys("", "/opt/others/lib/nets/vgg.py:3") == {"line": "nets/vgg.py:3"}
-    assert origin.keys("", f"{Path(origin.__file__)}:7") is None  # umem's own code says nothing
+    assert origin.keys("", f"{Path(origin.__file__)}:7") is None  # umem's own code is skipped
     assert origin.keys("", "?") is None
     assert origin.text({"module": 3, "line": "x.py:1"}) == "x.py:1"
 

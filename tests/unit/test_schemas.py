@@ -16,7 +16,7 @@ from umem.cli import COMMANDS, _load, _parser, main
 from umem.trace.schema import Header
 from umem.trace.writer import Writer
 
-# What a command's output is in docs/schemas.json; None: the program's own, or nothing.
+# The schema of each command's output in docs/schemas.json; None: the program's own, or no output.
 OF = {
     "demo": "demo", "doctor": "doctor", "estimate": "estimate", "lint": "lint", "plan": "plan",
     "replay": "replay", "report": "report", "top": "top", "trace info": "trace_info", "run": None,

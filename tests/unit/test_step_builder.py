@@ -45,8 +45,8 @@ class Whole:
 
     lives: list[Life] = field(default_factory=list)
     ops: list[tuple[int, Op, dict[int, bool]]] = field(default_factory=list)
-    begin: int = -1  # of the last step
-    before: int = -1  # of the one before
+    begin: int = -1  # in the last step
+    before: int = -1  # in the previous one
     end: int = 0
 
 
@@ -75,7 +75,7 @@ def whole(events: list[Event]) -> Whole:
 def alive_in(trace: Whole, life: Life, op: int) -> bool:
     place = trace.ops[op][0]
     since = trace.ops[op - 1][0] if op else trace.begin
-    # What comes after the last op belongs to it.
+    # Events after the last op belong to it.
     until = trace.end if op == len(trace.ops) - 1 else place
     inside = since < life.begin < until
     return inside or (life.begin < place and (life.end is None or life.end > place))
@@ -243,7 +243,7 @@ def test_a_recording_from_the_middle_tells_what_was_there() -> None:
 
 
 def test_ordinals_compare_only_with_those_of_a_step() -> None:
-    # 2 is the second allocation of its step as 1 was among the live blocks, which says nothing.
+    # 2 is the second allocation of its step as 1 was among the live blocks, which proves nothing.
     events: list[Event] = [Alloc(0, MIB, "param"), Alloc(1, MIB, "grad"), Step()]
     events += [Op("reads", (1,), ()), Free(1), Alloc(9, 4, "temp"), Alloc(2, MIB, "activation")]
     events += [Alloc(3, MIB, "grad"), Op("makes", (0,), (2, 3)), Step()]
@@ -300,7 +300,7 @@ def test_steps_are_counted_and_the_last_two_kept() -> None:
         builder.add(event)
     assert builder.steps == 5
     assert builder.peak_bytes == 4 * PAGE
-    builder.add(Step())  # said twice
+    builder.add(Step())  # reported twice
     assert builder.steps == 5
     builder.add(Op("next", (0,), ()))  # not complete
     assert builder.steps == 5
@@ -336,7 +336,7 @@ def test_accesses_to_parts() -> None:
     half = [(0, big // 2)]
     assert of == [[[], [], []], [half, []], [[(0, 4), (8, 16)]], [[]], [half], [[(5, big)]]]
     assert len(trace.parts.start) == 4  # three sets
-    # Of 64 MiB and of 40, as at most half of one is used; so is the other of 64.
+    # 64 MiB and 40, as at most half of one is used; so is the other of 64.
     assert trace.cut is not None
     assert (trace.cut[trace.bytes >= other] == PAGE).all()
     assert trace.cut[trace.bytes < other].tolist() == [64 * MIB]

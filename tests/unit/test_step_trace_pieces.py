@@ -137,7 +137,7 @@ def test_bounds_need_of_a_tensor_what_ops_use_of_it() -> None:
     assert bounds.largest_op(in_parts).bytes == quarter
     assert bounds.largest_op(trace).bytes == 4 * quarter
     budget = 4 * quarter
-    # Each quarter of each comes in once a step, and half of all can stay.
+    # Each quarter of each is fetched once a step, and half of all can stay.
     assert 0 < bounds.lower_bound_bytes_in(in_parts, budget) <= 8 * quarter
     assert bounds.lower_bound_bytes_in(trace, budget) == 8 * 4 * quarter
     found = replay_step(in_parts, "auto", LINK, budget)
@@ -147,7 +147,7 @@ def test_bounds_need_of_a_tensor_what_ops_use_of_it() -> None:
 
 @st.composite
 def steps_in_parts(draw: st.DrawFn) -> StepTrace:
-    """A step whose ops use parts of a few blocks, of which some are made in it."""
+    """A step whose ops use parts of a few blocks, some of which are made in it."""
     sizes = draw(st.lists(st.integers(2, 12), min_size=2, max_size=4))
     n = draw(st.integers(3, 12))
     tensors = [Tensor(pages, None if draw(st.booleans()) else (0, n - 1)) for pages in sizes]

@@ -24,7 +24,7 @@ from umem.integrations.torch import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Notes each call, takes a while, and makes the file that it is asked for.
+# Records each call, takes a while, and makes the requested file.
 RECORDING_COMPILER = """\
 #!/bin/sh
 echo "$@" >> "{calls}"
@@ -350,7 +350,7 @@ def test_a_cache_that_others_can_write_is_refused(
     assert project.calls == []
     project.cache.chmod(0o700)
     project.find_or_build(project.compiler())
-    project.cache.chmod(mode)  # what is there already is not taken either
+    project.cache.chmod(mode)  # existing files are not used either
     with pytest.raises(NotSupportedError, match="can write"):
         project.find_or_build("no-such-compiler")
 

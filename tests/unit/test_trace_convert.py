@@ -193,7 +193,7 @@ def test_slices_of_a_picture_do_not_overlap(tmp_path: Path) -> None:
 
 
 def test_traces_of_ranks_become_one_picture(tmp_path: Path) -> None:
-    """Each in rows of its own, as it would be drawn alone."""
+    """Each in separate rows, as it would be drawn alone."""
     alone = {}
     for rank, us in enumerate((5.0, 7.0)):
         name = f"t.rank{rank}.jsonl"

@@ -1,4 +1,4 @@
-"""The trace format: what is written is read back, and what is malformed is one line."""
+"""The trace format: a written trace reads back, and a malformed one gives one line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def traces(draw: st.DrawFn) -> list[Event]:
         extra = draw(extras)
         if kind == "alloc":
             block = draw(st.integers(0, MAX_ID).filter(lambda i: i not in live))
-            # All blocks together stay below what may be live.
+            # All blocks together remain below the limit of live bytes.
             live[block] = draw(st.integers(0, MAX_BYTES) | st.just(0)) >> 4
             events.append(
                 Alloc(block, live[block], draw(text), draw(text), draw(st.integers(0, 3)), extra)
@@ -281,7 +281,7 @@ def test_damage_is_an_error_or_a_valid_trace(
     except TraceError as error:
         failure = str(error)
     assert failure.startswith(f"{path}:")
-    validator = Validator()  # what was read before the failure is valid too
+    validator = Validator()  # events before the failure are valid too
     for event in events:
         validator.check(event)
 

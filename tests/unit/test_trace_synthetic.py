@@ -1,4 +1,4 @@
-"""Synthetic traces have the patterns of use whose transfers are known."""
+"""Synthetic traces have the patterns of use with known transfers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umem.trace.schema import Alloc, Event, Free, Op, Validator
 
 
 def reloads(events: Iterable[Event], capacity: int) -> int:
-    """Bytes that LRU loads again: first touches are free, what is freed leaves at once."""
+    """Bytes that LRU loads again: first touches are free, freed tensors leave immediately."""
     size: dict[int, int] = {}
     resident: dict[int, int] = {}  # last use
     seen: set[int] = set()
