@@ -1,5 +1,5 @@
 // A Python function that chooses evictions. It is called with the interpreter's lock and without
-// the runtime's (runtime/victim_callback.h says why).
+// the runtime's (the reason is in runtime/victim_callback.h).
 #include <cstdint>
 #include <vector>
 

@@ -66,7 +66,7 @@ struct Driver {
   Telemetry (*telemetry)() = nullptr;
   void (*reset_peak)() = nullptr;
   Status (*resize)(std::size_t device_bytes) = nullptr;  // null where the size is fixed
-  // An operation of the program ends, and the next begins. Null: nobody counts.
+  // An operation of the program ends, and the next begins. Null: no counting.
   Operation (*end_operation)() = nullptr;
 };
 

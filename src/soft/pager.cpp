@@ -472,7 +472,7 @@ Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   if (thrashes(index)) return result(map_until_end(index));
   const std::int8_t last = page.last_prefetch;
   const bool brought = to_device({index, 1}, moved);
-  page.last_prefetch = last;  // a fault is no prefetch
+  page.last_prefetch = last;  // a fault is not a prefetch
   return result(brought);
 }
 

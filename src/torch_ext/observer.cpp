@@ -252,7 +252,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& fn) {
   if (!parent && record->op.phase == Phase::kBackward) g_steps.backward();
   if (!parent && record->recorded) {
     runs_steps();
-    g_steps.forward();  // may run ops of its own
+    g_steps.forward();  // may run ops itself
   }
   std::vector<runtime::Input>& inputs = state->inputs_of_op;
   inputs.clear();

@@ -54,7 +54,7 @@ constexpr std::string_view kInPlace[] = {
 constexpr std::string_view kFromOneRank[] = {"c10d::broadcast_", "c10d::scatter_"};
 
 // Every result is an alias that the op does not write: reshape, t, slice, detach, and also
-// composites such as contiguous(), whose copy is an op of its own when there is one.
+// composites such as contiguous(), whose copy, if any, is a separate op.
 bool is_view(const at::RecordFunction& fn) {
   const std::optional<c10::FunctionSchema> schema = fn.operator_schema();
   if (!schema || schema->returns().empty()) return false;

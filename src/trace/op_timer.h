@@ -32,7 +32,7 @@ struct OpTimer {
   }
 };
 
-// umem's own work inside an op, which is no part of the op's time.
+// umem's own work inside an op, which does not count in the op's time.
 class Pause {
  public:
   explicit Pause(OpTimer* span) : span_(span && span->entered_ns != 0 ? span : nullptr) {

@@ -25,7 +25,7 @@ class Timers {
   int start(cu::CUstream stream);
   // The op ended, and is that event. `parent`: the timer of the op that it ran in.
   void stop(int timer, cu::CUstream stream, std::uint64_t event, int parent);
-  // The op that ended last is no event after all: the number will be another's.
+  // The op that ended last is not recorded after all: its number will be reused.
   void disown(std::uint64_t event);
   // All pairs are in flight, for all that is known.
   bool full() const { return free_.empty() && pairs_.size() == kMax; }

@@ -256,7 +256,7 @@ def test_sparse_gradients_stay_on_the_device() -> None:
 
 
 def test_plans_are_followed() -> None:
-    """Which thread ends when must not show in what a step runs."""
+    """The order in which threads end must not affect a step's operators."""
     with umem.enable(budget="12MiB", device="soft", policy="auto"):
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters())

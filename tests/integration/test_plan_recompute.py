@@ -177,7 +177,7 @@ def test_a_plan_that_frees_some_values_runs_as_planned(
 
 
 def test_freed_copies_lower_the_peak_as_planned(traced: tuple[Recording, StepTrace]) -> None:
-    """Those that the encoder also needs are idle in between."""
+    """Activations that the encoder also needs are idle in between."""
     recording, step = traced
     graph, ordinals = graph_of(step, recording)
     nothing = np.zeros(step.n_tensors, bool)

@@ -1,4 +1,4 @@
-"""Which of several processes this is, by the variables of launchers."""
+"""This process's rank, according to the variables of launchers."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 python tests/upstream/run.py --source DIR [--device cuda] [--only FILE ...] [--out FILE]
 
-DIR (or the environment's UPSTREAM) is a source tree of PyTorch, of the installed version. Which of
-its tests are run is in selection.toml, and which differences are expected, and why, in
-expected.toml. On the CPU umem runs on the software device with 16 MiB, while a thread evicts all
-the time; with --device cuda on the GPU, or on the software driver where SOFTCUDA_LIB is set.
+DIR (or the environment's UPSTREAM) is a source tree of PyTorch, of the installed version.
+selection.toml lists the tests to run, expected.toml the expected differences with reasons. On the
+CPU umem runs on the software device with 16 MiB, while a thread evicts all the time; with --device
+cuda on the GPU, or on the software driver where SOFTCUDA_LIB is set.
 
 A test that crashes or hangs is named, and the rest of its file goes on in a new process. A test
 that ends no better without umem is no difference. The exit code is 1 if a difference is not

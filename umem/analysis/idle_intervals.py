@@ -207,7 +207,7 @@ class IdleIntervals:
         `begin` comes again.
 
         Args:
-            over: the bytes that are swapped out at each op, [n]. Those that left before, or are not
+            over: the bytes that are swapped out at each op, [n]. Bytes that left before, or are not
                 used until then, take no time.
             device: the device, for its bandwidths.
             begin: the op that the step is taken to start at.
@@ -230,10 +230,9 @@ def furthest_start(start: Ints, end: Ints, n: int) -> Ints:
     """Return the earliest start of the circular intervals that span each op, else op - 1, [n].
 
     Starts are in [0, n), each end at most n after its start. A value below 0 is in the previous
-    period. Of two ops in order, no interval spans both if the first is at most the value of the
-    second.
+    period. No interval spans two ops in order if the first is at most the value of the second.
     """
-    ends = np.full(2 * n, -n, np.int64)  # by start, from -n on
+    ends = np.full(2 * n, -n, np.int64)  # by start, beginning at -n
     np.maximum.at(ends, start + n, end)
     np.maximum.at(ends, start, end - n)
     reach = np.maximum.accumulate(ends)

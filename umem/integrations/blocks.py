@@ -113,14 +113,14 @@ class ExternalBlock:
             core.record_stream(self.ptr, handle)
             _keep(self.device, handle, stream)
 
-    # Default arguments still exist at interpreter shutdown, when the names of modules are gone.
+    # Default arguments still exist at interpreter shutdown, unlike the names of modules.
     def __del__(
         self,
         forget: Callable[[int, None], object] = _held.pop,
         release: Callable[[int], bool] = core.release,
     ) -> None:
         if self.ptr:
-            forget(self.ptr, None)  # first, because a released address may be reused at once
+            forget(self.ptr, None)  # first, because a released address may be reused immediately
             release(self.ptr)
 
 

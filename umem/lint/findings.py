@@ -241,7 +241,7 @@ def _duplicate(watched: Watched, blocks: list[BlockId], paths: list[str]) -> Fin
 
 
 def _most_at_once(group: list[tuple[int, int, BlockId]]) -> list[BlockId]:
-    """Return the largest set of blocks alive at once; all have the same value."""
+    """Return the largest set of blocks alive together; all have the same value."""
     best: list[BlockId] = []
     for moment, _, _ in group:
         alive = [block for begin, end, block in group if begin <= moment < end]

@@ -74,7 +74,7 @@ def live_bytes(recording: Recording, pairs: Iterable[tuple[BlockId, BlockId]] = 
         if isinstance(event, (Alloc, Free)):
             block, change = one.of(event.id), 1 if isinstance(event, Alloc) else -1
             holders[block] += change
-            if holders[block] == max(change, 0):  # its first holder came, or its last one went
+            if holders[block] == max(change, 0):  # its first holder appeared, or its last one was released
                 live += change * _size(recording, block)
         over_time.append(live)
     return over_time

@@ -24,7 +24,7 @@ class Values:
     """The number of the value of each block; equal numbers mean equal bytes."""
 
     def __init__(self) -> None:
-        # By block: the event from which on it has its value.
+        # By block: the event that gave it its value.
         self.since: dict[BlockId, int] = {}
         self._value: dict[BlockId, ValueNumber] = {}
         self._known: dict[Any, ValueNumber] = {}

@@ -112,7 +112,7 @@ class Watcher(Tracer):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def begin(self, make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
-        """Set the program up; forget the ops noted meanwhile, which are no part of a step."""
+        """Set up the program; forget the ops recorded meanwhile, which belong to no step."""
         step = super().begin(make)
         watched = self.watched
         watched.calls.clear()

@@ -317,7 +317,7 @@ class _Names:
 
 
 def _lane(name: str, begin: Ints, end: Ints, of: Sequence[int], amount: Any) -> dict[str, Any]:
-    """Return segments in order; neighbours that a screen cannot tell apart are one.
+    """Return segments in order; neighbours that a screen cannot distinguish are merged.
 
     A segment has the name of its largest part, the sum of the amounts, and the number of parts.
     """

@@ -67,7 +67,7 @@ CudaAllocator& CudaAllocator::instance() {
   return *allocator;
 }
 
-// Not for a private pool, and not where the program wants memory that nobody caches.
+// Not for a private pool, and not if the program wants uncached memory.
 bool CudaAllocator::serves(c10::DeviceIndex device, cudaStream_t stream) {
   return !pools_.claim(device, stream) && C10_LIKELY(native_->isEnabled());
 }
@@ -134,7 +134,7 @@ void* CudaAllocator::take(std::size_t bytes, c10::DeviceIndex device, cudaStream
   return ptr;
 }
 
-// Libraries may register what they can give back when memory is short.
+// Libraries may register memory that they can release when memory is short.
 void* CudaAllocator::take_after_callbacks(std::size_t bytes, c10::DeviceIndex device,
                                           cudaStream_t stream, runtime::Failure& failure) {
   bool freed = false;

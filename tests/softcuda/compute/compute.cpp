@@ -234,7 +234,7 @@ class Call {
     return all;
   }
 
-  // Of all arguments, except one to be filled, which is neither read nor written here.
+  // All arguments, except one to be filled, which is neither read nor written here.
   Ranges ranges(const std::vector<Argument>& arguments, bool with_out) const {
     Ranges all;
     for (std::size_t i = 0; i < count(); ++i)

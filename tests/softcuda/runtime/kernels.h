@@ -1,4 +1,4 @@
-// Kernels are known by name only. Those that fill or copy contiguous memory, or set the condition
+// Kernels are known by name only. Kernels that fill or copy contiguous memory, or set the condition
 // of a graph, run on the host; all others change no memory.
 #pragma once
 #include <cstddef>

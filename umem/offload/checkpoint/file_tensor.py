@@ -38,7 +38,7 @@ class FileTensor:
         """Read the values into `target`, which has the same shape and dtype.
 
         Reads in chunks if the layouts in file and memory are equal and without holes; else the
-        whole span of the tensor in the file is held in memory at once.
+        whole span of the tensor in the file is in memory.
 
         Raises:
             CheckpointError: the file cannot be read, or was truncated.

@@ -85,7 +85,7 @@ class _Relaxation:
         for tensor in np.flatnonzero(graph.droppable).tolist():
             self._made_again(tensor)
         most = instants_of(graph.step, spans.need, _INSTANTS, int(np.argmax(over)))
-        # Where all droppable tensors are dropped, other ops need the most.
+        # With all droppable tensors dropped, other ops need the most.
         least = instants_of(graph.step, spans.need - self._droppable(), _INSTANTS, -1)
         self.instants = np.union1d(most, least)
         if updates:

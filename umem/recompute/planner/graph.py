@@ -16,9 +16,9 @@ _SLACK_OPS = 8
 class RecomputeGraph:
     """The graph of a step's forward passes: the values that ops read and write.
 
-    The forward op that writes a tensor first makes it; later writes change it in place. Parameters
-    and inputs are given: no forward op makes them. A value is a version of a tensor after one of
-    its writes. Values are numbered, in ascending order per tensor.
+    The forward op that writes a tensor first makes it; later writes change it in place. No forward
+    op makes parameters and inputs. A value is a version of a tensor after one of its writes. Values
+    are numbered, in ascending order per tensor.
     """
 
     def __init__(self, step: StepTrace, forward: Bools | None = None) -> None:

@@ -41,8 +41,8 @@ class RecomputePlan:
             outputs autograd does not save but a rebuild needs: the output of an op that is not
             listed is kept after the forward pass if a rebuild needs it.
         free: ascending indices, out of `drop`, of the ops whose rebuilt outputs are freed after
-            each use. Those of the others live until the rest of backward no longer needs them, nor
-            a rebuild from them.
+            each use. Other rebuilt outputs live until the rest of backward no longer needs them,
+            nor a rebuild from them.
         keep_below: smaller outputs, in bytes, of the ops in `drop` are kept, such as the mean and
             deviation of a norm, because rebuilding them would cost the whole op.
 

@@ -103,7 +103,7 @@ class _Rewriter:
             if not missing:
                 continue
             names = self.wanted[op] = {}
-            # One after the other, as autograd asks for them. For most ops the copies exist already.
+            # One after the other, as autograd requests them. Most ops' copies exist already.
             for tensor in missing:
                 if holds.get(tensor) != final[tensor]:
                     for again in self._needed(final[tensor]):

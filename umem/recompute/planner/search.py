@@ -145,7 +145,7 @@ class Search:
         """Return the fastest candidates at half and at full link bandwidth.
 
         The former is one of the seeds of `best`; the latter is one of all choices that `best`
-        looked at, improved in the same way.
+        tried, improved in the same way.
         """
         slow = sorted(self._seeds, key=self.estimate_us)[:_FINAL]
         known = list(self._known.values())
