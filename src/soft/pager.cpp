@@ -83,7 +83,7 @@ Pager::Extent Pager::allocate(std::size_t count) {
 
 bool Pager::free(Extent extent) {
   UMEM_ASSERT(allocations_.count(extent.first) && allocations_[extent.first] == extent.count,
-              "what is freed is an allocation");
+              "free takes an allocation");
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
     if (!release_page(i)) return false;
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) pages_[i] = Page{};
@@ -278,7 +278,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
 bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(!page.pinned, "plain device memory is never evicted");
-  UMEM_ASSERT(page.windows == 0, "what a system call accesses stays");
+  UMEM_ASSERT(page.windows == 0, "pages of a system call do not move");
   UMEM_ASSERT(page.state != PageState::kVoid && page.state != PageState::kHost,
               "a page without a frame is not evicted");
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;

@@ -85,7 +85,7 @@ def _driver_version(probe: core.CudaProbe) -> Facts:
 def _concurrent_managed_access(probe: core.CudaProbe) -> Facts:
     return _yes_no(
         probe["concurrent_managed_access"],
-        ("host and device may use managed memory at once, and it may exceed the device's",
+        ("host and device may share managed memory, and it may exceed the device's",
          "takes memory from cuMemAllocManaged"),
         ("a device cannot page managed memory in and out: WSL, some vGPU, devices before Pascal",
          "uses plain device memory on all devices, so no memory is gained"),
@@ -107,7 +107,7 @@ def _entry_points(probe: core.CudaProbe) -> Facts:
         "discard_and_prefetch": _yes_no(
             probe["discard_and_prefetch"],
             ("dead ranges get device memory without a copy", "uses this for blocks that it reuses"),
-            ("dead ranges come back with their old bytes", "copies them in with reused blocks"),
+            ("dead ranges return with their old bytes", "copies them in with reused blocks"),
         ),
         "location_info": _yes_no(
             probe["location_info"],

@@ -91,7 +91,7 @@ def equal_buffers(model: nn.Module, constants: Mapping[str, str]) -> list[Findin
                     peak_bytes=None,
                     line=constants[names[0]],
                     what=f"{len(names)} tensors of equal values: {', '.join(names)}",
-                    fix="make it once and let all of them use it",
+                    fix="create it once and share it",
                     modules=tuple(names) if buffers else (),
                     safe=buffers,
                 )

@@ -234,7 +234,7 @@ def _duplicate(watched: Watched, blocks: list[BlockId], paths: list[str]) -> Fin
         peak_bytes=None,
         line=lines[0],
         what=what,
-        fix="make it once and let all of them use it",
+        fix="create it once and share it",
         modules=tuple(buffers) if of_buffers else (),
         safe=of_buffers,
     )

@@ -74,7 +74,7 @@ def live_bytes(recording: Recording, pairs: Iterable[tuple[BlockId, BlockId]] = 
         if isinstance(event, (Alloc, Free)):
             block, change = one.of(event.id), 1 if isinstance(event, Alloc) else -1
             holders[block] += change
-            if holders[block] == max(change, 0):  # its first holder appeared, or its last one was released
+            if holders[block] == max(change, 0):  # gained its first holder, or lost its last
                 live += change * _size(recording, block)
         over_time.append(live)
     return over_time

@@ -37,7 +37,7 @@ def parse(line: bytes) -> dict[str, Any]:
     if isinstance(figures, dict) and "error" in figures:
         raise ValueError(plain(str(figures["error"])[:_MAX_ERROR]))
     if not _is_answer(figures):
-        raise ValueError(f"it is no answer of umem {__version__}")
+        raise ValueError(f"not an answer of umem {__version__}")
     found: dict[str, Any] = figures
     return found
 

@@ -180,11 +180,11 @@ def _cause(why: str, waited_for: str, mine: Sequence[Wait]) -> str:
     if why == "fault":
         return f"waits for {waited_for} that were not fetched ahead, by page faults"
     if why == "room":
-        return f"waits until other bytes have left, to make room for {waited_for}"
+        return f"waits until other bytes have left, to free memory for {waited_for}"
     if why == "host":
         return f"waits for the host's work on {waited_for}"
     if why == "queue":
-        return f"waits behind {waited_for}, which come for later operators"
+        return f"waits behind {waited_for}, which are fetched for later operators"
     return "has no transfer as its cause"
 
 

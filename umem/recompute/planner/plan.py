@@ -13,7 +13,7 @@ MODES = {
     "swap": "nothing",
     "recompute": "the search's fastest choice without swapping",
     "per_block": "all but the inputs of blocks",
-    "speed": "cheap results (norms, activation functions); copies stay until their last use",
+    "speed": "cheap results (norms, activation functions); copies live until their last use",
     "memory": "cheap results; copies are freed after each use",
 }
 
