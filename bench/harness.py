@@ -178,7 +178,7 @@ def cases(total: float) -> contextlib.AbstractContextManager[Advance]:
 def output_of(command: Sequence[str], **how: Any) -> str:
     """Run a command with these options of `subprocess.run`, and return what it prints.
 
-    Its stderr is no terminal, on which it would draw while it is measured.
+    Its stderr is not a terminal, where it would draw while it is measured.
 
     Raises:
         SystemExit: the command failed; the text has its stderr.

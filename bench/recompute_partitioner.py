@@ -262,7 +262,7 @@ def targets(rows: Sequence[Row]) -> list[Target]:
 
 def section(rows: Sequence[Row]) -> list[str]:
     """Compare the recomputed time at the same peak, in words and row by row."""
-    lines = ["## Beside torch's partitioner, and per block", ""]
+    lines = ["## Compared with torch's partitioner, and per block", ""]
     lines += [
         "Steps over compute without any swapping, both on the same ops and clock. `flops`,"
         " `roofline`: torch's `activation_memory_budget` with its own estimate of times and with"

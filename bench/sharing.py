@@ -162,7 +162,7 @@ def report(rows: Sequence[Row]) -> Report:
     page = Report("sharing", {"workloads": ", ".join(r.workload for r in rows), "steps": STEPS})
     page.details = {"rows": [asdict(r) for r in rows]}
     names = [held.allocator for held in rows[0].held]
-    page.sections += ["## Held bytes over the load as asked for", ""]
+    page.sections += ["## Held bytes over the requested load", ""]
     page.sections += table(
         ("workload", "load, GiB", "in whole pages", *names),
         ([r.workload, f"{r.asked / GIB:.3f}", f"{r.pages / r.asked:.4f}",
@@ -173,14 +173,14 @@ def report(rows: Sequence[Row]) -> Report:
         ("workload", *names),
         ([r.workload, *(f"{1 - h.load / h.bytes:.2%}" for h in r.held)] for r in rows),
     )
-    page.sections += ["## In a steady step: driver calls, and GiB dropped and populated anew", ""]
+    page.sections += ["## In a steady step: driver calls, and GiB dropped and populated again", ""]
     page.sections += table(
         ("workload", *names),
         ([r.workload, *(_steady(h) for h in r.held)] for r in rows),
     )
     page.sections += [
         "`tight`: with a budget of 1.02 times the peak in whole pages. `alone`: that packer's "
-        "range with the weights and the peak of the small tensors beside it. torch's rows are a "
+        "range with the weights and the peak of the small tensors next to it. torch's rows are a "
         "model; sharing-model_* has what torch's own allocator reserved. On a GPU: not measured.",
         "",
     ]

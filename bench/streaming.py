@@ -140,7 +140,7 @@ def child(*arguments: str) -> str:
 
 
 def loads(config: Config, smoke: bool, report: Report) -> None:
-    """All ways in turn, in processes of their own."""
+    """Run all ways in turn, each in its own process."""
     total = config.layers * LAYER
     with tempfile.TemporaryDirectory() as folder:
         kinds = save(Path(folder), config.layers)

@@ -51,7 +51,7 @@ PY_LAYERS = (
 )  # fmt: skip
 # Independent parts: none of them imports another.
 PY_APART = ("lint", "monitor", "offload.checkpoint", "offload.optimizer")
-# _autoload imports only os; integrations/torch/build.py stands alone for setup.py and reads the
+# _autoload imports only os; integrations/torch/build.py is independent for setup.py and reads the
 # compiler, CXX.
 ENVIRONMENT_READERS = (
     "config/settings.py",

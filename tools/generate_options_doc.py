@@ -85,6 +85,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # The checkout's own package, whatever the working directory is.
+    # The checkout's own package, in any working directory.
     sys.path.insert(0, str(ROOT))
     sys.exit(main())

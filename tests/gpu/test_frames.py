@@ -363,7 +363,7 @@ def test_warm_steps_neither_allocate_nor_free(
 
 
 def test_the_workspace_of_a_matrix_product_stays(program: Program, softcuda: Softcuda) -> None:
-    """B4: no operator names it, so that it was always the first to leave."""
+    """B4: no operator names it, so it was always the first to leave."""
     out, _ = program(
         """
 from umem.base.native import core

@@ -52,7 +52,7 @@ def test_bits_are_equal_at_half_and_at_a_quarter(name: str) -> None:
         found = trial.run(name, f"1/{share}", bytes_of_budget=budget, course=course)
         assert not found.error
         assert found.bits == plain.bits
-        # Else it is no such part of it. Ops on lists need less once not all of a list fits.
+        # Otherwise the share differs. Ops on lists need less once not all of a list fits.
         assert found.peak_live_bytes >= 0.8 * PEAK_MIB[name] * MIB
         assert found.peak_resident_bytes <= budget
         if composition.steady:

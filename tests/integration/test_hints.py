@@ -253,7 +253,7 @@ def test_discard_of_a_view_takes_no_other_byte() -> None:
 def test_discard_of_all_takes_the_last_page_too() -> None:
     t = full(5)
     neighbour = full(5, 2.0)
-    assert umem.discard(t) == 6 * MIB  # nobody else is on its last page
+    assert umem.discard(t) == 6 * MIB  # no other tensor is on its last page
     press(40)
     assert neighbour.sum().item() == 2.0 * neighbour.numel()
 

@@ -93,7 +93,7 @@ def test_a_model_of_four_budgets_is_made(make: object, checkpoint: Path) -> None
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("assign", [False, True])
 def test_torchs_own_ways_to_load(checkpoint: Path, mmap: bool, assign: bool) -> None:
-    """They work; a mapped file that is assigned is nobody's memory but its own."""
+    """They work; a mapped file that is assigned remains its own memory."""
     on()
     with torch.device("meta"):
         net = stack()
@@ -187,7 +187,7 @@ umem.enable(device="soft", budget="32MiB", policy="lru")
 with torch.device("meta"):
     net = torch.nn.Sequential(
         *(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
-open("/proc/self/clear_refs", "w").write("5")  # proc(5): VmHWM starts anew
+open("/proc/self/clear_refs", "w").write("5")  # proc(5): VmHWM starts over
 before = status("VmRSS")
 if kind == "stream":
     umem.load_checkpoint(net, path)

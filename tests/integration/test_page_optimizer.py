@@ -579,7 +579,7 @@ def test_nothing_keeps_the_optimizer_alive() -> None:
         gc.collect()
         assert seen() is None
         net(torch.ones(2, 8)).sum().backward()
-        assert net.weight.grad is not None  # nobody is there to take it
+        assert net.weight.grad is not None  # no optimizer takes it
 
 
 @pytest.mark.parametrize("foreach", [False, True])

@@ -73,7 +73,7 @@ def test_every_transfer_is_a_slice_within_the_profile(tmp_path: Path, suffix: st
     out = [event["args"]["bytes"] for event in found if event["name"].startswith("send out")]
     into = [event["args"]["bytes"] for event in found if event["name"].startswith("bring in")]
     assert sum(out) == after.bytes_out - before.bytes_out > 0
-    assert 0 < sum(into) <= after.bytes_in - before.bytes_in  # page faults are no transfers
+    assert 0 < sum(into) <= after.bytes_in - before.bytes_in  # page faults are not transfers
     ops = [event for event in trace["traceEvents"] if event.get("cat") == "cpu_op"]
     begin = min(event["ts"] for event in ops)
     end = max(event["ts"] + event["dur"] for event in ops)

@@ -227,7 +227,7 @@ def test_a_budget_of_auto_gives_way_to_others_and_grows_again() -> None:
 
         assert step() == 64
         umem.evict(x[0])
-        result, other = core.driver.cuMemAlloc(12 * MIB)  # by somebody else
+        result, other = core.driver.cuMemAlloc(12 * MIB)  # by another owner
         assert result == 0
         assert [step(), step()] == [52, 52]
         assert float(x[0][0] + x[5][0]) == 5  # back, and others leave for it

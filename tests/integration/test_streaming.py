@@ -30,7 +30,7 @@ def made() -> nn.Module:
 
 
 def made_without_hooks() -> nn.Module:
-    """As `Module.to` and `to_empty` leave it: nobody has heard of its parameters."""
+    """As left by `Module.to` and `to_empty`: its parameters are not registered."""
     weights = made().state_dict()
     with torch.device("meta"):
         net = made()

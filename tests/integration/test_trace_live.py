@@ -280,7 +280,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_program(
 
 
 def test_a_pipe_is_written_if_it_is_read(tmp_path: Path) -> None:
-    """Opening one without a reader would wait for it for ever, inside `import torch`."""
+    """Opening one without a reader would wait for it forever, inside `import torch`."""
     path = tmp_path / "trace.jsonl"
     os.mkfifo(path)
     with pytest.raises(umem.ConfigError, match="no program reads this pipe"):

@@ -106,7 +106,7 @@ def test_what_was_clean_stays_where_it_is_when_the_plans_go(program: Program) ->
     assert pages(program, "a") == pages(program, "b") == ["device"] * 2
     faults = _core.stats()["faults"]
     program.fill("a")
-    assert _core.stats()["faults"] == faults  # no copy that a write would have to drop
+    assert _core.stats()["faults"] == faults  # no copy that a write must drop
 
 
 def test_the_advice_follows_the_plan_that_acts(program: Program) -> None:

@@ -217,7 +217,7 @@ def test_a_forked_child_starts_a_recording_of_its_own() -> None:
     first = _core.allocate(4 * MIB)
     child = os.fork()
     if child == 0:
-        second = _core.allocate(6 * MIB)  # while nobody records
+        second = _core.allocate(6 * MIB)  # while there is no recording
         _core.record_start("file")
         lines, dropped = _core.record_lines("file", final=True)
         alive = sorted(json.loads(line)["bytes"] for line in lines.splitlines())

@@ -511,7 +511,7 @@ def test_scratch_freed_inside_its_op_stays_until_the_op_ends(blocks: Blocks) -> 
     token = _core.op_begin([], "conv", "forward")
     scratch = _core.allocate(4 * MIB)
     assert _core.release(scratch)
-    _core.trim()  # gives back all that no op uses
+    _core.trim()  # releases all memory that no op uses
     assert [row["pins"] for row in _core.blocks() if row["base"] == scratch] == [1]
     other = blocks.take(8 * MIB)
     _core.op_end(token, "")

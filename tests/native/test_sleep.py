@@ -136,7 +136,7 @@ def test_without_room_for_all_the_last_used_come(program: Program) -> None:
     evictions = _core.stats()["evictions"]
     assert _core.wake(ALL, 0) == 8 * MIB
     assert program.away() == {"a", "b"}
-    assert _core.stats()["evictions"] == evictions  # nobody leaves for a sleeper
+    assert _core.stats()["evictions"] == evictions  # no block leaves for a sleeper
 
 
 def test_a_freed_block_does_not_come_back(program: Program) -> None:
@@ -165,7 +165,7 @@ def test_discarded_bytes_are_not_copied_out(program: Program) -> None:
 
 
 def test_what_is_written_unseen_after_a_discard_stays(program: Program) -> None:
-    """By an access that is no op of umem's; neither waking nor sleeping again may lose it."""
+    """By an access outside of umem's ops; neither waking nor sleeping again may lose it."""
     _core.tag(program.take("g"), "grad")
     for act in (lambda: _core.wake(ALL, 0), lambda: _core.sleep(ALL, False)):
         _core.sleep(["grad"], True)

@@ -29,7 +29,7 @@ DEFAULT_BUILD = Path(tempfile.gettempdir()) / f"umem-softcuda-{os.getuid()}"
 
 
 def torch_libraries(python: str) -> list[Path]:
-    """The shared libraries of that Python's torch. Raises SystemExit if it is no CUDA build."""
+    """The shared libraries of that Python's torch. Raises SystemExit if it is not a CUDA build."""
     # Not by import: a CUDA torch does not import before its libraries exist.
     code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)

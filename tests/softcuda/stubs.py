@@ -83,7 +83,7 @@ def _definition(name: str) -> str:
 def write(libraries: list[Path], folder: Path) -> list[str]:
     """Writes SONAME.c and SONAME.map for each stub into `folder`; their SONAMEs.
 
-    Raises ValueError when the libraries link no NVIDIA library: then it is no CUDA build.
+    Raises ValueError if the libraries link no NVIDIA library: then it is not a CUDA build.
     """
     found = collect(libraries)
     if not found:

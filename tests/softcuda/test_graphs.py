@@ -157,7 +157,7 @@ def test_what_cannot_be_added_or_captured_is_refused() -> None:
     ok(d.cuStreamBeginCapture_v2(stream, 0))
     ok(update(1))
     assert update(2) == INVALID_VALUE
-    assert d.cuStreamEndCapture(stream, None) == INVALID_VALUE  # nobody else has the graph
+    assert d.cuStreamEndCapture(stream, None) == INVALID_VALUE  # no one else has the graph
     ok(d.cuStreamEndCapture(stream, byref(node)))
     """
     )

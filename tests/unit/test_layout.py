@@ -67,7 +67,7 @@ def test_what_lives_longer_than_a_step_has_no_place() -> None:
     tensors = [
         Tensor(2, (0, 1), kind=Kind.MADE),
         Tensor(2, (0, 0), kind=Kind.CARRIED, next_alias=0),
-        Tensor(2, (1, 1), kind=Kind.MADE),  # nobody knows its end
+        Tensor(2, (1, 1), kind=Kind.MADE),  # its end is unknown
     ]
     trace = step(tensors, [Op(writes=[0]), Op(writes=[2])])
     made = layout(trace, guess=False)

@@ -489,7 +489,7 @@ def test_blocks_keep_their_inputs() -> None:
         tensors[tensor].life = _life(ops, tensor)
     graph = RecomputeGraph(step(tensors, ops))
     kept = np.flatnonzero(per_block(graph).keep).tolist()
-    assert kept == carried[:-1]  # nobody reads the last one in forward
+    assert kept == carried[:-1]  # no op reads the last one in forward
 
 
 def test_modes_are_checked_by_name() -> None:

@@ -195,7 +195,7 @@ def cyclic_events() -> list[Event]:
 
 
 def test_what_lives_past_the_step_goes_round() -> None:
-    """A gradient that the next step frees is no leak: each repeat is as the one before."""
+    """A gradient that the next step frees is not a leak: each repeat equals the previous one."""
     step = step_of(synthetic.training(4, PAGE, PAGE, 3, optimizer=True))
     assert Kind.CARRIED in step.kind
     result = replay.replay_step(step, "lru", LINK, 2 * step.peak_bytes, repeats=5)
@@ -325,7 +325,7 @@ def test_resident_budget_is_where_nothing_moves() -> None:
     events = synthetic.training(6, 3 * PAGE, 5 * PAGE, 2, small=300, optimizer=True)
     step = step_of(events)
     least = replay.resident_budget(step, LINK)
-    # Small tensors share a segment or two, which the sum of their bytes is no whole number of.
+    # Small tensors share a segment or two; the sum of their bytes is not a multiple of one.
     assert step.peak_bytes <= least <= step.peak_bytes + 3 * PAGE
     enough, less = (replay.replay_step(step, "lru", LINK, least - n) for n in (0, PAGE))
     assert enough.bytes_in == enough.bytes_out == 0

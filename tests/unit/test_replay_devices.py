@@ -40,7 +40,7 @@ def _moved(event: Event) -> Event:
 
 
 def both() -> list[Event]:
-    """Two steps, each with two networks that train side by side; the second one is smaller."""
+    """Two steps, each with two networks that train together; the second one is smaller."""
     found: list[Event] = []
     for first, second in zip(
         _steps(synthetic.training(6, 2 * PAGE, 4 * PAGE, 2, us=300.0)),

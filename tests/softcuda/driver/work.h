@@ -98,7 +98,7 @@ bool remove_event(CUevent handle);
 CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {}, bool waits = false);
 CUresult enqueue_host_function(CUstream handle, Work work);
 
-// Around fork: the child's copy is consistent because nobody was inside.
+// Around fork: the child's copy is consistent because no thread was inside.
 void lock_for_fork();
 void unlock_after_fork();
 
