@@ -106,7 +106,7 @@ def _closed_devices() -> None:
     """No file of tests starts with a device that the one before left open.
 
     A device stays while a tensor on it lives, and garbage in a cycle lives for as long as it likes.
-    What lives now is frozen: the collections before each test need not look at all of torch.
+    Live objects are frozen: the collections before each test need not look at all of torch.
     """
     gc.unfreeze()
     gc.collect()

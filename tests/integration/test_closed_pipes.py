@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# Nobody reads its output from the start.
+# Its output has no reader from the start.
 CLOSED = """
 import os, runpy, sys
 reader, writer = os.pipe()

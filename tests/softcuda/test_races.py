@@ -416,7 +416,7 @@ for program in range(250):
             model.host |= model.events[e]
     pattern = re.compile(r"k(\\d+) .*, k(\\d+) ")
     reported = {tuple(map(int, pattern.match(line).groups())) for line in soft.races()}
-    # What comes after a race may hide a later one with the same earlier access.
+    # Accesses after a race may hide a later one with the same earlier access.
     assert reported <= expected, (program, reported - expected)
     assert bool(reported) == bool(expected), (program, expected)
     clean += not expected

@@ -82,8 +82,8 @@ def lp_bytes_in(trace: StepTrace, capacity: int, *, time_limit_s: float = 60.0) 
     and what is swapped out at any op of a gap that returns comes in once. The result is the larger
     of its minimum and `bounds.lower_bound_bytes_in`, which cannot add up peaks that a gap spans.
 
-    Where a step has segments (`trace.segments.with_segments`) they leave and return as a whole, as
-    every schedule has to move them.
+    A step's segments (`trace.segments.with_segments`) leave and return as a whole, as every
+    schedule has to move them.
 
     Raises:
         PlanError: an op accesses more than `capacity`, or the time limit was reached.

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TextIO
 
-# What the server executes before the first fork.
+# The server executes this before the first fork.
 PREPARE = "import numpy, torch, umem.session.session, umem.trace.step_builder"
 # Prefixes of variables that Python, torch or OpenMP read while they are loaded; `UMEM` itself turns
 # umem on inside `import torch`.

@@ -470,7 +470,7 @@ def test_weights_that_only_the_next_step_wants_need_no_way_back(gpu: Any) -> Non
     # Neither direction is charged in this step, but the steady state brings 40 bytes in each step.
     assert floor.closed_form_floor(kept, 100, 10.0, 1.0) == 5.0
     assert floor.closed_form_floor(kept, 100, 2.0, 1.0) == 20.0
-    # Written, as by an optimizer, it has to go out too.
+    # Written, as in an optimizer, it must leave too.
     updated = step_of(gpu, ops, [40, 100, 10], persistent=[0], written=[0, 1, 2])
     assert floor.closed_form_floor(updated, 100, 10.0, 1.0) == 40.0
 

@@ -1,4 +1,4 @@
-"""What torch's viewer reads of a trace: its memory snapshots."""
+"""Exports of a trace for torch's viewer: memory snapshots."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Relaxation:
         budget: int,
         updates: Sequence[Update],
     ) -> None:
-        # What may be dropped is held by no variable, and is counted by the rows of memory.
+        # Droppable tensors are in no such variable; the memory rows count them.
         spans = IdleIntervals(graph.step, kept=~np.array(graph.may_drop, bool))
         over = excess_bytes(spans, budget)
         self.graph, self.program = graph, LinearProgram()
