@@ -29,7 +29,7 @@ class Option:
 
     @property
     def is_path(self) -> bool:
-        """Whether it names a file or directory, which no pyproject.toml may."""
+        """True if it names a file or directory, which no pyproject.toml may."""
         return self.kind in ("path", "file", "socket")
 
 
@@ -137,9 +137,9 @@ OPTIONS = (
     ),
     Option(
         "optimizer_buffers", "UMEM_OPTIMIZER_BUFFERS", "size", parse_bytes, "512MiB", BYTES_ALLOWED,
-        "Host memory for the transfers of parameters and gradients to and from updates on the "
-        "host, pinned with a GPU: three buffers of at most 32 MiB, or with `overlap=True` as many "
-        "as fit.",
+        "Host memory for the transfers of updates on the host, which are gradients and "
+        "parameters; pinned with a GPU. Three buffers of at most 32 MiB, or with `overlap=True` "
+        "as many as fit.",
     ),
     Option(
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
