@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -316,6 +317,18 @@ def test_the_picture_shows_the_runs_of_each_budget(run: Run, tmp_path: Path) -> 
         assert f"<!-- resnet, 1/{fraction} of its peak" in text  # glyphs come after it
     for label in ("held by the program", "budget", *(f"resident, {p}" for p in runner.POLICIES)):
         assert f"<!-- {label} " in text
+
+
+def test_the_legend_of_one_panel_fits_below_it(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws it")
+    rows = run(runner.DemoPlan(workloads=("gpt",), fractions=(4,), policies=("lru", "auto")))
+    path = tmp_path / "demo.svg"
+    plot.draw(rows, path)
+    text = path.read_text(encoding="utf-8")
+    label = r"<!-- (?:held by the program|budget) -->\s*<g transform=\"translate\((\S+)"
+    places = re.findall(label, text)
+    assert len(places) == 2
+    assert all(0 < float(place) < 300 for place in places)
 
 
 @pytest.mark.parametrize(

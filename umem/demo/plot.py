@@ -42,7 +42,8 @@ def draw(rows: Sequence[DemoRow], path: Path) -> None:
             axes.set_title(f"{name}, 1/{fraction} of its peak", fontsize=10)
             _draw([r for r in rows if (r.workload, r.fraction) == (name, fraction)], axes)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    columns = min(len(labels), 2 * len(fractions))  # more would not fit below the panels
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     figure.suptitle("Resident bytes over time against the budget")
     figure.savefig(path, dpi=110)
 
