@@ -53,7 +53,7 @@ class Rank:
 
 @dataclass
 class Result:
-    """A run's figures: sums over ranks and the iterations after `FIRST`, except `cpu_s`."""
+    """A run's figures: sums over ranks and over `FIRST` and later iterations, except `cpu_s`."""
 
     trial: str
     budget: str
