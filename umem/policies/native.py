@@ -6,7 +6,13 @@ from ..base.device_profiles import DeviceProfile
 from ..trace.step_trace import StepTrace
 
 
-class Unmanaged:
+class _Native:
+    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> None:  # noqa: ARG002
+        """Return None: the driver or the engine decides under pressure."""
+        return
+
+
+class Unmanaged(_Native):
     """Managed memory as the driver runs it: the reference of every comparison.
 
     Native: no plan. Source: NVIDIA, CUDA C++ Programming Guide, "Unified Memory Programming".
@@ -14,12 +20,8 @@ class Unmanaged:
 
     name = "none"
 
-    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> None:  # noqa: ARG002
-        """Return None: the driver decides."""
-        return
 
-
-class Lru:
+class Lru(_Native):
     """Fetch an op's absent inputs before it; under pressure evict the least recently used.
 
     Native: no plan. Optimal for a stack of activations apart from the overlap that it gives up, and
@@ -29,12 +31,8 @@ class Lru:
 
     name = "lru"
 
-    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> None:  # noqa: ARG002
-        """Return None: the engine decides under pressure."""
-        return
 
-
-class ConvLru:
+class ConvLru(_Native):
     """A variant of `lru` that evicts the outputs of convolution-like layers first.
 
     Native: no plan. Source: Wang et al., "SuperNeurons: dynamic GPU memory management for training
@@ -42,7 +40,3 @@ class ConvLru:
     """
 
     name = "conv_lru"
-
-    def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> None:  # noqa: ARG002
-        """Return None: the engine decides under pressure."""
-        return
