@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umem.policies.base import Fetch, Move, Plan
+from umem.policies.base import Entries, Fetch, Move, Plan
 from umem.policies.lowering import lower
 from umem.trace.step_trace import Kind, StepTrace
 
@@ -167,3 +167,15 @@ def test_twenty_thousand_tensors_in_a_moment() -> None:
     columns = lower(plan, nowhere)
     assert time.process_time() - begin < 1.5  # about 0.05 s on an idle core
     assert len(columns["fetch_by"]) == n  # type: ignore[arg-type]
+
+
+def test_entries_in_columns_are_as_those_one_by_one() -> None:
+    moves = [Move(0, 3), Move(1, 2), Move(4, 0)]
+    entries = Entries(Move, *np.array(moves).T)
+    assert entries == tuple(moves)
+    assert list(entries) == [*entries[:]] == moves
+    assert (entries[0], entries[-1], entries[1:]) == (moves[0], moves[-1], tuple(moves[1:]))
+    assert len(entries) == 3
+    assert Move(1, 2) in entries
+    assert not Entries(Fetch, *np.zeros((3, 0), np.int64))
+    assert np.asarray(entries).tolist() == [[0, 3], [1, 2], [4, 0]]

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
+
+import numpy as np
 
 from ..base.device_profiles import DeviceProfile
 from ..trace.step_trace import Ints, StepTrace
@@ -42,6 +53,39 @@ class WriteBack(NamedTuple):
     tensor: int
 
 
+Entry = TypeVar("Entry", Move, Fetch, WriteBack)
+
+
+class Entries(Sequence[Entry], Generic[Entry]):
+    """Entries of a plan that were computed in columns; each is made when it is asked for.
+
+    Args:
+        kind: the type of the entries.
+        columns: one for each of its fields.
+    """
+
+    def __init__(self, kind: type[Entry], *columns: Ints) -> None:
+        self._kind, self._rows = kind, np.stack(columns, axis=1)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
+        return self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self._kind._make, self._rows.tolist())
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index].tolist()
+        return tuple(map(self._kind._make, rows)) if isinstance(index, slice) else self._kind(*rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Moves for each step that is like `trace`, by its indices of ops and tensors.
@@ -53,10 +97,10 @@ class Plan:
     """
 
     trace: StepTrace
-    evict: tuple[Move, ...] = ()  # leave after the op, with a copy out if the host has none
-    evict_first: tuple[Move, ...] = ()  # leave first under pressure, until their next use
-    fetch: tuple[Fetch, ...] = ()  # in this order (`gated`: by `by`), as far as they fit
-    write_back: tuple[WriteBack, ...] = ()  # copied early, to leave without a transfer
+    evict: Sequence[Move] = ()  # leave after the op, with a copy out if the host has none
+    evict_first: Sequence[Move] = ()  # leave first under pressure, until their next use
+    fetch: Sequence[Fetch] = ()  # in this order (`gated`: by `by`), as far as they fit
+    write_back: Sequence[WriteBack] = ()  # copied early, to leave without a transfer
     retain: tuple[int, ...] = ()  # tensors that stay as long as anything else can leave
     read_mostly: tuple[int, ...] = ()  # tensors whose copy on the host stays valid
     # With `gated`, a fetch starts only if `occupancy` (bytes of large tensors, [n_ops]) leaves room

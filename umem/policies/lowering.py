@@ -6,7 +6,7 @@ that they share, and what happens between two counted ops it sees at the end of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..base.units import PIECE_BYTES
 from ..errors import PlanError
 from ..trace.ids import TensorIndex
 from ..trace.step_trace import Bools, Ints, Kind, StepTrace
-from .base import Fetch, Move, Plan, WriteBack
+from .base import Entries, Entry, Fetch, Move, Plan, WriteBack
 from .plan_check import out_of_range
 
 ORDERS = {"lru": 0, "fifo": 1, "furthest": 2}
@@ -90,23 +90,35 @@ def _in_pieces(plan: Plan) -> Plan:
         return plan
     trace = plan.trace.pieces
     assert trace.whole is not None
-    first = np.searchsorted(trace.whole, np.arange(plan.trace.n_tensors + 1)).tolist()
+    first = np.searchsorted(trace.whole, np.arange(plan.trace.n_tensors + 1))
 
-    def cut(tensor: int) -> range:
-        return range(first[tensor], first[tensor + 1])
+    def cut(kind: type[Entry], entries: Sequence[Entry]) -> Entries[Entry]:
+        rows = np.asarray(entries, np.int64).reshape(-1, len(kind._fields))
+        tensor = rows[:, -1]
+        row, piece = _spread(first[tensor], first[tensor + 1])
+        return Entries(kind, *rows[row, :-1].T, piece)
+
+    def cut_all(tensors: tuple[int, ...]) -> tuple[int, ...]:
+        whole = np.array(tensors, np.int64)
+        return tuple(_spread(first[whole], first[whole + 1])[1].tolist())
 
     return replace(
         plan,
         trace=trace,
-        evict=tuple(Move(m.after, p) for m in plan.evict for p in cut(m.tensor)),
-        evict_first=tuple(Move(m.after, p) for m in plan.evict_first for p in cut(m.tensor)),
-        fetch=tuple(Fetch(f.after, f.by, p) for f in plan.fetch for p in cut(f.tensor)),
-        write_back=tuple(
-            WriteBack(c.after, c.until, p) for c in plan.write_back for p in cut(c.tensor)
-        ),
-        retain=tuple(p for t in plan.retain for p in cut(t)),
-        read_mostly=tuple(p for t in plan.read_mostly for p in cut(t)),
+        evict=cut(Move, plan.evict),
+        evict_first=cut(Move, plan.evict_first),
+        fetch=cut(Fetch, plan.fetch),
+        write_back=cut(WriteBack, plan.write_back),
+        retain=cut_all(plan.retain),
+        read_mostly=cut_all(plan.read_mostly),
     )
+
+
+def _spread(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the rows of the numbers from each begin up to its end, and these numbers."""
+    count = end - begin
+    row = np.repeat(np.arange(len(count)), count)
+    return row, np.arange(len(row)) - (np.cumsum(count) - count)[row] + begin[row]
 
 
 def _addresses(
@@ -187,17 +199,17 @@ def _clean(plan: Plan) -> Ints:
     return tensors[plan.trace.clean[tensors]]
 
 
-def _moves(name: str, moves: tuple[Move, ...], ops: _Ops, tensor: Ints) -> Columns:
-    rows = np.array(moves, np.int64).reshape(-1, 2)
+def _moves(name: str, moves: Sequence[Move], ops: _Ops, tensor: Ints) -> Columns:
+    rows = np.asarray(moves, np.int64).reshape(-1, 2)
     rows = rows[tensor[rows[:, 1]] >= 0]
     return {f"{name}_after": ops.after(rows[:, 0]), f"{name}_tensor": tensor[rows[:, 1]]}
 
 
 def _spans(
-    name: str, end: str, items: tuple[Fetch, ...] | tuple[WriteBack, ...], ops: _Ops, tensor: Ints
+    name: str, end: str, items: Sequence[Fetch] | Sequence[WriteBack], ops: _Ops, tensor: Ints
 ) -> Columns:
     """Items from the end of one op to the begin of another one."""
-    rows = np.array(items, np.int64).reshape(-1, 3)
+    rows = np.asarray(items, np.int64).reshape(-1, 3)
     rows = rows[tensor[rows[:, 2]] >= 0]
     after, until = ops.after(rows[:, 0]), ops.by(rows[:, 1])
     ahead = until > after  # else there is nothing between the two

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..base.units import format_bytes
 from ..trace.step_trace import Kind, StepTrace
 from .base import Fetch, Move, Plan, WriteBack
@@ -136,22 +138,21 @@ def out_of_range(plan: Plan) -> str | None:
     Part of lowering: it reads indices only, in time linear in the plan.
     """
     n, m = plan.trace.n_ops, plan.trace.n_tensors
-    moves: tuple[tuple[str, Sequence[Move | Fetch | WriteBack]], ...] = (
-        ("evict", plan.evict),
-        ("evict_first", plan.evict_first),
-        ("fetch", plan.fetch),
-        ("write_back", plan.write_back),
+    moves: tuple[tuple[str, Sequence[Move | Fetch | WriteBack], int], ...] = (
+        ("evict", plan.evict, 2),
+        ("evict_first", plan.evict_first, 2),
+        ("fetch", plan.fetch, 3),
+        ("write_back", plan.write_back, 3),
     )
-    for field, entries in moves:
-        for one in entries:
-            if -1 <= one.after < n and 0 <= one.tensor < m:
-                continue
-            return (
-                f"{field}: {_written(one)}: the step has ops 0 to {n - 1} and tensors 0 to {m - 1}"
-            )
+    for field, entries, width in moves:
+        after, *_, tensor = np.asarray(entries, np.int64).reshape(-1, width).T
+        bad = np.flatnonzero((after < -1) | (after >= n) | (tensor < 0) | (tensor >= m))
+        if len(bad):
+            one = _written(entries[int(bad[0])])
+            return f"{field}: {one}: the step has ops 0 to {n - 1} and tensors 0 to {m - 1}"
     for field, tensors in (("retain", plan.retain), ("read_mostly", plan.read_mostly)):
-        if bad := [tensor for tensor in tensors if not 0 <= tensor < m]:
-            return f"{field}: tensor {bad[0]}: the step has tensors 0 to {m - 1}"
-    if bad := [op for op in plan.barriers if not -1 <= op < n]:
-        return f"barriers: op {bad[0]}: the step has ops 0 to {n - 1}"
+        if beyond := [tensor for tensor in tensors if not 0 <= tensor < m]:
+            return f"{field}: tensor {beyond[0]}: the step has tensors 0 to {m - 1}"
+    if beyond := [op for op in plan.barriers if not -1 <= op < n]:
+        return f"barriers: op {beyond[0]}: the step has ops 0 to {n - 1}"
     return None

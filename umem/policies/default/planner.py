@@ -10,7 +10,7 @@ import numpy as np
 
 from ...base.device_profiles import DeviceProfile
 from ...trace.step_trace import Floats, Gaps, Ints, Kind, StepTrace
-from ..base import Fetch, Move, Plan
+from ..base import Entries, Fetch, Move, Plan
 from ..published.belady import Belady
 from .choice import choose
 from .estimate import GapChoice, StepEstimate, estimate
@@ -58,7 +58,7 @@ class Auto:
         left = np.unique(away.tensor)
         return Plan(
             trace,
-            evict=tuple(map(Move, away.start[moves].tolist(), away.tensor[moves].tolist())),
+            evict=Entries(Move, away.start[moves], away.tensor[moves]),
             fetch=_fetches(trace, best),
             write_back=write_backs(found.quiet, found.copied, trace.n_ops) if found else (),
             read_mostly=tuple(left[trace.clean[left]].tolist()),
@@ -208,12 +208,11 @@ def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
         yield np.round(np.log1p(time) / np.log(NEAR)) - size / (size.max() + 1)
 
 
-def _fetches(trace: StepTrace, choice: GapChoice) -> tuple[Fetch, ...]:
+def _fetches(trace: StepTrace, choice: GapChoice) -> Entries[Fetch]:
     n, counted = trace.n_ops, trace.access_op[trace.large[trace.access_tensor]]
     chosen, after = select(choice.away, choice.returns), choice.begins[choice.returns]
     # What the host updates, and the engine's last op of the step is over: in the next step.
     late = (after > chosen.start) & (after % n >= int(counted.max(initial=-1)))
     after = np.where(late, after // n * n + n - 1, after)
     later = np.where(after >= n - late, n, 0)
-    columns = (after - later, chosen.end - later, chosen.tensor)
-    return tuple(map(Fetch, *(column.tolist() for column in columns)))
+    return Entries(Fetch, after - later, chosen.end - later, chosen.tensor)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...trace.step_trace import Gaps, Ints, Kind, StepTrace
-from ..base import WriteBack
+from ..base import Entries, WriteBack
 
 NEVER = 1 << 31
 
@@ -71,7 +71,7 @@ def _grouped(away: Gaps, before: Ints, due: Ints, after: Ints, rows: Ints) -> Qu
     return Quiet(away.tensor[one], before[one], earliest, after[one], leaves, of_gap)
 
 
-def write_backs(quiet: Quiet, copied: Ints, n_ops: int) -> tuple[WriteBack, ...]:
+def write_backs(quiet: Quiet, copied: Ints, n_ops: int) -> Entries[WriteBack]:
     """Return the write-backs of the plan.
 
     `copied` is the op with which the link starts the write-back, or `NEVER`; a tensor that leaves
@@ -82,5 +82,4 @@ def write_backs(quiet: Quiet, copied: Ints, n_ops: int) -> tuple[WriteBack, ...]
     wanted = wanted[np.argsort(after[wanted] % n_ops, kind="stable")]
     earlier = np.where(after[wanted] < -1, n_ops, 0)  # it starts in the step before
     until = np.where(quiet.until[wanted] == NEVER, 2 * n_ops, quiet.until[wanted] + earlier)
-    columns = (after[wanted] + earlier, until, quiet.tensor[wanted])
-    return tuple(map(WriteBack, *(column.tolist() for column in columns)))
+    return Entries(WriteBack, after[wanted] + earlier, until, quiet.tensor[wanted])
