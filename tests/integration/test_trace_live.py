@@ -13,13 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from support import forkserver  # noqa: E402
+from support import forkserver, recorded  # noqa: E402
 
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import TraceError  # noqa: E402
-from umem.trace import native_columns  # noqa: E402
 from umem.trace.convert import convert  # noqa: E402
+from umem.trace.event_columns import EventColumns  # noqa: E402
 from umem.trace.reader import read  # noqa: E402
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator  # noqa: E402
 from umem.trace.step_builder import StepBuilder, read_step  # noqa: E402
@@ -37,8 +37,8 @@ class Recorded:
         self.result = work()
         columns = core.record_take("plan")
         core.record_stop("plan")
-        self.events = list(native_columns.events(columns))
-        self.ids = {place: block for block, place in native_columns.addresses(columns).items()}
+        self.events = recorded.taken(columns)
+        self.ids = {place: block for block, place in recorded.addresses(columns).items()}
         check = Validator()
         for event in self.events:
             check.check(event)  # among them: every op's inputs are alive
@@ -164,8 +164,7 @@ def test_a_step_in_columns(observer: str) -> None:
         builder = StepBuilder()
         for _ in range(2):
             step()
-            for event in native_columns.events(core.record_take("plan")):
-                builder.add(event)
+            builder.take(EventColumns.of_native(core.record_take("plan")))
         core.record_stop("plan")
         trace = builder.step()
         large = [

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from support import recorded
 
 from umem import _core
-from umem.trace import native_columns
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator
 
 MIB = 1 << 20
@@ -30,7 +30,7 @@ def _running() -> Iterator[None]:
 
 def taken() -> list[Event]:
     """Return the events since the last call, after checking the place of each."""
-    return list(native_columns.events(_core.record_take("plan")))
+    return recorded.taken(_core.record_take("plan"))
 
 
 def op(

@@ -13,7 +13,7 @@ from support.steps import Tensor, make_step
 from umem.analysis.batch_size import MOST, Line, Sized, TensorLines, alike, largest_batch, line
 from umem.base.units import MIB
 from umem.errors import PlanError
-from umem.trace.step_builder import device_bytes, on_device
+from umem.trace.step_part import device_bytes, on_device
 from umem.trace.step_trace import Kind
 
 

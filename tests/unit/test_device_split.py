@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from support import recorded
 from support.synthetic import training
 
-from umem.trace.device_split import EVERY, DeviceSplit
+from umem.trace.device_split import DeviceSplit
+from umem.trace.event_columns import by_step
 from umem.trace.ids import BlockId
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator
 from umem.trace.step_builder import StepBuilder
@@ -16,13 +18,12 @@ MIB = 1 << 20
 A, B, C, D = map(BlockId, range(4))
 
 
-def split(events: Iterable[Event], devices: Iterable[int] = (0, 1)) -> dict[int, list[Event]]:
+def split(log: Iterable[Event], devices: Iterable[int] = (0, 1)) -> dict[int, list[Event]]:
     result: dict[int, list[Event]] = {device: [] for device in devices}
     one = DeviceSplit()
-    for event in events:
-        for device, own in one.take(event):
-            for number in result if device == EVERY else (device,):
-                result[number].append(own)
+    for step in by_step(log):
+        for device, own in one.take(step).items():
+            result[device] += recorded.events(own)
     return result
 
 
@@ -36,7 +37,7 @@ def on(device: int, *blocks: BlockId) -> list[Event]:
 
 def test_a_log_of_one_device_is_left_as_it_is() -> None:
     events = list(training(3, 4 * MIB, 8 * MIB))
-    assert split(events) == {0: events, 1: [e for e in events if isinstance(e, Step)]}
+    assert split(events) == {0: events, 1: []}
     moved: list[Event] = [Alloc(A, MIB, device=1), Op("f", (A,), (), 2.0), Free(A), Step()]
     assert split(moved) == {0: [Step()], 1: moved}
 
@@ -94,8 +95,8 @@ def test_the_devices_of_a_step_are_those_with_ops_in_it() -> None:
     ]
     used = []
     for events in steps:
-        for event in [*events, Step()]:
-            one.take(event)
+        for step in by_step([*events, Step()]):
+            one.take(step)
         used.append(set(one.used))
     assert used == [{0}, {1}, set()]
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import schemas, synthetic
+from support import recorded, schemas, synthetic
 
 from umem import simulate
 from umem.base import device_profiles, nodes
 from umem.cli import main
 from umem.errors import ConfigError, TraceError
 from umem.simulation import replay
-from umem.trace.device_split import EVERY, DeviceSplit
+from umem.trace.device_split import DeviceSplit
+from umem.trace.event_columns import by_step
 from umem.trace.ids import BlockId
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
 from umem.trace.step_builder import last_step
@@ -66,7 +67,7 @@ def _steps(events: Any) -> Iterator[list[Event]]:
 
 def split_of(device: int) -> list[Event]:
     one = DeviceSplit()
-    return [own for event in both() for at, own in one.take(event) if at in (device, EVERY)]
+    return [event for step in by_step(both()) for event in recorded.events(one.take(step)[device])]
 
 
 @pytest.fixture

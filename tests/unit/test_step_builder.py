@@ -379,16 +379,34 @@ def test_what_has_no_op_cannot_be_planned(tmp_path: Path) -> None:
         read_step(path)
 
 
-def test_events_that_cannot_be_are_refused() -> None:
-    builder = StepBuilder()
-    builder.add(Alloc(1, 1))
-    with pytest.raises(TraceError, match="id 1 is allocated twice"):
-        builder.add(Alloc(1, 1))
-    with pytest.raises(TraceError, match="free of id 2"):
-        builder.add(Free(2))
-    builder.add(Op("x", (1, 3), ()))
-    with pytest.raises(TraceError, match="op 'x' uses id 3, which is not live"):
-        builder.step()
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([Alloc(1, 1), Alloc(1, 1)], "id 1 is allocated twice"),
+        ([Alloc(1, 1), Op("x", (1,), ()), Step(), Alloc(1, 1)], "id 1 is allocated twice"),
+        ([Alloc(1, 1), Free(2)], "free of id 2"),
+        ([Alloc(1, 1), Free(1), Free(1), Alloc(1, 1), Alloc(1, 1)], "free of id 1"),
+        ([Alloc(1, 1), Alloc(1, 1), Free(1), Free(1), Free(1)], "id 1 is allocated twice"),
+        ([Alloc(1, 1), Op("x", (1, 3), ())], "op 'x' uses id 3, which is not live"),
+        ([Op("x", (), (3,))], "op 'x' uses id 3, which is not live"),
+        ([Alloc(1, 1), Free(1), Op("x", (1,), ())], "op 'x' uses id 1, which is not live"),
+    ],
+)
+def test_events_that_cannot_be_are_refused(events: list[Event], reason: str) -> None:
+    with pytest.raises(TraceError, match=reason):
+        build([*events, Step()])
+
+
+def test_an_id_may_name_another_block_once_it_is_free() -> None:
+    step = build(
+        [
+            Alloc(7, MIB), Op("a", (), (7,)), Free(7), Alloc(7, 2 * MIB), Op("b", (7,), ()),
+            Free(7), Alloc(7, 3 * MIB), Op("c", (7,), (7,)), Step(),
+        ]
+    )  # fmt: skip
+    assert step.access_tensor.tolist() == [0, 1, 2]
+    assert step.bytes.tolist() == [MIB, 2 * MIB, 4 * MIB]
+    assert step.kind.tolist() == [Kind.TRANSIENT, Kind.TRANSIENT, Kind.MADE]
 
 
 @settings(deadline=None)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..base.units import format_bytes
 from ..errors import PlanError
-from ..trace.step_builder import on_device
+from ..trace.step_part import on_device
 from ..trace.step_trace import Ints, StepTrace
 
 BATCHES = (8, 16)  # the lines go through these; a batch of 1 would squeeze dimensions away

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..base.native import core
 from ..errors import TraceError
 from ..policies import registry
-from ..trace.ids import BlockId, TensorIndex
+from ..trace.ids import TensorIndex
 from . import plan_guard
 from .contest import Choice, Contest
 from .layout_driver import Layouts
@@ -263,24 +263,21 @@ class DevicePlanner:
 
     def _plan(self, without: Cost | None) -> None:
         """Plan the recorded step; `without` is what it cost if it went as by lru, else None."""
-        import numpy as np
-
         from ..policies import lowering
         from ..policies.plan_check import check
         from ..trace.step_trace import Kind
 
-        addresses = self._recording.addresses
         try:
             trace = self._recording.builder(self._number).step(cut=core.cut_sizes())
         except TraceError as error:  # such as a step without ops, as without torch
             self.not_planned(str(error), logging.INFO)
             return
         begin = time.perf_counter()
-        places = [addresses.get(BlockId(block), 0) for block in trace.source.tolist()]
-        found = np.array(places, np.int64)
         device, budget = self._profile(), self._budget()
-        recorded = self._recorded[0] = PlannedStep(trace, found, device, budget)
+        addresses = self._recording.addresses(trace.source)
+        recorded = self._recorded[0] = PlannedStep(trace, addresses, device, budget)
         trace = recorded.in_segments
+        places = self._recording.addresses(trace.source)
 
         def address(tensor: TensorIndex) -> int:
             if trace.place is not None and trace.place[tensor] > 0:
@@ -288,7 +285,7 @@ class DevicePlanner:
             # What is carried into the next step is what this one made.
             if trace.kind[tensor] == Kind.CARRIED:
                 tensor = TensorIndex(int(trace.next_alias[tensor]))
-            return 0 if tensor < 0 else addresses.get(trace.block_of(tensor), 0)
+            return 0 if tensor < 0 else int(places[tensor])
 
         trace = replace(trace, exempt=_staying(trace, address))
         plan = self._policy.plan(trace, device, budget)

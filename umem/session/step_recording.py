@@ -5,23 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..base.native import core
-from ..trace.ids import Address, BlockId
 
 if TYPE_CHECKING:
     from ..trace.device_split import DeviceSplit
+    from ..trace.event_columns import EventColumns
     from ..trace.step_builder import StepBuilder
-
-_NO_BLOCK = BlockId((1 << 62) - 1)  # an id that no block has
+    from ..trace.step_trace import Ints
 
 
 class StepRecording:
     """Steps as native code records them, while that is on; it begins and ends between steps."""
 
     def __init__(self) -> None:
-        self.addresses: dict[BlockId, Address] = {}  # of the blocks of the last step
         self._builders: dict[int, StepBuilder] = {}  # by device
         self._split: DeviceSplit | None = None  # while it is on
-        self._freed: list[BlockId] = []  # in the last step, whose addresses are not needed any more
+        self._addresses: dict[int, int] = {}  # by the id of each block of the last step
+        self._freed: list[int] = []  # in the last step, whose addresses are not needed any more
 
     @property
     def on(self) -> bool:
@@ -41,6 +40,12 @@ class StepRecording:
             self._builders[device] = StepBuilder()
         return self._builders[device]
 
+    def addresses(self, blocks: Ints) -> Ints:
+        """Return the address of each block; 0 for one that is no block of the last step."""
+        import numpy as np
+
+        return np.array([self._addresses.get(block, 0) for block in blocks.tolist()], np.int64)
+
     def start(self) -> None:
         """Record the steps from now on."""
         from ..trace.device_split import DeviceSplit
@@ -53,38 +58,32 @@ class StepRecording:
         core.record_stop("plan")
         self._split = None
         self._builders.clear()
-        self.addresses.clear()
+        self._addresses.clear()
         self._freed.clear()
 
     def take(self) -> bool:
         """Take the step that just ended; return False if it has more events than are kept."""
-        from ..trace import native_columns
-        from ..trace.device_split import EVERY
-        from ..trace.schema import Free
+        from ..trace.event_columns import ALLOC, FREE, EventColumns
 
-        assert self._split is not None
         recorded: core.Recorded = core.record_take("plan")
         if recorded["dropped"]:
             return False
         for block in self._freed:
-            self.addresses.pop(block, None)
-        self._freed.clear()
-        self.addresses.update(native_columns.addresses(recorded))
-        for i, event in enumerate(native_columns.events(recorded)):
-            if i == recorded["before"] > 0:
-                self._begin()
-            for device, own in self._split.take(event):
-                builders = self._builders.values() if device == EVERY else (self.builder(device),)
-                for builder in builders:
-                    builder.add(own)
-            if type(event) is Free:
-                self._freed.append(event.id)
+            self._addresses.pop(block, None)
+        kind, ids = recorded["kind"], recorded["id"]
+        made = kind == ALLOC
+        addresses = recorded["address"][made].tolist()
+        self._addresses.update(zip(ids[made].tolist(), addresses, strict=True))
+        self._freed = ids[kind == FREE].tolist()
+        events, before = EventColumns.of_native(recorded), recorded["before"]
+        if before:  # blocks alive before the recording are no part of the first step
+            self._add(events.slice(0, before))
+            for builder in self._builders.values():
+                builder.begin()
+        self._add(events.slice(before, len(events)))
         return True
 
-    def _begin(self) -> None:
-        """Start the recording; blocks alive before it are no part of the first step."""
-        from ..trace.schema import Alloc, Free, Step
-
-        for builder in self._builders.values():
-            for event in (Step(), Alloc(_NO_BLOCK, 1), Free(_NO_BLOCK), Step()):
-                builder.add(event)
+    def _add(self, events: EventColumns) -> None:
+        assert self._split is not None
+        for device, own in self._split.take(events).items():
+            self.builder(device).take(own)

@@ -29,7 +29,8 @@ from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace import origin
-from ..trace.device_split import EVERY, DeviceSplit
+from ..trace.device_split import DeviceSplit
+from ..trace.event_columns import STEP, by_step
 from ..trace.ids import BlockId
 from ..trace.reader import read
 from ..trace.step_builder import StepBuilder
@@ -260,15 +261,12 @@ def load_devices(
     title = f"reading {Path(path).name}"
     with progress(title, _size(path) if show else 0, quiet=not show) as advance:
         header, events = read(path, partial=partial, advance=advance)
-        for line, event in enumerate(events, 2):
-            for device, own in split.take(event):
-                if device != EVERY:
-                    builders[device].add(own)
-                    continue
-                for builder in builders.values():
-                    builder.add(own)
-                if split.used:  # one without an op is no step
-                    end = line
+        for columns in by_step(events):
+            line += len(columns)
+            for device, own in split.take(columns).items():
+                builders[device].take(own)
+            if split.used and columns.kind[-1] == STEP:  # one without an op is no step
+                end = line
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..base.units import PAGE_BYTES
 from .schema import Alloc, Event, Free, Header, Op
-from .step_builder import device_bytes
+from .step_part import device_bytes
 
 _FIRST = 1 << 40  # address of the first place
 _PROTOCOL = 4  # what torch.cuda.memory._dump_snapshot writes
