@@ -180,7 +180,7 @@ with enable("48MiB", policy="auto"):
     assert status[-1][1]["hits"] + status[-1][1]["misses"] == 0, status
     now = umem.stats(1)
     assert (now.bytes_in, now.bytes_out) == (other.bytes_in, other.bytes_out)
-    assert not session._current.loop.planner._recording.on  # for neither
+    assert not session._current.planner._recording.on  # for neither
     del step, state
     gc.collect()
 """,

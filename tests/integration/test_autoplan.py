@@ -16,7 +16,7 @@ import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.policies.base import Fetch, Move, Plan  # noqa: E402
-from umem.session import device_planner  # noqa: E402
+from umem.session import recording_schedule  # noqa: E402
 from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
 LAYERS, WIDTH = 6, 1024  # 4 MiB a weight
@@ -218,8 +218,8 @@ def test_another_budget_is_another_plan(tiny: Tiny) -> None:
 def test_steps_that_never_repeat_are_planned_seldom(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_planner, "_TRIES", 3)
-    monkeypatch.setattr(device_planner, "_EVERY", 10)
+    monkeypatch.setattr(recording_schedule, "_TRIES", 3)
+    monkeypatch.setattr(recording_schedule, "_EVERY", 10)
     with umem.enable(budget=BUDGET, device="soft", policy=tiny):
         net, step = training()
         for i in range(25):

@@ -24,7 +24,7 @@ from umem.config import settings  # noqa: E402
 from umem.errors import ConfigError  # noqa: E402
 from umem.offload.optimizer import host_update  # noqa: E402
 from umem.session import host_share, session  # noqa: E402
-from umem.session.device_planner import PlannedStep  # noqa: E402
+from umem.session.planned_step import PlannedStep  # noqa: E402
 
 SIDE = 1024
 STEPS = 12

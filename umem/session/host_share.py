@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
     from ..recompute.planner.host_updates import Candidates, Update
     from ..trace.step_trace import StepTrace
-    from .device_planner import PlannedStep
+    from .planned_step import PlannedStep
 
 _MEASURED_BYTES = 64 << 20  # of each of the four tensors of a trial update: more than the caches
 _TRIALS = 3

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..integrations.bindings import Attached
     from ..monitor.summary import Summary
     from ..policies.base import Policy
-    from .device_planner import PlannedStep
-    from .step_driver import StepLoop
+    from .planned_step import PlannedStep
+    from .step_planner import StepPlanner
 
 _log = logging.getLogger("umem")
 _lock = threading.RLock()
@@ -44,7 +44,7 @@ class Session:
     def __init__(self, settings: Settings, attached: Attached) -> None:
         self.settings = settings
         self.attached = attached
-        self.loop: StepLoop | None = None  # runs at the end of each step
+        self.planner: StepPlanner | None = None  # runs at the end of each step
         self.leaving = False  # the process ends
         self._parts = contextlib.ExitStack()
         self._routed = contextlib.ExitStack()
@@ -77,10 +77,10 @@ class Session:
 
     def begin(self, policy: Policy | None) -> None:
         """Start the parts that the settings request; `policy` makes the plans."""
-        from . import step_driver
+        from . import step_planner
 
         settings = self.settings
-        self.loop = step_driver.start(settings, policy)
+        self.planner = step_planner.start(settings, policy)
         if settings.recompute != "off":
             from ..recompute.executor.automatic import Automatic
 
@@ -96,9 +96,9 @@ class Session:
         try:
             self._parts.close()
         finally:
-            loop, self.loop = self.loop, None
-            if loop is not None:
-                loop.stop()
+            planner, self.planner = self.planner, None
+            if planner is not None:
+                planner.stop()
 
 
 _current: Session | None = None
@@ -256,8 +256,8 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             host_count = core.current_options().host_budget_bytes
         core.set_budget(count, host_count)
         session.settings = changed
-        if session.loop is not None:
-            session.loop.budget_changed()
+        if session.planner is not None:
+            session.planner.budget_changed()
 
 
 def step() -> None:
@@ -279,8 +279,8 @@ def step() -> None:
 def replan() -> None:
     """Discard all plans and make new ones, after the set of pinned tensors changed."""
     with _lock:
-        if _current is not None and _current.loop is not None:
-            _current.loop.restart()
+        if _current is not None and _current.planner is not None:
+            _current.planner.restart()
 
 
 def planned_step(device: int = 0) -> PlannedStep | None:
@@ -288,8 +288,8 @@ def planned_step(device: int = 0) -> PlannedStep | None:
 
     None before the first such step.
     """
-    loop = None if _current is None else _current.loop
-    return loop.planned_step(device) if loop is not None else None
+    planner = None if _current is None else _current.planner
+    return planner.planned_step(device) if planner is not None else None
 
 
 def host_memory() -> contextlib.AbstractContextManager[None]:
@@ -355,8 +355,8 @@ def _attach(settings: Settings) -> Attached:
 
 
 def _why_unplanned() -> str:
-    loop = None if _current is None else _current.loop
-    return loop.why_unplanned() if loop is not None else ""
+    planner = None if _current is None else _current.planner
+    return planner.why_unplanned() if planner is not None else ""
 
 
 def _at_exit(process: int, summary: bool) -> None:
@@ -376,5 +376,5 @@ def _at_exit(process: int, summary: bool) -> None:
 
 def follow_free_memory() -> None:
     """Adjust the budget `auto` to the memory that is free now."""
-    if _current is not None and _current.loop is not None:
-        _current.loop.follow_free_memory()
+    if _current is not None and _current.planner is not None:
+        _current.planner.follow_free_memory()

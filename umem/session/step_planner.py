@@ -1,88 +1,106 @@
-"""Plans made while the program runs: a step is recorded, planned, and run by the plan from then on.
+"""The work at the end of each step: plans, the trace's file, the budget that follows free memory.
 
-Each device that the program uses has plans of its own, from what the step does there.
+Native code calls `StepPlanner.step_ended` then, and executes plans without Python. Each device that
+the program uses has plans of its own, from what the step does there.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import sys
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..base.current_device import gpu_name
 from ..base.native import core
+from ..config import ranks
+from ..config.options import BY_NAME
+from ..config.settings import Settings, refusal
 from .device_planner import DevicePlanner
+from .layouts import Layouts
 from .step_recording import StepRecording
 
 if TYPE_CHECKING:
-    from ..base.device_profiles import DeviceProfile
     from ..policies.base import Policy
-    from .device_planner import PlannedStep
-    from .layout_driver import Layouts
+    from ..trace.file_recorder import TraceFile
+    from ..trace.schema import Header
+    from .auto_budget import AutoBudget
+    from .planned_step import PlannedStep
 
 _log = logging.getLogger("umem")
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
+
 
 class StepPlanner:
-    """Plans the steps of a program with `policy`, on each device that it uses.
+    """Plans the steps of a program: a step is recorded, planned, and follows the plan from then on.
 
     Args:
-        profile, budget: asked for the device of that number before a plan; the budget is in bytes.
-        layouts: makes what gets the planned steps of a device.
+        policy: plans steps on each device that the program uses; None: there are no plans.
+        layout: the option `layout`.
+        file: gets the trace of all steps.
+        follower: the budget that follows free memory.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        profile: Callable[[int], DeviceProfile],
-        budget: Callable[[int], int],
-        layouts: Callable[[int], Layouts],
+        policy: Policy | None,
+        layout: str,
+        file: TraceFile | None = None,
+        follower: AutoBudget | None = None,
     ) -> None:
-        self._policy, self._profile, self._budget, self._layouts = policy, profile, budget, layouts
+        self._policy, self._layout, self._file, self._follower = policy, layout, file, follower
         self._recording = StepRecording()
         self._planners: dict[int, DevicePlanner] = {}  # by device
         self._steps = 0
-        self._off = False
+        self._off = policy is None
+        core.set_step_listener(self.step_ended)
 
     def step_ended(self) -> None:
-        """Take the end of a step; log what the policy raises, and go on without plans.
-
-        What interrupts the program is not the policy's: it is raised.
-        """
-        if self._off:
-            return
-        try:
-            self._step()
-        except BaseException as error:
-            if core.is_interrupt(error):
-                self._record(False)  # which may lack what it was at; the next step begins another
-                raise
-            _log.warning(
-                "policy %s raised %s; falling back to lru: %s",
-                self._policy.name, type(error).__name__, error, exc_info=error,
-            )  # fmt: skip
-            core.set_advisor(None)
-            self.stop()
+        """Take the end of a step from native code, which hands on what interrupts the program."""
+        if self._follower is not None and self._follower.step_ended():
+            self.restart()
+        if not self._off:
+            self._plan()
+        if self._file is not None:
+            self._file.step_ended()
 
     def stop(self) -> None:
-        """Record and plan no more; what is evicted is decided as by lru."""
-        self._off = True
-        self._record(False)
-        for planner in self._planners.values():
-            planner.stop()
+        """Before umem goes off."""
+        core.set_step_listener(None)
+        core.set_advisor(None)
+        self._plan_no_more()
+        if self._file is not None:
+            self._file.close()
 
     def restart(self) -> None:
-        """Forget all plans, because the budget is another one."""
+        """Forget all plans, because they were for another budget, or for other tensors to stay."""
         for planner in self._planners.values():
             planner.restart()
 
-    def planned(self, device: int) -> PlannedStep | None:
-        """Return the recorded step whose plan the device's last step went by, or else the last."""
+    def budget_changed(self) -> None:
+        """Take the budget that the program set; stop following free memory."""
+        self._follower = None
+        self.restart()
+
+    def follow_free_memory(self) -> None:
+        """Look at it now."""
+        if self._follower is not None and self._follower.look():
+            self.restart()
+
+    def planned_step(self, device: int) -> PlannedStep | None:
+        """Return the recorded step whose plan the device's last step followed, or else the last.
+
+        None before one.
+        """
         return self._planners[device].planned if device in self._planners else None
 
     def why_unplanned(self) -> str:
-        """Say why steps had no plan: the most frequent reason; empty without one."""
+        """Return why steps had no plan: the most frequent reason; empty without one."""
+        if self._policy is None:
+            return ""
         if self._steps == 0:
             return "no steps were seen, so nothing is planned: umem.step() marks the end of one"
         unplanned: Counter[str] = Counter()
@@ -93,23 +111,51 @@ class StepPlanner:
         [(why, count)] = unplanned.most_common(1)
         return f"{count} recorded {'step has' if count == 1 else 'steps have'} no plan: {why}"
 
-    def _step(self) -> None:
+    def _plan(self) -> None:
+        """Plan after a step; log what the policy raises, and go on without plans.
+
+        What interrupts the program is not the policy's: it is raised.
+        """
+        assert self._policy is not None
+        try:
+            self._step(self._policy)
+        except BaseException as error:
+            if core.is_interrupt(error):
+                self._record(False)  # which may lack what it was at; the next step begins another
+                raise
+            _log.warning(
+                "policy %s raised %s; falling back to lru: %s",
+                self._policy.name, type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+            core.set_advisor(None)
+            self._plan_no_more()
+
+    def _plan_no_more(self) -> None:
+        """Record and plan no more; what is evicted is decided as by lru."""
+        self._off = True
+        self._record(False)
+        for planner in self._planners.values():
+            planner.stop()
+
+    def _step(self, policy: Policy) -> None:
         self._steps += 1
         taken = self._recording.on and self._take()
         for device in core.opened_devices():
             if device not in self._planners:
-                self._planners[device] = self._new_planner(device)
+                layouts = Layouts(self._layout, device)
+                self._planners[device] = DevicePlanner(device, policy, layouts, self._recording)
+        planners = self._planners.values()
         for device, planner in self._planners.items():
-            recorded = taken and planner.wants_steps
+            recorded = taken and planner.schedule.wants_step
             if self._passed(device, taken=taken):
-                planner.step_passed()
+                planner.schedule.step_passed()
             else:
                 planner.step_ended(recorded=recorded)
-        if not all(planner.plans for planner in self._planners.values()):
-            self.stop()
+        if not all(planner.makes_plans for planner in planners):
+            self._plan_no_more()
             return
-        self._record(any(planner.wants_steps for planner in self._planners.values()))
-        for planner in self._planners.values():
+        self._record(any(planner.schedule.wants_step for planner in planners))
+        for planner in planners:
             planner.step_begins()
 
     def _passed(self, device: int, *, taken: bool) -> bool:
@@ -121,22 +167,12 @@ class StepPlanner:
         status = core.plan_status(device)  # without plans nothing is counted
         return bool(status["plans"]) and status["hits"] + status["misses"] == 0
 
-    def _new_planner(self, device: int) -> DevicePlanner:
-        return DevicePlanner(
-            device,
-            self._policy,
-            partial(self._profile, device),
-            partial(self._budget, device),
-            layouts=self._layouts(device),
-            recording=self._recording,
-        )
-
     def _take(self) -> bool:
         """Return whether there is a recorded step."""
         if self._recording.take():
             return True
         for planner in self._planners.values():
-            if planner.wants_steps:
+            if planner.schedule.wants_step:
                 planner.not_planned("it has more events than are kept")
         self._record(False)
         return False
@@ -144,10 +180,67 @@ class StepPlanner:
     def _record(self, on: bool) -> None:
         if not on:
             for planner in self._planners.values():
-                planner.wants_steps = False
+                planner.schedule.wants_step = False
         if on == self._recording.on:
             return
         if on:
             self._recording.start()
         else:
             self._recording.stop()
+
+
+def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
+    """Start what the settings ask for after umem was turned on; None if that is nothing.
+
+    Raises:
+        ConfigError: the trace's file cannot be written.
+    """
+    if (victims := getattr(policy, "victims", None)) is not None:
+        from ..policies.victim_callback import victim_callback
+
+        core.set_advisor(victim_callback(victims))
+    file = None if settings.trace is None else _open(settings, ranks.placed(settings.trace))
+    follower = _follower(settings)
+    if policy is None and file is None and follower is None:
+        return None
+    return StepPlanner(policy, settings.layout, file, follower)
+
+
+def _follower(settings: Settings) -> AutoBudget | None:
+    """None where the budget is fixed, or is the software device's only measure."""
+    options = core.current_options()
+    if not settings.budget.auto or (options.device == "soft" and not options.device_bytes):
+        return None
+    from . import auto_budget
+
+    headroom = auto_budget.no_headroom if options.device == "soft" else core.headroom_bytes
+    return auto_budget.AutoBudget(options.floor_bytes, headroom)
+
+
+def _open(settings: Settings, path: Path) -> TraceFile | None:
+    """Open the trace; on a full disk warn and return None, because only the trace needs the space.
+
+    Raises:
+        ConfigError: the file cannot be written for another reason.
+    """
+    from ..trace.file_recorder import TraceFile
+
+    try:
+        return TraceFile(path, _header)
+    except OSError as error:
+        if error.errno in _FULL:
+            _log.warning("the trace %s is not written: %s", path, error.strerror)
+            return None
+        origin, reason = settings.origins["trace"], f"{path}: {error.strerror or error}"
+        allowed = "a file in a directory that can be written"
+        raise refusal(BY_NAME["trace"], origin, reason, allowed) from None
+
+
+def _header() -> Header:
+    from ..trace.schema import Header
+
+    options = core.current_options()
+    device = options.profile if options.device == "soft" else gpu_name()
+    torch = sys.modules.get("torch")
+    source = "a program without torch" if torch is None else f"torch {torch.__version__}"
+    return Header(device=device, source=source)

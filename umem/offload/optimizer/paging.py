@@ -30,7 +30,7 @@ from .release import Release
 from .states import States, acting, parameters_of, planning
 
 if TYPE_CHECKING:
-    from ...session.device_planner import PlannedStep
+    from ...session.planned_step import PlannedStep
 
 _CHUNKS = 8  # chunks that fit the budget: one in use, one arriving, one leaving
 

@@ -16,7 +16,7 @@ import umem  # noqa: E402
 from umem.base.device_profiles import DeviceProfile  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.policies.base import Fetch, Move, Plan  # noqa: E402
-from umem.session.plan_guard import Cost, Meter  # noqa: E402
+from umem.session.meter import Cost, Meter  # noqa: E402
 from umem.trace.step_trace import Kind, StepTrace  # noqa: E402
 
 

@@ -1,0 +1,231 @@
+"""The judge of plans: it compares steps that follow a plan, its spare plan, or neither."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from ..base.native import core
+from .meter import MORE, Cost
+
+TRIAL = 2  # steps of a plan's trial, all of which have to be worse
+# Steps of the trial of the first of two plans, the last of which counts: earlier ones still carry
+# what the steps before left behind, and make copies.
+FIRST_TRIAL = 3
+RECENT = 8  # steps that tell whether the program's steps vary
+TURN = 12  # steps of each choice where they do
+SKIPPED = 2  # first steps of a turn, which still carry what the choice before left behind
+
+
+class Choice(Enum):
+    """What the steps of a plan follow."""
+
+    FIRST = "its plans"
+    SECOND = "their spare ones"
+    NONE = "lru"
+
+
+class Verdict(NamedTuple):
+    """A plan's steps follow another choice from now on."""
+
+    choice: Choice
+    plan: int | None  # its number; None: all plans
+    why: str  # empty while choices take turns
+
+
+class _Sum(NamedTuple):
+    """The costs of some steps of one kind, and the ops in them."""
+
+    ops: int = 0
+    steps: int = 0
+    bytes: int = 0
+    us: float = 0.0
+
+    def plus(self, cost: Cost, ops: int) -> _Sum:
+        return _Sum(self.ops + ops, self.steps + 1, self.bytes + cost.bytes, self.us + cost.us)
+
+
+_Sums: TypeAlias = "defaultdict[int, _Sum]"  # by the plan that the steps followed
+
+
+class _Trial:
+    """The trial of one plan."""
+
+    def __init__(self, without: Cost | None) -> None:
+        self.without = without
+        self.steps: list[Cost] = []
+        self.steps_of_first: list[Cost] = []  # once the spare plan is tried
+
+
+class PlanJudge:
+    """Decides whether the steps of a plan follow it, its spare plan, or lru.
+
+    Each new plan has a trial. It fails if all its first steps move clearly more and take clearly
+    longer than a step without it. Its spare plan is tried next, and if that fails too, lru takes
+    over. Where the device moves bytes instead of computing, the spare plan is tried in any case,
+    and the plan stays that moves the fewest bytes; of nearly equal ones the first.
+
+    Where steps of several kinds alternate, or no two are alike, the cost of a step depends on the
+    steps around it, and a few steps of its own say nothing of a plan. So all plans change together:
+    each choice has a turn of some steps, and the one that costs the least is kept. That happens
+    once, when none is recorded any more. Steps are compared with those of the same kind: those that
+    followed the same plan, or none. Without such steps the choices have their turns again later.
+
+    Args:
+        choices: the possible ones, the preferred one first.
+        hides_transfers: whether the device moves bytes while it computes. If so, a choice is
+            dropped that moves more and takes longer than another one; else the fewest bytes count.
+    """
+
+    def __init__(self, choices: Sequence[Choice], *, hides_transfers: bool) -> None:
+        self._choices = tuple(choices)
+        self._hides_transfers = hides_transfers
+        self._trials: dict[int, _Trial] = {}  # by plan
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._steps = 0  # of the present turn
+        self._sums: dict[Choice, _Sums] = {}
+        self._means: dict[Choice, Cost] = {}
+        self.choice = self._choices[0]  # of all plans
+        self.takes_turns = self.over = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a plan on trial has had steps and awaits more."""
+        return any(trial.steps or trial.steps_of_first for trial in self._trials.values())
+
+    def begin(self, plan: int, without: Cost | None) -> Choice | None:
+        """Start the trial of a new plan; return the choice of all plans if there is one instead.
+
+        Args:
+            plan: its number, as native code gave it.
+            without: the cost of a step without any plan; None if unknown. Then plans are only
+                compared with each other, if both are tried.
+        """
+        if self.takes_turns or self.over:
+            return self.choice
+        if without is not None or not self._hides_transfers:
+            self._trials[plan] = _Trial(without)
+            if len(self._trials) > core.MAX_PLANS:
+                del self._trials[min(self._trials)]
+        return None
+
+    def step_ended(
+        self, plan: int, cost: Cost | None, *, ops: int, recording: bool, alike: bool = True
+    ) -> Verdict | None:
+        """Take the cost of a step; return what changes.
+
+        Args:
+            plan: the number of the plan that the step followed, 0 without one.
+            cost: of the step; None if it was not measured. Needed while choices take turns.
+            ops: in the step, as far as plans know them.
+            recording: whether steps are recorded, which takes time.
+            alike: the step before followed the same plan or none; else what it left behind is of
+                another kind, and the step is no part of a trial.
+        """
+        if self._turned(plan, cost, ops, recording=recording):
+            self._trials.clear()
+            return Verdict(self.choice, None, self._why_all() if self.over else "")
+        if cost is None or plan not in self._trials or not alike:
+            return None
+        return self._tried(plan, cost)
+
+    def _tried(self, plan: int, cost: Cost) -> Verdict | None:
+        trial = self._trials[plan]
+        steps, known = [*trial.steps, cost], trial.without
+        trial.steps = steps
+        both, spare = not self._hides_transfers, Choice.SECOND in self._choices
+        of_first = not trial.steps_of_first
+        if len(steps) < (FIRST_TRIAL if both and spare and of_first else TRIAL):
+            return None
+        failed = known is not None and all(step.worse_than(known) for step in steps)
+        if of_first and spare and (failed or (both and steps[-1].bytes > 0)):
+            trial.steps_of_first, trial.steps = steps, []
+            return Verdict(Choice.SECOND, plan, _why(steps, known))
+        del self._trials[plan]
+        if of_first or not both:
+            return Verdict(Choice.NONE, plan, _why(steps, known)) if failed else None
+        first, second = trial.steps_of_first[-1], steps[-1]
+        most = MORE * min(c.bytes for c in (first, second, known) if c is not None)
+        if first.bytes <= most:
+            return Verdict(Choice.FIRST, plan, _why(steps, first))
+        return None if second.bytes <= most else Verdict(Choice.NONE, plan, _why(steps, known))
+
+    def _turned(self, plan: int, cost: Cost | None, ops: int, *, recording: bool) -> bool:
+        """Take a step; return whether all plans have to follow `choice` from now on."""
+        if self.over:
+            return False
+        if not self.takes_turns:
+            self._recent.append(plan)
+            if recording:
+                self._recent.clear()  # while plans are made, steps differ in that
+            alike = plan > 0 and len(set(self._recent)) == 1
+            if len(self._recent) < RECENT or alike:
+                return False
+            self._begin_turn(self._choices[0])
+            self.takes_turns = True
+            return True  # some plans may do something else by now
+        assert cost is not None
+        self._steps += 1
+        if self._steps > SKIPPED:
+            self._sums[self.choice][plan] = self._sums[self.choice][plan].plus(cost, max(ops, 1))
+        if self._steps < TURN:
+            return False
+        following = self._choices[len(self._sums) :]
+        if following:
+            self._begin_turn(following[0])
+        else:
+            self._end_turns()
+        return True
+
+    def _begin_turn(self, choice: Choice) -> None:
+        self.choice, self._steps = choice, 0
+        self._sums[choice] = defaultdict(_Sum)
+
+    def _end_turns(self) -> None:
+        kinds = set.intersection(*map(set, self._sums.values()))
+        self.takes_turns, self.over = False, bool(kinds)
+        self._recent.clear()
+        if kinds:
+            self._means = _means(self._sums, kinds)
+        self.choice = self._best() if kinds else self._choices[0]
+        self._sums = {}
+
+    def _best(self) -> Choice:
+        tried = list(self._means.items())
+        if self._hides_transfers:
+            kept = (c for c, cost in tried if not any(cost.worse_than(o) for _, o in tried))
+            return next(kept, Choice.NONE)
+        least = min(cost.bytes for _, cost in tried)
+        return next(choice for choice, cost in tried if cost.bytes <= MORE * least)
+
+    def _why_all(self) -> str:
+        return ", ".join(
+            f"{cost.bytes / 2**20:.0f} MiB and {cost.us / 1e3:.1f} ms a step by {choice.value}"
+            for choice, cost in self._means.items()
+        )
+
+
+def _why(steps: list[Cost], other: Cost | None) -> str:
+    moved, took = (statistics.fmean(each) for each in zip(*steps, strict=True))
+    why = f"its steps moved {moved / 2**20:.0f} MiB in {took / 1e3:.1f} ms"
+    if other is None:
+        return why
+    return f"{why}, and without it {other.bytes / 2**20:.0f} MiB in {other.us / 1e3:.1f} ms"
+
+
+def _means(sums: dict[Choice, _Sums], kinds: set[int]) -> dict[Choice, Cost]:
+    """Return the mean cost of a step by each choice, as if each had had the same kinds of steps.
+
+    Steps of a kind may still differ in length: their costs are compared per op.
+    """
+    ops = {kind: sum(of[kind].ops for of in sums.values()) for kind in kinds}
+    steps = sum(of[kind].steps for of in sums.values() for kind in kinds)
+    means = {}
+    for choice, of in sums.items():
+        moved = sum(of[kind].bytes / of[kind].ops * ops[kind] for kind in kinds) / steps
+        took = sum(of[kind].us / of[kind].ops * ops[kind] for kind in kinds) / steps
+        means[choice] = Cost(round(moved), took)
+    return means

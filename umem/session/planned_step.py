@@ -1,0 +1,59 @@
+"""A recorded step as it is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..base.native import core
+
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..trace.step_trace import Ints, StepTrace
+    from .step_recording import StepRecording
+
+
+class PlannedStep(NamedTuple):
+    """A recorded step as it was planned."""
+
+    trace: StepTrace  # without segments
+    addresses: Ints  # [m] of its tensors; 0 where that is not known
+    device: DeviceProfile
+    budget: int  # bytes
+
+    @property
+    def in_segments(self) -> StepTrace:
+        """The step with segments in place of its small tensors, as plans have it."""
+        from ..trace.segments import with_segments
+
+        return with_segments(self.trace, self.addresses)
+
+    def for_policy(self, recording: StepRecording) -> tuple[StepTrace, Ints]:
+        """Return the step as policies get it, and where its tensors are when it begins again.
+
+        In the step, pinned and excluded tensors are exempt.
+        """
+        import numpy as np
+
+        trace = self.in_segments
+        places = _at_begin(trace, recording.addresses(trace.source))
+        spans = np.where(trace.large, (places, trace.bytes), 0).T.tolist()
+        exempt = np.array(core.staying([(place, size) for place, size in spans]), bool)
+        return replace(trace, exempt=exempt if exempt.any() else None), places
+
+
+def _at_begin(trace: StepTrace, addresses: Ints) -> Ints:
+    """Return where each tensor is when the step begins again; 0 where that is not known.
+
+    Args:
+        trace: the step.
+        addresses: [m] of its tensors; a segment is at its place.
+    """
+    import numpy as np
+
+    from ..trace.step_trace import Kind
+
+    # What is carried into the next step is what this one made.
+    tensor = np.where(trace.kind == Kind.CARRIED, trace.next_alias, np.arange(trace.n_tensors))
+    places = np.where(tensor < 0, 0, addresses[tensor])
+    return places if trace.place is None else np.where(trace.place > 0, trace.place, places)

@@ -1,0 +1,74 @@
+"""When steps are recorded, and which of the recorded ones are planned."""
+
+from __future__ import annotations
+
+from . import plan_judge
+
+# Steps in a row that followed a plan, after which no more are recorded: as many as are tried.
+_SETTLED = plan_judge.FIRST_TRIAL + plan_judge.TRIAL
+_TRIES = 16  # plans before steps in a row followed some, after which only
+_EVERY = 100  # one step in so many is planned
+_IDLE = 8  # steps in a row that did not use the device, after which no more are recorded for it
+
+
+class RecordingSchedule:
+    """Says of each step of a device whether it is recorded.
+
+    Steps are recorded until some in a row followed plans, and again when one no longer does.
+    """
+
+    def __init__(self) -> None:
+        self.wants_step = False  # the next one is to be recorded
+        self.steps = 0  # that used the device
+        self._tries = self._settled = self._tried_at = self._idle = 0
+        self._begun = self._begun_at = 0  # how often, and when last, recording began
+
+    def restart(self) -> None:
+        """Count anew, because all plans are gone."""
+        self._tries = self._settled = self._begun = 0
+
+    def step_passed(self) -> None:
+        """Take the end of a step that did not use the device."""
+        self._idle += 1
+        if self._idle >= _IDLE:
+            self.wants_step = False
+
+    def step_used(self) -> None:
+        """Take the end of a step that used the device."""
+        self._idle = 0
+        self.steps += 1
+
+    def followed(self, *, testing: bool) -> None:
+        """Take a step that followed a plan.
+
+        Args:
+            testing: plans are on trial, which needs recorded steps.
+        """
+        self._settled += 1
+        if self._settled >= _SETTLED:
+            self._tries = 0  # what differs from here on is new
+        if self._settled >= (_TRIES if testing else _SETTLED):
+            self.wants_step = False
+
+    def left(self, *, recorded: bool) -> bool:
+        """Take a step that followed no plan; return whether to plan it, if it was recorded."""
+        self._settled = 0
+        resting = self._tries >= _TRIES and self.steps - self._tried_at < _EVERY
+        planned = recorded and not resting
+        if planned:
+            self._tries += 1
+            self._tried_at = self.steps
+        # The first step makes what later ones only use: the second is the first to be recorded.
+        wanted = self._tries < _TRIES or self.steps - self._tried_at >= _EVERY - 1
+        self.wants_step = wanted and (self.wants_step or self._may_begin())
+        return planned
+
+    def _may_begin(self) -> bool:
+        """Return whether recording may begin: a rare step, such as a prompt's, begins it each time.
+
+        The step after it follows its plan, so nothing new would be learnt.
+        """
+        if self._begun >= _TRIES and self.steps - self._begun_at < _EVERY:
+            return False
+        self._begun, self._begun_at = self._begun + 1, self.steps
+        return True
