@@ -21,7 +21,7 @@ SKIPPED = 2  # first steps of a turn, which still carry what the choice before l
 
 
 class Choice(Enum):
-    """What the steps of a plan follow."""
+    """A plan for some steps, or none: the steps follow it."""
 
     FIRST = "its plans"
     SECOND = "their spare ones"

@@ -24,7 +24,7 @@ class RecordingSchedule:
         self._begun = self._begun_at = 0  # how often, and when last, recording began
 
     def restart(self) -> None:
-        """Count anew, because all plans are gone."""
+        """Start over, because all plans were dropped."""
         self._tries = self._settled = self._begun = 0
 
     def step_passed(self) -> None:

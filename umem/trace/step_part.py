@@ -86,7 +86,7 @@ class Part:
 
     @cached_property
     def blocks(self) -> Blocks:
-        """What is allocated when.
+        """The blocks of the events.
 
         Raises:
             TraceError: a block is allocated twice, or freed and not live.
