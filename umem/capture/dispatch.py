@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -19,11 +18,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def declines(self, types: Sequence[type]) -> bool:
-        """Return whether a type among these has to take an op apart first; no type has to here."""
-        del types
-        return False
-
     @abstractmethod
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the overload `func`, or something in its place; return its result."""
@@ -35,8 +29,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if self.declines(types):
-            return NotImplemented
+        del types
         return self.dispatch(func, args, kwargs or {})
 
 

@@ -1,9 +1,10 @@
-"""A hook in the function of torch in which all grouping of tensor lists ends.
+"""A hook in the torch function through which every grouping of tensor lists passes.
 
-Its code is replaced, and not the function: other modules of torch have it by name. Nor the C++
-function that it calls: Dynamo knows that one by identity, from tables that it fills when it is
-imported, when it first compiles, and again once a process group is made; what stands in its place
-then is what is known, and torch's own is not.
+The hook replaces the code of that Python function, because no function object can be replaced for
+all callers: other modules of torch import it by name, and so may programs. Dynamo knows the C++
+function that it calls by identity, from tables filled when Dynamo is imported, at its first
+compilation, and once more after a process group is made. A replacement present at one of these
+times would be in the tables instead of torch's own function.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ _splits: list[Split] = []
 
 
 def add(split: Split) -> None:
-    """Let torch have what `split` makes of the groups of a list, until `remove`; the last counts.
+    """Give torch the result of `split` for the groups of a list, until `remove`.
 
-    Compiled code has the groups as they are.
+    The split added last is used. Compiled code gets the groups unchanged.
     """
     _splits.append(split)
     _function.__code__ = _grouped.__code__
 
 
 def remove(split: Split) -> None:
-    """End an `add`; after the last one torch has its own code again."""
+    """Undo an `add`; torch gets its own code back after the last one."""
     _splits.remove(split)
     if not _splits:
         _function.__code__ = _own
 
 
 def split_last(groups: Groups) -> Groups:
-    """Return what the split that was added last makes of the groups."""
+    """Return the result of the split added last."""
     return _splits[-1](groups) if _splits else groups
 
 

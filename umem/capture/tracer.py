@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -110,9 +110,17 @@ class Tracer(DispatchMode):
                 block.on_host = False
         return self.recording
 
-    def declines(self, types: Sequence[type]) -> bool:
-        """Let a DTensor make its ops and collectives on this rank's part, which come here then."""
-        return any(each.__name__ == "DTensor" for each in types)
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # A DTensor makes its ops and collectives on this rank's part, which come here then.
+        if any(each.__name__ == "DTensor" for each in types):
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the op on the fake tensors and record it."""

@@ -113,8 +113,7 @@ def attach(
         elif kind == "pluggable":
             _parts.add(_Pluggable())
         else:
-            pool = _make_pool()
-            _parts.add(_Nothing())
+            pool = _make_pool()  # it ends with the last reference to it
         torch_observer.start(_parts, observer, ext, "cuda")
 
     _parts.replace(put)
@@ -186,11 +185,6 @@ class _Pluggable:
             return
         torch.cuda.memory.change_current_allocator(self._before)
         _kept = None
-
-
-class _Nothing:
-    def remove(self) -> None:
-        """Do nothing: a pool ends with the last reference to it."""
 
 
 def _make_pool() -> Any:
