@@ -1,4 +1,4 @@
-"""Plans that do worse than lru are given up, in programs."""
+"""Plans that do worse than lru are dropped, in programs."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_a_plan_that_moves_for_nothing_is_given_up(
     assert [cost.bytes > 0 for cost in costs[2:4]] == [True, True]
     assert all(cost == (0, 0) for cost in costs[5:])  # in the fifth evicted weights return
     assert shuttle.planned == 1
-    given_up = [r.getMessage() for r in caplog.records if "given up" in r.getMessage()]
-    assert len(given_up) == 1
-    assert given_up[0].startswith("plan 1 is given up, and lru goes on in its steps: its steps mo")
+    dropped = [r.getMessage() for r in caplog.records if "dropped" in r.getMessage()]
+    assert len(dropped) == 1
+    assert dropped[0].startswith("plan 1 dropped; its steps fall back to lru: its steps mo")
 
 
 def test_what_was_given_up_is_not_planned_again_after_other_steps(shuttle: Shuttle) -> None:

@@ -41,7 +41,7 @@ class DevicePlanner:
     """Plans steps with `policy` for a device until one follows a plan, and when one no longer does.
 
     A policy with `rollback` has each plan judged by its first steps. Steps whose plan is dropped
-    go on as under lru, and are not planned again.
+    run as under lru, and are not planned again.
 
     Args:
         number: the device's.
@@ -66,7 +66,7 @@ class DevicePlanner:
         self._reported = False  # problems of a plan were logged
 
     def stop(self) -> None:
-        """Plan no more; what is evicted is decided as by lru."""
+        """Stop planning; lru decides what is evicted."""
         self.clear()
         self._layouts.stop()
 
@@ -93,7 +93,7 @@ class DevicePlanner:
         short = stats["peak_live_bytes"] > stats["budget_bytes"]
         _log.log(
             level if first and short else logging.INFO,
-            "the step is not planned%s, and goes as by lru: %s",
+            "step not planned%s; falling back to LRU: %s",
             self._here(),
             why,
         )
@@ -102,7 +102,7 @@ class DevicePlanner:
         return f" on device {self._number}" if self._number else ""
 
     def step_begins(self) -> None:
-        """Start what measures a step."""
+        """Start to measure a step."""
         if self.schedule.wants_step or self._takes_turns:
             self._meter.start()
 
@@ -152,15 +152,15 @@ class DevicePlanner:
     def _log_verdict(self, verdict: Verdict) -> None:
         choice, plan, why = verdict
         if plan is None:
-            _log.info("steps vary, and go by %s from here on: %s", choice.value, why)
+            _log.info("steps vary and follow %s from now on: %s", choice.value, why)
         elif choice is Choice.NONE:
-            text = "plan %d%s is given up, and lru goes on in its steps: %s"
+            text = "plan %d%s dropped; its steps fall back to lru: %s"
             _log.info(text, plan, self._here(), why)
         else:
-            _log.info("plan %d%s goes on by another choice: %s", plan, self._here(), why)
+            _log.info("plan %d%s replaced by its other choice: %s", plan, self._here(), why)
 
     def _plan(self, without: Cost | None) -> None:
-        """Plan the recorded step; `without` is what it cost if it went as by lru, else None."""
+        """Plan the recorded step; `without` is its cost if it followed no plan, else None."""
         from ..policies import lowering
         from ..policies.plan_check import check
 
@@ -213,7 +213,7 @@ class DevicePlanner:
         device: DeviceProfile,
         spare: Callable[[], Plan] | None,
     ) -> None:
-        """Begin what tells whether the plan, its spare one or lru is best in its steps."""
+        """Begin to compare the plan, its spare plan and lru in its steps."""
         if self._judge is None:
             choices = [Choice.FIRST, *([Choice.SECOND] if spare else []), Choice.NONE]
             self._judge = PlanJudge(choices, hides_transfers=device.hides_transfers)
@@ -222,7 +222,7 @@ class DevicePlanner:
             self._plans.follow(choice, number, final=False)
 
     def _report_problems(self, problems: list[str]) -> None:
-        """Name what of a plan has no effect; once, because the next plans are much the same."""
+        """Log entries of a plan without effect; once, because later plans are much the same."""
         if not problems or self._reported:
             return
         self._reported = True
@@ -235,5 +235,5 @@ class DevicePlanner:
 
 
 def _without_plan(status: core.PlanStatus) -> bool:
-    """Whether (nearly) all of the last step went as by lru."""
+    """Return whether the last step followed no plan, or hardly any of one."""
     return status["hits"] <= _FEW * (status["hits"] + status["misses"])

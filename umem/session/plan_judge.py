@@ -13,18 +13,18 @@ from .meter import MORE, Cost
 
 TRIAL = 2  # steps of a plan's trial, all of which have to be worse
 # Steps of the trial of the first of two plans, the last of which counts: earlier ones still carry
-# what the steps before left behind, and make copies.
+# what previous steps left behind, and make copies.
 FIRST_TRIAL = 3
 RECENT = 8  # steps that tell whether the program's steps vary
 TURN = 12  # steps of each choice where they do
-SKIPPED = 2  # first steps of a turn, which still carry what the choice before left behind
+SKIPPED = 2  # first steps of a turn, which still carry what the previous choice left behind
 
 
 class Choice(Enum):
     """A plan for some steps, or none: the steps follow it."""
 
-    FIRST = "its plans"
-    SECOND = "their spare ones"
+    FIRST = "their plans"
+    SECOND = "their spare plans"
     NONE = "lru"
 
 
@@ -68,11 +68,11 @@ class PlanJudge:
     over. Where the device moves bytes instead of computing, the spare plan is tried in any case,
     and the plan stays that moves the fewest bytes; of nearly equal ones the first.
 
-    Where steps of several kinds alternate, or no two are alike, the cost of a step depends on the
-    steps around it, and a few steps of its own say nothing of a plan. So all plans change together:
-    each choice has a turn of some steps, and the one that costs the least is kept. That happens
-    once, when none is recorded any more. Steps are compared with those of the same kind: those that
-    followed the same plan, or none. Without such steps the choices have their turns again later.
+    If steps of several kinds alternate, or no two are alike, the cost of a step depends on the
+    steps around it, and a few of its own steps do not show how good a plan is. All plans then
+    change together: each choice has a turn of some steps, and the cheapest is kept. That happens
+    once, after recording has stopped. Steps are compared with steps of the same kind, which
+    followed the same plan or none. Without such steps the choices have their turns again later.
 
     Args:
         choices: the possible ones, the preferred one first.
@@ -122,8 +122,8 @@ class PlanJudge:
             cost: of the step; None if it was not measured. Needed while choices take turns.
             ops: in the step, as far as plans know them.
             recording: whether steps are recorded, which takes time.
-            alike: the step before followed the same plan or none; else what it left behind is of
-                another kind, and the step is no part of a trial.
+            alike: the previous step followed the same plan or none. Otherwise it left tensors of
+                another kind of step behind, and this step is not part of a trial.
         """
         if self._turned(plan, cost, ops, recording=recording):
             self._trials.clear()
@@ -166,7 +166,7 @@ class PlanJudge:
                 return False
             self._begin_turn(self._choices[0])
             self.takes_turns = True
-            return True  # some plans may do something else by now
+            return True  # a trial may have changed some plans
         assert cost is not None
         self._steps += 1
         if self._steps > SKIPPED:

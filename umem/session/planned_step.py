@@ -1,4 +1,4 @@
-"""A recorded step as it is planned."""
+"""A recorded step in the form that is planned."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PlannedStep(NamedTuple):
     """A recorded step as it was planned."""
 
     trace: StepTrace  # without segments
-    addresses: Ints  # [m] of its tensors; 0 where that is not known
+    addresses: Ints  # [m] of its tensors; 0: unknown
     device: DeviceProfile
     budget: int  # bytes
 
     @property
     def in_segments(self) -> StepTrace:
-        """The step with segments in place of its small tensors, as plans have it."""
+        """The step with segments in place of its small tensors, as in plans."""
         from ..trace.segments import with_segments
 
         return with_segments(self.trace, self.addresses)
@@ -43,7 +43,7 @@ class PlannedStep(NamedTuple):
 
 
 def _at_begin(trace: StepTrace, addresses: Ints) -> Ints:
-    """Return where each tensor is when the step begins again; 0 where that is not known.
+    """Return where each tensor is when the step begins again; 0: unknown.
 
     Args:
         trace: the step.
@@ -53,7 +53,7 @@ def _at_begin(trace: StepTrace, addresses: Ints) -> Ints:
 
     from ..trace.step_trace import Kind
 
-    # What is carried into the next step is what this one made.
+    # The next step begins with what this one made in place of a carried tensor.
     tensor = np.where(trace.kind == Kind.CARRIED, trace.next_alias, np.arange(trace.n_tensors))
     places = np.where(tensor < 0, 0, addresses[tensor])
     return places if trace.place is None else np.where(trace.place > 0, trace.place, places)

@@ -12,7 +12,7 @@ _IDLE = 8  # steps in a row that did not use the device, after which no more are
 
 
 class RecordingSchedule:
-    """Says of each step of a device whether it is recorded.
+    """Decides for each step of a device whether it is recorded.
 
     Steps are recorded until some in a row followed plans, and again when one no longer does.
     """
@@ -46,7 +46,7 @@ class RecordingSchedule:
         """
         self._settled += 1
         if self._settled >= _SETTLED:
-            self._tries = 0  # what differs from here on is new
+            self._tries = 0  # steps that differ from now on are new
         if self._settled >= (_TRIES if testing else _SETTLED):
             self.wants_step = False
 
@@ -58,15 +58,16 @@ class RecordingSchedule:
         if planned:
             self._tries += 1
             self._tried_at = self.steps
-        # The first step makes what later ones only use: the second is the first to be recorded.
+        # The first step creates what later ones only use, so recording begins with the second.
         wanted = self._tries < _TRIES or self.steps - self._tried_at >= _EVERY - 1
         self.wants_step = wanted and (self.wants_step or self._may_begin())
         return planned
 
     def _may_begin(self) -> bool:
-        """Return whether recording may begin: a rare step, such as a prompt's, begins it each time.
+        """Return whether recording may begin.
 
-        The step after it follows its plan, so nothing new would be learnt.
+        A rare step without a plan, such as a prompt's, begins it each time, and records only the
+        step after it, which follows a plan already.
         """
         if self._begun >= _TRIES and self.steps - self._begun_at < _EVERY:
             return False

@@ -1,7 +1,7 @@
-"""The work at the end of each step: plans, the trace's file, the budget that follows free memory.
+"""The work at the end of each step: plans, the trace file, the budget that follows free memory.
 
-Native code calls `StepPlanner.step_ended` then, and executes plans without Python. Each device that
-the program uses has plans of its own, from what the step does there.
+Native code calls `StepPlanner.step_ended` there, and executes plans without Python. Each device
+that the program uses has its own plans, made from the part of the step that runs there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StepPlanner:
         core.set_step_listener(self.step_ended)
 
     def step_ended(self) -> None:
-        """Take the end of a step from native code, which hands on what interrupts the program."""
+        """Take the end of a step from native code, which passes interrupts on to the program."""
         if self._follower is not None and self._follower.step_ended():
             self.restart()
         if not self._off:
@@ -68,7 +68,7 @@ class StepPlanner:
             self._file.step_ended()
 
     def stop(self) -> None:
-        """Before umem goes off."""
+        """Stop all of it, before umem is turned off."""
         core.set_step_listener(None)
         core.set_advisor(None)
         self._plan_no_more()
@@ -76,7 +76,7 @@ class StepPlanner:
             self._file.close()
 
     def restart(self) -> None:
-        """Forget all plans, because they were for another budget, or for other tensors to stay."""
+        """Forget all plans: the budget changed, or the tensors that have to stay."""
         for planner in self._planners.values():
             planner.restart()
 
@@ -86,7 +86,7 @@ class StepPlanner:
         self.restart()
 
     def follow_free_memory(self) -> None:
-        """Look at it now."""
+        """Check the free memory now."""
         if self._follower is not None and self._follower.look():
             self.restart()
 
@@ -112,16 +112,16 @@ class StepPlanner:
         return f"{count} recorded {'step has' if count == 1 else 'steps have'} no plan: {why}"
 
     def _plan(self) -> None:
-        """Plan after a step; log what the policy raises, and go on without plans.
+        """Plan after a step; log an error of the policy, and continue without plans.
 
-        What interrupts the program is not the policy's: it is raised.
+        An interrupt is not an error of the policy: it is raised.
         """
         assert self._policy is not None
         try:
             self._step(self._policy)
         except BaseException as error:
             if core.is_interrupt(error):
-                self._record(False)  # which may lack what it was at; the next step begins another
+                self._record(False)  # it may be incomplete; the next step begins another
                 raise
             _log.warning(
                 "policy %s raised %s; falling back to lru: %s",
@@ -131,7 +131,7 @@ class StepPlanner:
             self._plan_no_more()
 
     def _plan_no_more(self) -> None:
-        """Record and plan no more; what is evicted is decided as by lru."""
+        """Stop recording and planning; lru decides what is evicted."""
         self._off = True
         self._record(False)
         for planner in self._planners.values():
@@ -164,7 +164,7 @@ class StepPlanner:
             return False
         if taken:
             return device not in self._recording.used
-        status = core.plan_status(device)  # without plans nothing is counted
+        status = core.plan_status(device)  # counts nothing without plans
         return bool(status["plans"]) and status["hits"] + status["misses"] == 0
 
     def _take(self) -> bool:
@@ -190,7 +190,7 @@ class StepPlanner:
 
 
 def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
-    """Start what the settings ask for after umem was turned on; None if that is nothing.
+    """Start the work that the settings ask for after umem was turned on; None if there is none.
 
     Raises:
         ConfigError: the trace's file cannot be written.
@@ -207,7 +207,7 @@ def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
 
 
 def _follower(settings: Settings) -> AutoBudget | None:
-    """None where the budget is fixed, or is the software device's only measure."""
+    """Return None if the budget is fixed, or the only limit of the software device."""
     options = core.current_options()
     if not settings.budget.auto or (options.device == "soft" and not options.device_bytes):
         return None

@@ -33,7 +33,7 @@ class StepRecording:
         return self._split.used if self._split is not None else frozenset()
 
     def builder(self, device: int) -> StepBuilder:
-        """Return what has the recorded steps of a device."""
+        """Return the builder of a device's recorded steps."""
         if device not in self._builders:
             from ..trace.step_builder import StepBuilder
 
@@ -41,20 +41,20 @@ class StepRecording:
         return self._builders[device]
 
     def addresses(self, blocks: Ints) -> Ints:
-        """Return the address of each block; 0 for one that is no block of the last step."""
+        """Return the address of each block; 0 if it is not in the last step."""
         import numpy as np
 
         return np.array([self._addresses.get(block, 0) for block in blocks.tolist()], np.int64)
 
     def start(self) -> None:
-        """Record the steps from now on."""
+        """Start recording."""
         from ..trace.device_split import DeviceSplit
 
         core.record_start("plan")
         self._split = DeviceSplit()
 
     def stop(self) -> None:
-        """Record no more, and forget the steps."""
+        """Stop recording, and forget the steps."""
         core.record_stop("plan")
         self._split = None
         self._builders.clear()
