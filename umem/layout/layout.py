@@ -35,7 +35,7 @@ def layout(step: StepTrace, pack: Packer = lowest, *, guess: bool = True) -> Lay
     A tensor that is alive into the next step is placed if it is freed there before it is allocated
     again; otherwise it has NO_PLACE. Where the end of a lifetime is not known (a single recorded
     step does not show gradients that are cleared before the next step's first op), the tensor is
-    taken to be freed at the end of the step, as in replay; without `guess` it has NO_PLACE.
+    assumed to be freed at the end of the step, as in replay; without `guess` it has NO_PLACE.
     """
     tensor = step.allocations
     blocks, placed = [], []

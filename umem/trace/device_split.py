@@ -1,4 +1,4 @@
-"""Splits the events of a program that uses several devices into a log for each of them."""
+"""Splits the events of a program on several devices into one log for each device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class DeviceSplit:
 
     A device gets its blocks, the ops that use some of them, and the end of each step. Devices work
     side by side: an op takes time on the devices whose blocks it uses. An op that uses blocks of
-    several begins when the last of these devices is there, and a step ends for all devices when the
-    last one is there. What a device waits is an op of its own, without a name and without blocks.
+    several devices begins when the last of them is ready, and a step ends for all devices when the
+    last one has ended it. The time that a device waits is an op without a name and without blocks.
     """
 
     def __init__(self) -> None:
         self._alone = True  # so far all blocks were of device 0, which needs no table
-        self._device: dict[int, int] = {}  # of the live blocks; else it is 0
+        self._device: dict[int, int] = {}  # by live block; 0 if it is not listed
         self._us: dict[int, float] = {}  # since the step's begin; of devices that had ops in it
         self._last: list[int] = [0]  # devices of the last op
         self._known = {0}  # devices that have had events

@@ -1,4 +1,4 @@
-"""The events of a trace in columns: as native code records them, and as a file's are collected."""
+"""The events of a trace in columns, from the native recorder or collected from a file."""
 
 from __future__ import annotations
 

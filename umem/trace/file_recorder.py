@@ -17,10 +17,10 @@ from .schema import KIND, Header
 
 _log = logging.getLogger("umem")
 
-# From this number of events on they are written without waiting for the step's end; until then
-# the tags of what the step allocated can still become known.
+# With this many events the writer does not wait for the end of the step, until which the tags of
+# its blocks can still become known.
 _EVENTS_AT_ONCE = 200_000
-_EVENTS_TOO_MANY = 1_000_000  # from this number on the program waits for the writer
+_EVENTS_TOO_MANY = 1_000_000  # with this many the program waits for the writer
 _LOOK_S = 0.5
 
 
@@ -113,7 +113,7 @@ class TraceFile:
                 self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """Record no more, because the file cannot be written any more; say so once."""
+        """Stop recording, because the file can no longer be written; log it once."""
         if not self._ended:
             self._ended = True
             self._core.record_stop("file")

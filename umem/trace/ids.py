@@ -1,9 +1,9 @@
-"""The numbers by which a tensor is known, from torch to the native engine, as types of their own.
+"""Types for the numbers that identify a tensor, from torch to the native engine.
 
     StorageKey -> BlockId -> TensorIndex -> piece -> column of a plan -> Address
 
-All are integers, and one passed in place of another goes unnoticed, so that what takes or returns
-them says which one. The two without a type exist only as arrays: a piece is an index into
+All are integers, and one passed in place of another would go unnoticed, so signatures name them.
+The two without a type exist only as arrays: a piece is an index into
 `StepTrace.pieces`, whose `whole` has the tensor of each; an installed plan has columns for large
 pieces alone (`policies.lowering`). Arrays of any of them stay plain int64.
 """

@@ -12,7 +12,7 @@ from ..base.units import PAGE_BYTES
 from .reader import read
 from .schema import Alloc, Event, Free, Header, Op, Step
 
-LARGEST = 10  # number of blocks that are listed
+LARGEST = 10  # number of listed blocks
 
 
 class LiveBytes:

@@ -28,16 +28,16 @@ def keys(module: str, line: str) -> dict[str, object] | None:
 
 
 def text(extra: Mapping[str, object] | None) -> str:
-    """Return `module · file:line`, as far as the keys say it; else empty."""
-    said = [(extra or {}).get(key) for key in (MODULE, LINE)]
-    return " · ".join([one for one in said if isinstance(one, str) and one])
+    """Return `module · file:line`, as far as the keys have it; else empty."""
+    parts = [(extra or {}).get(key) for key in (MODULE, LINE)]
+    return " · ".join([part for part in parts if isinstance(part, str) and part])
 
 
 def of_blocks(events: Iterable[Event]) -> dict[BlockId, str]:
-    """Return the texts of all blocks of which events say it."""
+    """Return the texts of the blocks whose events have an origin."""
     allocs = (event for event in events if type(event) is Alloc and event.extra)
     found = ((alloc.id, text(alloc.extra)) for alloc in allocs)
-    return {block: said for block, said in found if said}
+    return {block: place for block, place in found if place}
 
 
 def _short(line: str) -> str:

@@ -14,7 +14,7 @@ _STEPS, _OPS = 1, 2  # rows
 
 
 class Shown(NamedTuple):
-    """A trace to draw, and what its group of rows is called."""
+    """A trace to draw, and the name of its group of rows."""
 
     name: str
     header: Header
@@ -24,8 +24,8 @@ class Shown(NamedTuple):
 def write(stream: TextIO, traces: Sequence[Shown]) -> None:
     """Write the events, one per line, without keeping them in memory.
 
-    Each trace has a group of rows of its own. All begin at 0, as a trace has no clock: operators
-    follow each other without the time between them.
+    Each trace has its own group of rows. All begin at 0, because a trace has no clock: operators
+    follow each other without gaps.
     """
     about = [{"device": h.device, "source": h.source, "note": h.note} for _, h, _ in traces]
     other = json.dumps(about[0] if len(about) == 1 else {"traces": about})

@@ -31,7 +31,7 @@ from .schema import (
 _log = logging.getLogger("umem")
 
 MAX_LINE = 1 << 20
-_TOLD_LINES = 1 << 12  # how often the place in the file is told
+_TOLD_LINES = 1 << 12  # lines between two reports of progress
 _SALVAGE = " (`umem trace convert --partial` keeps its whole lines)"
 _GZIP = b"\x1f\x8b"
 
@@ -50,7 +50,7 @@ def read(
     Args:
         partial: keep the whole lines of a file that is cut off, as a killed program leaves it, with
             a warning. Anything else that is wrong is still an error.
-        advance: is called with the bytes of the file that were read, now and then.
+        advance: is called now and then with the number of bytes read since the last call.
 
     Raises:
         TraceError: `FILE:LINE: reason`; for an event the iterator raises it.
@@ -67,7 +67,7 @@ def _events(path: str | os.PathLike[str], lines: Iterator[bytes]) -> Iterator[Ev
     check = Validator().check
     for number, line in enumerate(lines, 2):
         try:
-            # Nearly all lines; the others, and errors, take the longer way.
+            # The fast path for nearly all lines; other lines and errors take the slow one.
             text = line.decode()
             value, end = _scan(text, 0)
             event = _PARSERS[value.pop("e")](value) if text[end:] == "\n" else None
@@ -112,8 +112,8 @@ def _lines(path: Path, partial: bool, advance: Advance) -> Iterator[bytes]:
 
 
 def _told(file: io.BufferedReader, known: int, advance: Advance) -> int:
-    """Tell how far beyond the place `known` the file was read, and return the new place."""
-    if not file.seekable():  # a pipe has no places
+    """Report the bytes read beyond the position `known`; return the new position."""
+    if not file.seekable():  # a pipe has no position
         return known
     place = file.tell()
     advance(place - known)
@@ -131,7 +131,7 @@ def _unpacked(file: io.BufferedReader, partial: bool) -> io.BufferedIOBase:
 def _at(
     path: str | os.PathLike[str], number: int, parse: Callable[[_Line], _Result], line: bytes
 ) -> _Result:
-    """Parse the line's object with `parse`; put its place in front of an error's reason."""
+    """Parse the line's object with `parse`; prefix an error with its file and line."""
     try:
         value = _decode(line.decode())
         if type(value) is not dict:

@@ -18,10 +18,10 @@ MAX_US = 1e15  # 31 years; sums of it stay finite
 MAX_FLOPS = 1e30
 MAX_DEPTH = 16  # maximum nesting of the value of an unknown key
 
-# Keys that this version does not know, kept as they are. None instead of an empty mapping, because
-# nearly every event has none.
+# Unknown keys, kept unchanged. None instead of an empty mapping, because nearly all events have no
+# such keys.
 Extra: TypeAlias = "Mapping[str, object] | None"
-# Nothing changes an event. Yet none is `frozen`: making one would take six times as long.
+# Events are not changed, but not `frozen` either: creating one would take six times as long.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Op:
     flops: float | None = None
     index: int | None = None
     family: str = ""
-    # In rows of three: an index into the reads and then the writes, and the bytes of that block,
-    # from the first to the one after the last, that the op uses. Without a row it is all of it.
+    # In rows of three: an index into the reads followed by the writes, and the begin and end of the
+    # bytes that the op uses of that block. Without a row it uses all of it.
     parts: tuple[int, ...] = ()
     extra: Extra = field(default=None, hash=False)
 
@@ -113,7 +113,7 @@ class Validator:
         live = self.live
         for name, ids in (("r", op.reads), ("w", op.writes)):
             for block in ids:
-                # As dictionary keys 7.0 and True would equal 7 and 1.
+                # 7.0 and True equal 7 and 1 as dictionary keys.
                 if type(block) is not int or block not in live:
                     _id(name, block)
                     raise ValueError(f"op {op.name!r} uses id {block}, {_NOT_LIVE}")
@@ -195,7 +195,7 @@ def check_header(header: Header) -> None:
 
 
 def check_extra(line: Header | Event) -> None:
-    """Check the unknown keys; raise ValueError if one is known, or holds what JSON cannot."""
+    """Check the unknown keys; raise ValueError if one is known, or its value is not JSON."""
     name = NAMES[type(line)]
     for key, value in (line.extra or {}).items():
         _text("a key", key)

@@ -1,4 +1,4 @@
-"""Segments of small tensors as units of a step: what shares a page moves together."""
+"""Segments of small tensors as units of a step: tensors that share a page move together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_segments(trace: StepTrace, address: Ints) -> StepTrace:
 
     Args:
         trace: a step in which the same blocks lie at the same addresses each time.
-        address: where each tensor lies, [m]; 0 where that is not known: it stays a small tensor.
+        address: [m] of each tensor; 0: unknown, it stays a small tensor.
     """
     n, m = trace.n_ops, trace.n_tensors
     page = address // PAGE_BYTES
@@ -64,7 +64,7 @@ def with_segments(trace: StepTrace, address: Ints) -> StepTrace:
     read = np.ones(len(op), bool)
     if trace.access_read is not None:
         read[: len(trace.access_read)] = trace.access_read
-    read |= unit >= len(kept)  # of a segment it is a part that is overwritten
+    read |= unit >= len(kept)  # a write overwrites only a part of a segment
     key, at, which = np.unique(op * total + unit, return_index=True, return_inverse=True)
     written = np.zeros(len(key), bool)
     np.logical_or.at(written, which, write)

@@ -94,7 +94,7 @@ class StepBuilder:
                 self._end()
 
     def begin(self) -> None:
-        """Start with the next event; the blocks that are live now are no part of the first step."""
+        """Start with the next event; blocks that are live now are not part of the first step."""
         self._now = self._present().following()
 
     def step(self, index: int = -1, cut: Iterable[int] = ()) -> StepTrace:
@@ -104,7 +104,7 @@ class StepBuilder:
         and so is each of its size: `core.finer_piece`.
 
         Args:
-            cut: sizes of ranges whose blocks are cut all the same.
+            cut: sizes of ranges whose blocks are cut in any case.
 
         Raises:
             TraceError: there is no such step, it has no op that accesses memory, or an op uses a
@@ -115,7 +115,7 @@ class StepBuilder:
     def events(self, index: int = -1) -> Iterator[Event]:
         """Yield a trace of that step alone; its `step` differs in a few next-step aliases at most.
 
-        Only of events that were added, and not of those that a `DeviceSplit` made.
+        It has only events that were read, not those that a `DeviceSplit` made.
 
         Raises:
             TraceError: there is no such step.

@@ -54,7 +54,7 @@ class StepColumns:
         number = np.where(self._has_bytes, np.cumsum(self._has_bytes) - 1, np.int64(-1))
         tensor = number[block]
         kept = np.flatnonzero(tensor >= 0)
-        # Access by access: the op and the tensor, at their first place.
+        # One access for each op and tensor, in the order in which the op first names the tensor.
         key = op[kept] * (len(self._born) + 1) + tensor[kept]
         _, first, access = np.unique(key, return_index=True, return_inverse=True)
         order = np.argsort(first)
@@ -158,7 +158,7 @@ class StepColumns:
         return kind, np.where(kind == Kind.PERSISTENT, 0, first), np.minimum(ended, last_op)
 
     def _families(self) -> list[str]:
-        """Return the family of each tensor; what has none gets that of the op that made it."""
+        """Return the family of each tensor, or that of the op that made it."""
         families = [self._events.family[row] for row in self._born.tolist()]
         born = np.searchsorted(self._ops, self._born)
         new = self._writes & (self._tensor >= self._carried) & (born[self._tensor] == self._op)

@@ -16,7 +16,7 @@ SMALL_BYTES = 256  # sizes of small tensors are rounded up to a multiple
 
 
 def device_bytes(count: int) -> int:
-    """Return the bytes that a tensor of `count` bytes takes: whole pages from one page on."""
+    """Return the bytes that a tensor of `count` bytes takes: whole pages if it is at least one."""
     unit = PAGE_BYTES if count >= PAGE_BYTES else SMALL_BYTES
     return -(-count // unit) * unit
 
@@ -29,7 +29,7 @@ def on_device(asked: Ints) -> tuple[Ints, Bools]:
 
 
 class Blocks:
-    """The blocks of some events, numbered in the order of their allocations: which row is of which.
+    """The blocks of some events, numbered in the order of their allocations.
 
     Raises:
         TraceError: a block is allocated twice, or freed and not live.
@@ -52,7 +52,7 @@ class Blocks:
         self._check(events, frees, freed)
 
     def find(self, ids: Ints, rows: Ints) -> Ints:
-        """Return the block that each id names at a row; -1 where it was not allocated before."""
+        """Return the block that each id names at a row; -1 if it was not allocated before."""
         if not len(self._known):
             return np.full(len(ids), -1)
         of_id = np.minimum(np.searchsorted(self._known, ids), len(self._known) - 1)
@@ -62,7 +62,7 @@ class Blocks:
 
     def _check(self, events: EventColumns, frees: Ints, freed: Ints) -> None:
         lost = frees[(freed < 0) | (self.freed[freed] != frees)]
-        # Of the same id: allocated while the block before is live.
+        # Two blocks with the same id, the second allocated while the first is live.
         again = self._order[1:][np.diff(self._keys // max(self._rows, 1)) == 0]
         before = self._order[:-1][np.diff(self._keys // max(self._rows, 1)) == 0]
         twice = self.allocated[again[self.freed[before] > self.allocated[again]]]
@@ -75,11 +75,11 @@ class Blocks:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The events from one `Step` to the next, after those that allocated the blocks live then."""
+    """The events from one `Step` to the next, after the allocations of the blocks live there."""
 
     number: int
     events: EventColumns
-    live: int  # so many rows are allocations before the part
+    live: int  # number of first rows that are allocations before the part
     step: Ints  # [live] the number of the part that each is of
     ordinal: Ints  # [live] its number among the allocations of that part
     after_ops: bool  # the part before had ops, so ordinals can be compared

@@ -45,9 +45,9 @@ class Gaps:
 class HostUpdates(NamedTuple):
     """Parameters that the host updates, in rows.
 
-    After its last op in the step the gradient leaves for the host and is freed, and so does the
+    After its last op in the step the gradient moves to the host and is freed; so does the
     parameter, which no op writes. The host takes `us` for the update. Then the parameter returns.
-    A row without a parameter, in a step of pieces, is more of a gradient that leaves.
+    A row without a parameter, in a step of pieces, is another piece of a gradient.
     """
 
     parameter: Ints  # a PERSISTENT tensor; -1: none
@@ -97,18 +97,18 @@ class StepTrace:
     whole: Ints | None = None  # [m]
     offset: Ints | None = None  # [m]
     exempt: Bools | None = None  # [m] the program asked to leave it in place; None: no tensor
-    # Whether the op needs the contents that it finds: not where it overwrites them whole. None: of
-    # each access.
+    # Whether the op needs the previous contents, which it does not if it overwrites them all. None:
+    # every access does.
     access_read: Bools | None = None
-    # [m] Of a segment of small tensors (`with_segments`) its address, which is the same in all its
-    # lives; 0 for a tensor. None: there are no segments.
+    # [m] The address of a segment of small tensors (`with_segments`), the same in all its lives; 0
+    # for a tensor. None: there are no segments.
     place: Ints | None = None
     updates: HostUpdates | None = None  # None: no parameter is updated by the host
-    # What the access is of: a set of `parts`, or -1 for all of the tensor. None: all of each.
+    # The part of its tensor that each access uses: a set of `parts`; -1: all. None: always all.
     access_part: Ints | None = None
     parts: Parts | None = None
-    # [m] Bytes of the pieces that a tensor moves in, where some are cut finer because operators use
-    # parts of such blocks. None: 64 MiB each.
+    # [m] The bytes of a tensor's pieces; smaller where operators use parts of such blocks. None:
+    # 64 MiB each.
     cut: Ints | None = None
 
     @property
@@ -158,7 +158,7 @@ class StepTrace:
         return np.concatenate(([0], np.cumsum(counts)))
 
     def block_of(self, tensor: TensorIndex) -> BlockId:
-        """Return the block in the trace that the tensor is."""
+        """Return the tensor's block in the trace."""
         return BlockId(int(self.source[tensor]))
 
     def uses(self, tensor: int) -> Ints:
@@ -186,8 +186,8 @@ class StepTrace:
     def pieces(self) -> StepTrace:
         """The same step with large tensors cut into pieces of at most 64 MiB, which move alone.
 
-        The pieces of a tensor are adjacent and take its place in the order. An access is of those
-        that hold some of what it is of.
+        The pieces of a tensor are adjacent and take its place in the order. An access uses the
+        pieces that overlap with the part that it uses.
         """
         if self.whole is not None:
             return self
@@ -212,7 +212,7 @@ class StepTrace:
         if self.access_part is None or self.parts is None:
             return self
         counts = np.ones(self.n_tensors, np.int64)
-        # A tensor that is carried over is divided as the one that takes its place.
+        # A carried tensor is divided like the tensor that takes its place.
         root = np.where(self.next_alias < 0, np.arange(self.n_tensors), self.next_alias)
         at: defaultdict[int, set[int]] = defaultdict(set)
         named = self.access_part >= 0
@@ -233,7 +233,7 @@ class StepTrace:
         return self._divided(counts, offset)
 
     def _divided(self, counts: Ints, offset: Ints) -> StepTrace:
-        """Return the step with so many pieces of each tensor, which begin at these offsets."""
+        """Return the step with `counts` pieces of each tensor, which begin at these offsets."""
         base = np.concatenate(([0], np.cumsum(counts)))
         whole = np.repeat(np.arange(self.n_tensors), counts)
         place = np.arange(base[-1]) - base[whole]
@@ -272,7 +272,7 @@ class StepTrace:
         )
 
     def _used(self, access: Ints, base: Ints, begin: Ints, end: Ints) -> Bools:
-        """Return of each access, once for each piece of its tensor, whether it is of some of it."""
+        """Return whether each access uses some of each piece of its tensor."""
         used = np.ones(len(access), bool)
         if self.access_part is None or self.parts is None:
             return used
@@ -292,7 +292,7 @@ class StepTrace:
 
     @cached_property
     def allocations(self) -> Ints:
-        """Large tensors, but for segments, in the order in which the step allocates them."""
+        """Large tensors without segments, in the order in which the step allocates them."""
         before = np.isin(self.kind, (Kind.PERSISTENT, Kind.CARRIED)) | self.is_segment
         inside = np.flatnonzero(self.large & ~before)
         return inside[np.argsort(self.first[inside], kind="stable")]

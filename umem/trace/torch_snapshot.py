@@ -17,7 +17,7 @@ from .ids import BlockId, block_ids
 from .schema import MAX_BYTES, Alloc, Event, Free, Header, Op
 
 PICKLE = b"\x80"  # first byte of a pickle of protocol 2 and later
-# Opcodes that hash what is in the file, or allocate before they read.
+# Opcodes that hash contents of the file, or allocate before they read.
 _REFUSED = pickle.EMPTY_SET + pickle.ADDITEMS + pickle.FROZENSET + pickle.DICT + pickle.BYTEARRAY8
 
 
@@ -169,7 +169,7 @@ def _frame_name(frames: list[dict[str, Any]]) -> str:
 
 
 def _word(frame: dict[str, Any], key: str) -> str:
-    """Return a name or a number of a frame. The text of anything else could be of any length."""
+    """Return a name or a number of a frame; other values could have a text of any length."""
     value = frame.get(key)
     if type(value) is str:
         return value
