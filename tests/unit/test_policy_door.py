@@ -159,7 +159,7 @@ TRACE = step(
         ({"retain": (2,)}, "retain: 2: the tensor has 4 KiB"),
         ({"read_mostly": (1,)}, "read_mostly: 1: the step writes the tensor"),
         ({"barriers": (7,)}, "barriers: 7: there is no op 7"),
-        ({"barriers": (1, 1)}, "barriers: an op stands more than once"),
+        ({"barriers": (1, 1)}, "barriers: an op is listed more than once"),
         ({"gated": True, "capacity": PAGE}, "occupancy: shape None"),
         ({"gated": True, "occupancy": np.zeros(4, np.int64), "capacity": -1}, "capacity: -1"),
     ],

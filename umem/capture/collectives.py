@@ -1,4 +1,4 @@
-"""The collectives of a program: the bytes that ranks exchange, and their time beside compute."""
+"""The collectives of a program: the bytes that ranks exchange, and their overlap with compute."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TWICE = {"allreduce_", "allreduce_coalesced_", "all_reduce", "all_reduce_", "al
 # One rank has all the bytes, or gets them: they pass each link once.
 _WHOLE = {"broadcast", "broadcast_", "reduce_", "send", "recv_", "recv_any_source_", "gather_",
           "scatter_"}  # fmt: skip
-_WAIT = "wait_tensor"  # an op of compute, which takes no time but for the wait
+_WAIT = "wait_tensor"  # an op of compute that takes no time except for the wait
 _NO_EXCHANGE = {"barrier", "monitored_barrier_", _WAIT}
-# Fills what is gathered; FSDP2 does it on a stream beside compute.
+# Fills the gathered tensors; FSDP2 does it on a stream next to compute.
 _COPY_IN = "fsdp::all_gather_copy_in"
 
 
 def exchange_of(operator: OpSemantics, args: Sequence[Any]) -> Exchange | None:
-    """Return what a call sends over the links of a ring of its ranks; None where it sends nothing.
+    """Return the bytes that a call sends over a ring of its ranks; None if it sends nothing.
 
     The larger of what a rank sends and receives counts.
     """
@@ -54,11 +54,11 @@ def with_node(clock: Clock, node: Node) -> Clock:
 
 
 def beside_compute(events: Iterable[Event]) -> list[Event]:
-    """Return a trace's events with its collectives beside compute, on a queue of their own.
+    """Return a trace's events with its collectives on a queue next to compute.
 
     A collective then takes no time itself. The first op that uses its result waits for it, and the
-    wait is part of that op's time. It begins when the collective before it is done, its inputs are
-    there, and the last result that was waited for is: programs gather one block ahead.
+    wait is part of that op's time. It begins when the previous collective is done, its inputs are
+    there, and the last awaited result is: programs gather one block ahead.
     """
     queue = _Queue()
     timed: list[Event] = []
@@ -70,7 +70,7 @@ def beside_compute(events: Iterable[Event]) -> list[Event]:
 
 
 class _Queue:
-    """The time of compute, and of the collectives beside it, since the begin of one step in µs."""
+    """The time of compute and of concurrent collectives since the begin of a step, in µs."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -80,7 +80,7 @@ class _Queue:
         self._results: set[BlockId] = set()  # of collectives, not used since
 
     def take(self, event: Event) -> Iterator[Event]:
-        """Yield what becomes of the next event."""
+        """Yield the events that replace the next one."""
         if isinstance(event, Op):
             yield self._beside(event) if is_beside(event.name) else self._compute(event)
             return

@@ -1,8 +1,8 @@
 """The torch that a planned program sees: fake tensors that behave as those of a GPU.
 
 Fake tensors are on the CPU device, the only one whose backward pass works without a GPU. Where
-torch does otherwise on a GPU in a way that counts in memory (attention, dropout, optimizers that
-work on lists), it is told to do so here too. What a program asks of `cuda` is answered by them.
+torch uses memory differently on a GPU (attention, dropout, optimizers that work on lists), it does
+so here too. Calls for `cuda` get fake tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _dropped: Any = torch.dropout
 _normed: Any = torch.rms_norm
 # A list's parts take an eighth of the budget in a session: here, of a quarter of the lists.
 _PARTS, _LEAST_PART = 32, 16 << 20
-# Functions that read data without an op; all others end in one.
+# Functions that read data without an op; all others call one.
 _READERS: dict[Any, str] = {_Tensor.numpy: "numpy"}
 
 
@@ -59,7 +59,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
         (optimizers, "_foreach_supported_types", types),
         (optimizers, "_get_foreach_kernels_supported_devices", lambda: devices),
         (lists, "_foreach_supported_types", types),
-        # What torch's own functions call does not pass the function mode a second time.
+        # Calls from torch's own functions do not pass the function mode a second time.
         (functional, "scaled_dot_product_attention", ways.attention),
         (torch._VF, "dropout", _dropout),
         (torch, "rms_norm", ways.rms_norm),
@@ -74,7 +74,7 @@ def _replacements(ways: _LikeCuda) -> list[tuple[Any, str, Any]]:
 
 
 def _resizing(scope: Scope) -> tuple[Any, str, Any]:
-    """Return a storage's `resize_` that tells of it, as no op does: FSDP frees memory so."""
+    """Return a `resize_` of storages that tells the tracer: FSDP frees memory so, without an op."""
     resize: Any = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, *args: Any) -> Any:
@@ -87,7 +87,7 @@ def _resizing(scope: Scope) -> tuple[Any, str, Any]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value within the context."""
+    """Change the value of an attribute within the context."""
     # vars() gives a class method itself; getattr would bind it to this class.
     before = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
     setattr(owner, name, value)
@@ -98,9 +98,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _in_parts(groups: Groups) -> Groups:
-    """Return lists in parts, as a session has them where not all memory fits.
+    """Return lists in parts, as in a session whose memory does not fit the budget.
 
-    How small those are depends on the budget, of which several may be planned for.
+    Their size depends on the budget, and a plan may be for several.
     """
     whole = sum(sum(list_parts.row_bytes(lists)) for lists, _ in groups.values())
     most = max(whole // _PARTS, _LEAST_PART)
@@ -215,7 +215,7 @@ class _LikeCuda(FunctionMode):
         return copy
 
     def attention(self, *args: Any, **kwargs: Any) -> _Tensor:
-        """Run a kernel that writes no scores: those of GPUs apply dropout and masks inside."""
+        """Run a kernel that writes no scores: kernels of GPUs apply dropout and masks inside."""
         names = ("query", "key", "value", "attn_mask", "dropout_p")
         named = {**dict(zip(names, args, strict=False)), **kwargs}
         for name, value in zip(("is_causal",), args[5:], strict=False):
@@ -235,7 +235,7 @@ class _LikeCuda(FunctionMode):
         return out
 
     def rms_norm(self, *args: Any, **kwargs: Any) -> _Tensor:
-        """Run the separate ops: a GPU has one kernel for them, which fake tensors have not."""
+        """Run the separate ops: a GPU has one kernel for them, which fake tensors lack."""
         self._scope.tracer.remark(
             "RMSNorm is planned as its separate ops; on a GPU one kernel keeps fewer activations"
         )

@@ -1,4 +1,4 @@
-"""A program of many ranks as its rank 0 alone, on torch's process group that exchanges nothing."""
+"""Rank 0 of a program of many ranks, on torch's process group that exchanges nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .fake_cuda import replaced
 
 @contextlib.contextmanager
 def as_rank_0(ranks: int) -> Iterator[None]:
-    """Let a program see `ranks` processes while it is entered, of which it is the first.
+    """Make the program the first of `ranks` processes within the context.
 
     Process groups exist, and collectives return at once. A program may call `init_process_group`
-    itself, with any backend. What launchers set in the environment is not set here.
+    itself, with any backend. Variables that launchers set in the environment are not set here.
 
     Raises:
         PlanError: this torch has no distributed package, or a process group exists already.
@@ -55,7 +55,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _done_already(*_args: object, **_kwargs: object) -> None:
-    """Stand for what needs no doing: the process group is there, and stays."""
+    """Do nothing: the process group exists already, and stays."""
 
 
 def _outside_of_modes(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The cost of an op on any device: floating-point operations and bytes moved.
 
-The formulas of matrix products, convolutions and attention are those of torch.utils.flop_counter;
-what it lacks is added here. Everything else counts as bound by memory, with no operations.
+The formulas of matrix products, convolutions and attention are those of torch.utils.flop_counter,
+with additions here. All other ops count as bound by memory, with no operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _attention_backward: Any = flop_counter.sdpa_backward_flop_count
 
 # Ops that read some rows of a table, as many bytes as they write.
 _GATHERS = {"embedding", "index_select", "gather", "index", "take_along_dim"}
-# Ops that write some elements of a large tensor: what comes in is read, and written to them.
+# Ops that write some elements of a large tensor: the new values are read, and written to them.
 _SCATTERS = {"index_add_", "index_copy_", "scatter_", "scatter_add_", "index_put_", "index_fill_"}
 _PRODUCTS = {"conv", "linear", "attention"}
 
@@ -41,7 +41,7 @@ def bytes_of(name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Te
 
     Args:
         name: the op's name without namespace.
-        reads, writes: its operands, of any view; one that stands in both is read and written.
+        reads, writes: its operands, of any view; an operand in both is read and written.
     """
     read, written = [*map(_touched, reads)], sum(map(_touched, writes))
     if name in _GATHERS:
@@ -54,8 +54,8 @@ def bytes_of(name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Te
 def precision_of(family: str, tensors: Sequence[torch.Tensor]) -> str:
     """Return the peak of the device that applies to the op: half, tf32, fp32 or fp64.
 
-    As torch decides it: TF32 for convolutions by `torch.backends.cudnn.allow_tf32` (on by
-    default), for matrix products by `torch.set_float32_matmul_precision` (off by default).
+    As in torch, `torch.backends.cudnn.allow_tf32` (on by default) selects TF32 for convolutions,
+    and `torch.set_float32_matmul_precision` (off by default) for matrix products.
     """
     dtype = next((t.dtype for t in tensors if t.dtype.is_floating_point), torch.float32)
     if dtype.itemsize <= 2:

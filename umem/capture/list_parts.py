@@ -10,7 +10,7 @@ from torch import Tensor
 
 Key = tuple[torch.device, torch.dtype]
 Lists: TypeAlias = "list[list[Tensor | None]]"  # as text: the site reads modules without torch
-Group = tuple[Lists, list[int]]  # and the places of its rows in the lists that were grouped
+Group = tuple[Lists, list[int]]  # and the indices of its rows in the grouped lists
 Groups = dict[Key, Group]
 
 
@@ -18,7 +18,7 @@ def in_parts(groups: Groups, most: Callable[[torch.device], int]) -> Groups:
     """Return torch's groups of lists such that a walk over them finds them in parts.
 
     Args:
-        groups: what `torch._C._group_tensors_by_device_and_dtype` returned.
+        groups: the result of `torch._C._group_tensors_by_device_and_dtype`.
         most: the bytes of a part on a device; 0: there are no parts.
     """
     found = {key: list(parts(group, most(key[0]))) for key, group in groups.items()}
@@ -26,7 +26,7 @@ def in_parts(groups: Groups, most: Callable[[torch.device], int]) -> Groups:
 
 
 def parts(group: Group, most: int) -> Iterator[Group]:
-    """Yield rows of the lists, in their order, whose tensors take at most so many bytes, or one.
+    """Yield rows of the lists, in order, with tensors of at most `most` bytes, or a single row.
 
     A list may also be empty, as for a state that the optimizer does not keep.
 
@@ -53,7 +53,7 @@ def row_bytes(lists: Sequence[Sequence[Tensor | None]]) -> Iterator[int]:
 def have_shared_rows(groups: Groups) -> bool:
     """Return whether some memory is in two rows of a group.
 
-    Such as of weights that are tied by `.data`: the order of ops on them makes a difference.
+    Weights tied by `.data` are an example: the order of ops on them makes a difference.
     """
     return any(
         overlaps(
@@ -64,7 +64,7 @@ def have_shared_rows(groups: Groups) -> bool:
 
 
 def overlaps(tensors: Iterable[tuple[int, Tensor]]) -> set[int]:
-    """Return the numbers of tensors that lie in the memory of one of another number, in part."""
+    """Return the numbers of tensors that share memory with one of another number."""
     spans = sorted(
         (t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), number)
         for number, t in ((number, getattr(t, "_local_tensor", t)) for number, t in tensors)
@@ -87,7 +87,7 @@ def _span(tensor: Tensor) -> int:
 
 
 class _InParts(dict[Key, Group]):
-    """Groups, of which `items` and `values`, by which torch goes through them, yield the parts."""
+    """Groups whose `items` and `values`, which torch iterates over, yield the parts."""
 
     def __init__(self, groups: dict[Key, Group], parts_of: dict[Key, list[Group]]) -> None:
         super().__init__(groups)

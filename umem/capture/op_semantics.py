@@ -1,4 +1,4 @@
-"""The effects of torch's operators, and what torch tells of an op that runs: its phase, its role.
+"""The effects of torch's operators, and the phase and role of an op that runs.
 
 The one description that the tracer, the executor of recomputation and the Python observer share:
 what an operator reads, writes and overwrites, whether it is random, whether it can run again.
@@ -15,8 +15,8 @@ import torch
 
 Place = int | str  # of an argument: its position or its name
 
-# They write all of the tensor that they change, without reading it. The native observer's list is
-# made of this one: tools/generate_overwrites.py.
+# They overwrite a whole tensor without reading it. tools/generate_overwrites.py makes the native
+# observer's list from this one.
 OVERWRITES = frozenset({
     "copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_", "exponential_",
     "log_normal_", "cauchy_", "geometric_", "_foreach_zero_", "_foreach_copy_",
@@ -27,9 +27,9 @@ _MAKES_EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_e
 # They read the shape of their input and not its data.
 _SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                "new_zeros", "new_ones", "new_full"}  # fmt: skip
-# Namespaces of what ranks exchange, and those ops whose schemas do not say that they write their
-# first argument (torch/csrc/distributed/c10d/Ops.cpp): whole without reading it, or, on some rank
-# or all, what was there before and is read too. The native observer's lists are made of these too.
+# Namespaces of ops between ranks, and the ops among them whose schemas do not tell that they write
+# their first argument (torch/csrc/distributed/c10d/Ops.cpp): all of it without reading it, or, on
+# some rank or all, with its previous contents. The native observer's lists are made from these too.
 COLLECTIVES = ("c10d::", "_c10d_functional::")
 RECEIVING = frozenset(f"c10d::{name}" for name in (
     "allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
@@ -39,14 +39,15 @@ RECEIVING = frozenset(f"c10d::{name}" for name in (
 IN_PLACE = frozenset(f"c10d::{name}" for name in (
     "broadcast_", "allreduce_", "allreduce_coalesced_", "reduce_",
 ))  # fmt: skip
-# FSDP2's copies into and out of what is exchanged. The first writes its second argument in part.
+# FSDP2's copies into and out of the exchanged tensors. The first writes a part of its second
+# argument.
 _OF_SHARDS = ("fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 # They keep a state of their own, change what a storage is, or return no tensor.
 _UNREPEATABLE = {"_cudnn_rnn", "_cudnn_init_dropout_state", "miopen_rnn", "resize_as_",
                  "record_stream", "_local_scalar_dense",
                  "_fused_moving_avg_obs_fq_helper"} | _MAKES_EMPTY  # fmt: skip
 # Batch norm writes its running statistics in training: their positions, and that of the flag
-# `training` (None: it always writes). Most of the schemas do not say so; the last two do.
+# `training` (None: it always writes). Only the schemas of the last two tell it.
 _STATISTICS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "native_batch_norm": ((3, 4), 5),
     "cudnn_batch_norm": ((3, 4), 5),
@@ -61,7 +62,7 @@ _STATISTICS: dict[str, tuple[tuple[int, ...], int | None]] = {
 
 @dataclass(frozen=True)
 class OpSemantics:
-    """The effects of an operator's overload, by its schema and its name."""
+    """The effects of an operator's overload, according to its schema and its name."""
 
     overload: str  # aten.relu_.default
     name: str  # aten::relu_
@@ -89,17 +90,17 @@ class OpSemantics:
 
     @cached_property
     def overwrites(self) -> bool:
-        """Whether it writes all of what it changes and reads nothing of it."""
+        """Whether it overwrites all that it changes, without reading it."""
         return self.bare in OVERWRITES or self.name in RECEIVING
 
     @cached_property
     def collective(self) -> bool:
-        """Whether ranks exchange data by it."""
+        """Whether it exchanges data between ranks."""
         return self.name.startswith(COLLECTIVES)
 
     @cached_property
     def of_shards(self) -> bool:
-        """Whether what it writes is what ranks exchange, or comes from it."""
+        """Whether it writes tensors that ranks exchange, or copies of them."""
         return self.collective or self.name in _OF_SHARDS
 
     @cached_property
@@ -114,7 +115,7 @@ class OpSemantics:
 
     @cached_property
     def repeatable(self) -> bool:
-        """Whether it may run a second time. Foreign operators may have effects no schema tells."""
+        """Whether it may run a second time. Foreign operators may have unknown effects."""
         return self.namespace == "aten" and self.bare not in _UNREPEATABLE
 
     @cached_property
@@ -124,7 +125,7 @@ class OpSemantics:
 
     @cached_property
     def data_places(self) -> frozenset[Place]:
-        """Positions and names of what it writes, without the statistics."""
+        """Positions and names of the arguments that it writes, without the statistics."""
         positions, names = zip(*self.writes, strict=True) if self.writes else ((), ())
         return (frozenset(positions) - self.statistics) | frozenset(names)
 
@@ -134,7 +135,7 @@ class OpSemantics:
         return bool(self.data_places or self.statistics)
 
     def written(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-        """Yield the tensors that a call writes as the schema says, in its order."""
+        """Yield the tensors that a call writes according to the schema, in its order."""
         for position, name in self.writes:
             if name in named:
                 yield from tensors([named[name]])
@@ -150,7 +151,7 @@ class OpSemantics:
     def written_now(
         self, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> Iterator[torch.Tensor]:
-        """Yield the tensors that a call writes: statistics in training only, said or not."""
+        """Yield the tensors that a call writes, and in training the statistics."""
         places = self.data_places
         if self.updates_statistics(args):
             places = places | self.statistics
@@ -163,7 +164,7 @@ class OpSemantics:
 
 @cache
 def describe(func: Any) -> OpSemantics:
-    """Return what is known of an overload; of a higher-order operator only its name is."""
+    """Return the effects of an overload; only the name of a higher-order operator is known."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return OpSemantics(str(func), f"higher_order::{func.name()}", (), frozenset(), None, False)
@@ -188,7 +189,7 @@ def _said(schema: Any) -> tuple[tuple[int, str], ...]:
 
 
 def _unsaid(schema: Any) -> tuple[tuple[int, str], ...]:
-    """Return what an op writes although its schema does not say so."""
+    """Return the arguments that an op writes although its schema does not tell so."""
     if schema.name in RECEIVING or schema.name in IN_PLACE:
         return ((0, schema.arguments[0].name),)
     return ((1, schema.arguments[1].name),) if schema.name == _OF_SHARDS[0] else ()
@@ -197,8 +198,8 @@ def _unsaid(schema: Any) -> tuple[tuple[int, str], ...]:
 def is_counted(overload: str) -> bool:
     """Return whether a plan numbers the calls of an overload.
 
-    It does not number those that depend on how the program is looked at: autograd detaches what it
-    saves of an op's outputs, but for hooks; fake tensors are asked for their device by a call.
+    It does not number calls that depend on how the program is observed: autograd detaches the
+    outputs that it saves, except for hooks; a query for the device of a fake tensor is a call.
     """
     return overload != "aten.detach.default" and not overload.startswith("prim.")
 

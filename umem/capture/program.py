@@ -25,14 +25,14 @@ FORMS = (
     "where loss_fn(model, batch) is the loss"
 )
 
-STEPS = 2  # the first makes the optimizer's states; the second is what repeats
+STEPS = 2  # the first makes the optimizer's states; the second is the one that repeats
 
 
 def find(text: str, directory: Path) -> Callable[[], object]:
     """Return the function named by `pkg.mod:name`; modules are searched in `directory` first.
 
     Raises:
-        ConfigError: it is not written so, or there is none.
+        ConfigError: the name has another form, or there is no such function.
         PlanError: the module raises.
     """
     module_name, colon, name = text.partition(":")
@@ -56,7 +56,7 @@ def find(text: str, directory: Path) -> Callable[[], object]:
 
 
 def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
-    """Call `make` and take what it returns: FORMS.
+    """Call `make` and take its result, one of FORMS.
 
     Raises:
         PlanError: it raises, or returns something else.
@@ -74,14 +74,14 @@ def trace(
     """Set up and run a program on fake tensors.
 
     Args:
-        make: returns the program, see `program`. It is called under fake tensors: what it
-            makes takes no memory.
-        steps: how many steps are recorded; the last stands for all that follow.
-        recorder: in place of a plain Tracer; for what looks at more than memory.
+        make: returns the program, see `program`. It is called under fake tensors, so
+            its tensors take no memory.
+        steps: the number of steps to record; later ones are assumed to equal the last.
+        recorder: replaces the plain Tracer, to record more than memory.
 
     Raises:
-        PlanError: the program reads data, which fake tensors have not, or does not work on them;
-            says where.
+        PlanError: the program reads data, which fake tensors lack, or does not work on them; the
+            message has the line.
     """
     with recording(recorder) as tracer:
         step = tracer.begin(lambda: program(make, tracer.scope))
@@ -101,12 +101,12 @@ def recording(
 ) -> Iterator[Tracer]:
     """Enter a tracer under fake tensors, with torch behaving as on a machine with a GPU.
 
-    `around` makes the fake tensors' mode, and whatever else a program is to see of torch.
+    `around` makes the mode of fake tensors, and other changes to torch that the program sees.
     """
     tracer = Tracer() if recorder is None else recorder
-    # Else blocks in cycles would die whenever the collector happens to run.
+    # Otherwise blocks in cycles would be freed whenever the collector happens to run.
     with collector.paused():
-        gc.freeze()  # what is there already is not looked through at the end of each step
+        gc.freeze()  # so that the end of each step does not scan older objects
         try:
             with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
                 yield tracer
@@ -127,7 +127,7 @@ def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
         case (nn.Module() as model, step) if callable(step):
             return model, step
         case nn.Module():
-            pass  # callable, yet not without arguments
+            pass  # callable, but not without arguments
         case _ if callable(made):
             return None, made
     raise PlanError(f"the function returned {_shape(made)}; allowed: {FORMS}")
@@ -135,7 +135,7 @@ def parts(made: object) -> tuple[nn.Module | None, Callable[[], object]]:
 
 @contextlib.contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn what user code raises into an error that names its line."""
+    """Turn an exception of user code into an error with its line."""
     try:
         yield
     except PlanError:
@@ -162,7 +162,7 @@ def _import(name: str, text: str, directory: Path) -> Any:
     place = str(directory)
     sys.path.insert(0, place)
     try:
-        # Code that compiles at import time is planned as it is without.
+        # Code that is compiled at import time is planned uncompiled.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):

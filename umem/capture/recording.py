@@ -13,13 +13,13 @@ from ..trace.schema import Alloc, Event, Free, Op, Step
 
 @dataclass
 class Block:
-    """The facts about a storage that its events do not hold; its purpose may be known late."""
+    """The facts about a storage that are not in its events; its purpose may be known late."""
 
     bytes: int
     tag: str
     family: str
     module: str  # that was running when it was made
-    on_host: bool = False  # in a program that says itself what goes to the device
+    on_host: bool = False  # in a program that moves tensors to the device itself
     line: str = ""  # of the program that made it, `file:line`
 
 
@@ -57,8 +57,8 @@ class Recording:
     """The steps of a program: the events of a trace in program order, and tables for them.
 
     Blocks that are alive when the first step begins come first, without the ops that made them:
-    setting up is no part of a step. The events hold what is known as they happen. `device_events`
-    adds what the tables know at the end: tags, costs, and which blocks are the host's.
+    the setup is not part of a step. The events have the facts that are known when they happen.
+    `device_events` adds those of the tables: tags, costs, and which blocks are on the host.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -70,9 +70,9 @@ class Recording:
     forward: tuple[str, ...] = ()
 
     def device_events(self, clock: Clock | None = None) -> list[Event]:
-        """Return the events of a trace of the device, with durations by `clock`.
+        """Return the events of a trace of the device, with durations from `clock`.
 
-        Without a clock ops have no duration. Host blocks and ops on them alone are left out.
+        Without a clock ops have no duration. Host blocks, and ops on them alone, are left out.
         """
         shown = {i for i, block in self.blocks.items() if not block.on_host}
         final: list[Event] = []

@@ -2,8 +2,8 @@
 
 An op takes the longer of its operations at the device's peak and its bytes at the rate of the
 device's memory (roofline: Williams, Waterman, Patterson, CACM 2009), and a fixed cost. Peaks are
-the vendor's; real kernels reach a part of them, so that a real step is longer, and hides
-transfers more easily, than the roofline says.
+the vendor's; real kernels reach a part of them, so a real step takes longer, and hides
+transfers more easily, than according to the roofline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def clock(device: DeviceProfile) -> Clock:
     """Return the roofline of a device.
 
     Raises:
-        ConfigError: the profile says nothing of its compute.
+        ConfigError: the profile has no figures of compute.
     """
     compute = device.compute
     if compute is None:
@@ -39,11 +39,11 @@ def clock(device: DeviceProfile) -> Clock:
 
 
 def scaled(base: Clock, ops: Iterable[tuple[Op, OpCost]], recorded: Iterable[Event]) -> Clock:
-    """Correct `base` by a recorded run.
+    """Scale `base` to a recorded run.
 
-    The factor of an op name is its median duration there over its median by `base`. Shapes need
-    not agree: a name's ops keep their proportions. Names that the run lacks are scaled as all ops
-    together.
+    The factor of an op name is its median duration there divided by its median in `base`. Shapes
+    need not agree: ops of a name keep their proportions. Names missing in the run get the factor
+    of all ops together.
 
     Raises:
         ConfigError: no op of the run has a time, or none has a name of `ops`.

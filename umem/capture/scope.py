@@ -39,7 +39,7 @@ class Blocks(Protocol):
         """Set the module that a tensor belongs to, unless it is known."""
 
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
-        """Set whether a tensor's memory is the host's."""
+        """Set whether a tensor is in host memory."""
 
     def on_device(self) -> contextlib.AbstractContextManager[None]:
         """Make the tensors of the context on the device."""
@@ -52,7 +52,7 @@ class Blocks(Protocol):
 
 
 class Scope(contextlib.ExitStack):
-    """A follower of modules, optimizers and autograd by torch's global hooks, while entered."""
+    """Follows modules, optimizers and autograd through torch's global hooks, while entered."""
 
     def __init__(self, tracer: Blocks) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Scope(contextlib.ExitStack):
     ) -> str:
         """Return the module of an op; in the backward pass, the one whose tensors it reads.
 
-        An op that reads none, such as a bias's gradient, belongs to the op before it.
+        An op that reads no such tensor, as for a bias's gradient, belongs to the op before it.
         """
         if phase != "backward" or self._running:
             self._backward = ""

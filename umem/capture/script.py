@@ -1,8 +1,8 @@
-"""Planning of a script unaware of umem: it runs until its optimizer has stepped often enough.
+"""Planning of a script that does not use umem: it runs until its optimizer has made some steps.
 
 Best effort. Values that the script reads (a loss to print, a branch) are made up: `item()` is 0,
 a condition is false. Batches of a DataLoader are loaded as they are and lose their data after it.
-A script is better planned by a function that returns its step (see `entry.FORMS`).
+A function that returns the step gives a better plan (see `program.FORMS`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .program import explained, recording
 from .recording import Recording
 from .tracer import Tracer
 
-# The first includes the setting up; the third is the second again.
+# The first includes the setup; the third repeats the second.
 STEPS = 3
 
 _Iterator = data.dataloader._BaseDataLoaderIter
@@ -42,13 +42,13 @@ def trace(
     """Run a script on fake tensors until an optimizer has stepped `steps` times.
 
     Args:
-        path, arguments: the script and what it sees as its command line.
+        path, arguments: the script and its command line.
         steps: of an optimizer, after which the script is stopped.
-        recorder: in place of a plain Tracer; for what looks at more than memory.
+        recorder: replaces the plain Tracer, to record more than memory.
 
     Raises:
         ConfigError: there is no such script.
-        PlanError: it ends earlier, or fails; says where.
+        PlanError: it ends earlier, or fails; the message has the line.
     """
     if not path.is_file():
         raise ConfigError(f"there is no script {str(path)!r}; check the path")
@@ -86,7 +86,7 @@ def _counter(tracer: Tracer, steps: int) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _arguments(path: Path, arguments: list[str]) -> Iterator[None]:
-    """Give the script its own command line and folder within the context."""
+    """Set the command line and the folder of the script within the context."""
     argv, folders = sys.argv, sys.path[:]
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.absolute().parent))
@@ -97,7 +97,7 @@ def _arguments(path: Path, arguments: list[str]) -> Iterator[None]:
 
 
 def _loaders(mode: FakeTensorMode) -> list[tuple[Any, str, Any]]:
-    """Return replacements by which a DataLoader loads in this process and returns fake tensors."""
+    """Return replacements that make a DataLoader load in this process and return fake tensors."""
     init, begin, following = data.DataLoader.__init__, data.DataLoader.__iter__, _Iterator.__next__
 
     def construct(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from ..errors import PlanError
 
 _TORCH = str(Path(torch.__file__).parent)
-# The rooms that stand between the user's program and its ops; demo's networks are programs.
+# Packages between the user's program and its ops; networks of the demo count as programs.
 _OURS = tuple(f"{Path(__file__).parents[1] / room}{os.sep}" for room in ("capture", "lint"))
 
 
@@ -62,7 +62,7 @@ def _is_users(path: str) -> bool:
     return not path.startswith((_TORCH, *_OURS, "<"))
 
 
-# Files of torch whose frames stand between the caller and the op and say nothing of either.
+# Files of torch with frames between the caller and the op that tell nothing about either.
 _PASSAGES = ("overrides.py", "_python_dispatch.py", "_stats.py", "_tensor.py", "_ops.py",
              "fake_tensor.py", "fake_impls.py", "_compile.py", "eval_frame.py")  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The tracer: runs a program on fake tensors and records its use of memory.
 
 Fake tensors have shapes and no data, so that a step of any size is recorded in seconds on any
-machine. Every op passes `Tracer`, which knows blocks by their storage: views are no blocks and no
-ops, a block dies when its last tensor does.
+machine. Every op passes `Tracer`, which identifies blocks by their storage: views are neither
+blocks nor ops, and a block is freed with its last tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .recording import Block, OpCost, Recording
 from .scope import Scope
 
 _SCALAR = "_local_scalar_dense"
-# The calls in a program that end in these ops.
+# The calls in a program that lead to these ops.
 _WAYS = {"aten._local_scalar_dense.default": "tensor.item(), or a branch on a tensor,"}
 _NO_OPS = {"prim", "prims", "profiler"}  # namespaces of queries and markers
 
@@ -50,7 +50,7 @@ class Tracer(DispatchMode):
         self._forward: list[str] = []  # overloads called in this step's forward pass
 
     def begin(self, make: Callable[[], Callable[[], object]]) -> Callable[[], object]:
-        """Set the program up; what is left alive afterwards comes before the first step."""
+        """Set the program up; blocks that are still alive afterwards come before the first step."""
         step = make()
         gc.collect()
         self._forward.clear()
@@ -61,7 +61,7 @@ class Tracer(DispatchMode):
         return step
 
     def end_step(self) -> None:
-        """End a step; free what only cycles of references keep alive."""
+        """End a step; free the blocks that only reference cycles keep alive."""
         gc.collect()
         self.scope.end_step()
         self.recording.events.append(Step())
@@ -79,7 +79,7 @@ class Tracer(DispatchMode):
         block.module = block.module or module
 
     def on_host(self, tensor: torch.Tensor, on_host: bool) -> None:
-        """Set whether a tensor's memory is the host's."""
+        """Set whether a tensor is in host memory."""
         self.recording.blocks[self.block(tensor)].on_host = on_host
 
     @contextlib.contextmanager
@@ -189,7 +189,7 @@ class Tracer(DispatchMode):
             return func(*args, **named)
         except DataDependentOutputException as error:
             if self.constants or source_lines.is_torchs(2):
-                # Torch itself asks, such as whether a gradient is finite, or for a seed.
+                # The query is torch's own, as for a seed or whether a gradient is finite.
                 return 0.0 if args[0].is_floating_point() else 0
             raise source_lines.reads_data(_WAYS.get(str(error.func), str(error.func))) from None
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
@@ -205,7 +205,7 @@ class Tracer(DispatchMode):
     ) -> BlockId:
         """Return the tensor's block; a storage that is new, or grew, begins a new one.
 
-        A DTensor's is that of this rank's part.
+        The block of a DTensor is that of this rank's part.
         """
         storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
         key = StorageKey(storage._cdata)

@@ -57,7 +57,7 @@ Entry = TypeVar("Entry", Move, Fetch, WriteBack)
 
 
 class Entries(Sequence[Entry], Generic[Entry]):
-    """Entries of a plan that were computed in columns; each is made when it is asked for.
+    """Entries of a plan that were computed in columns; an entry is made on access.
 
     Args:
         kind: the type of the entries.
@@ -88,10 +88,10 @@ class Entries(Sequence[Entry], Generic[Entry]):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Moves for each step that is like `trace`, by its indices of ops and tensors.
+    """Moves for each step like `trace`, as indices of its ops and tensors.
 
-    Only large tensors move one by one; entries for small ones have no effect. Anything that a
-    plan leaves out happens on demand: an op's absent inputs are fetched before it, and under
+    Only large tensors move one by one; entries for small ones have no effect. Moves that a
+    plan leaves out happen on demand: an op's absent inputs are fetched before it, and under
     pressure the engine evicts in `order`. A wrong plan costs time, never a result. `check` finds
     entries without effect.
     """
@@ -101,7 +101,7 @@ class Plan:
     evict_first: Sequence[Move] = ()  # leave first under pressure, until their next use
     fetch: Sequence[Fetch] = ()  # in this order (`gated`: by `by`), as far as they fit
     write_back: Sequence[WriteBack] = ()  # copied early, to leave without a transfer
-    retain: tuple[int, ...] = ()  # tensors that stay as long as anything else can leave
+    retain: tuple[int, ...] = ()  # tensors that stay as long as others can leave
     read_mostly: tuple[int, ...] = ()  # tensors whose copy on the host stays valid
     # With `gated`, a fetch starts only if `occupancy` (bytes of large tensors, [n_ops]) leaves room
     # for it within `capacity` bytes until op `by`; starting adds the tensor to the occupancy.
@@ -121,7 +121,7 @@ class Candidate(NamedTuple):
     bytes: int
     tag: str
     family: str
-    last_use: int  # by a clock that ticks at every use
+    last_use: int  # in ticks of a clock that counts uses
     segment: bool  # a page of small tensors
 
 
@@ -142,13 +142,13 @@ class Policy(Protocol):
     """Decides which tensors move and when. The same object serves programs and replay.
 
     Pass one to `umem.enable(policy=...)` or `umem.simulate`, or register it under the entry-point
-    group `umem.policies`. A policy may also have `victims(view, need)`, which is asked under
-    pressure for the ids of the units to evict, in that order; and `rollback = True`: in a program,
-    plans whose first steps are worse than those of lru are rolled back, after those of
-    `second(trace, device, budget)`, if it has that, have been tried: another plan for this trace.
+    group `umem.policies`. A policy may also have `victims(view, need)`, which returns under
+    pressure the ids of the units to evict, in that order; and `rollback = True`: in a program, a
+    plan whose first steps are worse than those of lru is rolled back. If the policy has
+    `second(trace, device, budget)`, that returns another plan for the trace, which is tried first.
     """
 
     name: str
 
     def plan(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan | None:
-        """Return the plan for steps like `trace`; None if the native policy works alone."""
+        """Return the plan for steps like `trace`; None if the native policy needs no plan."""

@@ -1,7 +1,7 @@
-"""A plan as the native engine reads it: in columns, large tensors only, by counted ops.
+"""A plan as the native engine reads it: in columns, with large tensors and counted ops only.
 
-The engine counts only ops that use at least one large tensor: the small ones move with the segments
-that they share, and what happens between two counted ops it sees at the end of the later one.
+The engine counts only ops that use at least one large tensor. Small tensors move with the segments
+that they share. Between two counted ops, the engine acts at the end of the later one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Columns = dict[str, Ints | int]
 def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = False) -> Columns:
     """Return the plan's columns for `_core.install_plan`.
 
-    `address` tells where a whole tensor of the step lies, 0 where that is not known. It is asked
-    for the large ones that are alive where a step begins, and has to tell what is so at the begin
-    of the step in which the plan is installed. What is said of a tensor is done to all its pieces.
+    `address` returns the address of a whole tensor of the step, or 0 if it is unknown. It is called
+    for the large tensors that are alive at the begin of a step, and the addresses have to be valid
+    at the begin of the step in which the plan is installed. An entry for a tensor applies to all
+    its pieces.
 
-    What the plan says of an op that does not count is done at the next one that does; what comes
-    after the last one is done there. Of `read_mostly` those tensors are left that persist and that
-    no op writes: the driver is advised of them, and they leave without a transfer once they have
-    come from the host.
+    An entry for an op that does not count applies to the next op that does, or to the last one. Of
+    `read_mostly`, only persistent tensors that no op writes are kept: the driver is advised of
+    them, and they leave without a transfer once they have come from the host.
 
-    A segment of small tensors is at its `place`, and is no part of the order of allocations. What
-    another kind of step made is known once the step uses it. Where the step is `alone`, as in a
-    replay, there is no other: it begins with the allocation of these tensors.
+    A segment of small tensors is at its `place`, and is not part of the order of allocations.
+    Tensors that another kind of step made become known when the step uses them. A step that is
+    `alone`, as in a replay, has no other kind: it begins with the allocation of these tensors.
 
     Raises:
-        PlanError: the plan names an op or a tensor that the step has not.
+        PlanError: the plan names an op or a tensor that the step does not have.
         ValueError: the trace has no access to a large tensor.
     """
     problem = out_of_range(plan)
@@ -144,7 +144,7 @@ class _Ops:
         counts = np.zeros(trace.n_ops, bool)
         counts[trace.access_op[self.of_large]] = True
         self.counts, self.count = counts, int(counts.sum())
-        # [n]: the counted op at which the engine sees that op i is over.
+        # [n] The counted op at whose end the engine sees that op i has ended.
         self.index = np.minimum(np.cumsum(counts) - counts, self.count - 1).astype(np.int64)
 
     def after(self, op: Ints) -> Ints:
@@ -208,7 +208,7 @@ def _moves(name: str, moves: Sequence[Move], ops: _Ops, tensor: Ints) -> Columns
 def _spans(
     name: str, end: str, items: Sequence[Fetch] | Sequence[WriteBack], ops: _Ops, tensor: Ints
 ) -> Columns:
-    """Items from the end of one op to the begin of another one."""
+    """Return the columns of entries from the end of one op to the begin of another."""
     rows = np.asarray(items, np.int64).reshape(-1, 3)
     rows = rows[tensor[rows[:, 2]] >= 0]
     after, until = ops.after(rows[:, 0]), ops.by(rows[:, 1])

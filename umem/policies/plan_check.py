@@ -1,4 +1,4 @@
-"""Check a plan: what of it cannot be carried out, and what has no effect."""
+"""Check a plan for entries that cannot be carried out or have no effect."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LARGE = "only tensors of 2 MiB or more move alone"
 
 
 def check(plan: Plan) -> list[str]:
-    """Return every problem of a plan, each with the entry that has it; empty for a sound plan.
+    """Return every problem of a plan, each with its entry; empty for a sound plan.
 
     An index out of range makes the plan unusable: lowering refuses it. Every other problem is an
-    entry without effect, or with another effect than was meant: the engine leaves it out, and bytes
-    that are needed come on demand. Call it while you write a policy. In a program and in a
+    entry without effect, or with an unintended one: the engine leaves it out, and fetches bytes
+    that are needed on demand. Call it while you write a policy. In a program and in a
     simulation, plans of policies that are not umem's own are checked, and problems are logged.
     """
     return list(_problems(plan))
@@ -41,12 +41,12 @@ def _problems(plan: Plan) -> Iterator[str]:
             if problem := problem_of(trace, entry):
                 yield f"{field}: {_written(entry)}: {problem}"
     if len(set(plan.barriers)) != len(plan.barriers):
-        yield "barriers: an op stands more than once"
+        yield "barriers: an op is listed more than once"
     yield from _of_gate(plan)
 
 
 def _written(entry: Any) -> str:
-    """Write the entry with plain numbers, whatever kind of integers it is made of."""
+    """Return the entry as text with plain numbers, for any kind of integers."""
     plain = [int(number) for number in entry] if isinstance(entry, tuple) else int(entry)
     return repr(type(entry)(*plain) if isinstance(plain, list) else plain)
 
@@ -133,7 +133,7 @@ def _writes(trace: StepTrace, entry: WriteBack) -> list[int]:
 
 
 def out_of_range(plan: Plan) -> str | None:
-    """Return the first entry that names an op or a tensor that the step has not; None without one.
+    """Return the first entry with an op or a tensor that the step does not have; None without one.
 
     Part of lowering: it reads indices only, in time linear in the plan.
     """

@@ -1,4 +1,4 @@
-"""The policies that there are, and how a policy is made from its name, its place or an object."""
+"""The known policies; makes a policy from its name, its location or an object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALLOWED = (
     "budget), or such a function"
 )
 
-# What a user may give for a policy: a name or a place as text, an object, a class or a function.
+# The forms of a policy: a name or a location as text, an object, a class or a function.
 Spec: TypeAlias = object
 
 # The name, the module and the class. A third party cannot take one of these names.
@@ -42,7 +42,7 @@ _BUILT_IN = {
     "optimizer_state": ("published.optimizer_state", "OptimizerState"),
     "lms": ("published.lms", "Lms"),
 }
-# Policies from the literature: what others are compared with.
+# Policies from the literature, to compare others with.
 BASELINES = tuple(name for name, (module, _) in _BUILT_IN.items() if module.startswith("published"))
 
 
@@ -52,16 +52,16 @@ def names() -> tuple[str, ...]:
 
 
 def make(spec: Spec) -> Policy:
-    """Make the policy that `spec` says.
+    """Make the policy that `spec` describes.
 
     Args:
-        spec: a name; a place, as `package.module:attribute` or `folder/file.py:attribute`; a
-            policy; or a function `plan(trace, device, budget)`. A place may also name a class or a
-            function without arguments that returns a policy.
+        spec: a name; a location, as `package.module:attribute` or `folder/file.py:attribute`; a
+            policy; or a function `plan(trace, device, budget)`. A location may also be that of a
+            class, or of a function without arguments that returns a policy.
 
     Raises:
-        ConfigError: there is no policy of this name or at this place, two packages registered it,
-            it fails to load, or it is no policy.
+        ConfigError: there is no policy of this name or at this location, two packages registered
+            it, it fails to load, or it is not a policy.
     """
     if not isinstance(spec, str):
         return _as_policy(spec, f"{spec!r}")
@@ -83,7 +83,7 @@ def make(spec: Spec) -> Policy:
 
 
 def name_of(spec: Spec) -> str:
-    """Return what a policy is called in messages: its name, or its place."""
+    """Return the text for a policy in messages: its name, or its location."""
     if isinstance(spec, str):
         return spec
     return str(getattr(spec, "name", getattr(spec, "__name__", type(spec).__name__)))
@@ -96,7 +96,7 @@ def is_built_in(policy: Policy) -> bool:
 
 
 def listed(known: tuple[str, ...]) -> str:
-    """Return what is allowed for a policy, in words, the baselines after the others."""
+    """Return the allowed values for a policy as text, the baselines last."""
     first = [name for name in known if name not in BASELINES]
     return (
         f"{', '.join(first)}; module:attribute or file.py:attribute; baselines: "
@@ -108,7 +108,7 @@ def _third_parties() -> dict[str, list[metadata.EntryPoint]]:
     found: dict[str, list[metadata.EntryPoint]] = {}
     for entry in metadata.entry_points(group=ENTRY_POINTS):
         known = found.setdefault(entry.name, [])
-        if entry not in known:  # the same package seen by two folders of the path
+        if entry not in known:  # the same package found in two folders of the path
             known.append(entry)
     return found
 
@@ -158,8 +158,8 @@ def _imported(module: str) -> object:
 
 
 def _from_file(path: Path) -> object:
-    # Under a name of its own, so that it hides no module of the program; kept, so that two policies
-    # of one file share its globals.
+    # Its name hides no module of the program. It is kept, so that two policies of a file share its
+    # globals.
     path = path.expanduser().resolve()
     name = f"umem_policy_{path.stem}_{abs(hash(str(path))):x}"
     if name in sys.modules:
@@ -204,7 +204,7 @@ def _takes(function: Callable[..., object], count: int) -> bool:
 
     try:
         inspect.signature(function).bind(*[None] * count)
-    except (TypeError, ValueError):  # other arguments; or nothing is known of them
+    except (TypeError, ValueError):  # other arguments, or a callable without a signature
         return False
     return True
 

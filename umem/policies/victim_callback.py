@@ -1,4 +1,4 @@
-"""A policy's own `victims`, asked by the native engine while a program runs.
+"""The callback through which the native engine calls a policy's `victims`.
 
 `_core.set_advisor(victim_callback(policy.victims))`, `_core.set_advisor(None)`.
 """
@@ -16,9 +16,9 @@ Row = tuple[int, int, str, str, int, bool]
 def victim_callback(victims: Victims) -> Callable[[list[Row], int, int, int], Iterable[int]]:
     """Wrap `victims(view, need)` as the callable that the engine calls.
 
-    It is asked when an op or a large allocation is short of `need` bytes of room, and says the ids
-    of the blocks to evict, first to go first. What it leaves open, and what cannot leave any more,
-    is made up for by the native policy.
+    It is called when an op or a large allocation lacks `need` bytes, and returns the ids of the
+    blocks to evict, in that order. If they are too few, or some can no longer leave, the native
+    policy chooses the rest.
     """
 
     def asked(rows: list[Row], resident: int, budget: int, need: int) -> Iterable[int]:

@@ -41,7 +41,7 @@ class StepEstimate(NamedTuple):
 def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: int) -> StepEstimate:
     """Estimate the second of two equal steps, with each direction of the link as a fluid.
 
-    A return starts at the first op from which on the occupancy has space for it, out of `room`
+    A return starts at the first op after which the occupancy has space for it, out of `room`
     bytes, until its use. An op starts when its tensors have arrived and the tensors still leaving
     fit into the remaining space. While the link to the host is idle, tensors that are not written
     again before they leave are written back, in the order in which they leave.
@@ -51,7 +51,7 @@ def estimate(trace: StepTrace, device: DeviceProfile, choice: GapChoice, room: i
     away, returns = choice.away, choice.returns
     amount = trace.bytes[away.tensor]
     ready, taken = earliest(choice, amount, room)
-    # By deadline, counted from the step that the return starts in.
+    # In order of deadlines, counted from the step in which the return starts.
     order = np.argsort(away.end[returns] - trace.n_ops * (ready >= trace.n_ops), kind="stable")
     returns, ready = returns[order], ready[order]
     quiet = quiet_times(trace, away)

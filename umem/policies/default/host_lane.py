@@ -1,4 +1,4 @@
-"""The host's updates of parameters: what leaves for them, and when it can return."""
+"""The host's updates of parameters: the tensors that leave for them, and when they can return."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Updated(NamedTuple):
 def updated(trace: StepTrace, device: DeviceProfile, gaps: Gaps) -> Updated | None:
     """Return these gaps of a step in pieces, where `gaps` are all; None without any update.
 
-    When a parameter may return is an estimate for a step without a stall, in which the link to the
-    host carries nothing else.
+    The time at which a parameter may return is an estimate for a step without stalls whose link to
+    the host carries nothing else.
     """
     rows = trace.updates
     if rows is None or not len(rows.us):
@@ -70,10 +70,10 @@ def updated(trace: StepTrace, device: DeviceProfile, gaps: Gaps) -> Updated | No
 
 
 def _without_ops_between(trace: StepTrace, gaps: Gaps, parameters: Ints) -> Gaps:
-    """Return the gaps of those that the last op uses and the first one of the next step.
+    """Return the gaps of parameters used by the last op and by the first op of the next step.
 
-    No gap of the step is without an op inside; but a parameter that the host updates leaves and
-    returns all the same, where no op is left that takes its place.
+    Other gaps have at least one op inside. A parameter that the host updates leaves and returns
+    even if no op is left in between.
     """
     around = gaps.tensor[gaps.end >= trace.n_ops]
     tensor = np.setdiff1d(parameters, around)
@@ -121,7 +121,7 @@ def _after(trace: StepTrace, away: Gaps, updates: HostUpdates, arrives: Floats) 
 
 
 def _arrivals(trace: StepTrace, device: DeviceProfile, away: Gaps) -> Floats:
-    """Return when each gradient is on the host; of a parameter it is not meant."""
+    """Return when each gradient is on the host; the values for parameters have no meaning."""
     ready = trace.begin_us[np.minimum(away.start + 1, trace.n_ops)]
     arrives = np.zeros(len(ready))
     free = 0.0

@@ -18,7 +18,7 @@ def large_live_bytes(trace: StepTrace) -> Ints:
 
 
 def min_occupancy(trace: StepTrace) -> Ints:
-    """Return the min bytes of large tensors in each op, [n_ops]: every gap is spent swapped out."""
+    """Return the min bytes of large tensors in each op, [n_ops]: all gaps are spent swapped out."""
     gaps = all_gaps(trace)
     return large_live_bytes(trace) - bytes_over(gaps, trace.bytes[gaps.tensor], trace.n_ops)
 
@@ -29,7 +29,7 @@ def capacity(trace: StepTrace, budget: int) -> int:
     Small tensors stay on the device as long as the largest op still fits next to them; below that
     budget the engine pages them too, and the large ones get what that op needs. The pages that
     small tensors share are never quite full and take up to twice their bytes; a third of these
-    bytes is set aside for that, and at most a 64th of the budget.
+    bytes, but at most 1/64 of the budget, is reserved for that.
     """
     pages = budget // PAGE_BYTES * PAGE_BYTES
     if not trace.small_bytes:
@@ -57,7 +57,7 @@ def movable_gaps(trace: StepTrace) -> Gaps:
 
 
 def all_gaps(trace: StepTrace) -> Gaps:
-    """Return the movable gaps, and those that need a transfer in one direction only, or none.
+    """Return the movable gaps, including those that need a transfer in at most one direction.
 
     A tensor may stay alive after its last use: its gap lasts to the end of its lifetime (`end` is
     the op after `last`). A tensor carried over from the step before may be out until its first use,

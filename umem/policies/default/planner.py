@@ -53,7 +53,7 @@ class Auto:
         room = capacity(trace, budget)
         best, found = _best(trace, device, room)
         away = best.away
-        moves = np.flatnonzero(away.end > away.start + 1)  # a gradient that leaves is freed then
+        moves = np.flatnonzero(away.end > away.start + 1)  # else a gradient, freed once it left
         moves = moves[np.argsort(away.start[moves], kind="stable")]
         left = np.unique(away.tensor)
         return Plan(
@@ -69,9 +69,9 @@ class Auto:
         )
 
     def second(self, trace: StepTrace, device: DeviceProfile, budget: int) -> Plan:
-        """Return the plan to try where the first steps by the other one are no good.
+        """Return the plan to try if the first steps of the other one are bad.
 
-        It needs no forecast of what fits when: eviction on demand, by the furthest next use.
+        It evicts on demand, in the order of the furthest next use, without a forecast of memory.
         """
         return Belady().plan(trace, device, budget)
 
@@ -107,8 +107,8 @@ def _fastest(
 ) -> tuple[GapChoice, StepEstimate | None]:
     """Return the choice with the min estimate; the estimate is None where nothing leaves.
 
-    The first choice that hides all transfers is taken. Where none are hidden, only their own time
-    counts: beside much compute it is small in each choice, and still all that there is to gain.
+    The first choice that hides all transfers is taken. On a device that hides none, only the time
+    of transfers counts: next to much compute it is small for each choice, but all there is to gain.
     """
     least = math.inf
     for choice in choices:
@@ -167,8 +167,8 @@ def _returns(trace: StepTrace, gaps: Gaps) -> Ints:
 def _choices(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[Ints]:
     """Yield a choice by idle time, then others if it moves anything and there is time to compare.
 
-    Where weights are streamed, the choice of the other tensors matters little, except that what is
-    clean may leave first: it moves in one direction only.
+    If weights are streamed, the choice of the other tensors matters little, except that clean
+    tensors may leave first: they move in one direction only.
     """
     excess = live - room
     first = choose(trace, gaps, excess, gaps.idle_us)
@@ -211,7 +211,7 @@ def _priorities(trace: StepTrace, gaps: Gaps, room: int) -> Iterator[Floats]:
 def _fetches(trace: StepTrace, choice: GapChoice) -> Entries[Fetch]:
     n, counted = trace.n_ops, trace.access_op[trace.large[trace.access_tensor]]
     chosen, after = select(choice.away, choice.returns), choice.begins[choice.returns]
-    # What the host updates, and the engine's last op of the step is over: in the next step.
+    # Parameters updated by the host after the engine's last op of the step return in the next step.
     late = (after > chosen.start) & (after % n >= int(counted.max(initial=-1)))
     after = np.where(late, after // n * n + n - 1, after)
     later = np.where(after >= n - late, n, 0)

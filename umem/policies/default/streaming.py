@@ -20,8 +20,8 @@ def streamed(trace: StepTrace, gaps: Gaps, live: Ints, room: int) -> Iterator[In
     In a cycle all idle times are equal, and the smallest set to swap out, wherever it is, leaves
     the link idle: a tensor can start only when the one before it has left. Evenly spaced tensors
     with space for the next two keep it busy. Much larger tensors are kept where possible, because
-    each waits until as many bytes have left. Yields nothing if clean tensors are not at least half
-    of what has to leave. Source: the schedule of `stream_layers` (Han et al., ACL 2022), in
+    each waits until as many bytes have left. Yields nothing if clean tensors are less than half of
+    the bytes that have to leave. Source: the schedule of `stream_layers` (Han et al., ACL 2022), in
     tensors.
     """
     around = (gaps.start >= 0) & (gaps.end >= trace.n_ops) & trace.clean[gaps.tensor]
