@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from umem.demo.nets import Attention, GPTBlock
+from umem.demo.nets import Attention
 
 
 def conv_norm(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
@@ -86,14 +86,14 @@ class ConvStage(nn.Sequential):
 
 
 class VGG16(nn.Module):
-    """VGG-16 at width 64 without dropout, with batch normalisation or as first published."""
+    """VGG-16 at width 64, as first published but without dropout."""
 
-    def __init__(self, width: int, image: int, classes: int, norm: bool = True) -> None:
+    def __init__(self, width: int, image: int, classes: int) -> None:
         super().__init__()
         stages: list[nn.Module] = []
         channels = 3
         for outputs, count in zip((1, 2, 4, 8, 8), (2, 2, 3, 3, 3), strict=True):
-            stages += [ConvStage(channels, outputs * width, count, norm), nn.MaxPool2d(2)]
+            stages += [ConvStage(channels, outputs * width, count, False), nn.MaxPool2d(2)]
             channels = outputs * width
         self.features = nn.Sequential(*stages)
         hidden = 64 * width
@@ -167,7 +167,3 @@ class EncoderBlock(nn.Module):
         x = x + self.attention(self.norm1(x))
         y: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return y
-
-
-# The repeated modules of the networks, which activation checkpointing wraps.
-BLOCKS = (Bottleneck, ConvStage, GPTBlock)

@@ -1,256 +1,271 @@
-"""The GPU for the microbenchmarks: direct driver calls, in addition to torch's."""
+"""The GPU as measurements use it: driver calls by ctypes, torch for kernels and events.
+
+It needs torch and the driver only: neither umem's native core nor its extension for torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import importlib
+import os
+import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from gpu import raw, software
-from gpu.deadline import Deadline
-from gpu.guard import Guard
-from gpu.raw import CallError
-from umem.base.units import MIB, PAGE_BYTES
+from gpu.parts import Bench
+from gpu.record import CallError
+from umem.base.units import format_bytes
 
+SOFTWARE = "softcuda"  # in the names of the software driver's devices
+LANES = 4
 ATTACH_GLOBAL = 1
-DEVICE, HOST = (1, 0), (2, 0)  # CUmemLocation: type, id
-SET_READ_MOSTLY, UNSET_READ_MOSTLY = 1, 2
-SET_PREFERRED, UNSET_PREFERRED = 3, 4
-SET_ACCESSED_BY, UNSET_ACCESSED_BY = 5, 6
-LEGACY_STREAM = 1
+Place = tuple[int, int]  # CUmemLocation: type, id
+DEVICE, HOST = (1, 0), (2, 0)
+DISCARD, RENEW = "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"
+# The CUDA version of the form that is called: the exported names may be older forms.
+ENTRIES = {
+    "cuDriverGetVersion": 2020, "cuCtxGetCurrent": 4000, "cuCtxSetCurrent": 4000,
+    "cuMemGetInfo": 3020, "cuMemAllocManaged": 6000, "cuMemFree": 3020, "cuMemAdvise": 12020,
+    "cuMemPrefetchAsync": 12020, "cuMemPrefetchBatchAsync": 13000, DISCARD: 13000, RENEW: 13000,
+}  # fmt: skip
+Action = Callable[[], object]
+U64, SIZE, POINTER = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 
 
-@dataclass(frozen=True)
-class Block:
+@functools.cache
+def software_driver() -> Any:
+    """Return tests/softcuda/load.py, with its driver loaded where SOFTCUDA_LIB names it, else None.
+
+    Call it before torch is imported.
+    """
+    if not os.environ.get("SOFTCUDA_LIB"):
+        return None
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "softcuda"))
+    module = importlib.import_module("load")
+    module.load()
+    return module
+
+
+class Advice(IntEnum):
+    """CUmem_advise."""
+
+    SET_READ_MOSTLY, UNSET_READ_MOSTLY, SET_PREFERRED, UNSET_PREFERRED = 1, 2, 3, 4
+    SET_ACCESSED_BY, UNSET_ACCESSED_BY = 5, 6
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Driver:
+    """Entry points of libcuda, each in the form of its version in `ENTRIES`."""
+
+    def __init__(self) -> None:
+        find = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2
+        self.found: dict[str, Any] = {}
+        for name, version in ENTRIES.items():
+            place, status = POINTER(), ctypes.c_int()
+            asked = (ctypes.byref(place), version, U64(0), ctypes.byref(status))
+            if find(name.encode(), *asked) == 0 and place.value:
+                self.found[name] = ctypes.CFUNCTYPE(ctypes.c_int)(place.value)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Make a call.
+
+        Raises:
+            CallError: it failed, or the driver lacks it.
+        """
+        if code := self.found[name](*arguments) if name in self.found else 500:
+            raise CallError(name, code)
+
+    def number(self, name: str, *arguments: Any) -> int:
+        """Return what a call writes to the address that is its first argument."""
+        value = U64()
+        self.call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+
+class Block(NamedTuple):
     """A range of managed memory, and a float32 tensor over it."""
 
     ptr: int
     nbytes: int
-    tensor: Any
-
-    def part(self, begin: int, nbytes: int) -> Block:
-        """Return a part of this block."""
-        assert begin + nbytes <= self.nbytes
-        return Block(self.ptr + begin, nbytes, self.tensor[begin // 4 : (begin + nbytes) // 4])
+    tensor: Any = None
 
     def pieces(self, nbytes: int) -> list[Block]:
-        """All of it in pieces of `nbytes`, the last one maybe smaller."""
-        return [
-            self.part(begin, min(nbytes, self.nbytes - begin))
-            for begin in range(0, self.nbytes, nbytes)
-        ]
+        """Return all of it in pieces of `nbytes`, the last one maybe smaller, without tensors."""
+        starts = range(0, self.nbytes, nbytes)
+        return [Block(self.ptr + at, min(nbytes, self.nbytes - at)) for at in starts]
 
 
-@dataclass(frozen=True)
-class AfterKernel:
-    """Seconds of an action that a lane takes after a kernel: inside its `call`, from the kernel's
-    end until the lane was `done`, and until the kernel's stream could go on: the `bubble`.
-    """
-
-    call: float
-    done: float
-    bubble: float
-
-
-class _View:
-    """Memory that torch wraps in a tensor without a copy."""
-
-    def __init__(self, ptr: int, count: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (count,),
-            "typestr": "<f4",
-            "data": (ptr, False),
-            "strides": None,
-            "version": 3,
-        }
+Job = tuple[Sequence[Block], Place]  # pieces that one thread moves there, a call each
 
 
 class Gpu:
-    """Device 0, its driver calls, a side stream for copies, and the guard on managed memory."""
+    """Device 0 for the measurements of one part.
 
-    def __init__(self, guard: Guard) -> None:
-        software.load_if_asked()
+    It has streams of its own ("lanes"), threads that call the driver, and `size`: the bytes of one
+    measurement.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        software_driver()
         import torch
 
-        from umem.base.native import core
-
         self.torch: Any = torch
-        torch.cuda.init()
-        torch.empty(1, device="cuda")  # makes the context current, which the raw calls need
-        self.guard = guard
-        self.calls: Any = core.driver
-        self.calls.open_cuda()
-        self.name = str(torch.cuda.get_device_name(0))
-        self.software = software.is_software(self.name)
-        self.side = torch.cuda.Stream()
-        self.lane = int(self.side.cuda_stream)
-        self._context = raw.current_context()
+        torch.empty(1, device="cuda")  # makes the context current, which the calls need
+        self.record, self.config, self.deadline = bench.record, bench.config, bench.deadline
+        self.guard, self.driver = bench.guard, Driver()
+        self.size = min(bench.config.block, bench.guard.limit // 4)
+        self.lanes: list[Any] = [torch.cuda.Stream() for _ in range(LANES)]
+        context = POINTER(self.driver.number("cuCtxGetCurrent"))
+        self.threads = ThreadPoolExecutor(
+            LANES, initializer=self.driver.call, initargs=("cuCtxSetCurrent", context)
+        )
 
-    def call(self, name: str, *arguments: Any) -> Any:
-        """One driver call that must succeed: what it returns besides its CUresult.
-
-        Raises:
-            CallError: it failed.
-        """
-        answer = getattr(self.calls, name)(*arguments)
-        code, *values = answer if isinstance(answer, tuple) else (answer,)
-        if code != 0:
-            raise CallError(name, code)
-        return values[0] if len(values) == 1 else tuple(values)
-
-    def code(self, name: str, *arguments: Any) -> int:
-        """Return the CUresult of a driver call that may fail."""
-        answer = getattr(self.calls, name)(*arguments)
-        return int(answer[0] if isinstance(answer, tuple) else answer)
+    def take_all(self) -> None:
+        """Take the measurements: the subclass's public methods, in their order there."""
+        names = [name for name in vars(type(self)) if not name.startswith("_")]
+        self.record.take({name: getattr(self, name) for name in names}, self.deadline)
 
     @contextlib.contextmanager
-    def managed(self, nbytes: int, what: str = "a block") -> Iterator[Block]:
-        """Provide untouched managed memory inside the `with` block."""
-        with self.guard.share(nbytes, what):
-            ptr = self.call("cuMemAllocManaged", nbytes, ATTACH_GLOBAL)
+    def managed(self, nbytes: int, filled: bool = True) -> Iterator[Block]:
+        """Provide managed memory inside the `with` block: ones, or untouched."""
+        with self.guard.share(nbytes, "a block"):
+            ptr = self.allocate(nbytes)
+            view: Any = type("View", (), {})()  # memory that torch wraps without a copy
+            view.__cuda_array_interface__ = {
+                "shape": (nbytes // 4,), "typestr": "<f4", "data": (ptr, False), "strides": None,
+                "version": 3,
+            }  # fmt: skip
             try:
-                view = _View(ptr, nbytes // 4)
-                yield Block(ptr, nbytes, self.torch.as_tensor(view, device="cuda"))
+                block = Block(ptr, nbytes, self.torch.as_tensor(view, device="cuda"))
+                if filled:
+                    self.fill(block)
+                yield block
             finally:
                 self.sync()
-                self.call("cuMemFree", ptr)
+                self.free(ptr)
 
-    def threads(self, count: int) -> ThreadPoolExecutor:
-        """Threads that may call the driver: each needs the context as its own first."""
-        return ThreadPoolExecutor(count, initializer=raw.use_context, initargs=(self._context,))
+    def allocate(self, nbytes: int) -> int:
+        """Allocate managed memory that the guard has granted."""
+        return self.driver.number("cuMemAllocManaged", SIZE(nbytes), ctypes.c_uint(ATTACH_GLOBAL))
 
-    def free_bytes(self) -> int:
-        """Return the free bytes of the device."""
-        free, _ = self.call("cuMemGetInfo")
-        return int(free)
+    def free(self, ptr: int) -> None:
+        """Free memory of the driver."""
+        self.driver.call("cuMemFree", U64(ptr))
 
     def sync(self) -> None:
         """Wait for everything."""
         self.torch.cuda.synchronize()
 
-    def prefetch(self, block: Block, where: tuple[int, int], stream: int | None = None) -> None:
-        """Start moving a block, on the side stream unless told otherwise."""
-        self.call("cuMemPrefetchAsync", block.ptr, block.nbytes, where, 0, self._stream(stream))
+    def fill(self, *blocks: Block, value: float = 1.0) -> None:
+        """Have blocks on the device, written by a kernel."""
+        for block in blocks:
+            self.settle(block, DEVICE)
+            block.tensor.fill_(value)
+        self.sync()
 
-    def prefetch_all(self, blocks: list[Block], where: tuple[int, int]) -> None:
-        """Do the same for several blocks in one call."""
-        self._batch("cuMemPrefetchBatchAsync", blocks, where)
+    def free_bytes(self) -> int:
+        """Return what the driver shows as free on the device."""
+        return self.driver.number("cuMemGetInfo", ctypes.byref(SIZE()))
 
-    def renew(self, blocks: list[Block], stream: int | None = None) -> None:
-        """Discard them and populate them on the device, by one call."""
-        self._batch("cuMemDiscardAndPrefetchBatchAsync", blocks, DEVICE, stream)
+    def prefetch(self, block: Block, where: Place, lane: int = 0) -> None:
+        """Start moving a block, or populating it, on a lane."""
+        span, flags = (U64(block.ptr), SIZE(block.nbytes)), ctypes.c_uint(0)
+        stream = POINTER(int(self.lanes[lane].cuda_stream))
+        self.driver.call("cuMemPrefetchAsync", *span, _Location(*where), flags, stream)
 
-    def discard(self, blocks: list[Block], stream: int | None = None) -> None:
-        """Say that their bytes are not needed any more."""
-        ptrs, sizes = [b.ptr for b in blocks], [b.nbytes for b in blocks]
-        self.call("cuMemDiscardBatchAsync", ptrs, sizes, 0, self._stream(stream))
-
-    def advise(self, block: Block, advice: int, where: tuple[int, int] = DEVICE) -> None:
-        """Give one advice on a block."""
-        self.call("cuMemAdvise", block.ptr, block.nbytes, advice, where)
-
-    def settle(self, block: Block, where: tuple[int, int]) -> None:
+    def settle(self, block: Block, where: Place) -> None:
         """Have a block there, and wait until it is."""
         self.prefetch(block, where)
         self.sync()
 
-    def seconds(self, action: Callable[[], object]) -> float:
-        """Time an action from an idle device until the device is idle again."""
-        return self.call_seconds(action)[1]
+    def batch(self, name: str, *blocks: Block, lane: int = 0) -> None:
+        """Discard blocks, or renew them: discard them and populate them on the device."""
+        count, first = len(blocks), ctypes.byref(SIZE(0))
+        ptrs = (U64 * count)(*(block.ptr for block in blocks))
+        sizes = (SIZE * count)(*(block.nbytes for block in blocks))
+        places = (ctypes.byref(_Location(*DEVICE)), first, SIZE(1)) if name == RENEW else ()
+        stream = POINTER(int(self.lanes[lane].cuda_stream))
+        self.driver.call(name, ptrs, sizes, SIZE(count), *places, ctypes.c_ulonglong(0), stream)
 
-    def call_seconds(self, action: Callable[[], object]) -> tuple[float, float]:
-        """Seconds until the call returned, and until the device was quiet again."""
-        self.sync()
-        begin = time.perf_counter()
-        action()
-        returned = time.perf_counter()
-        self.sync()
-        return returned - begin, time.perf_counter() - begin
+    def advise(self, block: Block, *advices: Advice, where: Place = DEVICE) -> None:
+        """Give advices on a block."""
+        for advice in advices:
+            span = (U64(block.ptr), SIZE(block.nbytes))
+            self.driver.call("cuMemAdvise", *span, int(advice), _Location(*where))
 
-    def repeat(
-        self,
-        deadline: Deadline,
-        rounds: int,
-        action: Callable[[], object],
-        before: Callable[[], object] | None = None,
-    ) -> list[float]:
-        """Seconds of each round; `before` prepares one. The first, which warms up, is dropped."""
-        values: list[float] = []
-        for _ in deadline.rounds(rounds + 1):
-            if before is not None:
-                before()
-            values.append(self.seconds(action))
-        return values[1:] or values
+    def move(self, jobs: Sequence[Job]) -> None:
+        """Let one thread a job move its pieces on a lane of its own, all at once."""
 
-    def busy(self, milliseconds: float) -> Callable[[], None]:
-        """Work for the multiprocessors of about that length, on the current stream."""
-        torch = self.torch
-        x = torch.ones(256 * MIB // 4 if not self.software else 1024, device="cuda")
-        one = max(self._kernel_seconds(lambda: x.mul_(1.0)), 1e-6)
-        count = max(int(milliseconds / 1e3 / one), 1)
+        def work(lane: int) -> None:
+            for piece in jobs[lane][0]:
+                self.prefetch(piece, jobs[lane][1], lane)
 
-        def work() -> None:
-            for _ in range(count):
-                x.mul_(1.0)
+        list(self.threads.map(work, range(len(jobs))))
 
-        return work
-
-    def spin(self, milliseconds: float) -> Callable[[], None]:
-        """One kernel of about that length on the current stream, which uses no memory."""
+    def spin(self, milliseconds: float) -> Action:
+        """Return a kernel of about that length on the current stream, which uses no memory."""
         sleep, probe = self.torch.cuda._sleep, 1_000_000
-        each = max(self._kernel_seconds(lambda: sleep(probe)), 1e-6)
-        cycles = int(milliseconds / 1e3 / each * probe)
-        return lambda: sleep(cycles)
+        each = max(statistics.median(self.timed(partial(sleep, probe))), 1e-6)
+        return partial(sleep, int(milliseconds / 1e3 / each * probe))
 
-    def after_kernel(
-        self,
-        kernel: Callable[[], None],
-        lane: Any,
-        action: Callable[[int], object],
-        waits: bool = True,
-    ) -> AfterKernel:
-        """Let a kernel run, a lane (a torch stream) wait for it and act, and the kernel's stream
-        wait for the lane: the order in which umem's engine moves bytes.
+    def after_kernel(self, kernel: Action, action: Callable[[int], object]) -> tuple[float, float]:
+        """Let a kernel run, and lane 0 wait for it and act, as umem's engine moves bytes.
 
-        Without `waits` the lane acts at once. `action` gets the lane's handle.
+        Returns seconds: inside the action, which gets the lane, and from the kernel's end until
+        the lane was done, for which the kernel's stream waits.
         """
-        home = self.torch.cuda.current_stream()
-        end, done, on = (self.torch.cuda.Event(enable_timing=True) for _ in range(3))
+        home, lane = self.torch.cuda.current_stream(), self.lanes[0]
+        end, done = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         kernel()
         end.record(home)
-        if waits:
-            lane.wait_event(end)
-        call = elapsed(lambda: action(int(lane.cuda_stream)))
-        done.record(lane)
-        home.wait_event(done)
-        on.record(home)
+        lane.wait_event(end)
+        call = elapsed(partial(action, 0))
+        home.wait_stream(lane)
+        done.record(home)
         self.sync()
-        return AfterKernel(call, end.elapsed_time(done) / 1e3, end.elapsed_time(on) / 1e3)
+        return call, end.elapsed_time(done) / 1e3
 
-    def _kernel_seconds(self, launch: Callable[[], object]) -> float:
-        launch()
-        return self.seconds(lambda: [launch() for _ in range(50)]) / 50
+    def seconds(self, action: Action) -> float:
+        """Time an action from an idle device until the device is idle again."""
+        self.sync()
+        return elapsed(lambda: (action(), self.sync()))
 
-    def _stream(self, stream: int | None) -> int:
-        return self.lane if stream is None else stream
+    def rounds(self, measure: Callable[[], float]) -> list[float]:
+        """Return the values of all rounds but the first, which warms up."""
+        values = [measure() for _ in self.deadline.rounds(self.config.rounds + 1)]
+        return values[1:] or values
 
-    def _batch(
-        self, name: str, blocks: list[Block], where: tuple[int, int], stream: int | None = None
-    ) -> None:
-        ptrs, sizes = [b.ptr for b in blocks], [b.nbytes for b in blocks]
-        self.call(name, ptrs, sizes, [where], [0], 0, self._stream(stream))
+    def timed(self, action: Action, before: Action = lambda: None) -> list[float]:
+        """Return the seconds of each round; `before` prepares it."""
+        return self.rounds(lambda: (before(), self.seconds(action))[1])
+
+    def add(self, label: str, seconds: Sequence[float], unit: str, nbytes: int = 0) -> float:
+        """Keep times in "us" or "ms", or as "GB/s" of `nbytes`; return the median."""
+        if unit == "GB/s":
+            return self.record.add(label, [nbytes / value / 1e9 for value in seconds], unit)
+        factor = {"us": 1e6, "ms": 1e3}[unit]
+        return self.record.add(label, [factor * value for value in seconds], unit)
+
+    def compare(self, block: Block, unit: str, cases: dict[str, tuple[Action, Action]]) -> None:
+        """Time actions on a block, each after another that prepares it."""
+        for name, (action, before) in cases.items():
+            label = f"{name}, {format_bytes(block.nbytes)}"
+            self.add(label, self.timed(action, before), unit)
 
 
-def elapsed(action: Callable[[], object]) -> float:
+def elapsed(action: Action) -> float:
     """Return the seconds until the action returns."""
     begin = time.perf_counter()
     action()
     return time.perf_counter() - begin
-
-
-def whole_pages(nbytes: float) -> int:
-    """Round down to pages, to at least one."""
-    return max(int(nbytes) // PAGE_BYTES, 1) * PAGE_BYTES

@@ -1,129 +1,91 @@
-"""The parts of the bench in the order in which they run, and how long each may take.
-
-A letter is one command: its parts, and what they need of other letters, end within `LONGEST`.
-"""
+"""The parts in the order of a first hour on a card, how long each may take, and their sizes."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-LONGEST = 480.0  # declared seconds of a letter
+from gpu.record import Deadline, Guard, Record
+from umem.base.units import MIB
+
+LONGEST = 480.0  # declared seconds of a letter: a command on a lent machine may take ten minutes
+PATIENCE = 1.25  # times its declared seconds, after which a part is killed
 START = 8.0  # estimated seconds until a process has imported torch and opened the device
 
-LETTERS = {
-    "a": "Open questions about the driver",
-    "b": "The driver and its neighbours in figures",
-    "c": "Everything fits",
-    "d": "Not everything fits",
-    "e": "The largest batch",
-    "f": "Device bytes against the budget",
-    "g": "Where the optimizer updates",
-}
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes in bytes; networks are those of policies/workloads.py."""
+
+    block: int = 512 * MIB  # what one measurement moves
+    calls: tuple[int, ...] = (4 * MIB, 16 * MIB, 64 * MIB)  # bytes of one driver call
+    threads: tuple[int, ...] = (1, 2, 4)
+    rounds: int = 7
+    kernel_ms: float = 30.0  # length of the kernel that calls wait behind
+    bits: tuple[str, ...] = ("resnet_smoke", "gpt_smoke")
+    fits: tuple[str, ...] = ("resnet50_b128", "gpt2_small_b8", "vit_l_b64")
+    outofcore: str = ""  # the network of all parts that have one, if not their own
+    fractions: tuple[float, ...] = (1 / 2, 1 / 3, 1 / 4)  # of the peak, as budgets
+    policies: tuple[str, ...] = ("auto", "lru")
+    warm_steps: int = 12  # `auto` records a step, plans, and judges its plan
+    steps: int = 6
+    fits_rounds: int = 8  # of two steps each
+
+
+SMOKE = Config(
+    block=8 * MIB,
+    calls=(2 * MIB, 4 * MIB),
+    threads=(1, 2),
+    rounds=2,
+    kernel_ms=1.0,
+    bits=("resnet_smoke",),
+    fits=("resnet_smoke",),
+    outofcore="resnet_smoke",
+    fractions=(1 / 2,),
+    warm_steps=4,
+    steps=1,
+    fits_rounds=1,
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """`module` has its `run`; `raw` parts use the driver themselves, the others start trainings.
+    """`run` is the function that takes its measurements, as module.name.
 
-    `measuring` is in seconds, without the starts of `processes`. `needs` are the parts whose
-    results it uses.
+    `seconds` are declared, with the starts of processes.
     """
 
     name: str
     letter: str
-    module: str
-    title: str
-    measuring: float
-    processes: int = 1
-    raw: bool = False
-    needs: tuple[str, ...] = ()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the part is declared to take, with the starts of its processes."""
-        return self.measuring + self.processes * START
-
-    def load(self) -> Any:
-        """Import the module."""
-        return importlib.import_module(f"gpu.{self.module}")
+    run: str
+    seconds: float
+    net: str = ""  # its network, where it has one
 
 
-def _micro(letter: str, name: str, measuring: float, title: str) -> Part:
-    return Part(f"micro_{name}", letter, f"micro_{name}", title, measuring, raw=True)
+@dataclass(frozen=True)
+class Bench:
+    """What the process of a part has; `cache` is where umem's extension for torch is kept."""
+
+    part: Part
+    record: Record
+    config: Config
+    deadline: Deadline
+    guard: Guard
+    cache: str
 
 
-# `processes` hold a device: of a part that trains, its workers. The starts of the programs that
-# `neighbours` asks are a part of its questions.
+def _outofcore(letter: str, *nets: str) -> list[Part]:
+    return [Part(f"outofcore_{net}", letter, "trainings.outofcore", 150, net) for net in nets]
+
+
 PARTS = (
-    _micro("a", "lanes", 60, "Prefetches on busy streams, as the engine makes them"),
-    _micro("a", "release", 60, "Ways to give device memory back"),
-    _micro("a", "discard", 40, "What discard and duplicates spare"),
-    _micro("a", "gates", 10, "What the driver can do"),
-    _micro("b", "bandwidth", 50, "How fast bytes travel"),
-    _micro("b", "overlap", 30, "What moving disturbs"),
-    _micro("b", "costs", 48, "What single operations cost"),
-    Part("neighbours", "b", "neighbours", "umem with torch and other libraries", 100, processes=0),
-    Part("sizing", "c", "sizing", "How large the workloads are", 30),
-    Part("fits", "c", "fits", "Everything fits", 90, processes=2, needs=("sizing",)),
-    Part(
-        "outofcore",
-        "d",
-        "outofcore",
-        "Not everything fits",
-        280,
-        processes=5,
-        needs=("micro_bandwidth", "sizing"),
-    ),
-    Part("maxbatch", "e", "maxbatch", "The largest batch", 120, processes=2),
-    Part(
-        "peak", "f", "peak", "Device bytes against the budget", 90, processes=2, needs=("sizing",)
-    ),
-    Part(
-        "hostshare",
-        "g",
-        "hostshare",
-        "Where the optimizer updates",
-        240,
-        processes=2,
-        needs=("sizing",),
-    ),
+    # Equal bits, as figures of wrong results are worth nothing; then what the driver's calls cost.
+    Part("bits", "a", "trainings.bits", 120),
+    Part("ways", "a", "ways.run", 100),
+    Part("calls", "a", "calls.run", 100),
+    Part("contents", "a", "contents.run", 80),
+    # Trainings: everything fits; not everything does.
+    Part("fits", "b", "trainings.fits", 200),
+    *_outofcore("c", "resnet50_b128", "gpt2_small_b8", "vit_l_b64"),
+    *_outofcore("d", "unet_b8_512", "vgg16_b128", "densenet121_b96"),
 )
-BEYOND = Part(
-    "oversubscription", "", "micro_oversubscribe", "Beyond the device's memory", 60, raw=True
-)
-BY_NAME = {part.name: part for part in (*PARTS, BEYOND)}
-
-
-def choose(words: Sequence[str], allow_oversubscription: bool) -> list[Part]:
-    """Return the parts that names and letters stand for, in order; no words are all letters.
-
-    Raises:
-        ValueError: a part is unknown, or oversubscribes and that is not allowed.
-    """
-    known = [*PARTS, *([BEYOND] if allow_oversubscription else [])]
-    if not words:
-        return known
-    if BEYOND.name in words and not allow_oversubscription:
-        raise ValueError(
-            f"{BEYOND.name} can hang a GPU: only with --allow-oversubscription, and only on a "
-            "card that nobody else uses"
-        )
-    for word in words:
-        if word not in BY_NAME and word not in LETTERS:
-            allowed = ", ".join([*LETTERS, *(part.name for part in known)])
-            raise ValueError(f"part {word!r} is unknown; allowed: {allowed}")
-    return [part for part in known if part.name in words or part.letter in words]
-
-
-def commands(chosen: Sequence[Part]) -> list[list[Part]]:
-    """Group parts by their letters, each group with what it needs of others before it."""
-    groups = []
-    for letter in dict.fromkeys(part.letter for part in chosen):
-        group = [part for part in chosen if part.letter == letter]
-        needed = {name for part in group for name in part.needs}
-        wanted = needed | {part.name for part in group}
-        groups.append([part for part in BY_NAME.values() if part.name in wanted])
-    return groups
+LETTERS = sorted({part.letter for part in PARTS})

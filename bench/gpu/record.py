@@ -1,139 +1,152 @@
-"""Results of one part of the bench, in a JSON file that is written after every item."""
+"""What bounds a part, time and managed memory; its results, in a file written after each item."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import Result, Spread
 
-from gpu.deadline import Deadline
-from gpu.raw import CallError
+from umem.base.units import GIB, PAGE_BYTES, format_bytes
 
-LACKING = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED: of an older driver
+SHARE, MOST = 4, 32 * GIB  # managed bytes: at most a quarter of the free memory, at most 32 GiB
+LACKING = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED: an older driver
 DONE, FAILED, RUNNING = "done", "failed", "running"
 TIME_USED_UP = "the part's time was used up"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A conclusion from the figures, in words."""
+class CallError(RuntimeError):
+    """A driver call failed; `code` is its CUresult."""
 
-    item: str
-    question: str
-    outcome: str
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call} returned CUresult {code}")
+        self.code = code
+
+
+class GuardError(RuntimeError):
+    """An allocation of managed memory was refused."""
+
+
+def limit_bytes(free: int) -> int:
+    """Return the max managed bytes at a time, in whole pages, with `free` bytes free."""
+    return min(free // SHARE, MOST) // PAGE_BYTES * PAGE_BYTES
+
+
+class Guard:
+    """The one door to managed memory, far below what the card has free.
+
+    Real oversubscription can hang a GPU for everybody who uses it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.held, self.peak = limit, 0, 0
+
+    @contextlib.contextmanager
+    def share(self, nbytes: int, what: str) -> Iterator[None]:
+        """Reserve managed bytes for the length of a block; enter it before allocating.
+
+        Raises:
+            GuardError: they do not fit below the limit; nothing is reserved.
+        """
+        if not 0 < nbytes <= self.limit - self.held:
+            raise GuardError(
+                f"{what} needs {format_bytes(nbytes)}; allowed: {format_bytes(self.limit)} of "
+                f"managed memory, {format_bytes(self.held)} of which are in use"
+            )
+        self.held += nbytes
+        self.peak = max(self.peak, self.held)
+        try:
+            yield
+        finally:
+            self.held -= nbytes
+
+
+class Deadline:
+    """A moment that measurements must not run past."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end = clock, clock() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, 0 once it has passed."""
+        return max(self._end - self._clock(), 0.0)
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Yield 0, 1, ... up to `count` rounds: at least one, and none that starts too late."""
+        for i in range(count):
+            if i and not self.left:
+                return
+            yield i
 
 
 @dataclass
 class Record:
-    """The outcome of one part. `errors` has the items that failed, by their number.
+    """The outcome of one part. `errors` has the items that failed, by name.
 
-    `about` says what was measured: `machine` and `versions`, as a report has them.
+    `about` has the `machine`, `versions` and `date` of the report.
     """
 
     part: str
-    path: Path | None = None
+    path: Path
     about: dict[str, Any] = field(default_factory=dict)
     status: str = RUNNING
     seconds: float = 0.0
     results: list[Result] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
 
     def add(
-        self,
-        name: str,
-        values: Sequence[float],
-        unit: str,
-        *,
-        target: float | None = None,
-        note: str = "",
-    ) -> Spread:
-        """Keep a figure: its median and quartiles go to the results, all values to the details."""
+        self, name: str, values: Sequence[float], unit: str, target: float | None = None
+    ) -> float:
+        """Keep a figure, with all its values in the details; return its median."""
         spread = Spread.of(values)
-        self.results.append(Result(name, spread, unit, target, note))
+        self.results.append(Result(name, spread, unit, target))
         self.details.setdefault("values", {})[name] = list(values)
-        return spread
-
-    @property
-    def origin(self) -> tuple[object, ...]:
-        """The device, the commit and the mode: records that agree in them belong together."""
-        machine, versions = self.about.get("machine", {}), self.about.get("versions", {})
-        return machine.get("gpu"), versions.get("commit"), machine.get("smoke")
+        return spread.median
 
     def leave_out(self, label: str, why: str) -> None:
         """Keep that something was not measured, and why."""
         self.details.setdefault("not_measured", {})[label] = why
 
-    def decide(self, item: str, question: str, outcome: str) -> None:
-        """Keep what a rule says about the figures."""
-        self.decisions.append(Decision(item, question, outcome))
+    def fail(self, name: str, error: Exception) -> None:
+        """Keep an error that is being handled."""
+        self.errors[name] = f"{type(error).__name__}: {error}"
+        self.details.setdefault("tracebacks", {})[name] = traceback.format_exc()
 
     def save(self) -> None:
         """Write the file whole or not at all."""
-        if self.path is None:
-            return
         draft = self.path.with_suffix(".tmp")
-        draft.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
+        fields = {**asdict(self), "path": None}
+        draft.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
         draft.replace(self.path)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the record for JSON."""
-        fields = {**asdict(self)}
-        del fields["path"]
-        return fields
-
-
-@dataclass(frozen=True)
-class Item:
-    """One measurement: its number in the list of questions, and what takes it."""
-
-    number: str
-    question: str
-    measure: Callable[[], None]
-
-
-def take(record: Record, items: Sequence[Item], deadline: Deadline) -> None:
-    """Take every item; one that fails is written down and does not stop the rest."""
-    for item in items:
-        if deadline.passed:
-            record.leave_out(item.number, TIME_USED_UP)
-            record.decide(item.number, item.question, f"not measured: {TIME_USED_UP}")
-        else:
-            _take_one(record, item)
-        record.save()
-
-
-def _take_one(record: Record, item: Item) -> None:
-    try:
-        item.measure()
-    except CallError as error:
-        if error.code not in LACKING:
-            _keep_error(record, item, error)
-        else:
-            record.decide(item.number, item.question, f"this driver cannot: {error}")
-    except Exception as error:  # noqa: BLE001  (whatever it is: the next item may work)
-        _keep_error(record, item, error)
-
-
-def _keep_error(record: Record, item: Item, error: Exception) -> None:
-    """Record `error`, which is being handled."""
-    record.errors[item.number] = f"{type(error).__name__}: {error}"
-    record.details.setdefault("tracebacks", {})[item.number] = traceback.format_exc()
-    record.decide(item.number, item.question, "failed: see the errors of its part")
+    def take(self, items: Mapping[str, Callable[[], None]], deadline: Deadline) -> None:
+        """Measure every item; one that fails is written down and does not stop the rest."""
+        for name, measure in items.items():
+            try:
+                if deadline.left:
+                    measure()
+                else:
+                    self.leave_out(name, TIME_USED_UP)
+            except Exception as error:  # noqa: BLE001  (whatever it is: the next item may work)
+                if isinstance(error, CallError) and error.code in LACKING:
+                    self.leave_out(name, f"this driver cannot: {error}")
+                else:
+                    self.fail(name, error)
+            self.save()
 
 
 def load(path: Path) -> Record | None:
     """Read the record in a file; None if there is none that can be read."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        results = [Result.load(result) for result in fields.pop("results")]
-        decisions = [Decision(**decision) for decision in fields.pop("decisions")]
-        return Record(path=path, results=results, decisions=decisions, **fields)
+        fields = {**json.loads(path.read_text(encoding="utf-8")), "path": path}
+        return Record(**{**fields, "results": [Result.load(one) for one in fields["results"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,138 +1,96 @@
-"""All parts' records as one report: JSON, markdown, pictures."""
+"""All parts' records as one report, with lower bounds, which need no device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness import Report, Result, table
+from harness import Report, Result, Spread, table
 
-from gpu import pictures, software
-from gpu.config import SMOKE, Config
-from gpu.parts import BY_NAME, LETTERS, PARTS
-from gpu.record import DONE, TIME_USED_UP, Record
-from umem.errors import NotSupportedError
+from gpu.device import software_driver
+from gpu.parts import PARTS, SMOKE, Config
+from gpu.record import DONE, Record
+from gpu.trainings import way_of
+from umem.analysis import bounds
+from umem.errors import PlanError
 
-Rows = Sequence[tuple[str, ...]]
-HEADER = ("letter", "measures", "outcome")
-
-
-def write(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write the files; returns their paths."""
-    report = build(records)
-    try:
-        drawn = pictures.draw(records, folder, report.file_stem)
-        report.details["pictures"] = [path.name for path in drawn]
-    except NotSupportedError:
-        drawn = []
-        report.details["no_pictures"] = "matplotlib is not installed (pip install '.[demo]')"
-    report.sections = sections(records, report)
-    return [*report.write(folder), *drawn]
+ROOFLINE = "h200-pcie5"  # its durations of operators, scaled to the measured step
+ALLOWED = 1.25  # times the lower bound, at half of the peak
+FOLDER = "gpu-parts"  # of records and recorded steps
+HEADER = ("letter", "part", "outcome", "seconds")
+NOTHING = (
+    "**This is the software driver: its figures mean nothing, and its time is the CPU's.** The run "
+    "shows only that the bench works."
+)
 
 
-def build(records: Sequence[Record]) -> Report:
-    """Return the report without its pictures. Records of one run have the same origin."""
+def write(records: Sequence[Record], folder: Path, with_bounds: bool) -> list[Path]:
+    """Write the files of one run's records, and return their paths; they have the same origin."""
     about = records[0].about
-    machine = dict(about["machine"])
+    machine, software = dict(about["machine"]), about["machine"]["software"]
     config = asdict(SMOKE if machine["smoke"] else Config())
     report = Report("gpu", config, machine=machine, versions=about["versions"], date=about["date"])
-    for record in records:
-        report.results += _shown(record.results, bool(machine.get("software")))
-        fields = record.as_dict()
-        del fields["about"]  # the report's own machine and versions
-        report.details[record.part] = fields
-    return report
-
-
-def summary(records: Sequence[Record]) -> Rows:
-    """Return one row for each letter: what it measures, and whether it ran."""
-    found = {record.part: record for record in records}
-    return [
-        (letter, title, _outcome([part.name for part in PARTS if part.letter == letter], found))
-        for letter, title in LETTERS.items()
-    ]
-
-
-def _outcome(names: Sequence[str], found: Mapping[str, Record]) -> str:
-    """Return `ran`, or why not all of the parts did."""
-    present = [found[name] for name in names if name in found]
-    if not present:
-        return "not run"
-    failed = [
-        f"{record.part}: {_errors(record) or 'it was interrupted'}"
-        for record in present
-        if record.status != DONE
-    ]
-    missing = [name for name in names if name not in found]
-    words = [f"failed: {'; '.join(failed)}"] if failed else []
-    words += [f"not run: {', '.join(missing)}"] if missing else []
-    cut = sum(
-        why == TIME_USED_UP
-        for record in present
-        for why in record.details.get("not_measured", {}).values()
-    )
-    words += [f"{cut} not measured: {TIME_USED_UP}"] if cut else []
-    return "; ".join(words) or "ran"
-
-
-def _shown(results: Sequence[Result], on_software: bool) -> list[Result]:
-    """On the software driver no figure meets a target, or misses it."""
-    if not on_software:
-        return list(results)
-    return [replace(result, target=None, note="software driver") for result in results]
-
-
-def sections(records: Sequence[Record], report: Report) -> list[str]:
-    """Return the report's text next to its figures, as markdown lines."""
-    lines: list[str] = []
-    if report.machine.get("software"):
-        lines += [
-            f"**Figures {software.NOT_COMPARABLE}, and its time is the CPU's.** This run shows "
-            "only that the bench works.",
-            "",
-        ]
-    lines += [*table(HEADER, summary(records)), "## What follows", ""]
-    lines += table(("item", "question", "outcome"), _decisions(records))
-    lines += ["## Parts", ""]
-    lines += table(("part", "status", "seconds", "errors"), _statuses(records))
-    missing = [
-        f"- {label}: {why}"
+    report.results = [result for record in records for result in record.results]
+    report.details = {each.part: {**asdict(each), "about": None, "path": None} for each in records}
+    if with_bounds:
+        report.results += _over_bounds(records, folder)
+    if software:  # no figure of it meets a target, or misses it
+        report.results = [replace(result, target=None) for result in report.results]
+    report.sections = [*([NOTHING, ""] if software else []), *table(HEADER, summary(records))]
+    left_out = [
+        (f"{record.part}, {label}", why)
         for record in records
         for label, why in record.details.get("not_measured", {}).items()
     ]
-    lines += [*missing, ""] if missing else []
-    if "no_pictures" in report.details:
-        lines += [f"No pictures: {report.details['no_pictures']}", ""]
-    for name in report.details.get("pictures", ()):
-        lines += [f"![{name}]({name})", ""]
-    return [*lines, "## Figures", ""]
+    report.sections += table(("not measured", "why"), left_out) if left_out else []
+    return list(report.write(folder))
 
 
-def _decisions(records: Sequence[Record]) -> Rows:
-    return [
-        (decision.item, decision.question, _cell(decision.outcome))
-        for record in records
-        for decision in record.decisions
-    ]
+def summary(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Return one row for each part: whether it ran, or why not."""
+    found = {record.part: record for record in records}
+    rows = []
+    for part in PARTS:
+        record = found.get(part.name)
+        outcome, seconds = "not run", ""
+        if record is not None:
+            errors = "; ".join(f"{name}: {error}" for name, error in record.errors.items())
+            cell = errors.replace("|", "/").replace("\n", " ")
+            outcome = "ran" if record.status == DONE else f"failed: {cell or 'interrupted'}"
+            seconds = f"{record.seconds:.0f}"
+        rows.append((part.letter, part.name, outcome, seconds))
+    return rows
 
 
-def _statuses(records: Sequence[Record]) -> Rows:
-    return [
-        (
-            f"{record.part}: {BY_NAME[record.part].title}",
-            record.status if record.status == DONE else f"**{record.status}**",
-            f"{record.seconds:.0f}",
-            _errors(record) or "-",
-        )
-        for record in records
-    ]
+def _over_bounds(records: Sequence[Record], folder: Path) -> list[Result]:
+    """Return step times over the closed-form lower bound, where the link was measured.
 
+    A step is recorded on fake tensors, in some seconds of the CPU for each network.
+    """
+    link = next((one.details["link"] for one in records if "link" in one.details), None)
+    if link is None:
+        return []
+    software_driver()
+    from policies.traces import Traces  # imports torch
 
-def _errors(record: Record) -> str:
-    return _cell("; ".join(f"{number}: {error}" for number, error in record.errors.items()))
-
-
-def _cell(text: str) -> str:
-    """Text that cannot break out of a table."""
-    return text.replace("|", "/").replace("\n", " ")
+    results = []
+    for record in records:
+        found = record.details
+        rows = [row for row in found.get("rows", ()) if "budget" in row]
+        if not rows:
+            continue
+        profile, step = Traces(found["net"], folder / FOLDER).on(ROOFLINE)
+        best = {way: 1e3 * max(link[way], link[f"pinned {way}"]) for way in ("in", "out")}
+        profile = replace(profile, bytes_per_us_in=best["in"], bytes_per_us_out=best["out"])
+        scaled = replace(step, op_us=step.op_us * (1e3 * found["plain_ms"] / step.compute_us))
+        for row in rows:
+            try:
+                floor = bounds.closed_form_floor(scaled, profile, row["budget"]).us / 1e3
+            except PlanError:  # an operator needs more than the budget: nothing bounds its paging
+                continue
+            target = ALLOWED if row["fraction"] == 1 / 2 else None
+            spread = Spread.of([ms / floor for ms in row["ms"]])
+            name = f"{found['net']}, {way_of(row)}: to the lower bound"
+            results.append(Result(name, spread, "x", target, f"bound {floor:.0f} ms"))
+    return results

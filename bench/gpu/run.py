@@ -1,167 +1,126 @@
 """umem on a GPU, a letter a command: ``python bench/gpu/run.py a --out DIR``.
 
-Writes each part's record to DIR as it goes, and from all records there the report
-gpu_<hardware>_<date>.{json,md,...png}. A part that is done in DIR is not run again. Safe by
-default: managed memory stays below a quarter of what the device has free, and below 32 GiB.
+Writes each part's record to DIR/gpu-parts as it goes, and from all records there the report
+gpu_<hardware>_<date>.{json,md}. A part that is done in DIR is not run again. Safe by default:
+managed memory stays below a quarter of what the device has free, and below 32 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-BENCH = HERE.parent
-sys.path[0] = str(BENCH)  # not this folder: its modules are a package's
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder's modules are a package's
 
 from facts import machine_facts, version_facts  # noqa: E402
-from harness import cases, note, results_folder, table  # noqa: E402
+from harness import note, output_of, results_folder, table  # noqa: E402
 
-from gpu import children, parts, report, software  # noqa: E402
-from gpu.guard import SHARE, limit_bytes  # noqa: E402
-from gpu.record import DONE, FAILED, Record, load  # noqa: E402
-from umem.base.progress import Advance, ignore  # noqa: E402
+from gpu import parts, report  # noqa: E402
+from gpu.device import ENTRIES, SOFTWARE, Driver, software_driver  # noqa: E402
+from gpu.record import DONE, FAILED, Deadline, Guard, Record, limit_bytes, load  # noqa: E402
+from gpu.trainings import environment  # noqa: E402
 from umem.base.units import GIB, format_bytes  # noqa: E402
 from umem.config import settings  # noqa: E402
+from umem.errors import UmemError  # noqa: E402
 
-GRACE = 2.0  # seconds for a process to say where it hangs, and for a killed one to end
-SOFTWARE_BYTES = 1 * GIB
-PREPARE, REPORT = "prepare", "report"
-
-
-@dataclass(frozen=True)
-class Setup:
-    """State shared by all parts of a run. `limit`: max managed bytes at a time."""
-
-    folder: Path
-    limit: int
-    cache: str
-    about: dict[str, Any] = field(default_factory=dict)
-    smoke: bool = False
-    oversubscribe: bool = False
-
-    @property
-    def patience(self) -> float:
-        """Factor by which a part may take longer than on a GPU: CPUs are shared."""
-        return 4.0 if self.smoke else 1.0
+GRACE = 5.0  # seconds for a process to say where it hangs, and for a killed one to end
+SLOWER = 4.0  # times a GPU's, for --smoke on CPUs that others use
+SOFTWARE_BYTES = 1 * GIB  # the software driver's device
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.out is None and not args.smoke:
-        parser.error("--out DIR says where results go; only --smoke does without")
-    if args.out is None:
-        args.out = Path(tempfile.mkdtemp(prefix="umem-bench-"))
-    folder = args.out / "gpu-parts"
-    if args.what == [REPORT]:
-        return _finish(_records(folder), args.out)
-    try:
-        chosen = _choose(args.what, args.allow_oversubscription)
-    except ValueError as error:
-        return _refuse(str(error))
+    if args.child is not None:
+        return child(args)
+    if args.what == ["report"]:
+        return _finish(args.out, with_bounds=True)
     results_folder(parser, args)
-    setup = _set_up(args, folder)
-    if isinstance(setup, str):
-        return _refuse(setup)
-    groups = parts.commands(chosen)
-    with cases(sum(part.seconds for group in groups for part in group)) as advance:
-        ran = [record for group in groups for record in run_parts(group, setup, advance)]
-    written = _finish(_records(folder), args.out) if ran else 0
-    return written or int(any(record.status != DONE for record in ran))
+    return measure(args)
 
 
-def _set_up(args: argparse.Namespace, folder: Path) -> Setup | str:
-    """Prepare the machine and the folder; return why nothing can be measured, if so."""
-    if args.smoke and software.asked_for():
-        os.environ.setdefault("SOFTCUDA_BYTES", str(SOFTWARE_BYTES))
-    cache = str(settings.load().torch_ext_cache)
-    found = _prepare(cache)
-    if found is None:
-        return "the bench cannot run here, for the reason above"
-    if found["software"] and not args.smoke:
-        return "this is the software driver, which computes nothing: only --smoke runs"
-    about = _about(found, args)
-    if len({record.origin for record in [*_records(folder), Record("", about=about)]}) > 1:
-        return f"{args.out} has results of another device or commit: name another folder"
-    folder.mkdir(parents=True, exist_ok=True)
-    limit = limit_bytes(found["gpu_free_bytes"])
-    note(
-        f"{found['gpu']}: {format_bytes(found['gpu_free_bytes'])} free, at most "
-        f"{format_bytes(limit)} of managed memory at a time (1/{SHARE} of it)"
-    )
-    return Setup(folder, limit, cache, about, args.smoke, args.allow_oversubscription)
+def measure(args: argparse.Namespace) -> int:
+    """Prepare the machine and the folder, run the parts, and report: 0 if all is well.
 
-
-def run_parts(group: Sequence[parts.Part], setup: Setup, advance: Advance = ignore) -> list[Record]:
-    """Every part in a process of its own, all within `LONGEST`; a part that fails stops none.
-
-    A part may use what the declared times of the later ones leave, up to twice its own. `advance`
-    is called with the declared time of each that is done.
+    Raises:
+        SystemExit: nothing can be measured, and why.
     """
-    records: list[Record] = []
-    end = time.monotonic() + setup.patience * parts.LONGEST
-    for i, part in enumerate(group):
-        path = setup.folder / f"{part.name}.json"
-        old = load(path)
-        if old is not None and old.status == DONE:
-            note(f"{part.name}: done already")
-            records.append(old)
-            advance(part.seconds)
-            continue
-        later = setup.patience * sum(each.seconds for each in group[i + 1 :])
-        limit = min(end - time.monotonic() - later, 2 * setup.patience * part.seconds)
-        note(f"{part.name}: {setup.patience * part.seconds:.0f} s, at most {limit:.0f} s")
-        records.append(_run_part(part, path, setup, limit))
-        advance(part.seconds)
-    return records
+    if args.smoke and os.environ.get("SOFTCUDA_LIB"):
+        os.environ.setdefault("SOFTCUDA_BYTES", str(SOFTWARE_BYTES))
+    args.cache = str(settings.load().torch_ext_cache)
+    variables = environment(SOFTWARE_BYTES, SOFTWARE_BYTES, args.cache)
+    output = output_of(_command("prepare", SOFTWARE_BYTES, args), env=variables)
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if found["software"] and not args.smoke:
+        raise SystemExit("run.py: the software driver computes nothing: only --smoke runs on it")
+    versions = version_facts()
+    if versions["commit"] == "unknown" and args.commit:
+        versions["commit"] = args.commit
+    about = {
+        "machine": {**machine_facts(), **found, "smoke": args.smoke},
+        "versions": versions,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    _check_origins([about, *(record.about for record in _records(args.out))], args.out)
+    (args.out / report.FOLDER).mkdir(parents=True, exist_ok=True)
+    limit = limit_bytes(found["gpu_free_bytes"])
+    note(f"{found['gpu']}: managed memory of at most {format_bytes(limit)}; umem: {found['umem']}")
+    chosen = [part for part in parts.PARTS if {part.name, part.letter} & {*args.what}]
+    for part in chosen:
+        run_part(part, args, limit, about)
+    return _finish(args.out) if chosen else 0
 
 
-def _run_part(part: parts.Part, path: Path, setup: Setup, limit: float) -> Record:
-    Record(part.name, path, about=setup.about).save()
-    arguments = [part.name, "--folder", str(setup.folder), "--limit", str(setup.limit)]
-    arguments += ["--cache", setup.cache, "--seconds", str(setup.patience * part.measuring)]
-    arguments += ["--smoke"] if setup.smoke else []
-    arguments += ["--allow-oversubscription"] if setup.oversubscribe else []
-    ended = _child(arguments, setup, timeout=limit)
-    record = load(path) or Record(part.name, path, about=setup.about)
-    if record.status not in (DONE, FAILED):
-        how = f"did not end within {limit:.0f} s" if ended is None else f"died: exit code {ended}"
-        record.errors["part"] = f"the process {how}"
-        record.status, record.seconds = FAILED, limit if ended is None else record.seconds
-        record.save()
-    for number, error in record.errors.items():
-        note(f"{part.name}: {number} failed: {error}")
-    return record
+def run_part(part: parts.Part, args: argparse.Namespace, limit: int, about: dict[str, Any]) -> None:
+    """Run a part in a process of its own, which is killed if it takes too long.
+
+    `limit`: max managed bytes at a time. A part that dies leaves what it had measured.
+    """
+    path = args.out / report.FOLDER / f"{part.name}.json"
+    if (old := load(path)) is not None and old.status == DONE:
+        note(f"{part.name}: done already")
+        return
+    seconds = part.seconds * (SLOWER if args.smoke else 1.0)
+    note(f"{part.name}: {seconds:.0f} s")
+    Record(part.name, path, about).save()
+    begin = time.monotonic()
+    command = [*_command(part.name, limit, args), "--seconds", str(seconds)]
+    ended = _run(command, environment(limit // 2, limit - limit // 2, args.cache), seconds)
+    record = load(path) or Record(part.name, path, about)
+    record.seconds = round(time.monotonic() - begin, 1)
+    if ended is None:
+        record.errors["part"] = "the process took too long and was killed"
+    elif ended != 0:
+        record.errors["part"] = f"the process died: exit code {ended}"
+    record.status = FAILED if record.errors else DONE
+    record.save()
+    for name, error in record.errors.items():
+        note(f"{part.name}: {name} failed: {error}")
 
 
-def _child(arguments: list[str], setup: Setup, timeout: float) -> int | None:
-    """Its exit code; None when it had to be killed, with all that it had started."""
-    half = setup.limit // 2
-    variables = children.environment(half, setup.limit - half, setup.cache)
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "gpu.part", *arguments],
-        env=variables,
-        start_new_session=True,
-    )
+def _command(name: str, limit: int, args: argparse.Namespace) -> list[str]:
+    words = [sys.executable, "-W", "ignore", __file__, name, "--child", str(limit)]
+    words += ["--out", str(args.out), "--cache", args.cache]
+    return [*words, "--smoke"] if args.smoke else words
+
+
+def _run(command: list[str], variables: dict[str, str], seconds: float) -> int | None:
+    """Return its exit code; None when it had to be killed, with all that it had started."""
+    process = subprocess.Popen(command, env=variables, start_new_session=True)
     try:
-        return process.wait(timeout)
+        return process.wait(parts.PATIENCE * seconds + GRACE)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGUSR1)  # prints where it hangs
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -170,88 +129,109 @@ def _child(arguments: list[str], setup: Setup, timeout: float) -> int | None:
             process.wait(GRACE)
 
 
-def _prepare(cache: str) -> dict[str, Any] | None:
-    """Build the extension before any clock starts; return the device's facts, None without one."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "gpu.part", PREPARE, "--cache", cache],
-        env={**settings.child_environment(), "PYTHONPATH": children.python_path()},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        return None
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+def child(args: argparse.Namespace) -> int:
+    """Measure one part in this process, or prepare, and print what that returns."""
+    (name,) = args.what
+    if name == "prepare":
+        print(json.dumps(prepare(args.cache)))
+        return 0
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(parts.PATIENCE * args.seconds)  # then it is killed
+    record = load(args.out / report.FOLDER / f"{name}.json")
+    assert record is not None, "run_part made it"
+    config = parts.SMOKE if args.smoke else parts.Config()
+    deadline, guard = Deadline(args.seconds - parts.START), Guard(args.child)
+    (part,) = (part for part in parts.PARTS if part.name == name)
+    module, _, function = part.run.partition(".")
+    bench = parts.Bench(part, record, config, deadline, guard, args.cache)
+    try:
+        getattr(importlib.import_module(f"gpu.{module}"), function)(bench)
+    except Exception as error:  # noqa: BLE001  (the record is the report of it)
+        record.fail("part", error)
+    faulthandler.cancel_dump_traceback_later()
+    record.details["managed_peak_bytes"] = guard.peak
+    record.save()
+    return 0
 
 
-def _about(found: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Return what all records of this run have in common."""
-    versions = version_facts()
-    if versions["commit"] == "unknown" and args.commit:
-        versions["commit"] = args.commit
+def prepare(cache: str) -> dict[str, Any]:
+    """Build umem's extension for torch where there is none; return the facts about device 0."""
+    software_driver()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "there is no CUDA device that torch can use (torch.cuda.is_available() is False); "
+            "`nvidia-smi` says whether the driver sees one"
+        )
+    free, total = torch.cuda.mem_get_info(0)
+    name, driver = torch.cuda.get_device_name(0), Driver()
+    version = Path("/proc/driver/nvidia/version")
+    try:
+        from umem.base.native import core
+        from umem.integrations.torch import build
+
+        assert core is not None  # loads libumem.so, which the extension joins
+        build.find_or_build(Path(cache))
+        able = "ready"
+    except UmemError as error:  # the measurements of the driver need nothing of it
+        able = f"no trainings: {error}"
     return {
-        "machine": {**machine_facts(), **found, "smoke": args.smoke},
-        "versions": versions,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpu": name,
+        "software": SOFTWARE in name,
+        "gpu_memory_bytes": total,
+        "gpu_free_bytes": free,
+        "cuda_of_driver": driver.number("cuDriverGetVersion"),
+        "driver": version.read_text("utf-8").splitlines()[0] if version.exists() else "unknown",
+        "lacking": ", ".join(each for each in ENTRIES if each not in driver.found) or "nothing",
+        "umem": able,
     }
 
 
-def _records(folder: Path) -> list[Record]:
+def _check_origins(abouts: list[dict[str, Any]], out: Path) -> None:
+    """Refuse results of several devices, commits or modes: they make no report."""
+    keys = {(a["machine"]["gpu"], a["machine"]["smoke"], a["versions"]["commit"]) for a in abouts}
+    if len(keys) > 1:
+        raise SystemExit(f"run.py: {out} has results of another device or commit: name a new one")
+
+
+def _records(out: Path) -> list[Record]:
     """Return the records in the folder, in the order of the parts."""
-    found = (load(folder / f"{name}.json") for name in parts.BY_NAME)
+    found = (load(out / report.FOLDER / f"{part.name}.json") for part in parts.PARTS)
     return [record for record in found if record is not None]
 
 
-def _finish(records: Sequence[Record], out: Path) -> int:
+def _finish(out: Path, with_bounds: bool = False) -> int:
     """Write the report and print the summary: 0 if everything that is there ran."""
+    records = _records(out)
     if not records:
-        return _refuse(f"{out} has no results: {out / 'gpu-parts'} has no record of a part")
-    if len({record.origin for record in records}) > 1:
-        return _refuse(f"{out} has results of several devices or commits, which make no report")
-    paths = report.write(records, out)
+        raise SystemExit(
+            f"run.py: {out} has no results: {out / report.FOLDER} has no record of a part"
+        )
+    _check_origins([record.about for record in records], out)
+    paths = report.write(records, out, with_bounds)
     print("\n".join([*map(str, paths), "", *table(report.HEADER, report.summary(records))]))
     return int(any(record.status != DONE for record in records))
 
 
-def _choose(words: Sequence[str], allow_oversubscription: bool) -> list[parts.Part]:
-    """Return the parts to run; none for `prepare` alone.
-
-    Raises:
-        ValueError: as `parts.choose`.
-    """
-    if list(words) == [PREPARE]:
-        return []
-    return parts.choose(words, allow_oversubscription)
-
-
-def _refuse(why: str) -> int:
-    print(f"run.py: {why}", file=sys.stderr)
-    return 2
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench/gpu/run.py", description=__doc__)
-    letters = "; ".join(f"{letter}: {title}" for letter, title in parts.LETTERS.items())
     parser.add_argument(
         "what",
-        nargs="*",
+        nargs="+",
         metavar="WHAT",
-        help=f"letters, or names of parts (default: all letters; {letters}); `{PREPARE}` alone: "
-        f"build the extension for torch, which is also done before any letter; `{REPORT}` alone: "
-        "join the records in DIR",
+        choices=["prepare", "report", *parts.LETTERS, *(part.name for part in parts.PARTS)],
+        help=f"letters ({' '.join(parts.LETTERS)}) or names of parts; `prepare` alone builds "
+        "umem's extension for torch, as each letter does where there is none; `report` alone joins "
+        "the records in DIR and adds lower bounds, without a GPU",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of results")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of results")
     parser.add_argument(
         "--smoke", action="store_true", help="does it work? small, and no figures to keep"
     )
     parser.add_argument("--commit", help="of this tree, where git cannot tell")
-    parser.add_argument(
-        "--allow-oversubscription",
-        action="store_true",
-        help="also the parts that need more than the device has free: they can hang a GPU, so only "
-        "on a card that nobody else uses",
-    )
+    for name, kind in (("--child", int), ("--cache", str), ("--seconds", float)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     return parser
 
 

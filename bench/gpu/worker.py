@@ -1,195 +1,84 @@
-"""The process that trains on the GPU: `umem.demo.worker`, with what only the GPU bench asks for."""
+"""The process that trains on the GPU: ``python -m gpu.worker``, driven by `trainings.training`."""
 
 from __future__ import annotations
 
-import gc
-import importlib
+import contextlib
+import hashlib
 import sys
-import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 import umem
-from gpu import software, techniques, trace, workloads
-from gpu.children import GpuSpec
-from umem.demo import worker
-from umem.demo.training import Training
-from umem.errors import StateError
-
-SAMPLE_SECONDS = 0.002
+from gpu import device
+from umem.demo import worker, workloads
+from umem.demo.process import RunSpec
 
 
-class DeviceSampler:
-    """The min free bytes of the device that a thread saw."""
+class GpuRun:
+    """The training of a workload of policies/workloads.py, by torch's allocator or under umem."""
 
-    def __init__(self) -> None:
-        self.least = self._free()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def close(self) -> int:
-        """Stop; return the min free bytes."""
-        self._stop.set()
-        self._thread.join()
-        return self.least
-
-    def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_SECONDS):
-            self.least = min(self.least, self._free())
-
-    def _free(self) -> int:
+    def __init__(self, spec: RunSpec) -> None:
+        software = device.software_driver()
         import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-
-
-class GpuRun(worker.Run):
-    """One training, which can change its budget, its workload and its batch as it goes."""
-
-    def __init__(self, spec: GpuSpec) -> None:
-        software.load_if_asked()
-        import torch
+        from policies.workloads import WORKLOADS
 
         self._cuda: Any = torch.cuda
-        super().__init__(spec)
-        self._undo = techniques.use(self.training, "plain")
-        self._ballast = 0
-
-    def build(self, workload: str) -> Training:
-        """Make a training of `gpu.workloads` on the GPU."""
-        return workloads.build(workloads.lookup(workload), "cuda", self.spec.deterministic)
+        self._under_umem = spec.budget is not None
+        workloads.set_threads(spec.threads)
+        if self._under_umem:
+            umem.enable(budget=spec.budget, policy=spec.policy, device="cuda")
+        if software is not None and spec.deterministic:
+            software.compute()  # else there are no bits to compare
+        workloads.seed("cuda", spec.deterministic)
+        with torch.device("cuda"):
+            self._net, self._step = WORKLOADS[spec.workload].make()
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
-        """Beside those of every worker."""
-        return {
-            **super().commands(),
-            "configure": self._configure,
-            "ballast": self._hold_ballast,
-            "technique": self._technique,
-            "optimizer": self._page_optimizer,
-            "torchao": self._use_torchao,
-            "rebuild": self._rebuild,
-            "peak": self._peak,
-            "watch": self._watch,
-            "trace": lambda: trace.record(self.training),
-        }
+        """Return the commands of `WorkerProcess.call` by name."""
+        return {"train": self.train, "peak": self.peak, "digest": self.digest}
 
-    def _configure(self, budget: int, host_budget: int) -> dict[str, Any]:
-        """Run with another budget from here on: umem's, or, without umem, torch's own allocator's.
-
-        Peaks count from here on, too.
-        """
-        if self.spec.budget is None:
-            total = self._cuda.mem_get_info()[1]
-            self._cuda.set_per_process_memory_fraction(min(budget / total, 1.0))
-            self._cuda.reset_peak_memory_stats()
-            return {}
-        umem.set_budget(budget, host_budget)
-        umem.reset_peak_stats()
-        return {}
-
-    def _hold_ballast(self, leave: int) -> dict[str, Any]:
-        """Take plain device memory until managed memory has only `leave` bytes; 0 gives it back."""
-        from umem.base.native import core
-
-        calls: Any = core.driver
-        self._cuda.synchronize()
-        if self._ballast:
-            calls.cuMemFree(self._ballast)
-            self._ballast = 0
-        size = calls.cuMemGetInfo()[1] + umem.stats().resident_bytes - leave
-        if leave and size > 0:
-            code, self._ballast = calls.cuMemAlloc(size)
-            if code:
-                raise StateError(f"{size} bytes of ballast: CUresult {code}")
-        return {}
-
-    def _technique(self, name: str) -> dict[str, Any]:
-        """Another technique from here on."""
-        self._undo()
-        self._undo = techniques.use(self.training, name)
-        gc.collect()
-        self._cuda.empty_cache()
-        self._cuda.reset_peak_memory_stats()
-        return {}
-
-    def _page_optimizer(
-        self, update: str | None, share: float | None, overlap: bool, release: bool
+    def train(
+        self, steps: int, budget: int = 0, host_budget: int = 0, offload: bool = False
     ) -> dict[str, Any]:
-        """Let umem page the optimizer of this training; `update` None leaves it as it is."""
-        if update is not None:
-            umem.page_optimizer(
-                self.training.optimizer,
-                update=update,
-                share=share,
-                overlap=overlap,
-                release_gradients=release,
-            )
-        return {}
+        """Train; return the ms of each step, and what umem did in them by its statistics.
 
-    def _use_torchao(self) -> dict[str, Any]:
-        """Replace the optimizer by torchao's, whose states and updates are on the host."""
+        `budget` 0 keeps the present ones; `offload` saves activations on the host by torch.
+        """
+        from torch.autograd.graph import save_on_cpu
+
+        if budget:
+            umem.set_budget(budget, host_budget)
+        before, times = self._stats(), []
+        with save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
+            for _ in range(steps):
+                begin = time.perf_counter()
+                self._step()
+                self._cuda.synchronize()
+                times.append(1e3 * (time.perf_counter() - begin))
+        after = self._stats()
+        return {"ms": times, "did": {name: after[name] - before[name] for name in before}}
+
+    def _stats(self) -> dict[str, int]:
+        return asdict(umem.stats()) if self._under_umem else {}
+
+    def peak(self) -> dict[str, Any]:
+        """Return torch's peak of allocated bytes so far."""
+        return {"bytes": self._cuda.max_memory_allocated()}
+
+    def digest(self) -> dict[str, Any]:
+        """Return SHA-256 over the network's weights."""
         import torch
 
-        options = self.training.optimizer.param_groups[0]
-        self.training.optimizer = importlib.import_module("torchao.optim").CPUOffloadOptimizer(
-            self.training.net.parameters(),
-            torch.optim.AdamW,
-            fused=True,
-            lr=options["lr"],
-            weight_decay=options["weight_decay"],
-        )
-        return {}
-
-    def _rebuild(self, workload: str, steps: int = 2) -> dict[str, Any]:
-        """Train another workload from its start: whether the memory sufficed, or why not."""
-        import torch
-
-        self._forget()
-        try:
-            self.training = self.build(workload)
-            self._undo = techniques.use(self.training, "plain")
-            times = [self.step()["ms"] for _ in range(steps)]
-        except torch.OutOfMemoryError as error:
-            reason = str(error).splitlines()[0]
-        else:
-            return {"fits": True, "ms": times[-1] if times else 0.0, "losses": self.training.losses}
-        self._forget()
-        return {"fits": False, "reason": reason}
-
-    def _forget(self) -> None:
-        self.training = self._undo = None  # type: ignore[assignment]
-        gc.collect()
-        self._cuda.empty_cache()
-        self._cuda.reset_peak_memory_stats()
-
-    def _peak(self) -> dict[str, Any]:
-        """Return torch's counters, and the used memory of the whole device."""
-        self._cuda.synchronize()
-        free, total = self._cuda.mem_get_info()
-        return {
-            "device": self._cuda.get_device_name(0),
-            "allocated": self._cuda.max_memory_allocated(),
-            "reserved": self._cuda.max_memory_reserved(),
-            "reserved_now": self._cuda.memory_reserved(),
-            "used_now": total - free,
-            "total": total,
-        }
-
-    def _watch(self, count: int) -> dict[str, Any]:
-        """Train `count` steps; return the max device bytes in use meanwhile, of all processes."""
-        sampler = DeviceSampler()
-        try:
-            steps = [self.step() for _ in range(count)]
-        finally:
-            least = sampler.close()
-        return {"steps": steps, "used": self._cuda.mem_get_info()[1] - least}
+        weights = [each.detach().cpu().view(torch.uint8) for each in self._net.parameters()]
+        data = b"".join(weight.numpy().tobytes() for weight in weights)
+        return {"sha256": hashlib.sha256(data).hexdigest()}
 
 
-def start(request: dict[str, Any]) -> GpuRun:
-    """Start the training that a `GpuSpec` describes."""
-    return GpuRun(GpuSpec(**request))
+def start(request: dict[str, Any]) -> worker.Run:
+    """Start the training that a `RunSpec` describes."""
+    return cast("worker.Run", GpuRun(RunSpec(**request)))  # `serve` asks for its commands only
 
 
 if __name__ == "__main__":

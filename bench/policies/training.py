@@ -48,7 +48,8 @@ def training(
 
     def step() -> None:
         for inputs, labels in data:
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "amp"):
+            kind = labels.device.type
+            with torch.autocast(kind, torch.bfloat16, enabled=precision == "amp"):
                 scores = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
             # Inside the call, as only the scores are held by a variable.
             loss = torch.nn.functional.cross_entropy(

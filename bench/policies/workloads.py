@@ -52,7 +52,7 @@ def _se_resnet(batch: int) -> Made:
 def _vgg16(batch: int) -> Made:
     import nets
 
-    return _images(lambda: nets.VGG16(64, 224, CLASSES, norm=False), batch, 224)
+    return _images(lambda: nets.VGG16(64, 224, CLASSES), batch, 224)
 
 
 def _densenet121(batch: int) -> Made:
