@@ -10,7 +10,7 @@
 
 #include "base/host_lane.h"
 #include "driver/types.h"
-#include "soft/device.h"
+#include "soft/profiles.h"
 
 namespace umem::soft {
 

@@ -3,26 +3,16 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "base/export.h"
 #include "base/status.h"
 #include "driver/table.h"
+#include "soft/move_log.h"
+#include "soft/page_state.h"
+#include "soft/profiles.h"
 
 namespace umem::soft {
-
-// The costs of a real device. Source of each figure: profiles.cpp.
-struct Profile {
-  const char* name;
-  double bytes_per_us_in;    // host -> device
-  double bytes_per_us_out;   // device -> host
-  double fault_us;           // one fault group
-  std::size_t memory_bytes;  // memory of the profile's card
-  const char* source;
-};
-UMEM_API const std::vector<Profile>& profiles();
-UMEM_API const Profile* find_profile(std::string_view name);  // null if unknown
 
 struct Options {
   std::size_t device_bytes = 0;  // rounded down to whole frames; at least kMinFrames of them
@@ -36,7 +26,6 @@ struct Options {
   // frame, so that this machine's memory is not used twice.
   bool uvm = false;
 };
-inline constexpr std::size_t kMinFrames = 4;  // below 3 one instruction may never complete
 
 // Opens this process's software device (there is one at a time) and fills `driver`.
 // kBadState if one is open, kNotSupported if the kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
@@ -68,16 +57,6 @@ UMEM_API Status host_work(std::uintptr_t ptr, std::size_t bytes, double ready_us
 
 // Starts recording the events of pages, and returns the log: src/soft/move_log.h. kNotSupported on
 // a backed device, whose faults occur where no memory can be allocated.
-struct MoveColumns {
-  std::uintptr_t base = 0;  // address of page 0
-  std::vector<double> issued_us, start_us, end_us, work_us;
-  std::vector<std::int64_t> page, pages, operation, kind, work;
-  std::vector<unsigned char> fault, unused;
-
-  UMEM_API void append(const MoveColumns& other);
-  // Only transfers that end later; their operation is -1.
-  UMEM_API MoveColumns ending_after(double us) const;
-};
 UMEM_API Status log_moves();
 UMEM_API Result<MoveColumns> take_moves();
 // Fills in when the host works on pages, which settles its turns up to there.
@@ -92,7 +71,6 @@ UMEM_API double now_us();
 UMEM_API void set_poison(bool on);
 
 // The location of each 2 MiB page of a range.
-enum class PageState : unsigned char { kVoid, kDevice, kHost, kDuplicate, kDiscarded };
 UMEM_API Result<std::vector<PageState>> page_states(std::uintptr_t ptr, std::size_t bytes);
 
 }  // namespace umem::soft

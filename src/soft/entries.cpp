@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "soft/memory_entries.h"
 #include "soft/state.h"
 
 namespace umem::soft {
@@ -22,7 +23,7 @@ CUcontext primary_context() {
 template <class Body>
 CUresult with_device(Body body) {
   DeviceLock lock;
-  return device() ? body(*device()) : CUDA_ERROR_NOT_INITIALIZED;
+  return g_device ? body(*g_device) : CUDA_ERROR_NOT_INITIALIZED;
 }
 template <class Body>
 CUresult with_stream(CUstream stream, Body body) {

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "soft/faults.h"
+
 namespace umem::soft {
 namespace {
 

@@ -8,8 +8,6 @@ namespace umem::soft {
 // Idempotent; remains installed for the life of the process, since managed pages may outlive
 // `disable`.
 void install_fault_handler();
-// True if the address was a managed page, which is now accessible. Called on the faulting thread.
-bool handle_fault(void* address);  // device.cpp
 
 // The rest of the program's sigaction(SIGSEGV) once ours is installed: it changes and reports the
 // handler of faults that are not ours.

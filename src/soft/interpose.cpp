@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "soft/fault_handler.h"
+#include "soft/faults.h"
 #include "soft/lock.h"
 
 namespace umem::soft {

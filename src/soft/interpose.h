@@ -3,19 +3,10 @@
 // entry for them in its global offset table. The pages are made accessible before the call, and
 // their memory is not reused while it runs: under O_DIRECT a disk reads and writes there.
 #pragma once
-#include <cstddef>
-
 namespace umem::soft {
 
 // Wraps the calls in all libraries loaded now; libraries loaded later are wrapped by dlopen.
 // Idempotent; remains for the life of the process.
 void install_interposers();
-
-// The managed pages in [ptr, ptr + bytes) are accessible and do not move until the window is
-// closed. `writes`: the call writes to them. kNone: there are none; kRefused: by the kernel, as
-// mappings are limited. Only a kOpen window is closed. device.cpp.
-enum class Window { kNone, kOpen, kRefused };
-Window open_window(const void* ptr, std::size_t bytes, bool writes);
-void close_window(const void* ptr, std::size_t bytes);
 
 }  // namespace umem::soft

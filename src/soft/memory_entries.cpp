@@ -1,8 +1,9 @@
 // Memory entry points of the software device: allocation, prefetch, discard, advice, attributes.
+#include "soft/memory_entries.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "soft/entries.h"
 #include "soft/rules.h"
 #include "soft/state.h"
 
@@ -14,7 +15,7 @@ using namespace umem::cu;  // NOLINT: the driver's own vocabulary
 constexpr int kDevices = 1;
 
 Pager::Extent reserve(std::size_t bytes) {
-  Pager& pager = device()->pager;
+  Pager& pager = g_device->pager;
   // Checked first: rounding up a size near the largest would wrap around.
   if (bytes > pager.space().pages() << kPageShift) return {};
   return pager.allocate(pages_of(bytes));
@@ -22,17 +23,17 @@ Pager::Extent reserve(std::size_t bytes) {
 
 // The reason of a failed move: no frame, or the kernel refused.
 CUresult lack() {
-  return device()->pager.space().refused() ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
+  return g_device->pager.space().refused() ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult alloc_managed(CUdeviceptr* ptr, std::size_t bytes, unsigned flags) {
   if (!ptr || bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
     return CUDA_ERROR_INVALID_VALUE;
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   const Pager::Extent extent = reserve(bytes);
   if (extent.count == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  *ptr = device()->pager.space().managed(extent.first);
+  *ptr = g_device->pager.space().managed(extent.first);
   return CUDA_SUCCESS;
 }
 
@@ -40,13 +41,13 @@ CUresult alloc_managed(CUdeviceptr* ptr, std::size_t bytes, unsigned flags) {
 CUresult alloc_device(CUdeviceptr* ptr, std::size_t bytes) {
   if (!ptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  Pager& pager = device()->pager;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  Pager& pager = g_device->pager;
   const Pager::Extent extent = reserve(bytes);
   if (extent.count == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   Moved moved;
   const bool held = pager.pin_on_device(extent, moved);
-  device()->book_transfer(moved, nullptr);
+  g_device->book_transfer(moved, nullptr);
   if (!held) {
     const CUresult result = lack();
     pager.free(extent);  // pages without a frame cannot be refused
@@ -59,20 +60,20 @@ CUresult alloc_device(CUdeviceptr* ptr, std::size_t bytes) {
 CUresult free_memory(CUdeviceptr ptr) {
   if (ptr == 0) return CUDA_SUCCESS;
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  Pager& pager = device()->pager;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  Pager& pager = g_device->pager;
   const Pager::Extent extent = pager.find(ptr);
   if (extent.count == 0 || pager.space().managed(extent.first) != ptr)
     return CUDA_ERROR_INVALID_VALUE;
-  device()->clock.synchronize_all();  // cuMemFree waits for the device
+  g_device->clock.synchronize_all();  // cuMemFree waits for the device
   return pager.free(extent) ? CUDA_SUCCESS : lack();
 }
 
 CUresult mem_info(std::size_t* free_bytes, std::size_t* total_bytes) {
   if (!free_bytes || !total_bytes) return CUDA_ERROR_INVALID_VALUE;
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  const Pager& pager = device()->pager;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  const Pager& pager = g_device->pager;
   *total_bytes = pager.frames() << kPageShift;
   *free_bytes = (pager.frames() - std::min(pager.frames(), pager.used_frames())) << kPageShift;
   return CUDA_SUCCESS;
@@ -85,12 +86,12 @@ struct Lookup {
   bool managed = false;
 };
 Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
-  const Pager& pager = device()->pager;
+  const Pager& pager = g_device->pager;
   const Pager::Extent owner = pager.find(ptr);
   if (owner.count == 0 || bytes == 0) return {};
   const std::uintptr_t base = pager.space().managed(owner.first);
   if (!inside(ptr, bytes, base, owner.count << kPageShift)) return {};
-  if (device()->pager.page(owner.first).pinned) return {};
+  if (g_device->pager.page(owner.first).pinned) return {};
   std::size_t first = (ptr - base) >> kPageShift;
   std::size_t end = pages_of(ptr - base + bytes);
   if (whole_pages_only) {
@@ -103,18 +104,18 @@ Lookup look_up(CUdeviceptr ptr, std::size_t bytes, bool whole_pages_only) {
 CUresult move(const Pager::Extent& extent, const CUmemLocation& location, CUstream stream) {
   Moved moved;
   const bool to_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  if (to_device) device()->wait_for_host(extent, stream);
-  const bool done = to_device ? device()->pager.to_device(extent, moved)
-                              : device()->pager.prefetch_to_host(extent, moved);
-  device()->book_transfer(moved, stream);
+  if (to_device) g_device->wait_for_host(extent, stream);
+  const bool done = to_device ? g_device->pager.to_device(extent, moved)
+                              : g_device->pager.prefetch_to_host(extent, moved);
+  g_device->book_transfer(moved, stream);
   return done ? CUDA_SUCCESS : lack();
 }
 
 CUresult prefetch(CUdeviceptr ptr, std::size_t bytes, CUmemLocation location, unsigned flags,
                   CUstream stream) {
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!device()->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!g_device->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
   if (flags != 0 || !valid_location(location, kDevices)) return CUDA_ERROR_INVALID_VALUE;
   const Lookup found = look_up(ptr, bytes, false);
   if (!found.managed) return CUDA_ERROR_INVALID_VALUE;
@@ -124,9 +125,9 @@ CUresult prefetch(CUdeviceptr ptr, std::size_t bytes, CUmemLocation location, un
 // The rules that all three batch calls share: everything is checked before anything is done.
 CUresult check_ranges(const CUdeviceptr* ptrs, const std::size_t* sizes, std::size_t count,
                       unsigned long long flags, CUstream stream) {
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   if (const CUresult result = check_batch(ptrs, sizes, count, flags, stream)) return result;
-  if (!device()->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
+  if (!g_device->clock.known(stream)) return CUDA_ERROR_INVALID_HANDLE;
   for (std::size_t i = 0; i < count; ++i)
     if (!look_up(ptrs[i], sizes[i], false).managed) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
@@ -139,7 +140,7 @@ CUresult move_batch(const CUdeviceptr* ptrs, const std::size_t* sizes, std::size
   CUresult result = check_ranges(ptrs, sizes, count, flags, stream);
   if (result == CUDA_SUCCESS) result = to.check(count, kDevices);
   for (std::size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
-    if (discard_first) device()->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
+    if (discard_first) g_device->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
     result = move(look_up(ptrs[i], sizes[i], false).extent, to.of(i), stream);
   }
   return result;
@@ -157,7 +158,7 @@ CUresult discard_batch(CUdeviceptr* ptrs, std::size_t* sizes, std::size_t count,
   const CUresult result = check_ranges(ptrs, sizes, count, flags, stream);
   if (result != CUDA_SUCCESS) return result;
   for (std::size_t i = 0; i < count; ++i)
-    device()->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
+    g_device->pager.discard(look_up(ptrs[i], sizes[i], true).extent);
   return CUDA_SUCCESS;
 }
 
@@ -189,7 +190,7 @@ bool apply_advice(Page& page, CUmem_advise advice, const CUmemLocation& location
 
 CUresult advise(CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLocation location) {
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   const bool located = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION ||
                        advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
                        advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
@@ -201,24 +202,24 @@ CUresult advise(CUdeviceptr ptr, std::size_t bytes, CUmem_advise advice, CUmemLo
   if (!found.managed) return CUDA_ERROR_INVALID_VALUE;
   const bool on = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
   if (on || advice == CU_MEM_ADVISE_UNSET_READ_MOSTLY)
-    return device()->pager.set_read_mostly(found.extent, on) ? CUDA_SUCCESS : lack();
+    return g_device->pager.set_read_mostly(found.extent, on) ? CUDA_SUCCESS : lack();
   for (std::size_t i = found.extent.first; i < found.extent.first + found.extent.count; ++i)
-    if (!apply_advice(device()->pager.page(i), advice, location)) return CUDA_ERROR_INVALID_VALUE;
+    if (!apply_advice(g_device->pager.page(i), advice, location)) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
 }
 
 // The value that all pages share, or `mixed`.
 template <class Get>
 int common_value(const Pager::Extent& extent, int mixed, Get get) {
-  const int value = get(device()->pager.page(extent.first));
+  const int value = get(g_device->pager.page(extent.first));
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
-    if (get(device()->pager.page(i)) != value) return mixed;
+    if (get(g_device->pager.page(i)) != value) return mixed;
   return value;
 }
 
 CUresult range_attribute_locked(void* data, std::size_t data_bytes, CUmem_range_attribute attribute,
                                 CUdeviceptr ptr, std::size_t bytes) {
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
   const Lookup found = look_up(ptr, bytes, false);
   if (!found.managed || !data || data_bytes < sizeof(int) || data_bytes % sizeof(int) != 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -265,8 +266,8 @@ CUresult range_attributes(void** data, std::size_t* data_bytes, CUmem_range_attr
 CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr ptr) {
   if (!data) return CUDA_ERROR_INVALID_VALUE;
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  const Pager& pager = device()->pager;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  const Pager& pager = g_device->pager;
   const Pager::Extent owner = pager.find(ptr);
   if (owner.count == 0) return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
@@ -274,7 +275,7 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
       *static_cast<unsigned*>(data) = CU_MEMORYTYPE_DEVICE;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      *static_cast<unsigned*>(data) = device()->pager.page(owner.first).pinned ? 0 : 1;
+      *static_cast<unsigned*>(data) = g_device->pager.page(owner.first).pinned ? 0 : 1;
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = 0;
@@ -291,8 +292,8 @@ CUresult pointer_attribute(void* data, CUpointer_attribute attribute, CUdevicept
 
 CUresult check_stream(CUstream stream) {
   DeviceLock lock;
-  if (!device()) return CUDA_ERROR_NOT_INITIALIZED;
-  return device()->clock.known(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  if (!g_device) return CUDA_ERROR_NOT_INITIALIZED;
+  return g_device->clock.known(stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 // Copy and fill touch the pages as a kernel would, so without the lock: an absent one faults.

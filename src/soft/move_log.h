@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/export.h"
 #include "soft/clock.h"
+#include "soft/profiles.h"
 
 namespace umem::soft {
 
@@ -34,6 +36,18 @@ struct Move {
   bool unused = false;   // leaves or dies without an access since its fetch
   std::size_t work = 0;  // kHost: its number on the host's lane
   double work_us = 0;
+};
+
+// The same in columns.
+struct MoveColumns {
+  std::uintptr_t base = 0;  // address of page 0
+  std::vector<double> issued_us, start_us, end_us, work_us;
+  std::vector<std::int64_t> page, pages, operation, kind, work;
+  std::vector<unsigned char> fault, unused;
+
+  UMEM_API void append(const MoveColumns& other);
+  // Only transfers that end later; their operation is -1.
+  UMEM_API MoveColumns ending_after(double us) const;
 };
 
 class MoveLog {

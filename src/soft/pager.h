@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "soft/device.h"
+#include "soft/page_state.h"
 #include "soft/space.h"
 
 namespace umem::soft {

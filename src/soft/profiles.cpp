@@ -1,5 +1,6 @@
+#include "soft/profiles.h"
+
 #include "base/units.h"
-#include "soft/device.h"
 
 namespace umem::soft {
 

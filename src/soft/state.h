@@ -1,6 +1,7 @@
 // The one open software device, guarded by device_mutex().
 #pragma once
-#include <optional>
+#include <atomic>
+#include <cstdint>
 
 #include "driver/table.h"
 #include "soft/clock.h"
@@ -26,6 +27,12 @@ struct Device {
   void wait_for_host(const Pager::Extent& extent, cu::CUstream stream);
 };
 
-Device* device();  // null while none is open
+// The open device; null while none is. Freed by close() only: faults may occur during exit.
+extern Device* g_device;
+// Page faults in this operation.
+extern std::atomic<std::uint64_t> g_faults;
+
+// The part of [ptr, ptr + bytes) that is managed, as an extent of allocated pages.
+Pager::Extent managed_part(const void* ptr, std::size_t bytes);
 
 }  // namespace umem::soft

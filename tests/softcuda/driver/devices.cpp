@@ -52,7 +52,7 @@ int home_of(const umem::soft::Page& page, const Allocation& owner) {
 // Calls visit(page index, page) for each managed page that has a frame of `device`.
 template <class Visit>
 void for_framed(int device, Visit visit) {
-  auto& pager = umem::soft::device()->pager;
+  auto& pager = umem::soft::g_device->pager;
   for (const auto& [base, allocation] : state().allocations) {
     if (allocation.kind != Kind::kManaged) continue;
     const std::size_t first = pager.space().page_of(base);
@@ -192,13 +192,13 @@ std::size_t make_room(int device, std::size_t bytes) {
   unused.insert(unused.end(), victims.begin(), victims.end());
   umem::soft::Moved moved;
   for (const std::size_t i : unused)
-    if (missing > 0 && umem::soft::device()->pager.take_from(i, moved)) --missing;
+    if (missing > 0 && umem::soft::g_device->pager.take_from(i, moved)) --missing;
   return bytes - std::min(bytes, missing << kPageShift);
 }
 
 void set_home(CUdeviceptr ptr, std::size_t bytes, int device) {
   umem::soft::DeviceLock lock;
-  auto& pager = umem::soft::device()->pager;
+  auto& pager = umem::soft::g_device->pager;
   const std::size_t first = pager.space().page_of(ptr);
   const std::size_t last = pager.space().page_of(ptr + bytes - 1);
   for (std::size_t i = first; i <= last; ++i)

@@ -1,0 +1,14 @@
+#include "soft/lock.h"
+
+namespace umem::soft {
+
+Bounds g_bounds;
+std::atomic<bool> g_unbacked{false};
+std::atomic<std::uintptr_t> g_owner{0};
+
+std::mutex& device_mutex() {
+  static auto* mutex = new std::mutex;  // never destroyed: faults may occur during exit
+  return *mutex;
+}
+
+}  // namespace umem::soft
