@@ -241,8 +241,4 @@ bool Planned::take_wait() {
   return active_ && active_->schedule.take_wait();
 }
 
-std::unique_ptr<residency::Policy> make_planned() {
-  return std::make_unique<Planned>();
-}
-
 }  // namespace umem::policy

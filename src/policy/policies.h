@@ -11,7 +11,6 @@ namespace umem::policy {
 std::unique_ptr<residency::Policy> make_none();
 std::unique_ptr<residency::Policy> make_lru();
 std::unique_ptr<residency::Policy> make_conv_lru();
-std::unique_ptr<residency::Policy> make_planned();
 
 // Appends resident units in recency order, oldest first, that `admit` and that may leave, until
 // they hold `need` bytes. Returns the bytes still missing.

@@ -1,9 +1,14 @@
 #include "policy/registry.h"
 
+#include "policy/planned.h"
 #include "policy/policies.h"
 
 namespace umem::policy {
 namespace {
+
+std::unique_ptr<residency::Policy> make_planned() {
+  return std::make_unique<Planned>();
+}
 
 struct Row {
   const char* name;

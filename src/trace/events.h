@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/export.h"
 
 namespace umem::trace {
 
@@ -39,8 +38,5 @@ struct Batch {
   std::size_t before = 0;               // leading events: allocs of blocks alive at the start
   std::uint64_t dropped = 0;            // events dropped because the log was full
 };
-
-// The events as lines of a trace file. `next_op` numbers the ops, and is moved on.
-UMEM_API std::string to_json_lines(const Batch& batch, std::uint64_t& next_op);
 
 }  // namespace umem::trace

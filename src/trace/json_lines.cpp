@@ -1,9 +1,8 @@
-// Events as JSON lines; docs/trace_format.md describes the keys.
+#include "trace/json_lines.h"
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-
-#include "trace/events.h"
 
 namespace umem::trace {
 namespace {
