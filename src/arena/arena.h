@@ -105,7 +105,7 @@ class Arena {
   // All ranges with their blocks, by address.
   std::vector<SegmentRow> describe() const;
   // What is called with every allocation, release and range is there; null: no listener.
-  void set_listener(const std::atomic<void (*)(const Event&)>* listener) { listener_ = listener; }
+  void set_listener(const std::atomic<Listener>* listener) { listener_ = listener; }
   // Asserts that the free lists hold what is free, each once, and that the sums are right. A full
   // scan, for tests.
   void check_invariants() const;
@@ -171,7 +171,7 @@ class Arena {
   ArenaStats stats_;
   std::size_t cached_bytes_ = 0;
   std::uint32_t empty_segments_ = 0;
-  const std::atomic<void (*)(const Event&)>* listener_ = nullptr;
+  const std::atomic<Listener>* listener_ = nullptr;
   std::uint64_t clock_ = 0;
 };
 

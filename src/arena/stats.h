@@ -59,5 +59,9 @@ struct Event {
   std::size_t bytes, requested;  // the same for a segment
   std::uintptr_t stream;
 };
+// Called with each event, from any thread, while a device's lock is held: it must not call back,
+// and must not wait for long. It takes no lock. kOutOfMemory: `address` is 0, `bytes` is what was
+// asked for.
+using Listener = void (*)(const Event& event);
 
 }  // namespace umem::arena

@@ -3,7 +3,7 @@
 #include <cstdlib>
 
 #include "bindings/bind.h"
-#include "runtime/runtime.h"
+#include "runtime/alloc.h"
 
 namespace py = pybind11;
 

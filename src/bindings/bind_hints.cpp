@@ -7,6 +7,7 @@
 
 #include "bindings/bind.h"
 #include "runtime/hints.h"
+#include "runtime/pins.h"
 
 namespace py = pybind11;
 

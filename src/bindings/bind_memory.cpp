@@ -11,8 +11,10 @@
 
 #include "bindings/bind.h"
 #include "residency/op_family.h"
+#include "runtime/alloc.h"
 #include "runtime/awaited.h"
-#include "runtime/runtime.h"
+#include "runtime/ops.h"
+#include "runtime/streams.h"
 
 namespace py = pybind11;
 

@@ -4,7 +4,9 @@
 
 #include "bindings/bind.h"
 #include "policy/registry.h"
+#include "runtime/reports.h"
 #include "runtime/runtime.h"
+#include "runtime/steps.h"
 #include "soft/device.h"
 
 namespace py = pybind11;

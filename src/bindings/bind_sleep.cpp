@@ -6,7 +6,8 @@
 #include "bindings/bind.h"
 #include "residency/tags.h"
 #include "runtime/accounts.h"
-#include "runtime/runtime.h"
+#include "runtime/reports.h"
+#include "runtime/sleep.h"
 
 namespace py = pybind11;
 

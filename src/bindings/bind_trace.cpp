@@ -10,6 +10,8 @@
 
 #include "bindings/bind.h"
 #include "runtime/record.h"
+#include "runtime/steps.h"
+#include "trace/json_lines.h"
 
 namespace py = pybind11;
 

@@ -1,7 +1,7 @@
 #include <vector>
 
 #include "bindings/bind.h"
-#include "runtime/runtime.h"
+#include "runtime/transfer_log.h"
 
 namespace py = pybind11;
 

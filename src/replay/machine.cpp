@@ -6,6 +6,9 @@
 #include "base/thread_role.h"
 #include "base/units.h"
 #include "runtime/hints.h"
+#include "runtime/reports.h"
+#include "runtime/runtime.h"
+#include "runtime/steps.h"
 
 namespace umem::replay {
 

@@ -7,7 +7,9 @@
 
 #include "base/options.h"
 #include "base/status.h"
-#include "runtime/runtime.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
+#include "runtime/stats.h"
 #include "soft/device.h"
 
 namespace umem::replay {

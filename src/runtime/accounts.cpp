@@ -2,7 +2,8 @@
 
 #include <utility>
 
-#include "runtime/state.h"
+#include "runtime/devices.h"
+#include "runtime/settle.h"
 
 namespace umem::runtime {
 namespace {
@@ -66,7 +67,7 @@ std::vector<arena::SegmentRow> segments(int device) {
 void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   State& s = state();
   std::uintptr_t base = 0;
-  s.with_range(ptr, [&](const DeviceLock&, RangeId id) {
+  with_range(s, ptr, [&](const DeviceLock&, RangeId id) {
     const managed::Range& range = s.ranges[s.ranges[id].head];
     if (bytes) *bytes = range.bytes;
     base = range.base;
@@ -75,7 +76,7 @@ void* base_of(const void* ptr, std::size_t* bytes) noexcept {
   return reinterpret_cast<void*>(base);
 }
 
-void set_listener(Listener listener) noexcept {
+void set_listener(arena::Listener listener) noexcept {
   state().listener = listener;
 }
 
@@ -135,7 +136,7 @@ void set_workspace_sizes(const std::size_t* sizes, std::size_t count) noexcept {
   State& s = state();
   const std::lock_guard registry(s.registry);
   s.workspace_sizes.assign(sizes, sizes + count);
-  s.each([&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
+  each_device(s, [&](Device& device) { device.engine.set_workspace_sizes(s.workspace_sizes); });
 }
 
 void set_memory_fraction(double fraction) noexcept {
@@ -143,7 +144,7 @@ void set_memory_fraction(double fraction) noexcept {
 }
 
 void release_cached() noexcept {
-  state().each_lock([](DeviceLock& lock) {
+  each_lock(state(), [](DeviceLock& lock) {
     const Status released = release_all_cached(lock);
     (void)released;  // what the driver refuses to take back is asked for again
   });

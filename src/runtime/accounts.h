@@ -7,7 +7,7 @@
 
 #include "arena/stats.h"
 #include "base/export.h"
-#include "runtime/alloc.h"
+#include "runtime/failure.h"
 
 namespace umem::runtime {
 
@@ -24,11 +24,8 @@ UMEM_API std::vector<arena::SegmentRow> segments(int device);
 // The range that holds `ptr`: its base, and its bytes to `bytes`. Null: not umem's.
 UMEM_API void* base_of(const void* ptr, std::size_t* bytes) noexcept;
 
-// What `listener` is called with, from any thread, while a device's lock is held: it must not
-// call back, and must not wait for long. It takes no lock. Null: no listener. kOutOfMemory:
-// `address` is 0, `bytes` is what was asked for.
-using Listener = void (*)(const arena::Event& event);
-UMEM_API void set_listener(Listener listener) noexcept;
+// Null: no listener.
+UMEM_API void set_listener(arena::Listener listener) noexcept;
 
 // Bytes that could be handed out on the device without evicting anything.
 UMEM_API std::size_t available_bytes(int device) noexcept;

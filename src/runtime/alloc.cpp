@@ -1,29 +1,20 @@
-// Memory for the framework, and what it says of its blocks.
 #include "runtime/alloc.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "runtime/record.h"
-#include "runtime/state.h"
+#include "runtime/deferred.h"
+#include "runtime/device_lock.h"
+#include "runtime/devices.h"
+#include "runtime/memory.h"
+#include "runtime/op_use.h"
+#include "runtime/recorder_lock.h"
+#include "runtime/victim_callback.h"
 
 namespace umem::runtime {
 
 using managed::RangeId;
-
-void fail(Failure* error, const Status& status) {
-  thread_local std::string message;  // of the last failure on this thread
-  if (!error) return;
-  message = status.message();
-  *error = {static_cast<int>(status.code()), message.c_str()};
-}
-
-Status not_running(const State& s) {
-  return {Code::kBadState,
-          s.forked ? "the process was forked after it had used a GPU; start workers by spawn"
-                   : "umem is not running; call umem.enable() first"};
-}
 
 // With the device's lock.
 static Result<void*> allocate_running(State& s, DeviceLock& lock, std::size_t bytes, int device,
@@ -59,44 +50,6 @@ void* allocate(std::size_t bytes, int device, std::uintptr_t stream, Failure* er
   return nullptr;
 }
 
-// With the device's lock. Waits for nothing.
-static bool free_block(State& s, Slot& slot, void* ptr) {
-  const RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
-  if (id == managed::kNoRange || &s.slot_of(id) != &slot || !slot.device) return false;
-  if (!s.open()) return s.forked;
-  Device& device = *slot.device;
-  // Before: the addresses may lead nowhere afterwards.
-  if (!device.pins.empty()) end_pins(s, device, ptr, device.arena.block_at(ptr).bytes);
-  Result<arena::Freed> freed = device.arena.free(ptr);
-  if (!freed.ok()) return false;
-  if (trace::recording()) RecorderLock(s)->free(reinterpret_cast<std::uintptr_t>(ptr));
-  ++slot.frees;
-  const arena::Freed& block = freed.value();
-  if (!device.scopes.empty()) device.scopes.erase(ptr);
-  if (block.last_in_range) device.engine.retire(block.range);
-  // Programs of changing shapes leave ranges that no request fits: give the oldest back.
-  const arena::Footprint footprint = device.arena.footprint();
-  if (footprint.cached_bytes > 2 * device.max_live_bytes + 64 * MiB) {
-    Status trimmed = trim_cache(device, std::max(device.max_live_bytes, kPageBytes));
-    (void)trimmed;  // what the driver refuses to take back stays cached
-  }
-  return true;
-}
-
-void free_released(Slot& slot) {
-  Released* newest = slot.released.exchange(nullptr);
-  Released* oldest = nullptr;
-  while (newest) {  // in the order of their release
-    Released* before = std::exchange(newest->before, oldest);
-    oldest = std::exchange(newest, before);
-  }
-  while (oldest) {
-    const bool freed = free_block(state(), slot, oldest->block);
-    (void)freed;  // its release was told that it is
-    delete std::exchange(oldest, oldest->before);
-  }
-}
-
 bool release(void* ptr) noexcept {
   State& s = state();
   const RangeId id = s.ranges.find(ptr);
@@ -116,7 +69,7 @@ bool release(void* ptr) noexcept {
 template <class Act>
 static bool with_block(const void* ptr, Act act) {
   State& s = state();
-  return s.with_range(ptr, [&](DeviceLock& lock, RangeId id) {
+  return with_range(s, ptr, [&](DeviceLock& lock, RangeId id) {
     return s.open() && lock.device() && act(s, *lock.device(), id);
   });
 }

@@ -6,15 +6,12 @@
 
 #include "base/export.h"
 #include "residency/tags.h"
+#include "runtime/failure.h"
 
 namespace umem::runtime {
 
 // Memory for the framework. Null on failure, with `error` (when not null) set to a message that
 // stays valid until the next failure on this thread. `bytes` may be 0: returns null, no error.
-struct Failure {
-  int code = 0;  // umem::Code
-  const char* message = "";
-};
 UMEM_API void* allocate(std::size_t bytes, int device, std::uintptr_t stream,
                         Failure* error) noexcept;
 // True if `ptr` was a live block of umem's, which is then freed.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/export.h"
-#include "runtime/ops.h"
+#include "runtime/op.h"
 
 namespace umem::runtime {
 

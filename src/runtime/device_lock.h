@@ -1,40 +1,19 @@
-// One device's place in the runtime, and the lock that guards it.
+// The lock that guards a device.
 //
 // A deleter may hold what the device's work needs to end (the interpreter's lock, for a callback of
 // the program), and another thread may hold a device's lock while it waits for that work. So a
 // deleter never waits for the lock: what it cannot free at once it leaves to the holder.
 #pragma once
-#include <atomic>
+#include <array>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
+
+#include "runtime/deferred.h"
+#include "runtime/state.h"
 
 namespace umem::runtime {
-
-struct Device;
-
-inline constexpr int kMaxDevices = 32;
-
-// A block that was released while another thread had the lock.
-struct Released {
-  void* block;
-  Released* before;
-};
-
-// Never destroyed. Order of locks: the registry's, those of devices by ordinal, then those that are
-// taken for a moment (the range table's, the recorder's, that of scopes, that of torch's history).
-struct Slot {
-  std::mutex mutex;
-  std::unique_ptr<Device> device;  // null where nothing was allocated yet
-  std::uint64_t allocs = 0, frees = 0, ooms = 0;
-  unsigned waiting = 0;  // threads that wait for the device without the lock: it has to stay
-
-  // Left to the next who takes the lock: released blocks, the newest first, and ends of steps.
-  std::atomic<Released*> released{nullptr};
-  std::atomic<unsigned> steps{0};
-};
 
 // The lock of a device. Whoever takes it does what was left meanwhile.
 class DeviceLock {
@@ -70,11 +49,6 @@ class DeviceLock {
   bool held_ = false;
 };
 
-// alloc.cpp: without waiting for anything.
-void free_released(Slot& slot);
-// runtime.cpp: ends the steps that ended while the lock was taken.
-void end_steps(Slot& slot);
-
 inline DeviceLock::DeviceLock(Slot& slot, std::try_to_lock_t)
     : slot_(&slot), held_(slot.mutex.try_lock()) {
   if (held_ && slot_->released.load(std::memory_order_relaxed)) free_released(*slot_);
@@ -96,5 +70,52 @@ inline void DeviceLock::unlock() {
     slot_->mutex.unlock();
   }
 }
+
+// Calls `act` with the lock of the device that has the address, and the id of its piece. What that
+// returned, or false where no range has the address.
+template <class Act>
+bool with_range(State& s, const void* ptr, Act act) {
+  const managed::RangeId found = s.ranges.find(ptr);
+  if (found == managed::kNoRange) return false;
+  DeviceLock lock(s.slot_of(found));
+  const managed::RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  return id != managed::kNoRange && &s.slot_of(id) == &lock.slot() && act(lock, id);
+}
+// Calls `act` with the lock of every device that was opened, one after the other.
+template <class Act>
+void each_lock(State& s, Act act) {
+  if (s.forked) return;
+  each_ordinal(s.opened, [&](int ordinal) {
+    DeviceLock lock(s.slot(ordinal));
+    if (lock.device()) act(lock);
+  });
+}
+// The same with every device.
+template <class Act>
+void each_device(State& s, Act act) {
+  each_lock(s, [&](DeviceLock& lock) { act(*lock.device()); });
+}
+
+// The locks of several devices, taken in the order of ordinals, and none in a forked child that
+// touches nothing.
+class HeldDevices {
+ public:
+  HeldDevices(State& s, DeviceMask mask);
+  // Of which the range is; null: none that is held.
+  Device* of(managed::RangeId id) const { return by_ordinal_[index(state_.ranges.device_of(id))]; }
+  template <class Act>
+  void each(Act act) const {
+    for (const DeviceLock& lock : locks_) act(*lock.device());
+  }
+  bool empty() const { return locks_.empty(); }
+  // Blocks are alive, or in use on a stream or by an op: the devices have to stay.
+  bool busy() const;
+
+ private:
+  static std::size_t index(int ordinal) { return static_cast<std::size_t>(ordinal); }
+  State& state_;
+  std::vector<DeviceLock> locks_;
+  std::array<Device*, kMaxDevices> by_ordinal_{};
+};
 
 }  // namespace umem::runtime

@@ -1,7 +1,8 @@
-// Opening and closing: the driver, and each device at its first use.
+#include "runtime/devices.h"
+
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <optional>
 #include <utility>
 
 #include "base/format.h"
@@ -9,8 +10,7 @@
 #include "driver/loader.h"
 #include "driver/memory_info.h"
 #include "policy/registry.h"
-#include "runtime/runtime.h"
-#include "runtime/state.h"
+#include "runtime/cache.h"
 #include "soft/device.h"
 
 namespace umem::runtime {
@@ -119,23 +119,17 @@ Status close_device(Device& device) {
   return device.engine.close();
 }
 
-}  // namespace
+// The engine's way to room where dead bytes are in the way.
+void release_cached(Device& device) {
+  const Status trimmed = trim_cache(device, 0);
+  (void)trimmed;  // what the driver refuses to take back stays cached
+  // The engine reckons with its room from here on.
+  if (!device.frees_on_thread()) return;
+  const Status freed = device.freer.wait();
+  (void)freed;  // and this is asked for again
+}
 
-Device::Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place at, bool managed,
-               residency::Limits limits, std::unique_ptr<residency::Policy> policy)
-    : place(at),
-      freer(
-          driver.table, at, [this](std::uint64_t after) { engine.wait_issued(after); },
-          [&ranges](std::size_t bytes) { ranges.freed(bytes); }),
-      arena(driver.table, ranges, at, at.context ? &freer : nullptr),
-      engine(driver.table, ranges, at, managed, limits, std::move(policy), [this] {
-        const Status trimmed = trim_cache(*this, 0);
-        (void)trimmed;  // what the driver refuses to take back stays cached
-        // The engine reckons with its room from here on.
-        if (!frees_on_thread()) return;
-        const Status freed = freer.wait();
-        (void)freed;  // and this is asked for again
-      }) {}
+}  // namespace
 
 Status check_limits(const Options& options) {
   if (options.budget_bytes >= options.floor_bytes) return {};
@@ -173,9 +167,9 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
   const std::size_t outside = s.requested[static_cast<std::size_t>(ordinal)].outside_bytes;
   UMEM_RETURN_IF_ERROR(resolve_budget(s, place, outside, options));
   if (s.opened == 0) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
-  auto made =
-      std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
-                               limits_of(s, options, ordinal), policy::make(options.policy));
+  auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
+                                       limits_of(s, options, ordinal), policy::make(options.policy),
+                                       &release_cached);
   made->ballast = std::move(ballast);
   UMEM_RETURN_IF_ERROR(note_memory(s, *made));
   if (Status status = made->engine.open(); !status.ok()) {
@@ -213,11 +207,6 @@ Status open_device(State& s, DeviceLock& lock, int ordinal) {
   return made.take_status();
 }
 
-Status no_such_device(int ordinal) {
-  return {Code::kInvalidArgument, "umem serves devices 0 to " + std::to_string(kMaxDevices - 1) +
-                                      ", and not " + std::to_string(ordinal)};
-}
-
 Status ensure_open(State& s, DeviceLock& lock, int ordinal) {
   if (lock.device()) return {};
   Status status;
@@ -244,43 +233,6 @@ Status close_devices(State& s) {
   UMEM_RETURN_IF_ERROR(error.take());
   s.managed.reset();
   return s.driver.kind == driver::Kind::kSoft ? soft::close() : Status();
-}
-
-// Streams of others than torch: what umem does for them asks the driver each time.
-bool stream_captures(int device, std::uintptr_t stream) {
-  State& s = state();
-  if (!s.accepting || s.forked || !State::has_slot(device)) return false;
-  DeviceLock lock(s.slot(device));
-  if (!ensure_open(s, lock, device).ok()) return false;  // the allocation says why
-  const driver::CallScope scope(s.driver.table, lock.device()->place);
-  return driver::capturing(s.driver.table, lock.device()->place,
-                           reinterpret_cast<cu::CUstream>(stream));
-}
-
-Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on) {
-  State& s = state();
-  std::optional<DeviceLock> lock;
-  if (State::has_slot(device)) lock.emplace(s.slot(device));
-  const Device* opened = s.open() && lock ? lock->device() : nullptr;
-  if (!opened) return {Code::kBadState, "umem holds no memory on device " + std::to_string(device)};
-  if (s.driver.kind == driver::Kind::kSoft || waiter == on) return {};
-  const driver::Table& table = s.driver.table;
-  const driver::Place& place = opened->place;
-  const driver::CallScope scope(table, place);
-  for (std::uintptr_t stream : {waiter, on})
-    if (driver::capturing(table, place, reinterpret_cast<cu::CUstream>(stream)))
-      return {Code::kBadState,
-              "a CUDA graph is captured on one of the two streams; hand the memory over before"};
-  cu::CUevent event = nullptr;
-  UMEM_RETURN_IF_ERROR(
-      check(table.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
-  FirstError error;
-  error.keep(
-      check(table.cuEventRecord(event, reinterpret_cast<cu::CUstream>(on)), Entry::cuEventRecord));
-  error.keep(check(table.cuStreamWaitEvent(reinterpret_cast<cu::CUstream>(waiter), event, 0),
-                   Entry::cuStreamWaitEvent));
-  error.keep(check(table.cuEventDestroy(event), Entry::cuEventDestroy));
-  return error.take();
 }
 
 }  // namespace umem::runtime

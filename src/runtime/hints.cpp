@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "runtime/each_unit.h"
 #include "runtime/spans.h"
-#include "runtime/state.h"
 
 namespace umem::runtime {
 namespace {
@@ -67,41 +67,8 @@ Placement look(const State& s, const HeldDevices& held, MemSpan span) {
 
 }  // namespace
 
-DeviceMask devices_of(const State& s, const MemSpans& spans) {
-  DeviceMask found = 0;
-  for (const MemSpan& span : spans)
-    for (std::uintptr_t at = span.base; at < end_of(span);
-         at = align_down(at, kPageBytes) + kPageBytes)
-      if (const RangeId id = s.ranges.find(reinterpret_cast<const void*>(at));
-          id != managed::kNoRange)
-        found |= mask_of(s.ranges.device_of(id));
-  return found;
-}
-
-Status check_spans(const State& s, const HeldDevices& held, const MemSpans& spans) {
-  if (!s.open()) return spans.empty() ? Status() : not_running(s);
-  for (const MemSpan& span : spans) {
-    std::size_t found = 0;
-    each_unit(s, held, span, [&](Device&, RangeId, MemSpan part) { found += part.bytes; });
-    if (found < span.bytes)
-      return {Code::kInvalidArgument, "the address is not in memory that umem manages"};
-  }
-  return {};
-}
-
-Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans) {
-  const auto each = [&](auto act) {
-    for (const MemSpan& span : spans)
-      each_unit(s, held, span,
-                [&](Device& device, RangeId id, MemSpan) { act(device.engine, id); });
-  };
-  Status status;
-  each([](Engine& engine, RangeId id) { engine.ledger().pin(id); });
-  each([&](Engine& engine, RangeId id) {
-    if (status.ok()) status = engine.hints().prefetch(id);
-  });
-  each([](Engine& engine, RangeId id) { engine.ledger().unpin(id); });
-  return status;
+std::string set_scope(const std::string& name) {
+  return state().scope_names.enter(name);
 }
 
 Status prefetch(const MemSpans& spans) {
@@ -212,7 +179,7 @@ std::vector<PlacedBlock> placed_blocks() {
 std::vector<BlockReport> blocks() {
   State& s = state();
   std::vector<BlockReport> result;
-  s.each([&](const Device& device) {
+  each_device(s, [&](const Device& device) {
     const residency::Ledger& ledger = device.engine.ledger();
     for (RangeId id = 1; id < ledger.capacity(); ++id) {
       if (!ledger.has(id)) continue;

@@ -9,11 +9,9 @@
 #include "base/status.h"
 #include "driver/types.h"
 #include "managed/memory_ops.h"
-#include "residency/tags.h"
+#include "runtime/pin.h"
 
 namespace umem::runtime {
-
-using MemSpans = std::vector<managed::MemSpan>;
 
 // All of these refuse spans that are not in memory of umem's: kInvalidArgument, and nothing is
 // done. Brings in all of it, or as much as there is room for: kOutOfDeviceMemory.
@@ -26,24 +24,6 @@ UMEM_API Status read_mostly(const MemSpans& spans, bool on);
 UMEM_API Result<std::size_t> discard(managed::MemSpan span, std::uintptr_t stream);
 // How many bytes that would be at most.
 UMEM_API Result<std::size_t> own_pages(managed::MemSpan span);
-
-enum class PinKind : unsigned char {
-  kPin,     // stays on the device
-  kExempt,  // policies leave it where it is
-};
-// Each span lies in one block and is pinned until `remove_pins`, or until that block is released.
-// Pins bring their units in first. kOutOfDeviceMemory where the budget does not have that much:
-// nothing is pinned then. Returns a number for `remove_pins`. `labels` name the spans in messages.
-UMEM_API Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
-                                        const std::vector<std::string>& labels);
-// Ends what is left of them; a number that is not known, or not any more, is none.
-UMEM_API void remove_pins(std::uint64_t number);
-// Ends the newest pin of just this span. False: there is none.
-UMEM_API bool unpin(managed::MemSpan span);
-// Blocks that there are and will be, of these sizes (as asked for) and tag (kCount: any), are left
-// where they are by policies until `remove_pins`.
-UMEM_API Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes,
-                                          std::size_t max_bytes);
 
 // Where the bytes of a span are.
 struct Placement {

@@ -1,23 +1,9 @@
 #include "runtime/layouts.h"
 
-#include "runtime/state.h"
+#include "runtime/cache.h"
+#include "runtime/settle.h"
 
 namespace umem::runtime {
-
-using managed::RangeId;
-
-Status drop_idle_layout(Device& device) {
-  const arena::Layout* layout = device.arena.layout();
-  if (!layout || !layout->idle()) return {};
-  for (RangeId view : layout->subranges())
-    if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
-  const arena::LayoutStatus at = layout->status();
-  device.engine.finish_retired();  // before its addresses go
-  device.engine.sharing().close();
-  Status status = device.arena.remove_layout();
-  if (!status.ok()) device.engine.sharing().open(at.base, at.bytes);
-  return status;
-}
 
 Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes,
                       int ordinal) {

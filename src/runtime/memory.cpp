@@ -1,12 +1,15 @@
-// Allocation and release: where arena and residency meet.
+#include "runtime/memory.h"
+
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 #include <vector>
 
 #include "base/format.h"
-#include "runtime/record.h"
-#include "runtime/state.h"
+#include "runtime/cache.h"
+#include "runtime/cuts.h"
+#include "runtime/op_use.h"
+#include "runtime/recorder_lock.h"
+#include "runtime/settle.h"
 
 namespace umem::runtime {
 namespace {
@@ -103,7 +106,7 @@ void record_alloc(State& s, const Device& device, const arena::Allocation& block
 
 // For rules and reports: what was asked for, and in which scope.
 void name_block(State& s, Device& device, const arena::Allocation& block, std::size_t bytes) {
-  if (const std::uint32_t scope = current_scope()) device.scopes[block.ptr] = scope;
+  if (const std::uint32_t scope = ScopeNames::current()) device.scopes[block.ptr] = scope;
   if (!block.large) return;
   residency::Ledger& ledger = device.engine.ledger();
   s.ranges.each_piece(block.range, [&](RangeId id) {
@@ -113,106 +116,6 @@ void name_block(State& s, Device& device, const arena::Allocation& block, std::s
 
 bool is_out_of_memory(const Result<arena::Allocation>& result) {
   return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
-}
-
-}  // namespace
-
-void cut_as_others(State& s, Device& device, RangeId id) {
-  const RangeId head = s.ranges[id].head;
-  const std::size_t bytes = s.ranges[head].bytes, piece = s.ranges.piece_of(bytes);
-  residency::Engine& engine = device.engine;
-  if (s.ranges.piece_bytes(head, bytes) <= piece) return;
-  const managed::MemSpan range{s.ranges[head].base, bytes};
-  take_pins_off(s, device, range);
-  if (engine.begin_cut(head))
-    s.ranges.cut(head, piece,
-                 [&](RangeId cut, RangeId rest, std::size_t at) { engine.split(cut, rest, at); });
-  put_pins_on(s, device, range);
-}
-
-// The ranges of blocks whose cross-stream uses completed are dead from here on.
-void retire_reclaimed(Device& device) {
-  std::vector<RangeId> reclaimed;
-  const Status status = device.arena.poll(&reclaimed);
-  (void)status;  // those that failed are asked again at the next allocation; the rest are dead now
-  for (RangeId id : reclaimed) device.engine.retire(id);
-}
-
-Status trim_cache(Device& device, std::size_t keep_bytes) {
-  // A free is no call for a time in which some stream captures a graph.
-  if (device.place.captures && *device.place.captures > 0) return {};
-  UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
-    // Freed inside the op that uses it still.
-    if (device.engine.in_use(id)) return false;
-    const residency::Ticket departure = device.engine.forget(id);
-    if (device.frees_on_thread())
-      device.freer.comes_after(departure);
-    else
-      device.engine.wait_issued(departure);
-    return true;
-  }));
-  return keep_bytes == 0 ? drop_idle_layout(device) : Status();
-}
-
-Status wait_until_freed(DeviceLock& lock) {
-  Device& device = *lock.device();
-  if (!device.frees_on_thread()) return {};
-  Status status;
-  lock.without([&] { status = device.freer.wait(); });
-  return status;
-}
-
-Status release_all_cached(DeviceLock& lock) {
-  retire_reclaimed(*lock.device());
-  lock.device()->engine.finish_retired();
-  UMEM_RETURN_IF_ERROR(trim_cache(*lock.device(), 0));
-  return wait_until_freed(lock);
-}
-
-Status settle(State& s, DeviceLock& lock) {
-  Device& device = *lock.device();
-  Status synchronized;
-  lock.without([&] {
-    const driver::CallScope scope(s.driver.table, device.place);
-    synchronized =
-        driver::check(s.driver.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
-  });
-  UMEM_RETURN_IF_ERROR(std::move(synchronized));
-  return release_all_cached(lock);
-}
-
-Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
-                          Op* op) {
-  Device& device = *lock.device();
-  const std::uint64_t left_before = device.engine.counters().left_out;
-  Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
-  if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
-    wait_for_pending(s, lock);
-    taken = serve(s, lock, bytes, stream, op);
-  }
-  if (!taken.ok()) {
-    const Status status = taken.take_status();
-    ++device.arena.stats().ooms;
-    if (const Listener listener = s.listener)
-      listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
-                reinterpret_cast<std::uintptr_t>(stream)});
-    return out_of_memory(device, status.code(), bytes, status.message());
-  }
-  name_block(s, device, taken.value(), bytes);
-  if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);
-  const residency::Engine& engine = device.engine;
-  // In use by the op that asked for it, so not the one to leave while that op runs.
-  if (op && !op->scope_marker) {
-    pin(*op, device, taken.value().range);
-    if (engine.counters().left_out > left_before) note_above_budget(device, *op);
-  }
-  if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
-    warn_above_budget(device, "a block", taken.value().bytes);
-  ++lock.slot().allocs;
-  const std::size_t live = device.arena.footprint().live_bytes;
-  if (live > device.peak_live_bytes) device.set_peak();
-  device.max_live_bytes = std::max(device.max_live_bytes, live);
-  return taken.value().ptr;
 }
 
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
@@ -250,6 +153,42 @@ Status out_of_memory(const Device& device, Code code, std::size_t bytes, const s
   }
   text += shown ? "." : " none.";
   return {code, std::move(text)};
+}
+
+}  // namespace
+
+Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
+                          Op* op) {
+  Device& device = *lock.device();
+  const std::uint64_t left_before = device.engine.counters().left_out;
+  Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
+  if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
+    wait_for_pending(s, lock);
+    taken = serve(s, lock, bytes, stream, op);
+  }
+  if (!taken.ok()) {
+    const Status status = taken.take_status();
+    ++device.arena.stats().ooms;
+    if (const arena::Listener listener = s.listener)
+      listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
+                reinterpret_cast<std::uintptr_t>(stream)});
+    return out_of_memory(device, status.code(), bytes, status.message());
+  }
+  name_block(s, device, taken.value(), bytes);
+  if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);
+  const residency::Engine& engine = device.engine;
+  // In use by the op that asked for it, so not the one to leave while that op runs.
+  if (op && !op->scope_marker) {
+    pin(*op, device, taken.value().range);
+    if (engine.counters().left_out > left_before) note_above_budget(device, *op);
+  }
+  if (engine.managed() && taken.value().bytes > engine.limits().budget_bytes)
+    warn_above_budget(device, "a block", taken.value().bytes);
+  ++lock.slot().allocs;
+  const std::size_t live = device.arena.footprint().live_bytes;
+  if (live > device.peak_live_bytes) device.set_peak();
+  device.max_live_bytes = std::max(device.max_live_bytes, live);
+  return taken.value().ptr;
 }
 
 }  // namespace umem::runtime

@@ -6,18 +6,18 @@
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "base/format.h"
 #include "base/thread_role.h"
 #include "policy/plan.h"
+#include "runtime/cuts.h"
+#include "runtime/device_lock.h"
+#include "runtime/op_use.h"
 #include "runtime/record.h"
-#include "runtime/state.h"
+#include "runtime/victim_callback.h"
 
 namespace umem::runtime {
-
-constinit thread_local Op* t_op = nullptr;
 
 namespace {
 
@@ -45,45 +45,7 @@ cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
                                           : device.engine.ledger().at(used).stream;
 }
 
-// Grows past the inline array by doubling; an op that cannot record a pin goes without it.
-void pin_slot(Op& op, RangeId id) {
-  constexpr std::uint32_t kInline = sizeof(Op::inline_pinned) / sizeof(std::uint32_t);
-  if (op.n_pinned == op.pinned_capacity) {
-    const std::uint32_t capacity = op.pinned_capacity * 2;
-    const bool on_heap = op.pinned_capacity > kInline;
-    void* memory = std::realloc(on_heap ? op.pinned : nullptr, capacity * sizeof(std::uint32_t));
-    if (!memory) return;
-    if (!on_heap) std::memcpy(memory, op.inline_pinned, sizeof op.inline_pinned);
-    op.pinned = static_cast<std::uint32_t*>(memory);
-    op.pinned_capacity = capacity;
-  }
-  op.pinned[op.n_pinned++] = id;
-}
-
 }  // namespace
-
-void pin(Op& op, Device& device, RangeId id) {
-  residency::Ledger& ledger = device.engine.ledger();
-  state().ranges.each_piece(id, [&](RangeId piece) {
-    const std::uint32_t before = op.n_pinned;
-    if (ledger.live(piece)) pin_slot(op, piece);
-    if (op.n_pinned > before) ledger.pin(piece);
-  });
-}
-
-void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
-  if (device.warned_above_budget) return;
-  device.warned_above_budget = true;
-  const bool zero_copy = device.engine.counters().zero_copy_bytes > 0;
-  std::fprintf(
-      stderr,
-      "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
-      "not fit %s, slowly. A budget of %s ends that; smaller batches, or the "
-      "same work in parts, need less (said once; umem.summary() counts such ops)\n",
-      what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str(),
-      zero_copy ? "is used in the host's memory" : "moves by page faults",
-      format_bytes(bytes).c_str());
-}
 
 // Of the first open device: of those whose page faults are counted there is one.
 static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
@@ -122,26 +84,6 @@ static void begin_operating(State& s, Op& op) {
 
 static void end_operating(State& s, const Op& op) {
   if (op.operating && --s.operating == 0) end_operation(s, *op.name ? op.name : "an op");
-}
-
-void note_above_budget(Device& device, Op& op) {
-  const residency::Ledger& ledger = device.engine.ledger();
-  std::vector<RangeId> used;
-  for (const Op* around = &op; around; around = around->parent)
-    used.insert(used.end(), around->pinned, around->pinned + around->n_pinned);
-  std::sort(used.begin(), used.end());
-  used.erase(std::unique(used.begin(), used.end()), used.end());
-  std::size_t bytes = 0;
-  for (const RangeId id : used)
-    if (state().ranges.device_of(id) == device.place.device && ledger.live(id))
-      bytes += ledger.at(id).bytes;
-  // Else it is other threads' ops, or pins of the program, that leave too little.
-  if (bytes <= device.engine.limits().budget_bytes) return;
-  device.largest_op_bytes = std::max(device.largest_op_bytes, bytes);
-  if (op.above_budget) return;
-  op.above_budget = true;
-  ++device.ops_above_budget;
-  warn_above_budget(device, *op.name ? op.name : "an op", bytes);
 }
 
 // Without a plan nothing has said which blocks to cut: one of which an op needs at most half, and

@@ -1,48 +1,21 @@
 #include "runtime/pins.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/format.h"
+#include "runtime/pinned.h"
 #include "runtime/spans.h"
-#include "runtime/state.h"
 
 namespace umem::runtime {
 namespace {
 
 using managed::MemSpan;
 using managed::RangeId;
-using residency::Ledger;
-
-constinit thread_local std::uint32_t t_scope = 0;
-
-// To the units that hold some of its span, which lies in one block and so on one device. Returns
-// the device; null where there is none.
-template <class Held>
-Device* put_on(const State& s, const Held& held, const Pin& pin) {
-  Device* owner = nullptr;
-  each_unit(s, held, pin.span, [&](Device& device, RangeId id, MemSpan) {
-    Ledger& ledger = device.engine.ledger();
-    pin.kind == PinKind::kPin ? ledger.user_pin(id) : ledger.exempt(id);
-    owner = &device;
-  });
-  return owner;
-}
-
-void take_off(const State& s, Device& owner, const Pin& pin) {
-  each_unit(s, HeldDevice{s, owner}, pin.span, [&](Device& device, RangeId id, MemSpan) {
-    Ledger& ledger = device.engine.ledger();
-    pin.kind == PinKind::kPin ? ledger.user_unpin(id) : ledger.unexempt(id);
-  });
-}
 
 void add_pin(const State& s, const HeldDevices& held, const Pin& pin) {
   if (Device* owner = put_on(s, held, pin)) owner->pins.emplace(pin.span.base, pin);
-}
-
-Pins::iterator remove_pin(const State& s, Device& owner, Pins::iterator at) {
-  take_off(s, owner, at->second);
-  return owner.pins.erase(at);
 }
 
 // What has the most pinned bytes, by label.
@@ -89,27 +62,6 @@ Status check_available(const State& s, const HeldDevices& held, const MemSpans& 
 
 }  // namespace
 
-std::uint32_t ScopeNames::number_of(const std::string& name) {
-  const std::lock_guard guard(mutex_);
-  const auto [at, fresh] = numbers_.emplace(name, static_cast<std::uint32_t>(names_.size()));
-  if (fresh) names_.push_back(name);
-  return at->second;
-}
-
-std::string ScopeNames::name(std::uint32_t number) const {
-  const std::lock_guard guard(mutex_);
-  return names_[number];
-}
-
-std::uint32_t current_scope() {
-  return t_scope;
-}
-
-std::string set_scope(const std::string& name) {
-  ScopeNames& names = state().scope_names;
-  return names.name(std::exchange(t_scope, names.number_of(name)));
-}
-
 Result<std::uint64_t> add_pins(const MemSpans& spans, PinKind kind,
                                const std::vector<std::string>& labels) {
   State& s = state();
@@ -132,7 +84,7 @@ Result<std::uint64_t> exempt_all(residency::Tag tag, std::size_t min_bytes, std:
   if (!s.accepting) return not_running(s);
   const residency::Exemption rule{++s.last_pin_number, tag, min_bytes, max_bytes};
   s.exemptions.push_back(rule);
-  s.each([&](Device& device) { device.engine.ledger().add_exemption(rule); });
+  each_device(s, [&](Device& device) { device.engine.ledger().add_exemption(rule); });
   return rule.number;
 }
 
@@ -142,7 +94,7 @@ void remove_pins(std::uint64_t number) {
     const std::lock_guard registry(s.registry);
     std::erase_if(s.exemptions, [&](const auto& rule) { return rule.number == number; });
   }
-  s.each([&](Device& device) {
+  each_device(s, [&](Device& device) {
     for (auto at = device.pins.begin(); at != device.pins.end();)
       at = at->second.number == number ? remove_pin(s, device, at) : std::next(at);
     device.engine.ledger().remove_exemption(number);
@@ -163,30 +115,6 @@ bool unpin(MemSpan span) {
     found = true;
   });
   return found;
-}
-
-void end_pins(State& s, Device& device) {
-  for (auto at = device.pins.begin(); at != device.pins.end();) at = remove_pin(s, device, at);
-  for (const residency::Exemption& rule : s.exemptions)
-    device.engine.ledger().remove_exemption(rule.number);
-}
-
-void end_pins(State& s, Device& device, const void* block, std::size_t bytes) {
-  const auto first = reinterpret_cast<std::uintptr_t>(block);
-  auto at = device.pins.lower_bound(first);
-  while (at != device.pins.end() && at->first < first + bytes) at = remove_pin(s, device, at);
-}
-
-void take_pins_off(const State& s, Device& device, MemSpan range) {
-  for (auto at = device.pins.lower_bound(range.base);
-       at != device.pins.end() && at->first < range.base + range.bytes; ++at)
-    take_off(s, device, at->second);
-}
-
-void put_pins_on(const State& s, Device& device, MemSpan range) {
-  for (auto at = device.pins.lower_bound(range.base);
-       at != device.pins.end() && at->first < range.base + range.bytes; ++at)
-    put_on(s, HeldDevice{s, device}, at->second);
 }
 
 }  // namespace umem::runtime

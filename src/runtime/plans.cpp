@@ -4,7 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/state.h"
+#include "runtime/cuts.h"
+#include "runtime/device_lock.h"
 
 namespace umem::runtime {
 namespace {

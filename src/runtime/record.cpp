@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/state.h"
+#include "runtime/device_lock.h"
+#include "runtime/recorder_lock.h"
 
 namespace umem::runtime {
 namespace {
@@ -41,12 +42,6 @@ std::vector<trace::LiveBlock> live_blocks(const State& s, const HeldDevices& all
 thread_local std::vector<trace::Used> t_used;  // the inputs of the op that begins
 
 }  // namespace
-
-const char* family_name(residency::Family family) {
-  return family == residency::Family::kNone ? "" : residency::name(family);
-}
-
-RecorderLock::RecorderLock(State& s) : guard_(s.recorder) {}
 
 // With every lock, so that each block is either alive now or has an event later.
 Status record_start(trace::Sink sink) {

@@ -2,11 +2,10 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "base/export.h"
 #include "base/status.h"
-#include "runtime/ops.h"
+#include "runtime/op.h"
 #include "trace/recorder.h"
 
 namespace umem::runtime {
@@ -20,16 +19,6 @@ UMEM_API void record_stop(trace::Sink sink);
 UMEM_API trace::Batch record_take(trace::Sink sink, bool all);
 UMEM_API std::size_t record_waiting(trace::Sink sink);
 
-// The recorder, with its lock.
-class RecorderLock {
- public:
-  explicit RecorderLock(State& s);
-  trace::Recorder* operator->() const { return &trace::recorder(); }
-
- private:
-  std::lock_guard<std::mutex> guard_;
-};
-
 // While it is recorded and the op is not a scope marker. The recorder knows blocks by where they
 // begin: each device says it of its own inputs, with its lock held, between the two.
 void begin_addresses(const Input* inputs, std::size_t count);
@@ -37,8 +26,5 @@ void note_addresses(const State& s, const Device& device, const Input* inputs, s
 // Without a device's lock.
 void record_begin(State& s, Op& op);
 void record_end(State& s, Op& op, Op* parent, residency::Tag tag);
-
-// As traces have it: "" for none.
-const char* family_name(residency::Family family);
 
 }  // namespace umem::runtime

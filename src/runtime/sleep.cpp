@@ -1,22 +1,20 @@
-// Sleep and wake of all devices, and what a view from outside is told of their memory.
+#include "runtime/sleep.h"
+
 #include <algorithm>
 #include <atomic>
 
 #include "driver/memory_info.h"
-#include "runtime/state.h"
+#include "runtime/settle.h"
 
 namespace umem::runtime {
 namespace {
-
-using residency::RangeId;
-using residency::Tag;
 
 Status check_sleep(State& s, const residency::SleepRequest& wanted) {
   if (!s.usable()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
   FirstError error;
-  s.each([&](Device& device) { error.keep(device.engine.sleep().check(wanted)); });
+  each_device(s, [&](Device& device) { error.keep(device.engine.sleep().check(wanted)); });
   return error.take();
 }
 
@@ -103,16 +101,6 @@ Status sleep_on(State& s, DeviceLock& lock, const residency::SleepRequest& wante
   return moved;
 }
 
-void add_unit(const residency::Unit& unit, std::vector<TagReport>& rows) {
-  using residency::State;
-  if (unit.state == State::kNone) return;
-  const bool dead = unit.state == State::kDead || unit.state == State::kGone;
-  TagReport& row = dead ? rows.back() : rows[static_cast<std::size_t>(unit.tag)];
-  ++row.blocks;
-  row.bytes += unit.bytes;
-  if (unit.state == State::kDevice || unit.state == State::kDead) row.resident_bytes += unit.bytes;
-}
-
 }  // namespace
 
 Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
@@ -123,7 +111,7 @@ Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
   wanted.number = ++numbers;
   *slept = {wanted.number, 0, true};
   FirstError error;
-  s.each_lock([&](DeviceLock& lock) { error.keep(sleep_on(s, lock, wanted, slept)); });
+  each_lock(s, [&](DeviceLock& lock) { error.keep(sleep_on(s, lock, wanted, slept)); });
   return error.take();
 }
 
@@ -134,50 +122,10 @@ Status wake(std::uint32_t tags, std::uint64_t number, std::size_t* bytes) {
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; wake after its end"};
   FirstError error;
-  s.each([&](Device& device) {
+  each_device(s, [&](Device& device) {
     std::size_t back = 0;
     error.keep(device.engine.sleep().wake(tags, number, back));
     *bytes += back;
-  });
-  return error.take();
-}
-
-std::vector<TagReport> bytes_by_tag() {
-  std::vector<TagReport> rows;
-  for (std::size_t tag = 0; tag < static_cast<std::size_t>(Tag::kCount); ++tag)
-    rows.push_back({residency::name(static_cast<Tag>(tag))});
-  rows.push_back({"cached"});
-  State& s = state();
-  s.each([&](const Device& device) {
-    const residency::Ledger& ledger = device.engine.ledger();
-    for (RangeId id = 1; id < ledger.capacity(); ++id) add_unit(ledger.at(id), rows);
-  });
-  return rows;
-}
-
-Status device_memory(std::vector<DeviceMemory>* all) {
-  State& s = state();
-  FirstError error;
-  s.each([&](Device& device) {
-    const residency::Limits& limits = device.engine.limits();
-    const residency::Ledger& ledger = device.engine.ledger();
-    DeviceMemory row;
-    row.device = device.place.device;
-    Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
-    if (memory.ok()) {
-      row.free_bytes = memory.value().free_bytes;
-      row.total_bytes = memory.value().total_bytes;
-      row.allowed_bytes = s.allowed_bytes(row.total_bytes);
-      device.engine.observe_memory(row.free_bytes);
-    }
-    error.keep(memory.take_status());
-    row.budget_bytes = limits.budget_bytes;
-    row.held_bytes = ledger.resident_bytes() + limits.outside_bytes;
-    row.dropped_bytes = ledger.dropped_bytes();
-    const std::size_t known = ledger.resident_bytes() + ledger.dropped_bytes();
-    row.unused_bytes =
-        device.engine.attached_bytes() - std::min(known, device.engine.attached_bytes());
-    all->push_back(row);
   });
   return error.take();
 }

@@ -1,5 +1,6 @@
-// The log of transfers, for profilers.
-#include "runtime/state.h"
+#include "runtime/transfer_log.h"
+
+#include "runtime/device_lock.h"
 
 namespace umem::runtime {
 
@@ -8,7 +9,7 @@ Status start_transfer_log() {
   if (!s.usable()) return {};
   s.logs_transfers = true;
   FirstError error;
-  s.each_lock([&](DeviceLock& lock) {
+  each_lock(s, [&](DeviceLock& lock) {
     residency::Engine& engine = lock.device()->engine;
     lock.without([&] { error.keep(engine.start_log()); });  // waits for the driver
   });
@@ -20,7 +21,7 @@ std::vector<LoggedTransfer> take_transfer_log(std::size_t* left_out) {
   s.logs_transfers = false;
   *left_out = 0;
   std::vector<LoggedTransfer> all;
-  s.each_lock([&](DeviceLock& lock) {
+  each_lock(s, [&](DeviceLock& lock) {
     Device& device = *lock.device();
     std::vector<residency::Transfer> taken;
     lock.without([&] { taken = device.engine.take_log(*left_out); });

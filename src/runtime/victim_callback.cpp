@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/state.h"
+#include "runtime/device_lock.h"
+#include "runtime/op_use.h"
 
 namespace umem::runtime {
 namespace {

@@ -5,34 +5,22 @@
 // changed when it answers: what cannot leave then is left out.
 #pragma once
 #include <cstddef>
-#include <cstdint>
-#include <vector>
 
 #include "base/export.h"
-#include "residency/tags.h"
+#include "runtime/op.h"
+#include "runtime/shortage.h"
 
 namespace umem::runtime {
 
-// What may leave, the least recently used first.
-struct Candidate {
-  std::uint32_t id;
-  std::size_t bytes;
-  residency::Tag tag;
-  residency::Family family;
-  std::uint64_t last_use;
-  bool segment;
-};
+struct State;
+class DeviceLock;
 
-struct Shortage {
-  std::size_t need = 0;  // bytes that have to leave
-  std::size_t resident_bytes = 0, budget_bytes = 0;
-  std::vector<Candidate> candidates;
-};
-
-// Appends the ids of those to evict, first to go first. Called before an op whose inputs do not
-// fit, and before a large allocation that does not; never again by a thread that is inside it.
-using VictimCallback = void (*)(const Shortage& shortage, std::vector<std::uint32_t>& ids);
 // Null: no callback.
 UMEM_API void set_victim_callback(VictimCallback callback) noexcept;
+
+// Calls it where bytes are short, with the lock given up meanwhile: nothing that was read under it
+// holds afterwards. The answer holds until it is forgotten.
+void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, DeviceLock& lock);
+void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock);
 
 }  // namespace umem::runtime

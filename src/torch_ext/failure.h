@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/status.h"
-#include "runtime/alloc.h"
+#include "runtime/failure.h"
 
 namespace umem::torch_ext {
 

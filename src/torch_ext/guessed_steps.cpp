@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/ops.h"
+#include "runtime/steps.h"
 #include "torch_ext/unlocked.h"
 
 namespace umem::torch_ext {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "residency/op_family.h"
-#include "torch_ext/bind_kernels.h"
+#include "torch_ext/observer.h"
 
 namespace py = pybind11;
 

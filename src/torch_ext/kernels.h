@@ -1,26 +1,9 @@
-// Kernels that run without torch's dispatcher, such as those that torch.compile generates: each
-// call is an op like any other.
+// The Python class of kernels that run without torch's dispatcher.
 #pragma once
-#include <c10/core/TensorImpl.h>
-
-#include <memory>
-#include <span>
-
-#include "torch_ext/thread_state.h"
+#include <pybind11/pybind11.h>
 
 namespace umem::torch_ext {
 
-struct KernelArgument {
-  const c10::TensorImpl* tensor;
-  bool written;  // and perhaps read
-};
-
-// True if the observer is installed; costs one load.
-bool observing();
-// Null if it is not. The record is passed to `end_kernel` on the same thread, after ops that began
-// later.
-std::unique_ptr<OpRecord> begin_kernel(const OpInfo& info,
-                                       std::span<const KernelArgument> arguments);
-void end_kernel(std::unique_ptr<OpRecord> record);
+void bind_kernels(pybind11::module_& module);
 
 }  // namespace umem::torch_ext

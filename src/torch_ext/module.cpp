@@ -2,11 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <torch/headeronly/version.h>
 
-#include "torch_ext/bind_kernels.h"
 #include "torch_ext/cpu_allocator.h"
 #ifdef UMEM_WITH_CUDA
 #include "torch_ext/cuda/install.h"
 #endif
+#include "torch_ext/kernels.h"
 #include "torch_ext/observer.h"
 
 namespace py = pybind11;

@@ -24,7 +24,6 @@
 #include "runtime/awaited.h"
 #include "runtime/ops.h"
 #include "torch_ext/guessed_steps.h"
-#include "torch_ext/kernels.h"
 #include "torch_ext/thread_state.h"
 
 namespace umem::torch_ext {

@@ -5,10 +5,10 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
-#include "runtime/ops.h"
-#include "torch_ext/observer.h"
+#include "runtime/op.h"
 #include "torch_ext/op_info.h"
 
 namespace umem::torch_ext {
@@ -37,6 +37,12 @@ class Counter {
 
  private:
   std::atomic<std::uint64_t> value_{0};
+};
+
+struct ObserverCounters {
+  std::uint64_t ops = 0;      // reported to the runtime
+  std::uint64_t ignored = 0;  // views and foreign ranges
+  std::uint64_t inputs = 0;   // storages read by those ops
 };
 
 struct ThreadState {

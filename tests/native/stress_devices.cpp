@@ -16,7 +16,11 @@
 #include "base/units.h"
 #include "expect.h"
 #include "runtime/accounts.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
+#include "runtime/reports.h"
 #include "runtime/runtime.h"
+#include "runtime/steps.h"
 
 namespace {
 

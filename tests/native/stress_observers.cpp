@@ -13,10 +13,15 @@
 
 #include "base/units.h"
 #include "expect.h"
+#include "runtime/alloc.h"
+#include "runtime/ops.h"
 #include "runtime/plans.h"
 #include "runtime/record.h"
+#include "runtime/reports.h"
 #include "runtime/runtime.h"
+#include "runtime/steps.h"
 #include "runtime/victim_callback.h"
+#include "trace/json_lines.h"
 
 namespace {
 

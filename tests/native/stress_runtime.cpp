@@ -15,11 +15,16 @@
 
 #include "base/units.h"
 #include "policy/plan.h"
+#include "runtime/alloc.h"
 #include "runtime/hints.h"
 #include "runtime/layouts.h"
 #include "runtime/ops.h"
+#include "runtime/pins.h"
 #include "runtime/plans.h"
+#include "runtime/reports.h"
 #include "runtime/runtime.h"
+#include "runtime/sleep.h"
+#include "runtime/steps.h"
 
 namespace {
 

@@ -9,6 +9,7 @@
 
 #include "base/format.h"
 #include "runtime/accounts.h"
+#include "runtime/alloc.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/failure.h"
 #include "torch_ext/unlocked.h"

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <vector>
 
-#include "runtime/alloc.h"
+#include "runtime/failure.h"
 #include "torch_ext/cuda/history.h"
 #include "torch_ext/cuda/pools.h"
 #include "torch_ext/cuda/torch_version.h"

@@ -1,0 +1,48 @@
+#include "runtime/cache.h"
+
+#include <vector>
+
+#include "runtime/device.h"
+
+namespace umem::runtime {
+
+using managed::RangeId;
+
+Status drop_idle_layout(Device& device) {
+  const arena::Layout* layout = device.arena.layout();
+  if (!layout || !layout->idle()) return {};
+  for (RangeId view : layout->subranges())
+    if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
+  const arena::LayoutStatus at = layout->status();
+  device.engine.finish_retired();  // before its addresses go
+  device.engine.sharing().close();
+  Status status = device.arena.remove_layout();
+  if (!status.ok()) device.engine.sharing().open(at.base, at.bytes);
+  return status;
+}
+
+// The ranges of blocks whose cross-stream uses completed are dead from here on.
+void retire_reclaimed(Device& device) {
+  std::vector<RangeId> reclaimed;
+  const Status status = device.arena.poll(&reclaimed);
+  (void)status;  // those that failed are asked again at the next allocation; the rest are dead now
+  for (RangeId id : reclaimed) device.engine.retire(id);
+}
+
+Status trim_cache(Device& device, std::size_t keep_bytes) {
+  // A free is no call for a time in which some stream captures a graph.
+  if (device.place.captures && *device.place.captures > 0) return {};
+  UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
+    // Freed inside the op that uses it still.
+    if (device.engine.in_use(id)) return false;
+    const residency::Ticket departure = device.engine.forget(id);
+    if (device.frees_on_thread())
+      device.freer.comes_after(departure);
+    else
+      device.engine.wait_issued(departure);
+    return true;
+  }));
+  return keep_bytes == 0 ? drop_idle_layout(device) : Status();
+}
+
+}  // namespace umem::runtime

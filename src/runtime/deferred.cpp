@@ -1,0 +1,61 @@
+#include "runtime/deferred.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/cache.h"
+#include "runtime/pinned.h"
+#include "runtime/recorder_lock.h"
+#include "runtime/state.h"
+#include "trace/recorder.h"
+
+namespace umem::runtime {
+
+bool free_block(State& s, Slot& slot, void* ptr) {
+  const managed::RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  if (id == managed::kNoRange || &s.slot_of(id) != &slot || !slot.device) return false;
+  if (!s.open()) return s.forked;
+  Device& device = *slot.device;
+  // Before: the addresses may lead nowhere afterwards.
+  if (!device.pins.empty()) end_pins(s, device, ptr, device.arena.block_at(ptr).bytes);
+  Result<arena::Freed> freed = device.arena.free(ptr);
+  if (!freed.ok()) return false;
+  if (trace::recording()) RecorderLock(s)->free(reinterpret_cast<std::uintptr_t>(ptr));
+  ++slot.frees;
+  const arena::Freed& block = freed.value();
+  if (!device.scopes.empty()) device.scopes.erase(ptr);
+  if (block.last_in_range) device.engine.retire(block.range);
+  // Programs of changing shapes leave ranges that no request fits: give the oldest back.
+  const arena::Footprint footprint = device.arena.footprint();
+  if (footprint.cached_bytes > 2 * device.max_live_bytes + 64 * MiB) {
+    Status trimmed = trim_cache(device, std::max(device.max_live_bytes, kPageBytes));
+    (void)trimmed;  // what the driver refuses to take back stays cached
+  }
+  return true;
+}
+
+void free_released(Slot& slot) {
+  Released* newest = slot.released.exchange(nullptr);
+  Released* oldest = nullptr;
+  while (newest) {  // in the order of their release
+    Released* before = std::exchange(newest->before, oldest);
+    oldest = std::exchange(newest, before);
+  }
+  while (oldest) {
+    const bool freed = free_block(state(), slot, oldest->block);
+    (void)freed;  // its release was told that it is
+    delete std::exchange(oldest, oldest->before);
+  }
+}
+
+static void end_step(Device& device) {
+  device.engine.step_ended();
+  device.arena.step_ended();
+}
+
+void end_steps(Slot& slot) {
+  for (unsigned left = slot.steps.exchange(0); left > 0; --left)
+    if (slot.device && !state().forked) end_step(*slot.device);
+}
+
+}  // namespace umem::runtime

@@ -1,0 +1,28 @@
+// Spans of a program's bytes, and those that it pinned.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "managed/memory_ops.h"
+
+namespace umem::runtime {
+
+using MemSpans = std::vector<managed::MemSpan>;
+
+enum class PinKind : unsigned char {
+  kPin,     // stays on the device
+  kExempt,  // policies leave it where it is
+};
+
+struct Pin {
+  managed::MemSpan span;
+  PinKind kind = PinKind::kPin;
+  std::uint64_t number = 0;  // of the call that made it
+  std::string label;
+};
+// By the first byte. A span lies in one block and goes with it.
+using Pins = std::multimap<std::uintptr_t, Pin>;
+
+}  // namespace umem::runtime

@@ -1,0 +1,31 @@
+// What a victim callback is shown, and its type.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "residency/tags.h"
+
+namespace umem::runtime {
+
+// What may leave, the least recently used first.
+struct Candidate {
+  std::uint32_t id;
+  std::size_t bytes;
+  residency::Tag tag;
+  residency::Family family;
+  std::uint64_t last_use;
+  bool segment;
+};
+
+struct Shortage {
+  std::size_t need = 0;  // bytes that have to leave
+  std::size_t resident_bytes = 0, budget_bytes = 0;
+  std::vector<Candidate> candidates;
+};
+
+// Appends the ids of those to evict, first to go first. Called before an op whose inputs do not
+// fit, and before a large allocation that does not; never again by a thread that is inside it.
+using VictimCallback = void (*)(const Shortage& shortage, std::vector<std::uint32_t>& ids);
+
+}  // namespace umem::runtime
