@@ -287,7 +287,7 @@ MUTANTS = (
         "the end of an op ends those around it", _OPS, "*link = op->parent;", "*link = nullptr;",
     ),
     Mutant(
-        "pins outlive their block", "runtime/alloc.cpp",
+        "pins outlive their block", "runtime/deferred.cpp",
         "if (!device.pins.empty()) end_pins", "if (false) end_pins",
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Prints the figures of the package's structure and their bounds; exit code 1 above one.
+"""Prints the figures of the structure of umem/ and src/ and their bounds; exit code 1 above one.
 
-Rooms are the entries at the top of umem/. Every import counts, also inside functions and for types.
+Rooms are the entries at the top of umem/ and the folders of src/. Every import counts, also inside
+functions and for types.
 
 The way of the budget is the list of files with a function that takes, holds or returns the budget,
 in the order of the calls from `umem.enable` to the engine. A file counts once for each visit.
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import check_layers
+import native_units
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "umem"
+SRC = ROOT / "src"
 
 # tests/arch/test_budget_way.py traces a call of `umem.enable` and reads the native functions: it
 # fails where the budget takes another way. Each stay has a file, and its functions on the way.
@@ -129,6 +132,19 @@ def _room(module: str) -> str:
     return module.partition(".")[0]
 
 
+def native_figures(src: Path) -> list[tuple[str, Sequence[object], int]]:
+    """Return the figures of the native code: a unit is a header and the source of its name."""
+    includes = native_units.units(src)
+    between = native_units.arrows(includes)
+    return [
+        ("rooms of src/", sorted(check_layers.CPP_LAYERS), 14),
+        ("include arrows between rooms", sorted(between), 44),
+        ("upward includes", native_units.upward(includes), 0),
+        ("circles of units", circles(includes), 0),
+        ("definitions in foreign units", native_units.foreign_definitions(src), 0),
+    ]
+
+
 def main() -> int:
     trees = modules(PACKAGE)
     imports = graph(PACKAGE, trees)
@@ -143,6 +159,7 @@ def main() -> int:
         ("stays of the budget from enable() to the engine", BUDGET_WAY, 12),
         ("returns among these stays", returns(BUDGET_WAY), 2),
     ]
+    figures += native_figures(SRC)
     for name, found, bound in figures:
         print(f"{name:47} {len(found):4}   at most {bound}")
     over = [(name, found) for name, found, bound in figures if len(found) > bound]
