@@ -14,7 +14,7 @@ from pathlib import Path
 # C++: the layers that a layer may include in addition to itself.
 _DRIVER = {"base", "driver"}
 _MIDDLE = _DRIVER | {"managed", "trace"}
-_RUNTIME = _MIDDLE | {"soft", "arena", "residency", "policy", "runtime"}
+_RUNTIME = _MIDDLE | {"soft", "arena", "residency", "policy", "engine", "runtime"}
 CPP_LAYERS: dict[str, set[str]] = {
     "base": set(),
     "driver": {"base"},
@@ -22,8 +22,9 @@ CPP_LAYERS: dict[str, set[str]] = {
     "soft": _DRIVER,
     "trace": _DRIVER,
     "arena": _MIDDLE,  # not soft: everything from here up sees the driver table only
-    "residency": _MIDDLE,
-    "policy": {"base"},
+    "residency": _DRIVER | {"managed"},
+    "policy": {"base", "residency"},  # facts only: what moves is above
+    "engine": _DRIVER | {"managed", "residency", "policy"},
     "planner": {"base"},
     "runtime": _RUNTIME,
     "replay": _RUNTIME,
@@ -31,8 +32,6 @@ CPP_LAYERS: dict[str, set[str]] = {
     "bindings": _RUNTIME | {"replay", "planner"},
     "torch_ext": _RUNTIME,
 }
-# Single headers beyond the layers: a policy sees only the view that it decides on.
-CPP_EXTRA = {"policy": {"residency/policy.h"}}
 # Foreign headers that only the borders may see.
 CPP_BORDERS = {
     "pybind11/": {"bindings", "torch_ext"},
@@ -106,7 +105,7 @@ def _include_problem(src: Path, path: Path, layer: str, quote: str, target: str)
     if "/" not in target and (path.parent / target).is_file():
         return None
     other = target.partition("/")[0]
-    if target in CPP_EXTRA.get(layer, ()) or other == layer or other in CPP_LAYERS[layer]:
+    if other == layer or other in CPP_LAYERS[layer]:
         return None if (src / target).is_file() else "which does not exist"
     if other not in CPP_LAYERS and layer == "torch_ext":
         return None

@@ -41,7 +41,7 @@ class Mutant(NamedTuple):
         return self.tests == STREAMS
 
 
-_TRANSFERS, _MOVES, _ENGINE = (f"residency/{name}.cpp" for name in ("transfers", "moves", "engine"))
+_TRANSFERS, _MOVES, _ENGINE = (f"engine/{name}.cpp" for name in ("transfers", "moves", "engine"))
 _ARENA, _POOL, _LAYOUT = "arena/arena.cpp", "arena/segment_pool.cpp", "arena/layout.cpp"
 _PAGER, _CURSOR, _OPS = "soft/pager.cpp", "policy/plan_cursor.cpp", "runtime/ops.cpp"
 
@@ -79,15 +79,15 @@ MUTANTS = (
         "UMEM_RETURN_IF_ERROR(after_homes(ids));", "", STREAMS,
     ),
     Mutant(
-        "an event from before the last use will do", "residency/streams.cpp",
+        "an event from before the last use will do", "engine/streams.cpp",
         "return mark.time < t;", "return mark.time + 16 < t;", STREAMS,
     ),
     Mutant(
-        "what is issued is taken for complete", "residency/lane.cpp",
+        "what is issued is taken for complete", "engine/lane.cpp",
         "if (ticket <= complete_) return {};", "if (ticket <= issued_) return {};", STREAMS,
     ),
     Mutant(
-        "a lane issues the newest first", "residency/lane.cpp",
+        "a lane issues the newest first", "engine/lane.cpp",
         "const Job job = std::move(waiting_.front());\n    waiting_.pop_front();",
         "const Job job = std::move(waiting_.back());\n    waiting_.pop_back();", STREAMS,
     ),
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     # --- residency
     Mutant(
-        "what an op uses is evicted by hand", "residency/hints.cpp",
+        "what an op uses is evicted by hand", "engine/hints.cpp",
         "  if (state_.ledger.at(id).op_pins > 0)\n    return {Code::kBadState, \"the block",
         "  if (false)\n    return {Code::kBadState, \"the block",
     ),
@@ -153,23 +153,23 @@ MUTANTS = (
         "state_.ledger.set_state(id, State::kDevice);\n  }\n  if (!dropp",
     ),
     Mutant(
-        "a pinned block is evicted by hand", "residency/hints.cpp",
+        "a pinned block is evicted by hand", "engine/hints.cpp",
         "if (state_.ledger.at(id).user_pins > 0)", "if (false)",
     ),
     Mutant(
-        "pins may take all of the budget", "residency/hints.cpp",
+        "pins may take all of the budget", "engine/hints.cpp",
         "pinned + more + reserve <= budget", "pinned + more <= budget",
     ),
     Mutant(
-        "shared pages that do not touch are one run", "residency/shared_pages.cpp",
+        "shared pages that do not touch are one run", "engine/shared_pages.cpp",
         "joins = wanted;", "joins = joins || wanted;",
     ),
     Mutant(
-        "a page that is taken over keeps its old life", "residency/shared_pages.cpp",
+        "a page that is taken over keeps its old life", "engine/shared_pages.cpp",
         "page = {false, false, false, false};", "page.idle = false;",
     ),
     Mutant(
-        "an early copy is not valid on the host", "residency/write_back.cpp",
+        "an early copy is not valid on the host", "engine/write_back.cpp",
         "  ledger.hold_host(id);\n", "",
     ),
     # --- the arena
@@ -266,7 +266,7 @@ MUTANTS = (
         "~one.used);", "one.used);",
     ),
     Mutant(
-        "what the plan keeps goes as the rest does", "policy/pressure.cpp",
+        "what the plan keeps goes as the rest does", "policy/planned.cpp",
         "if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;", "",
     ),
     Mutant(

@@ -18,10 +18,6 @@ _ALLOCATOR = "torch_ext/cuda/cuda_allocator"
 # Sources without a header of their own name, by the unit that they are a part of.
 PARTS = {
     "arena/arena_map": "arena/arena",  # the class's other half: layouts and reports
-    "policy/conv_lru": "policy/policies",  # each policy registers one maker
-    "policy/lru": "policy/policies",
-    "policy/none": "policy/policies",
-    "policy/pressure": "policy/planned",  # the victims of `Planned`
     # The overrides of torch's allocator, by topic.
     "torch_ext/cuda/allocator": _ALLOCATOR,
     "torch_ext/cuda/forwards": _ALLOCATOR,
@@ -101,8 +97,7 @@ def _target(src: Path, path: Path, name: str) -> Path | None:
 
 def _points_down(unit: str, target: str) -> bool:
     room, other = _room(unit), _room(target)
-    extra = check_layers.CPP_EXTRA.get(room, ())
-    return other == room or other in check_layers.CPP_LAYERS[room] or f"{target}.h" in extra
+    return other == room or other in check_layers.CPP_LAYERS[room]
 
 
 def _room(unit: str) -> str:

@@ -9,17 +9,19 @@
 #include "base/assert.h"
 #include "policy/op_shapes.h"
 #include "policy/plan.h"
-#include "residency/policy.h"
+#include "residency/view.h"
 
 namespace umem::policy {
 
 using residency::CandidateView;
-using residency::Followed;
 using residency::kNoRange;
 using residency::OpUse;
 using residency::RangeId;
 
 inline constexpr Tensor kNoTensor = -1;
+// How an op fits the plan.
+enum class Followed : unsigned char { kNone, kHit, kMiss };  // kNone: no op that a plan counts
+
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
 class PlanCursor {

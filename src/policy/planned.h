@@ -1,6 +1,6 @@
-// The policy that executes plans. It keeps several, and follows each as long as the program does
-// what it says; one of those that still fit acts. When none does, units leave as in `lru` from this
-// op on, until the next step begins.
+// The part of the policy `planned` that executes plans. It keeps several, and follows each as long
+// as the program does what it says; one of those that still fit acts. When none does, units leave
+// as in `lru` from this op on, until the next step begins.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "policy/plan.h"
 #include "policy/plan_cursor.h"
 #include "policy/plan_schedule.h"
-#include "residency/policy.h"
+#include "residency/view.h"
 
 namespace umem::policy {
 
@@ -21,11 +21,10 @@ struct PlanStatus {
   std::uint64_t hits = 0, misses = 0;  // ops of the last step
 };
 
-class Planned final : public residency::Policy {
+class Planned {
  public:
   static constexpr std::size_t kMaxPlans = 8;
 
-  Planned();
   // A step begins here. `units` as in PlanCursor. Returns the plan's number, from 1. Of too many
   // plans the one goes whose last complete step is the longest ago.
   std::uint64_t install(Plan plan, const std::vector<RangeId>& units);
@@ -39,25 +38,40 @@ class Planned final : public residency::Policy {
   const Plan* plan(std::uint64_t number) const;  // null: there is none
   PlanStatus status() const;
 
-  const char* name() const override { return "planned"; }
-  void victims(const CandidateView& view, std::size_t need,
-               std::vector<RangeId>& out) const override;
-  bool is_planned() const override { return !entries_.empty(); }
-  void admitted(const CandidateView& view, RangeId id) override;
-  void admitted_by_helper(const CandidateView& view, RangeId id) override;
-  void retired(RangeId id) override;
-  void forgotten(RangeId id) override;
-  void evicted(RangeId id) override;
-  Followed op_ended(const CandidateView& view, const OpUse& op) override;
-  void step_ended(const CandidateView& view) override;
-  bool has_pending() const override;
-  void evictions(const CandidateView& view, std::vector<RangeId>& out) override;
-  std::size_t headroom() const override;
-  RangeId next_fetch(const CandidateView& view) override;
-  bool take_wait() override;
-  bool take_read_mostly(std::vector<RangeId>& out) override;
+  bool has_plans() const { return !entries_.empty(); }
+  // Appends units to evict, first to go first, until they hold `need` bytes or none is left.
+  void victims(const CandidateView& view, std::size_t need, std::vector<RangeId>& out) const;
+
+  // What happens, in program order. A unit came to life, or died.
+  void admitted(const CandidateView& view, RangeId id);
+  // One that a thread made on which no steps run: it counts from the first op that uses it.
+  void admitted_by_helper(const CandidateView& view, RangeId id);
+  void retired(RangeId id);
+  // The range of a unit that is not live goes back to the driver.
+  void forgotten(RangeId id);
+  // A unit was sent out because room was short, and not because the plan asked for it.
+  void evicted(RangeId id);
+  // An op ended; a step ended.
+  Followed op_ended(const CandidateView& view, const OpUse& op);
+  void step_ended(const CandidateView& view);
+
+  // After an op or a step: whether there are any of these requests. `evictions` appends what is to
+  // leave now, and repeats a request for what is in use then.
+  bool has_pending() const;
+  void evictions(const CandidateView& view, std::vector<RangeId>& out);
+  // Bytes to be kept free beyond what is needed.
+  std::size_t headroom() const;
+  // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
+  RangeId next_fetch(const CandidateView& view);
+  // Appends the units that nothing writes from here on, so that their copies on the host stay
+  // valid; false: they are the same as at the last call.
+  bool take_read_mostly(std::vector<RangeId>& out);
+  // Appends what is to be copied to the host now and stay, since nothing writes it until it leaves;
+  // and whose copies end, since it will be written. Said once.
   void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
-                   std::vector<RangeId>& end) override;
+                   std::vector<RangeId>& end);
+  // Compute waits for all moves; said once.
+  bool take_wait();
 
  private:
   struct Entry {
@@ -82,7 +96,6 @@ class Planned final : public residency::Policy {
 
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
-  std::unique_ptr<residency::Policy> lru_;
   std::vector<RangeId> from_helpers_;  // that no op of the program's own has used yet
   std::vector<RangeId> own_;           // what `without_helpers` found
   // What nothing writes by the plan that is believed in: of the last step, or that acts now.

@@ -1,15 +1,23 @@
+// The native policies by name.
 #pragma once
-#include <memory>
 #include <string_view>
 #include <vector>
 
 #include "base/export.h"
-#include "residency/policy.h"
+#include "policy/victims.h"
 
 namespace umem::policy {
 
+struct Policy {
+  const char* name;
+  // Null: the engine neither evicts nor prefetches. The driver's faults do it all, as in plain
+  // unified memory, the baseline.
+  Victims* victims;
+  bool follows_plans;  // so that the engine has a `Planned`, which chooses the victims
+};
+
 // Null when there is no policy of this name.
-std::unique_ptr<residency::Policy> make(std::string_view name);
+const Policy* find(std::string_view name);
 UMEM_API const std::vector<const char*>& names();
 
 }  // namespace umem::policy

@@ -83,7 +83,7 @@ void set_listener(arena::Listener listener) noexcept {
 std::size_t available_bytes(int device) noexcept {
   std::size_t result = 0;
   with_device(device, [&](Device& d) {
-    const residency::Limits& limits = d.engine.limits();
+    const engine::Limits& limits = d.engine.limits();
     const residency::Ledger& ledger = d.engine.ledger();
     const std::size_t live = ledger.resident_bytes() - ledger.dead_bytes() + limits.outside_bytes;
     result = limits.budget_bytes > live ? limits.budget_bytes - live : 0;

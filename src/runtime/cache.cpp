@@ -35,7 +35,7 @@ Status trim_cache(Device& device, std::size_t keep_bytes) {
   UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
     // Freed inside the op that uses it still.
     if (device.engine.in_use(id)) return false;
-    const residency::Ticket departure = device.engine.forget(id);
+    const engine::Ticket departure = device.engine.forget(id);
     if (device.frees_on_thread())
       device.freer.comes_after(departure);
     else

@@ -10,7 +10,7 @@ using managed::RangeId;
 void cut_as_others(State& s, Device& device, RangeId id) {
   const RangeId head = s.ranges[id].head;
   const std::size_t bytes = s.ranges[head].bytes, piece = s.ranges.piece_of(bytes);
-  residency::Engine& engine = device.engine;
+  engine::Engine& engine = device.engine;
   if (s.ranges.piece_bytes(head, bytes) <= piece) return;
   const managed::MemSpan range{s.ranges[head].base, bytes};
   take_pins_off(s, device, range);

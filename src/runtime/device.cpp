@@ -1,18 +1,15 @@
 #include "runtime/device.h"
 
-#include <utility>
-
 namespace umem::runtime {
 
 Device::Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place at, bool managed,
-               residency::Limits limits, std::unique_ptr<residency::Policy> policy,
-               void (*release_cached)(Device&))
+               engine::Limits limits, const policy::Policy& policy, void (*release_cached)(Device&))
     : place(at),
       freer(
           driver.table, at, [this](std::uint64_t after) { engine.wait_issued(after); },
           [&ranges](std::size_t bytes) { ranges.freed(bytes); }),
       arena(driver.table, ranges, at, at.context ? &freer : nullptr),
-      engine(driver.table, ranges, at, managed, limits, std::move(policy),
+      engine(driver.table, ranges, at, managed, limits, policy,
              [this, release_cached] { release_cached(*this); }) {}
 
 }  // namespace umem::runtime

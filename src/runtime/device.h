@@ -10,9 +10,9 @@
 
 #include "arena/arena.h"
 #include "driver/table.h"
+#include "engine/engine.h"
 #include "managed/freer.h"
 #include "managed/range_table.h"
-#include "residency/engine.h"
 #include "runtime/ballast.h"
 #include "runtime/pin.h"
 
@@ -23,15 +23,14 @@ inline constexpr int kMaxDevices = 32;
 // One device that umem serves.
 struct Device {
   Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place place, bool managed,
-         residency::Limits limits, std::unique_ptr<residency::Policy> policy,
-         void (*release_cached)(Device&));
+         engine::Limits limits, const policy::Policy& policy, void (*release_cached)(Device&));
 
   driver::Place place;
   std::unique_ptr<Ballast> ballast;  // of a device that is to be smaller; given back last
   // Memory of a GPU goes back to its driver on a thread; on the software device at once.
   managed::Freer freer;
   arena::Arena arena;
-  residency::Engine engine;
+  engine::Engine engine;
   Pins pins;
   std::unordered_map<const void*, std::uint32_t> scopes;  // of blocks, by number
   std::size_t peak_live_bytes = 0;                        // since the last reset

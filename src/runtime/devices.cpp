@@ -139,7 +139,7 @@ Status check_limits(const Options& options) {
 }
 
 // A device keeps the budget that it found where the options leave it open.
-residency::Limits limits_of(State& s, const Options& options, int ordinal) {
+engine::Limits limits_of(State& s, const Options& options, int ordinal) {
   const Requested& requested = s.requested[static_cast<std::size_t>(ordinal)];
   std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
   if (const auto& device = s.slot(ordinal).device; device && budget == 0)
@@ -168,8 +168,8 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
   UMEM_RETURN_IF_ERROR(resolve_budget(s, place, outside, options));
   if (s.opened == 0) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
   auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
-                                       limits_of(s, options, ordinal), policy::make(options.policy),
-                                       &release_cached);
+                                       limits_of(s, options, ordinal),
+                                       *policy::find(options.policy), &release_cached);
   made->ballast = std::move(ballast);
   UMEM_RETURN_IF_ERROR(note_memory(s, *made));
   if (Status status = made->engine.open(); !status.ok()) {

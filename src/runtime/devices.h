@@ -17,6 +17,6 @@ Status ensure_open(State& s, DeviceLock& lock, int ordinal);
 // What a device with these options may hold.
 Status check_limits(const Options& options);
 // With the registry's lock, and the device's where there is one.
-residency::Limits limits_of(State& s, const Options& options, int ordinal);
+engine::Limits limits_of(State& s, const Options& options, int ordinal);
 
 }  // namespace umem::runtime

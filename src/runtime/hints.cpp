@@ -9,9 +9,9 @@
 namespace umem::runtime {
 namespace {
 
+using engine::Engine;
 using managed::MemSpan;
 using managed::RangeId;
-using residency::Engine;
 
 std::uintptr_t end_of(const MemSpan& span) {
   return span.base + span.bytes;

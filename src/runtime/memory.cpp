@@ -60,7 +60,7 @@ Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CU
 // The arena's block becomes the engine's: room for it, and its pages on the device.
 Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::CUstream stream,
                  const Op* op) {
-  residency::Engine& engine = device.engine;
+  engine::Engine& engine = device.engine;
   if (!block.first_in_range) {
     engine.prepare(block.range);
     return {};
@@ -121,7 +121,7 @@ bool is_out_of_memory(const Result<arena::Allocation>& result) {
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
   if (code != Code::kOutOfDeviceMemory && code != Code::kOutOfHostMemory)
     return {code, why};  // it is not memory that is missing
-  const residency::Engine& engine = device.engine;
+  const engine::Engine& engine = device.engine;
   const residency::Ledger& ledger = engine.ledger();
   struct Holder {
     std::size_t bytes;
@@ -176,7 +176,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
   }
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);
-  const residency::Engine& engine = device.engine;
+  const engine::Engine& engine = device.engine;
   // In use by the op that asked for it, so not the one to leave while that op runs.
   if (op && !op->scope_marker) {
     pin(*op, device, taken.value().range);

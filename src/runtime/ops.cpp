@@ -90,8 +90,8 @@ static void end_operating(State& s, const Op& op) {
 // not all of that half is here, is cut now. A plan's tensors are units as they were when its step
 // was recorded, so with one it waits for the next.
 static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
-  const residency::Engine& engine = device.engine;
-  if (engine.policy().is_planned() || !engine.policy().active()) return;
+  const engine::Engine& engine = device.engine;
+  if (engine.follows_plans() || !engine.active()) return;
   for (const Input* at = inputs.all + inputs.first; at != inputs.all + inputs.count; ++at) {
     const Input& input = *at;
     if (input.bytes == 0) continue;  // nearly always
@@ -226,7 +226,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
   if (op.collective) device.engine.begin_collective(used.ids, used.count);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
-  if (device.engine.policy().is_planned() && !helps_only()) device.engine.op_ended(used, stream);
+  if (device.engine.follows_plans() && !helps_only()) device.engine.op_ended(used, stream);
 }
 
 static void let_go(Op* op, residency::Tag tag) {

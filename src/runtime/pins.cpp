@@ -48,7 +48,7 @@ Status check_available(const State& s, const HeldDevices& held, const MemSpans& 
     fresh.erase(std::unique(fresh.begin(), fresh.end()), fresh.end());
     std::size_t bytes = 0;
     for (RangeId id : fresh) bytes += device.engine.ledger().at(id).bytes;
-    const residency::Limits& limits = device.engine.limits();
+    const engine::Limits& limits = device.engine.limits();
     const std::size_t share =
         limits.budget_bytes - std::min(limits.budget_bytes, limits.outside_bytes);
     const Status fits = bytes > 0 ? device.engine.hints().check_user_pins(bytes, share) : Status();

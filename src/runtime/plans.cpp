@@ -23,9 +23,8 @@ Result<policy::Planned*> planned_policy(const State& s, const DeviceLock& lock) 
     return Status(Code::kBadState,
                   "the plan's device is not open: call umem.enable() first (a GPU is opened by its "
                   "first allocation)");
-  auto* planned = dynamic_cast<policy::Planned*>(&device->engine.policy());
-  if (planned) return planned;
-  return Status(Code::kBadState, std::string("the policy is '") + device->engine.policy().name() +
+  if (policy::Planned* planned = device->engine.planned()) return planned;
+  return Status(Code::kBadState, std::string("the policy is '") + device->engine.policy().name +
                                      "'; plans are followed by 'planned' only");
 }
 
@@ -37,7 +36,7 @@ RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, 
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(address));
   if (id == residency::kNoRange || s.ranges.device_of(id) != device.place.device)
     return residency::kNoRange;
-  const residency::Engine& engine = device.engine;
+  const engine::Engine& engine = device.engine;
   const bool segment = plan.segment[t] != 0;
   const auto kind = static_cast<policy::Kind>(plan.kind[t]);
   const bool later = kind == policy::Kind::kTransient || kind == policy::Kind::kMade;

@@ -17,7 +17,7 @@ using residency::Tag;
 void add_device(const State& s, Device& device, Stats& result) {
   const arena::Footprint footprint = device.arena.footprint();
   const residency::Ledger& ledger = device.engine.ledger();
-  const residency::Counters& moved = device.engine.counters();
+  const engine::Counters& moved = device.engine.counters();
   result.budget_bytes += device.engine.limits().budget_bytes;
   result.live_bytes += footprint.live_bytes;
   result.peak_live_bytes += device.peak_live_bytes;
@@ -184,7 +184,7 @@ Status device_memory(std::vector<DeviceMemory>* all) {
   State& s = state();
   FirstError error;
   each_device(s, [&](Device& device) {
-    const residency::Limits& limits = device.engine.limits();
+    const engine::Limits& limits = device.engine.limits();
     const residency::Ledger& ledger = device.engine.ledger();
     DeviceMemory row;
     row.device = device.place.device;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/watchdog.h"
 #include "policy/registry.h"
-#include "residency/watchdog.h"
 #include "runtime/cache.h"
 #include "runtime/devices.h"
 #include "runtime/op_use.h"
@@ -21,7 +21,7 @@ namespace {
 Status check_options(const Options& options) {
   if (options.device == "soft" || options.budget_bytes > 0)
     UMEM_RETURN_IF_ERROR(check_limits(options));
-  if (!policy::make(options.policy)) {
+  if (!policy::find(options.policy)) {
     std::string known;
     for (const char* name : policy::names()) known += std::string(known.empty() ? "" : ", ") + name;
     return {Code::kInvalidArgument, "unknown policy '" + options.policy + "'; allowed: " + known};
@@ -103,7 +103,7 @@ Status open_locked(State& s, const Options& options) {
     slot.allocs = slot.frees = slot.ooms = 0;
   }
   s.options = options;
-  residency::Watchdog::the().set_patience(options.watchdog_s);
+  engine::Watchdog::the().set_patience(options.watchdog_s);
   s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
   s.end_operation = options.backed ? s.driver.end_operation : nullptr;
   forget_device_budgets(s);
@@ -161,9 +161,9 @@ static Status resume(State& s, const Options& options) {
                                  "'; free them, or keep the device options"};
   forget_device_budgets(s);
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));
-  each_device(s, [&](Device& device) { device.engine.set_policy(policy::make(options.policy)); });
+  each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(options.policy)); });
   s.options = options;
-  residency::Watchdog::the().set_patience(options.watchdog_s);
+  engine::Watchdog::the().set_patience(options.watchdog_s);
   reset_peaks(s);  // a new session's peaks are its own
   return {};
 }
@@ -244,7 +244,7 @@ Status set_policy(const std::string& name) {
   Options options = s.options;
   options.policy = name;
   UMEM_RETURN_IF_ERROR(check_options(options));
-  each_device(s, [&](Device& device) { device.engine.set_policy(policy::make(name)); });
+  each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(name)); });
   s.options = options;
   return {};
 }

@@ -9,7 +9,7 @@
 namespace umem::runtime {
 namespace {
 
-Status check_sleep(State& s, const residency::SleepRequest& wanted) {
+Status check_sleep(State& s, const engine::SleepRequest& wanted) {
   if (!s.usable()) return not_running(s);
   if (s.captures > 0)
     return {Code::kBadState, "a CUDA graph is being captured; sleep after its end"};
@@ -47,10 +47,10 @@ bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
 // free memory be taken, not even for a moment. False: it is not free yet, and whoever needs it gets
 // it.
 bool release_unused(State& s, DeviceLock& lock) {
-  residency::Engine& engine = lock.device()->engine;
+  engine::Engine& engine = lock.device()->engine;
   if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
   // Under a policy that leaves residency to the driver, what is without contents is not known.
-  if (s.options.guard || s.captures > 0 || !engine.policy().active()) return false;
+  if (s.options.guard || s.captures > 0 || !engine.active()) return false;
   const driver::Table& table = s.driver.table;
   Result<driver::MemoryInfo> memory = driver::memory_info(table, lock.device()->place);
   if (!memory.ok()) return false;
@@ -72,8 +72,8 @@ bool release_unused(State& s, DeviceLock& lock) {
 
 // Waits until the driver has done all that leaves.
 Status wait_for_moves(State& s, DeviceLock& lock) {
-  residency::Engine& engine = lock.device()->engine;
-  const residency::Ticket last = engine.last_departure();
+  engine::Engine& engine = lock.device()->engine;
+  const engine::Ticket last = engine.last_departure();
   Status synchronized;
   lock.without([&] {
     engine.wait_issued(last);
@@ -84,7 +84,7 @@ Status wait_for_moves(State& s, DeviceLock& lock) {
   return synchronized;
 }
 
-Status sleep_on(State& s, DeviceLock& lock, const residency::SleepRequest& wanted, Slept* slept) {
+Status sleep_on(State& s, DeviceLock& lock, const engine::SleepRequest& wanted, Slept* slept) {
   // Bytes to be discarded are not in use then on any stream; and what is cached takes no host room.
   Device& device = *lock.device();
   const std::size_t before = held_bytes(device);
@@ -106,7 +106,7 @@ Status sleep_on(State& s, DeviceLock& lock, const residency::SleepRequest& wante
 Status sleep(std::uint32_t tags, bool discard, Slept* slept) {
   static std::atomic<std::uint64_t> numbers{0};
   State& s = state();
-  residency::SleepRequest wanted{tags, discard, 0};
+  engine::SleepRequest wanted{tags, discard, 0};
   UMEM_RETURN_IF_ERROR(check_sleep(s, wanted));
   wanted.number = ++numbers;
   *slept = {wanted.number, 0, true};

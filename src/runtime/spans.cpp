@@ -4,9 +4,9 @@
 
 namespace umem::runtime {
 
+using engine::Engine;
 using managed::MemSpan;
 using managed::RangeId;
-using residency::Engine;
 
 DeviceMask devices_of(const State& s, const MemSpans& spans) {
   DeviceMask found = 0;

@@ -10,7 +10,7 @@ Status start_transfer_log() {
   s.logs_transfers = true;
   FirstError error;
   each_lock(s, [&](DeviceLock& lock) {
-    residency::Engine& engine = lock.device()->engine;
+    engine::Engine& engine = lock.device()->engine;
     lock.without([&] { error.keep(engine.start_log()); });  // waits for the driver
   });
   return error.take();
@@ -23,11 +23,11 @@ std::vector<LoggedTransfer> take_transfer_log(std::size_t* left_out) {
   std::vector<LoggedTransfer> all;
   each_lock(s, [&](DeviceLock& lock) {
     Device& device = *lock.device();
-    std::vector<residency::Transfer> taken;
+    std::vector<engine::Transfer> taken;
     lock.without([&] { taken = device.engine.take_log(*left_out); });
-    for (const residency::Transfer& each : taken)
-      all.push_back({device.place.device, residency::name(each.verb), each.bytes, each.begin_ns,
-                     each.end_ns});
+    for (const engine::Transfer& each : taken)
+      all.push_back(
+          {device.place.device, engine::name(each.verb), each.bytes, each.begin_ns, each.end_ns});
   });
   return all;
 }

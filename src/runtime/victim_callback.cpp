@@ -13,8 +13,7 @@ using residency::RangeId;
 
 constinit thread_local bool t_asking = false;
 
-Shortage look(const residency::Engine& engine, std::size_t need,
-              const std::vector<RangeId>& needed) {
+Shortage look(const engine::Engine& engine, std::size_t need, const std::vector<RangeId>& needed) {
   const residency::Ledger& ledger = engine.ledger();
   const residency::CandidateView view = engine.view();
   Shortage result{need, ledger.resident_bytes(), engine.limits().budget_bytes, {}};
@@ -48,7 +47,7 @@ void set_victim_callback(VictimCallback callback) noexcept {
 void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, DeviceLock& lock) {
   const VictimCallback callback = s.victim_callback;
   if (!callback || t_asking) return;
-  const residency::Engine& engine = lock.device()->engine;
+  const engine::Engine& engine = lock.device()->engine;
   const residency::CandidateView view = engine.view();
   std::vector<RangeId> needed;
   std::size_t bytes = 0;

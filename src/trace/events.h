@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-
 namespace umem::trace {
 
 enum class EventKind : unsigned char { kAlloc, kOp, kFree, kStep };

@@ -31,9 +31,9 @@ def test_the_copy_is_as_clean_as_the_tree(copy: Path) -> None:
     [
         ("src/base/units.h", '#include "runtime/runtime.h"', "not below base"),
         ("src/arena/arena.h", '#include "residency/ledger.h"', "not below arena"),
-        ("src/residency/engine.h", '#include "arena/arena.h"', "not below residency"),
-        ("src/residency/engine.h", '#include "soft/device.h"', "not below residency"),
-        ("src/policy/registry.h", '#include "residency/engine.h"', "not below policy"),
+        ("src/engine/engine.h", '#include "arena/arena.h"', "not below engine"),
+        ("src/engine/engine.h", '#include "soft/device.h"', "not below engine"),
+        ("src/policy/registry.h", '#include "engine/engine.h"', "not below policy"),
         ("src/driver/table.h", '#include "soft/device.h"', "not below driver"),
         ("src/runtime/runtime.h", "#include <torch/library.h>", "only torch_ext may"),
         ("src/runtime/runtime.h", "#include <pybind11/pybind11.h>", "bindings and torch_ext may"),

@@ -9,14 +9,14 @@
 #include <thread>
 #include <vector>
 
+#include "engine/lane.h"
+#include "engine/watchdog.h"
 #include "expect.h"
-#include "residency/lane.h"
-#include "residency/watchdog.h"
 
 namespace {
 
-using namespace umem;             // NOLINT: a test program
-using namespace umem::residency;  // NOLINT: a test program
+using namespace umem;          // NOLINT: a test program
+using namespace umem::engine;  // NOLINT: a test program
 
 int g_stderr = -1;    // the read end of stderr
 std::string g_text;   // the text read so far

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/units.h"
+#include "engine/engine.h"
 #include "expect.h"
 #include "policy/planned.h"
 #include "policy/registry.h"
-#include "residency/engine.h"
 #include "soft/device.h"
 
 namespace {
@@ -33,7 +33,7 @@ class Program {
       : place_(place),
         ranges_(driver.table),
         engine_(driver.table, ranges_, place, true, {kBudget, 0, kPageBytes, 0},
-                policy::make(policy), [] {}) {
+                *policy::find(policy), [] {}) {
     EXPECT(engine_.open().ok());
   }
 
@@ -72,7 +72,7 @@ class Program {
     }
     EXPECT(engine_.hook_errors() == 0);
     EXPECT(engine_.counters().evictions > 0);
-    EXPECT(!engine_.policy().is_planned() || engine_.counters().plan_hits > 0);
+    EXPECT(!engine_.follows_plans() || engine_.counters().plan_hits > 0);
     EXPECT(engine_.close().ok());
   }
 
@@ -100,9 +100,9 @@ class Program {
     EXPECT(engine_.start_log().ok());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     std::size_t left_out = 0;
-    const std::vector<residency::Transfer> taken = engine_.take_log(left_out);
+    const std::vector<engine::Transfer> taken = engine_.take_log(left_out);
     EXPECT(left_out == 0);
-    for (const residency::Transfer& each : taken)
+    for (const engine::Transfer& each : taken)
       EXPECT(each.bytes > 0 && each.begin_ns <= each.end_ns);
     return taken.size();
   }
@@ -137,7 +137,7 @@ class Program {
   // are followed for as long as `use` happens to do so.
   void end_step(std::mt19937& random) {
     engine_.step_ended();
-    auto* planned = dynamic_cast<policy::Planned*>(&engine_.policy());
+    policy::Planned* planned = engine_.planned();
     if (!planned || live_.size() < 2) return;
     policy::Plan plan;
     std::vector<RangeId> units;
@@ -207,7 +207,7 @@ class Program {
 
   driver::Place place_;
   managed::RangeTable ranges_;
-  residency::Engine engine_;
+  engine::Engine engine_;
   std::map<RangeId, unsigned char> live_;
   std::vector<RangeId> cached_;
 };

@@ -1,0 +1,507 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/assert.h"
+#include "base/format.h"
+#include "base/thread_role.h"
+
+namespace umem::engine {
+
+using driver::CallScope;
+
+Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, driver::Place place,
+               bool managed, Limits limits, const policy::Policy& policy,
+               std::function<void()> release_cached)
+    : state_{table, ranges, place, managed, limits, nullptr, nullptr, {}, {}, 0, {}},
+      transfers_(state_),
+      sharing_(state_, transfers_),
+      zero_copy_(state_),
+      moves_(state_, transfers_, sharing_, std::move(release_cached)),
+      write_back_(state_, transfers_, moves_, zero_copy_),
+      sleep_(state_, transfers_, moves_, sharing_, write_back_),
+      hints_(state_, transfers_, moves_, write_back_) {
+  state_.set_policy(policy);
+}
+
+Status Engine::open() {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.open();
+}
+
+Status Engine::close() {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.close();
+}
+
+Status Engine::start_log() {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.start_log();
+}
+
+std::vector<Transfer> Engine::take_log(std::size_t& left_out) {
+  const CallScope scope(state_.table, state_.place);
+  return transfers_.take_log(left_out);
+}
+
+Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag,
+                               Family family) {
+  const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;
+  const std::size_t reused = dead ? state_.ledger.at(id).bytes : 0;
+  if (state_.taken() - reused + bytes > state_.limits.budget_bytes) moves_.release_cached();
+  if (state_.taken() - reused + bytes > state_.limits.budget_bytes)
+    return {Code::kOutOfDeviceMemory,
+            "managed memory cannot be used here, so nothing can be evicted"};
+  state_.ledger.add(id, bytes, segment, tag, family);
+  state_.ledger.set_state(id, State::kDevice);
+  return {};
+}
+
+Status Engine::check_host(std::size_t bytes) {
+  const std::size_t host = state_.limits.host_budget_bytes;
+  if (host > 0 && state_.ledger.live_bytes() + bytes > state_.limits.budget_bytes + host)
+    return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
+  const auto too_large = [&] {
+    return host > 0 && bytes > state_.limits.budget_bytes &&
+           state_.ledger.host_bytes() + bytes > host;
+  };
+  if (too_large()) moves_.release_cached();
+  if (!too_large()) return {};
+  return {Code::kOutOfHostMemory,
+          "the block exceeds the budget, and the host budget has no room for all of it"};
+}
+
+Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                     cu::CUstream stream) {
+  if (!state_.managed) return admit_unmanaged(id, bytes, segment, tag, family);
+  UMEM_RETURN_IF_ERROR(check_host(bytes));
+  if (state_.ranges.whole(id)) {  // nearly always
+    UMEM_RETURN_IF_ERROR(admit_piece(id, bytes, segment, tag, family, stream));
+    tell_policy(id);
+    return {};
+  }
+  admitted_.clear();
+  Status status;
+  state_.ranges.each_piece(id, [&](RangeId piece) {
+    const std::size_t size = state_.ranges.piece_bytes(piece, bytes);
+    if (!status.ok() || size == 0) return;
+    status = admit_piece(piece, size, segment, tag, family, stream);
+    if (!status.ok()) return;
+    state_.ledger.pin(piece);  // the next one must not drive it out
+    admitted_.push_back(piece);
+  });
+  for (RangeId piece : admitted_) state_.ledger.unpin(piece);
+  if (!status.ok()) {
+    for (RangeId piece : admitted_) retire_piece(piece);
+    return status;
+  }
+  for (RangeId piece : admitted_) tell_policy(piece);
+  return {};
+}
+
+void Engine::tell_policy(RangeId admitted) {
+  if (!state_.follows_plans()) return;
+  if (helps_only())
+    state_.planned->admitted_by_helper(state_.view(), admitted);
+  else
+    state_.planned->admitted(state_.view(), admitted);
+}
+
+Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
+                           cu::CUstream stream) {
+  if (sharing_.contains(state_.ranges[id].base)) {
+    Result<std::size_t> frames = sharing_.admit(id, bytes, tag, family, stream);
+    if (!frames.ok()) return frames.take_status();
+    if (frames.value() == bytes) return {};
+    const CallScope scope(state_.table, state_.place);
+    if (!state_.skip_for_capture(stream)) return settle(id, frames.value() > 0, stream);
+    state_.attach(id);  // by the faults of the graph's replay
+    return {};
+  }
+  const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;
+  // What cannot be discarded stays accounted for, beyond the new block too.
+  const bool larger = dead && state_.ledger.at(id).bytes > bytes;
+  if (dead &&
+      (state_.ledger.at(id).bytes == bytes || (larger && !transfers_.local().can_discard()))) {
+    // Waited for already, but where the wait had failed: a discard may still be under way.
+    UMEM_RETURN_IF_ERROR(
+        transfers_.await(state_.ledger.at(id).arrival, state_.ledger.at(id).populated, stream));
+    state_.ledger.revive(id, tag, family);
+    return {};
+  }
+  const CallScope scope(state_.table, state_.place);
+  const bool captured = state_.skip_for_capture(stream);
+  if (dead && !captured) {
+    // Another size: pages that the new block does not cover would stay unaccounted.
+    one_.assign(1, id);
+    UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
+  }
+  state_.ledger.add(id, bytes, segment, tag, family);
+  state_.ledger.set_stream(id, stream);
+  if (!captured) return settle(id, false, stream);
+  state_.attach(id);  // by the faults of the graph's replay
+  return {};
+}
+
+// Room for a new block's unit, and its pages on the device.
+Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
+  const std::size_t bytes = state_.ledger.at(id).bytes;
+  if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
+    if (state_.active()) ++state_.counters.left_out;
+    one_.assign(1, id);
+    // Else faults will bring what fits, beside what is accounted for.
+    if (!use_on_host(id)) state_.attach(id);
+    if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
+    return transfers_.await_discard(stream);
+  }
+  state_.ledger.set_state(id, State::kDevice);
+  if (Status status = moves_.populate(id); !status.ok()) {
+    state_.ledger.set_state(id, State::kVoid);
+    return status;
+  }
+  state_.ledger.pin(id);  // no op has used it yet
+  moves_.evict_ahead();
+  state_.ledger.unpin(id);
+  return {};
+}
+
+void Engine::prepare(RangeId id) {
+  if (!state_.active() || !state_.ledger.away(id)) return;
+  const cu::CUstream stream = state_.ledger.at(id).stream;
+  if (state_.skip_for_capture(stream)) return;
+  const CallScope scope(state_.table, state_.place);
+  one_.assign(1, id);
+  state_.count_error(moves_.fetch(one_, &stream));
+}
+
+void Engine::retire(RangeId id) {
+  state_.ranges.each_piece(id, [&](RangeId piece) {
+    if (state_.ledger.has(piece)) retire_piece(piece);
+  });
+}
+
+void Engine::retire_piece(RangeId id) {
+  const State state = state_.ledger.at(id).state;
+  if (state == State::kDead || state == State::kGone) return;
+  if (state_.planned) state_.planned->retired(id);
+  workspaces_.retired(state_.ledger, id);
+  state_.ledger.set_death(id);
+  const bool later = retire_later(id);
+  if (state_.ledger.at(id).read_mostly)
+    state_.count_error(write_back_.advise(id, false));  // the next owner may write
+  if (sharing_.contains(state_.ranges[id].base)) return sharing_.retire(id);
+  if (state == State::kDevice) {
+    state_.ledger.set_state(id, State::kDead);
+    return;
+  }
+  if (state == State::kHost) state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
+  if (state == State::kVoid && !later && state_.active() &&
+      !state_.skip_for_capture(state_.ledger.at(id).stream)) {
+    const CallScope scope(state_.table, state_.place);
+    one_.assign(1, id);
+    state_.count_error(transfers_.discard(one_));  // drop what faults left on the device
+  }
+  state_.ledger.set_state(id, State::kGone);
+}
+
+// Advice waits for the driver's lock, and a discard may have to wait for the way out's thread. True
+// where the calls are left to `finish_retired`.
+bool Engine::retire_later(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  const bool discard = unit.state == State::kVoid && state_.active();
+  if (!state_.asynchronous() || !state_.managed || (!discard && !unit.read_mostly)) return false;
+  retired_.push_back({id, state_.span(id), unit.stream, unit.arrival, unit.departure,
+                      unit.read_mostly, unit.state == State::kDevice, discard});
+  if (unit.read_mostly) state_.ledger.set_read_mostly(id, false, false);
+  return true;
+}
+
+void Engine::finish_all_retired() {
+  const CallScope scope(state_.table, state_.place);
+  for (const Retired& retired : std::exchange(retired_, {})) {
+    if (retired.discard && !state_.skip_for_capture(retired.stream))
+      state_.count_error(
+          transfers_.discard({retired.span}, retired.stream, retired.arrival, retired.departure));
+    if (!retired.read_mostly) continue;
+    transfers_.out().issue_until(retired.departure);  // a drop takes the advice back for a while
+    state_.count_error(managed::collapse_copies(
+        state_.table, retired.span, retired.here ? managed::Where::kDevice : managed::Where::kHost,
+        state_.place.device));
+    // As after any such advice: what stayed is mapped for writing by a prefetch.
+    if (!state_.ledger.has(retired.id) || state_.ledger.at(retired.id).state != State::kDead)
+      continue;
+    one_.assign(1, retired.id);
+    state_.count_error(transfers_.bring_in(one_, nullptr));
+  }
+}
+
+Ticket Engine::forget(RangeId id) {
+  const managed::Range& range = state_.ranges[state_.ranges[id].head];
+  state_.attached.detach({range.base, range.bytes});
+  std::erase_if(retired_, [&](const Retired& retired) {
+    return retired.span.base - range.base < range.bytes;  // its addresses go
+  });
+  Ticket departure = 0;
+  state_.ranges.each_piece(id, [&](RangeId piece) {
+    if (!state_.ledger.has(piece)) return;
+    departure = std::max(departure, state_.ledger.at(piece).departure);
+    state_.ledger.remove(piece);
+    zero_copy_.forget(piece);
+    if (state_.planned) state_.planned->forgotten(piece);
+  });
+  return departure;
+}
+
+bool Engine::in_use(RangeId id) const {
+  bool found = false;
+  state_.ranges.each_piece(id, [&](RangeId piece) {
+    found = found || (state_.ledger.has(piece) && state_.ledger.at(piece).op_pins > 0);
+  });
+  return found;
+}
+
+void Engine::begin_collective(const RangeId* ids, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i)
+    state_.ledger.begin_collective(ids[i], state_.limits.budget_bytes / 4);
+}
+
+bool Engine::begin_cut(RangeId id) {
+  if (!state_.managed || (state_.place.captures && *state_.place.captures > 0)) return false;
+  bool may = true;
+  const auto each_unit = [&](auto act) {
+    state_.ranges.each_piece(id, [&](RangeId piece) {
+      if (may && state_.ledger.has(piece)) act(piece, state_.ledger.at(piece));
+    });
+  };
+  each_unit([&](RangeId piece, const Unit& unit) {
+    may = unit.op_pins == 0 && unit.user_pins == 0 && unit.exempt == 0 &&
+          unit.tag != Tag::kWorkspace && !sleep_.is_asleep(piece) &&
+          !sharing_.contains(state_.ranges[piece].base);
+  });
+  if (may) finish_retired();
+  // Advice of the engine's own is remembered by the unit that it was given for.
+  each_unit([&](RangeId piece, const Unit& unit) {
+    if (unit.by_policy) write_back_.end(piece);
+    zero_copy_.end(piece);
+    may = !unit.by_policy && !zero_copy_.contains(piece);
+  });
+  return may;
+}
+
+void Engine::split(RangeId piece, RangeId rest, std::size_t at) {
+  // It is another unit from now on.
+  if (state_.planned && state_.ledger.live(piece)) state_.planned->retired(piece);
+  state_.ledger.split(piece, rest, at);
+}
+
+void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
+  wanted_.clear();
+  Ticket newest = 0, populated = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    state_.ledger.pin(ids[i]);
+    state_.ledger.end_collective(ids[i]);
+    const Unit& unit = state_.ledger.at(ids[i]);
+    newest = std::max(newest, unit.arrival);
+    populated = std::max(populated, unit.populated);
+    if (state_.ledger.away(ids[i]) && unit.op_pins == 1) wanted_.push_back(ids[i]);
+  }
+  if (!state_.active()) return;
+  const bool late = transfers_.streams().behind(stream, newest, populated);
+  if ((!wanted_.empty() || late) && !state_.skip_for_capture(stream)) {
+    const CallScope scope(state_.table, state_.place);
+    if (late)
+      state_.count_error(
+          transfers_.await(newest, populated, stream));  // for another stream, or by a hint
+    if (!wanted_.empty()) state_.count_error(moves_.fetch(wanted_, &stream));
+    for (RangeId id : wanted_)
+      if (state_.ledger.away(id) && !state_.fits(state_.ledger.at(id).bytes)) use_on_host(id);
+  }
+  // What died since the last op has made room: what comes in now comes beside this op.
+  if (state_.follows_plans()) apply_pending(stream);
+}
+
+// False where the unit's pages come by faults: in a static layout, where blocks have pages in turn
+// and the advice would be that of the next one too, and where the host has no room.
+bool Engine::use_on_host(RangeId id) {
+  if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
+  if (!moves_.fits_on_host(id) || !zero_copy_.use(id)) return false;
+  if (state_.ledger.at(id).state == State::kVoid) state_.ledger.set_state(id, State::kHost);
+  return true;
+}
+
+void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
+  wanted_.clear();
+  const std::uint32_t bit = transfers_.streams().bit(stream);
+  for (std::size_t i = 0; i < count; ++i) {
+    state_.ledger.unpin(ids[i]);
+    state_.ledger.touch(ids[i]);
+    state_.ledger.use_on(ids[i], bit);
+    const bool away = state_.ledger.away(ids[i]) && !zero_copy_.contains(ids[i]);
+    if (away && state_.ledger.at(ids[i]).op_pins == 0) wanted_.push_back(ids[i]);
+  }
+  if (!state_.active()) return;
+  if (state_.asynchronous() &&
+      !state_.fits(state_.limits.budget_bytes / 4)) {  // evictions are near
+    const CallScope scope(state_.table, state_.place);
+    const Status marked = transfers_.streams().mark(stream, state_.ledger.now());
+    (void)marked;  // an eviction records its own then
+  }
+  for (RangeId id : wanted_) state_.attach(id);  // by faults
+  if (wanted_.empty() || state_.skip_for_capture(stream)) return;
+  const CallScope scope(state_.table, state_.place);
+  // Used without having been brought: faults did it, at least in part. Now that the op is over the
+  // ledger gets right again: the unit stays if it fits, and goes back if it does not.
+  state_.count_error(moves_.fetch(wanted_, &stream));
+  moved_.clear();
+  for (RangeId id : wanted_) {
+    if (!state_.ledger.away(id) || !moves_.fits_on_host(id)) continue;
+    state_.ledger.set_state(id, State::kHost);
+    moved_.push_back(id);
+  }
+  if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
+}
+
+std::size_t Engine::shortage(std::size_t bytes) const {
+  const std::size_t available = state_.view().available_bytes;
+  return state_.active() && bytes > available ? bytes - available : 0;
+}
+
+void Engine::op_ended(const OpUse& op, cu::CUstream stream) {
+  if (!state_.active() || !state_.follows_plans()) return;
+  const policy::Followed followed = state_.planned->op_ended(state_.view(), op);
+  state_.counters.plan_hits += followed == policy::Followed::kHit ? 1 : 0;
+  state_.counters.plan_misses += followed == policy::Followed::kMiss ? 1 : 0;
+  apply_pending(stream);
+}
+
+void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
+  if (!workspaces_.looking()) return;
+  for (std::size_t i = 0; i < count; ++i) workspaces_.left_behind(state_.ledger, ids[i], family);
+  wanted_.clear();
+  workspaces_.find(state_.ledger, wanted_);
+  if (wanted_.empty() || !state_.active()) return;
+  const CallScope scope(state_.table, state_.place);
+  for (RangeId id : wanted_) {
+    moves_.make_room(state_.ledger.at(id).bytes);
+    moves_.bring(id);
+  }
+}
+
+void Engine::step_ended() {
+  check_invariants();
+  (void)state_.ledger.end_collectives();  // whether there was any
+  moves_.step_ended();
+  zero_copy_.step_ended();
+  if (!state_.active() || !state_.follows_plans()) return;
+  state_.planned->step_ended(state_.view());
+  apply_pending(nullptr);
+}
+
+// One submission a unit: what needs the room of one, or its bytes, waits for no other.
+void Engine::apply_pending(cu::CUstream stream) {
+  if (!state_.active() || !state_.planned || !state_.planned->has_pending() ||
+      state_.skip_for_capture(stream))
+    return;
+  const CallScope scope(state_.table, state_.place);
+  write_back_.apply_read_mostly();
+  leaving_.clear();
+  state_.planned->evictions(state_.view(), leaving_);
+  for (RangeId id : leaving_) {
+    one_.assign(1, id);
+    state_.count_error(moves_.send_out(one_));
+  }
+  write_back_.apply_pending();
+  moves_.make_room(std::min(state_.planned->headroom(), state_.share()));
+  while (true) {
+    const RangeId id = state_.planned->next_fetch(state_.view());
+    if (id == kNoRange) break;
+    moves_.bring(id);
+  }
+  if (!state_.planned->take_wait()) return;
+  state_.count_error(transfers_.await(transfers_.in().last(), 0, stream));
+  state_.count_error(transfers_.out().make_wait(stream, transfers_.out().last()));
+}
+
+std::size_t Engine::unused_bytes() const {
+  std::size_t used = state_.ledger.resident_bytes();
+  // Live, and brought by faults if at all: not known to be without contents.
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
+    used += state_.ledger.at(id).state == State::kVoid ? state_.ledger.at(id).bytes : 0;
+  return state_.attached_bytes() - std::min(state_.attached_bytes(), used);
+}
+
+void Engine::forget_unused() {
+  Ledger& ledger = state_.ledger;
+  state_.attached.clear();
+  state_.recycled_bytes = 0;
+  for (RangeId id = 1; id < ledger.capacity(); ++id) {
+    ledger.forget_dropped(id);
+    const State state = ledger.at(id).state;
+    if (state == State::kDevice || state == State::kDead || state == State::kVoid)
+      state_.attach(id);
+  }
+  sharing_.forget_dropped();
+}
+
+void Engine::check_invariants() const {
+  state_.ledger.check_invariants(sharing_.idle());
+  UMEM_ASSERT(!state_.active() || state_.attached_bytes() >= state_.ledger.resident_bytes(),
+              "the driver holds device memory for all that is resident");
+}
+
+Status Engine::set_limits(Limits limits) {
+  const CallScope scope(state_.table, state_.place);
+  if (const Status fits = hints_.check_user_pins(0, limits.budget_bytes); !fits.ok())
+    return {fits.code(), "the budget cannot be that low: " + fits.message()};
+  const Limits previous = std::exchange(state_.limits, limits);
+  if (!state_.managed) return {};
+  if (state_.active()) moves_.make_room(0);
+  // Memory outside of umem's may exceed any budget: it does not keep the budget from being set.
+  if (!state_.active() || state_.ledger.resident_bytes() <= state_.share()) return {};
+  state_.limits = previous;
+  return {Code::kOutOfDeviceMemory,
+          "the budget cannot be lowered: running ops hold " +
+              format_bytes(state_.ledger.op_pinned_bytes()) +
+              ", the program excluded what is on the device (umem.exclude), or the host budget is "
+              "full"};
+}
+
+void Engine::set_outside_bytes(std::size_t bytes) {
+  state_.limits.outside_bytes = bytes;
+  if (!state_.active()) return;
+  const CallScope scope(state_.table, state_.place);
+  moves_.make_room(0);
+}
+
+void Engine::set_policy(const policy::Policy& policy) {
+  const bool was_active = state_.active();
+  write_back_.clear();
+  state_.set_policy(policy);
+  if (was_active == state_.active()) return;
+  const CallScope scope(state_.table, state_.place);
+  if (!state_.active()) {
+    zero_copy_.clear();
+    // From here on the driver moves pages as it likes, and the ledger cannot know where they are.
+    while (state_.ledger.oldest_resident() != kNoRange)
+      state_.ledger.set_state(state_.ledger.oldest_resident(), State::kVoid);
+    while (state_.ledger.oldest_dead() != kNoRange)
+      state_.ledger.set_state(state_.ledger.oldest_dead(), State::kGone);
+    return sharing_.lose_track(false);
+  }
+  // And the other way round: what the driver left anywhere is brought to known places.
+  dropped_.clear();
+  moved_.clear();
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
+    if (state_.ledger.at(id).state == State::kGone) dropped_.push_back(id);
+    if (state_.ledger.at(id).state != State::kVoid) continue;
+    state_.ledger.set_state(id, State::kHost);
+    moved_.push_back(id);
+  }
+  if (!dropped_.empty()) state_.count_error(transfers_.discard(dropped_));
+  sharing_.lose_track(true);
+  if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
+}
+
+}  // namespace umem::engine

@@ -1,0 +1,313 @@
+#include "engine/lane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/assert.h"
+#include "driver/capabilities.h"
+
+namespace umem::engine {
+
+using driver::check;
+using driver::Entry;
+
+namespace {
+
+std::size_t bytes_of(const std::vector<managed::MemSpan>& spans) {
+  std::size_t bytes = 0;
+  for (const managed::MemSpan& span : spans) bytes += span.bytes;
+  return bytes;
+}
+
+// Bytes that make room when they are gone.
+std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
+  return verb == Verb::kWriteBack ? 0 : bytes_of(spans);
+}
+
+// For people.
+const char* what(Verb verb) {
+  switch (verb) {
+    case Verb::kBringIn:
+      return "bring memory to the device";
+    case Verb::kPopulate:
+    case Verb::kPopulateFresh:
+      return "place new memory on the device";
+    case Verb::kDiscard:
+      return "discard memory";
+    case Verb::kSendOut:
+    case Verb::kDrop:
+      return "evict memory to the host";
+    case Verb::kWriteBack:
+      return "copy memory to the host";
+  }
+  return "";
+}
+
+}  // namespace
+
+// Only a process that ends keeps a lane open: no caller is left that its thread could join.
+Lane::~Lane() {
+  if (thread_.joinable()) thread_.detach();
+}
+
+Status Lane::open() {
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuStreamCreate(&stream_, cu::CU_STREAM_NON_BLOCKING), Entry::cuStreamCreate));
+  if (place_.context) {
+    watched_ = Watchdog::the().watch(place_.device);
+    memory_ops_.set_host_node(driver::nearest_host_node(table_, place_.device));
+  }
+  if (threaded_) thread_ = std::thread([this] { work(); });
+  return {};
+}
+
+Status Lane::close() {
+  if (thread_.joinable()) {
+    {
+      const std::lock_guard guard(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  FirstError error;
+  for (const Issued& issued : under_way_) spare_events_.push_back(issued.event);
+  under_way_.clear();
+  for (cu::CUevent event : spare_events_)
+    error.keep(check(table_.cuEventDestroy(event), Entry::cuEventDestroy));
+  spare_events_.clear();
+  std::size_t left_out = 0;
+  log_.take(left_out);
+  if (stream_) error.keep(check(table_.cuStreamDestroy(stream_), Entry::cuStreamDestroy));
+  stream_ = nullptr;
+  Watchdog::the().forget(std::exchange(watched_, nullptr));
+  return error.take();
+}
+
+Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& spans,
+                            const std::vector<cu::CUevent>& after) {
+  const Ticket ticket = ++last_;
+  if (threaded_) {
+    {
+      const std::lock_guard guard(mutex_);
+      waiting_.push_back({ticket, verb, spans, after});
+      waiting_bytes_ += leaving(verb, spans);
+    }
+    changed_.notify_all();
+    return ticket;
+  }
+  Status status = issue(verb, spans, after);
+  const std::lock_guard guard(mutex_);
+  const Status finished = finish(ticket, leaving(verb, spans));
+  if (status.ok() && !finished.ok()) failures_++;
+  if (!status.ok()) return status;
+  return ticket;
+}
+
+Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
+                   const std::vector<cu::CUevent>& after) {
+  const Watchdog::Call call(watched_, what(verb));
+  for (cu::CUevent event : after)
+    UMEM_RETURN_IF_ERROR(
+        check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
+  const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
+  return run(verb, spans);
+}
+
+Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
+  switch (verb) {
+    case Verb::kBringIn:
+    case Verb::kPopulateFresh:
+      return memory_ops_.prefetch(spans, managed::Where::kDevice, stream_);
+    case Verb::kPopulate:
+      return memory_ops_.discard_and_prefetch(spans, stream_);
+    case Verb::kDiscard:
+      return memory_ops_.discard(spans, stream_);
+    case Verb::kSendOut:
+      return memory_ops_.prefetch(spans, managed::Where::kHost, stream_);
+    case Verb::kDrop:
+      return drop(spans);
+    case Verb::kWriteBack:
+      return write_back(spans);
+  }
+  return {};
+}
+
+// Advice has effect when it is called: after what the stream waits for, and holds.
+Status Lane::catch_up() {
+  if (!threaded_) return {};
+  return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
+}
+
+Status Lane::write_back(const std::vector<managed::MemSpan>& spans) {
+  UMEM_RETURN_IF_ERROR(catch_up());
+  FirstError error;
+  for (const managed::MemSpan& span : spans) error.keep(managed::advise_read_mostly(table_, span));
+  error.keep(memory_ops_.prefetch(spans, managed::Where::kHost, stream_));
+  return error.take();
+}
+
+// A prefetch to the host would leave read-mostly bytes on the device as well. So the advice is
+// taken back while they leave: where the host has a valid copy that one stays, and what has been
+// written since it was made is moved by the prefetch.
+Status Lane::drop(const std::vector<managed::MemSpan>& spans) {
+  UMEM_RETURN_IF_ERROR(catch_up());
+  FirstError error;
+  for (const managed::MemSpan& span : spans)
+    error.keep(managed::collapse_copies(table_, span, managed::Where::kHost, place_.device));
+  error.keep(memory_ops_.prefetch(spans, managed::Where::kHost, stream_));
+  error.keep(catch_up());  // else what is still to be moved would be copied
+  for (const managed::MemSpan& span : spans) error.keep(managed::advise_read_mostly(table_, span));
+  return error.take();
+}
+
+Result<cu::CUevent> Lane::take_event() {
+  if (!spare_events_.empty()) {
+    cu::CUevent event = spare_events_.back();
+    spare_events_.pop_back();
+    return event;
+  }
+  cu::CUevent event = nullptr;
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
+  return event;
+}
+
+// With the lock held. An event after the submission, by which others wait for it.
+Status Lane::finish(Ticket ticket, std::size_t bytes) {
+  UMEM_ASSERT(ticket >= issued_ && complete_ <= issued_,
+              "a lane issues in the order of submission");
+  issued_ = ticket;
+  missed_ = ticket;  // until its event is recorded
+  issued_bytes_ += bytes;
+  Result<cu::CUevent> event = take_event();
+  if (!event.ok()) return event.take_status();
+  Status recorded = check(table_.cuEventRecord(event.value(), stream_), Entry::cuEventRecord);
+  if (!recorded.ok()) {
+    spare_events_.push_back(event.value());
+    return recorded;
+  }
+  missed_ = 0;
+  UMEM_ASSERT(under_way_.empty() || under_way_.back().ticket <= ticket,
+              "submissions are by ticket");
+  under_way_.push_back({ticket, bytes, issued_bytes_, event.value()});
+  // A wait for one that is forgotten here is a wait for a later one.
+  const std::size_t kept = place_.context ? 64 : 4096;
+  while (under_way_.size() > kept) {
+    under_way_[1].bytes += under_way_.front().bytes;
+    spare_events_.push_back(under_way_.front().event);
+    under_way_.pop_front();
+  }
+  return {};
+}
+
+Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
+  if (ticket == 0) return {};
+  UMEM_ASSERT(ticket <= last_, "a wait for what was never submitted would not end");
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+  if (place_.context) poll();  // time on a software device has no end that one could ask for
+  if (ticket <= complete_) return {};
+  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
+  // The first event at or after it: the lane is in order.
+  const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
+                                          [&](const Issued& i) { return i.ticket < ticket; });
+  if (found == under_way_.end()) return {};
+  return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
+}
+
+// With the lock held. Forgets what is complete.
+void Lane::poll() {
+  while (!under_way_.empty()) {
+    if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
+    UMEM_ASSERT(under_way_.front().ticket >= complete_, "submissions complete in order");
+    complete_ = under_way_.front().ticket;
+    complete_bytes_ = under_way_.front().through;
+    spare_events_.push_back(under_way_.front().event);
+    under_way_.pop_front();
+  }
+}
+
+void Lane::issue_until(Ticket ticket) {
+  UMEM_ASSERT(ticket <= last_, "a wait for what was never submitted would not end");
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+}
+
+std::size_t Lane::under_way() {
+  const std::lock_guard guard(mutex_);
+  if (!place_.timed) return 0;
+  poll();
+  return bytes_under_way();
+}
+
+bool Lane::under_way(Ticket ticket) {
+  const std::lock_guard guard(mutex_);
+  if (!place_.timed || ticket == 0) return false;
+  poll();
+  return ticket > issued_ || (ticket > complete_ && !under_way_.empty());
+}
+
+// With the lock held.
+std::size_t Lane::bytes_under_way() const {
+  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
+  for (const Issued& issued : under_way_) bytes += issued.bytes;
+  return bytes;
+}
+
+Ticket Lane::until(std::size_t allowed) {
+  const std::lock_guard guard(mutex_);
+  if (!threaded_) {
+    if (issued_bytes_ <= allowed) return 0;
+    const std::uint64_t needed = issued_bytes_ - allowed;
+    if (needed <= complete_bytes_) return 0;
+    const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
+                                            [&](const Issued& i) { return i.through < needed; });
+    return found == under_way_.end() ? last() : found->ticket;
+  }
+  poll();
+  std::size_t bytes = bytes_under_way();
+  Ticket needed = 0;
+  for (const Issued& issued : under_way_) {
+    if (bytes <= allowed) return needed;
+    bytes -= issued.bytes;
+    needed = issued.ticket;
+  }
+  for (const Job& job : waiting_) {
+    if (bytes <= allowed) return needed;
+    bytes -= leaving(job.verb, job.spans);
+    needed = job.ticket;
+  }
+  return bytes <= allowed ? needed : last();
+}
+
+std::uint64_t Lane::failures() {
+  const std::lock_guard guard(mutex_);
+  return failures_;
+}
+
+void Lane::work() {
+  // A capture on any thread would forbid this one its calls, which touch no stream that is
+  // captured.
+  cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
+  table_.cuThreadExchangeStreamCaptureMode(&mode);
+  const driver::CallScope scope(table_, place_);
+  std::unique_lock guard(mutex_);
+  while (true) {
+    changed_.wait(guard, [&] { return stopping_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    const Job job = std::move(waiting_.front());
+    waiting_.pop_front();
+    guard.unlock();
+    const Status status = issue(job.verb, job.spans, job.after);
+    guard.lock();
+    const std::size_t bytes = leaving(job.verb, job.spans);
+    UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
+    waiting_bytes_ -= bytes;
+    const Status finished = finish(job.ticket, bytes);
+    failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace umem::engine

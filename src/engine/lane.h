@@ -1,0 +1,118 @@
+// A lane is a transfer queue: one side stream that moves bytes in one direction, in the order of
+// submission.
+//
+// A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
+// so that lane is driven by a thread of its own.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "driver/place.h"
+#include "driver/table.h"
+#include "engine/lane_log.h"
+#include "engine/watchdog.h"
+#include "managed/memory_ops.h"
+
+namespace umem::engine {
+
+using Ticket = std::uint64_t;  // of a submission; 0: none
+
+class Lane {
+ public:
+  Lane(const driver::Table& table, driver::Place place, bool threaded)
+      : table_(table),
+        place_(place),
+        memory_ops_(table, place.device),
+        log_(table, place),
+        threaded_(threaded) {}
+  ~Lane();
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Status open();
+  // Waits for the thread, not for the device.
+  Status close();
+
+  // Runs the verb on the spans after the events. With a thread, errors come by `failures`.
+  Result<Ticket> submit(Verb verb, const std::vector<managed::MemSpan>& spans,
+                        const std::vector<cu::CUevent>& after);
+  // What the stream is given from now on runs after the submission. Waits for the thread to have
+  // issued it.
+  Status make_wait(cu::CUstream stream, Ticket ticket);
+  // The same for another lane.
+  Status make_wait(Lane& lane, Ticket ticket) { return make_wait(lane.stream_, ticket); }
+  // Waits for the thread to have issued it. Needs no lock of the caller's.
+  void issue_until(Ticket ticket);
+  // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
+  // Without a thread the driver is not asked what is complete: all bytes count as under way that
+  // were submitted later.
+  Ticket until(std::size_t allowed);
+  // Bytes that are under way now; 0 where no time passes.
+  std::size_t under_way();
+  // Whether it is; never where no time passes.
+  bool under_way(Ticket ticket);
+  Ticket last() const { return last_; }
+
+  bool can_discard() const { return memory_ops_.can_discard(); }
+  std::uint64_t failures();
+
+  // The log's calls need the lane to be open, and its place's context.
+  LaneLog& log() { return log_; }
+
+ private:
+  struct Job {
+    Ticket ticket;
+    Verb verb;
+    std::vector<managed::MemSpan> spans;
+    std::vector<cu::CUevent> after;
+  };
+  struct Issued {
+    Ticket ticket;
+    std::size_t bytes;
+    std::uint64_t through;  // bytes submitted up to here, with its own
+    cu::CUevent event;
+  };
+
+  Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
+               const std::vector<cu::CUevent>& after);
+  Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
+  Status catch_up();
+  Status write_back(const std::vector<managed::MemSpan>& spans);
+  Status drop(const std::vector<managed::MemSpan>& spans);
+  Status finish(Ticket ticket, std::size_t bytes);
+  Result<cu::CUevent> take_event();
+  void poll();
+  std::size_t bytes_under_way() const;
+  void work();
+
+  const driver::Table& table_;
+  driver::Place place_;
+  managed::MemoryOps memory_ops_;
+  LaneLog log_;
+  const bool threaded_;
+  WatchedCalls* watched_ = nullptr;  // of a real driver
+  cu::CUstream stream_ = nullptr;
+  std::atomic<Ticket> last_{0};  // submitted
+
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  std::deque<Job> waiting_;
+  std::size_t waiting_bytes_ = 0;
+  Ticket issued_ = 0;
+  Ticket missed_ = 0;    // the last one issued, while it has no event
+  Ticket complete_ = 0;  // known to be
+  std::uint64_t issued_bytes_ = 0, complete_bytes_ = 0;
+  std::deque<Issued> under_way_;  // by ticket
+  std::vector<cu::CUevent> spare_events_;
+  std::uint64_t failures_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace umem::engine

@@ -1,0 +1,228 @@
+#include "engine/moves.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace umem::engine {
+namespace {
+
+using driver::CallScope;
+
+constexpr std::size_t kMaxAhead = 256 * MiB;
+
+}  // namespace
+
+bool Moves::fits_on_host(RangeId id) {
+  if (state_.limits.host_budget_bytes == 0) return true;
+  const auto fits = [&] {
+    const Unit& unit = state_.ledger.at(id);
+    const std::size_t more = unit.bytes - std::min(unit.bytes, unit.host_bytes);
+    return state_.ledger.host_bytes() + more <= state_.limits.host_budget_bytes;
+  };
+  if (fits()) return true;
+  release_cached_();
+  return fits();
+}
+
+// The lane waits until what is on its way out leaves room for what is resident. The room of dead
+// bytes is there at once: they go before anything is waited for.
+Status Moves::wait_for_space(Lane& lane) {
+  Lane& out = transfers_.out();
+  if (state_.ledger.dead_bytes() > 0 && transfers_.local().can_discard())
+    discard_dead(out.under_way());
+  const std::size_t full = std::min(state_.taken(), state_.limits.budget_bytes);
+  return out.make_wait(lane, out.until(state_.limits.budget_bytes - full));
+}
+
+Status Moves::populate(RangeId id) {
+  UMEM_RETURN_IF_ERROR(wait_for_space(transfers_.local()));
+  const Unit& unit = state_.ledger.at(id);
+  if (unit.host_bytes > 0 && !transfers_.local().can_discard())
+    state_.counters.bytes_in += unit.bytes;  // old ones
+  return transfers_.populate(id);
+}
+
+// Makes room of dead units, oldest first, until `bytes` more fit or none is left.
+void Moves::discard_dead(std::size_t bytes) {
+  const Lane& local = transfers_.local();
+  if (local.can_discard()) drop_dead(bytes);
+  if (!local.can_discard()) send_dead_out(bytes);  // the driver may just have said so
+}
+
+void Moves::drop_dead(std::size_t bytes) {
+  Ledger& ledger = state_.ledger;
+  dropped_.clear();
+  while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
+    const RangeId id = ledger.oldest_dead();
+    dropped_.push_back(id);
+    ledger.drop(id);
+  }
+  const Status status = dropped_.empty() ? Status() : transfers_.discard(dropped_);
+  state_.count_error(status);
+  const bool can_discard = transfers_.local().can_discard();  // the driver may just have refused
+  for (RangeId id : dropped_) {
+    if (status.ok() && can_discard)
+      state_.counters.bytes_discarded += ledger.at(id).bytes;
+    else
+      ledger.set_state(id, State::kDead);  // still where it was
+  }
+  if (can_discard) sharing_.drop(bytes);
+}
+
+// Where the driver cannot discard, dead bytes leave as live ones do. That copies what nobody
+// needs, beside compute and mostly against the direction in which something comes in; the other
+// way, to free their addresses, waits for the device.
+void Moves::send_dead_out(std::size_t bytes) {
+  Ledger& ledger = state_.ledger;
+  dropped_.clear();
+  while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
+    const RangeId id = ledger.oldest_dead();
+    if (!fits_on_host(id)) break;  // this has freed what it could
+    if (!ledger.has(id) || ledger.at(id).state != State::kDead) continue;
+    ledger.set_state(id, State::kGone);
+    ledger.hold_host(id);
+    dropped_.push_back(id);
+  }
+  std::erase_if(dropped_, [&](RangeId id) { return !ledger.has(id); });
+  state_.count_error(send_back(dropped_, State::kDead));
+  sharing_.drop(bytes);
+}
+
+// Starts the way out of units that the ledger has out already. Where it fails they are `before`.
+Status Moves::send_back(const std::vector<RangeId>& ids, State before) {
+  if (ids.empty()) return {};
+  Status status = transfers_.send_back(ids);
+  for (RangeId id : ids) {
+    if (!status.ok())
+      state_.ledger.set_state(id, before);
+    else if (!state_.ledger.at(id).clean)
+      state_.counters.bytes_out += state_.ledger.at(id).bytes;
+  }
+  return status;
+}
+
+Status Moves::send_out(const std::vector<RangeId>& victims) {
+  Ledger& ledger = state_.ledger;
+  Counters& counters = state_.counters;
+  moved_.clear();
+  for (RangeId id : victims) {
+    // In use by another thread's op, or no room on the host: stays.
+    const Unit& unit = ledger.at(id);
+    if (unit.state != State::kDevice || unit.op_pins > 0 || !fits_on_host(id)) continue;
+    moved_.push_back(id);
+    if (unit.prefetched_unused) counters.prefetched_unused_bytes += unit.bytes;
+    ledger.set_state(id, State::kHost);
+  }
+  UMEM_RETURN_IF_ERROR(send_back(moved_, State::kDevice));
+  counters.evictions += moved_.size();
+  return {};
+}
+
+bool Moves::make_room(std::size_t bytes) {
+  if (state_.fits(bytes)) return true;
+  const std::size_t wanted = std::min(bytes, state_.share());
+  discard_dead(wanted);
+  if (!state_.fits(wanted)) {
+    const std::uint64_t before = state_.counters.evictions;
+    evict(wanted);
+    // Slow, as the collective may be using them, but not as slow as what does not fit.
+    if (!state_.fits(wanted) && state_.ledger.end_collectives()) evict(wanted);
+    short_now_ = short_now_ || state_.counters.evictions > before;
+  }
+  return state_.fits(bytes);
+}
+
+// Sends live units out until `wanted` bytes more fit, or none may leave.
+void Moves::evict(std::size_t wanted) {
+  if (!preferred_victims_.empty()) evict_preferred(wanted);
+  if (state_.fits(wanted)) return;
+  victims_.clear();
+  state_.victims(state_.taken() + wanted - state_.limits.budget_bytes, victims_);
+  state_.count_error(send_out(victims_));
+  if (!state_.follows_plans()) return;
+  for (RangeId id : victims_)
+    if (state_.ledger.at(id).state == State::kHost) state_.planned->evicted(id);
+}
+
+void Moves::evict_preferred(std::size_t wanted) {
+  const CandidateView now = state_.view();
+  victims_.clear();
+  std::size_t left = state_.taken() + wanted - state_.limits.budget_bytes;
+  for (RangeId id : std::exchange(preferred_victims_, {})) {
+    if (left == 0) break;
+    const bool leaves = state_.ledger.has(id) && now.evictable(id) &&
+                        std::find(victims_.begin(), victims_.end(), id) == victims_.end();
+    if (!leaves) {
+      ++state_.counters.advice_ignored;
+      continue;
+    }
+    victims_.push_back(id);
+    left -= std::min(left, state_.ledger.at(id).bytes);
+  }
+  state_.count_error(send_out(victims_));
+}
+
+void Moves::evict_ahead() {
+  if (!state_.asynchronous() || !(short_now_ || short_before_)) return;
+  const std::size_t ahead = std::min(state_.limits.budget_bytes / 16, kMaxAhead);
+  if (state_.fits(ahead)) return;
+  discard_dead(ahead);
+  if (!state_.fits(ahead)) evict(std::min(ahead, state_.share()));
+}
+
+void Moves::step_ended() {
+  short_before_ = short_now_;
+  short_now_ = false;
+}
+
+Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
+  Ledger& ledger = state_.ledger;
+  std::size_t need = 0;
+  for (RangeId id : ids)  // nothing leaves for what can never fit
+    if (ledger.at(id).bytes <= state_.share()) need += ledger.at(id).bytes;
+  make_room(need);
+  moved_.clear();
+  for (RangeId id : ids) {
+    // An op that needs more than the budget: what does not fit comes by faults.
+    if (!state_.fits(ledger.at(id).bytes)) {
+      ++state_.counters.left_out;
+      continue;
+    }
+    const bool data = ledger.at(id).state == State::kHost;
+    if (data) state_.counters.bytes_in += ledger.at(id).bytes;
+    if (data && ledger.at(id).read_mostly) ledger.set_clean(id);
+    ledger.set_state(id, State::kDevice);
+    moved_.push_back(id);
+  }
+  state_.counters.prefetches += moved_.size();
+  if (moved_.empty()) return {};
+  Status status = wait_for_space(transfers_.in());
+  if (status.ok()) status = transfers_.bring_in(moved_, consumer);
+  if (!status.ok())  // on the host for all we know; faults bring it
+    for (RangeId id : moved_) ledger.set_state(id, State::kHost);
+  return status;
+}
+
+void Moves::bring(RangeId id) {
+  const std::size_t bytes = state_.ledger.at(id).bytes;
+  if (!state_.ledger.away(id)) return;
+  if (!state_.fits(bytes)) discard_dead(bytes);
+  if (!state_.fits(bytes)) return;
+  one_.assign(1, id);
+  state_.count_error(fetch(one_, nullptr));
+  if (!state_.ledger.away(id)) state_.ledger.set_prefetched(id);
+}
+
+Status Moves::prefetch(RangeId id) {
+  if (!state_.managed || !state_.ledger.away(id)) return {};
+  const CallScope scope(state_.table, state_.place);
+  one_.assign(1, id);
+  if (!state_.active()) return transfers_.bring_in(one_, nullptr);
+  UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
+  if (state_.ledger.away(id))
+    return {Code::kOutOfDeviceMemory, "the block does not fit beside what is in use"};
+  state_.ledger.set_prefetched(id);
+  return {};
+}
+
+}  // namespace umem::engine

@@ -1,0 +1,114 @@
+#include "engine/sharing.h"
+
+#include <algorithm>
+
+namespace umem::engine {
+
+using driver::CallScope;
+
+void Sharing::close() {
+  transfers_.out().issue_until(pages_.departure);  // not after the addresses have gone
+  const SharedPages::Amounts left = pages_.amounts();
+  state_.ledger.forget_idle(left.dead, left.dropped, left.host);
+  state_.attached.detach(pages_.span());
+  pages_.close();
+}
+
+Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Family family,
+                                   cu::CUstream stream) {
+  Ledger& ledger = state_.ledger;
+  const managed::MemSpan place{state_.ranges[id].base, bytes};
+  const SharedPages::Amounts found = pages_.count(place);
+  const bool whole = found.dead == bytes;
+  // Waited for already, but where the wait had failed.
+  if (whole) UMEM_RETURN_IF_ERROR(transfers_.await(pages_.arrival, pages_.populated, stream));
+  pages_.take(place);
+  pages_.stream = stream;
+  ledger.forget_idle(found.dead, found.dropped, 0);
+  ledger.add(id, bytes, false, tag, family);
+  ledger.set_stream(id, stream);
+  ledger.set_death(id);  // of whichever block had the pages last
+  ledger.take_host(id, found.host);
+  ledger.set_arrival(id, pages_.arrival);
+  ledger.set_populated(id, pages_.populated);
+  ledger.set_departure(id, pages_.departure);
+  if (whole) ledger.set_state(id, State::kDevice);
+  return found.dead;
+}
+
+void Sharing::retire(RangeId id) {
+  Ledger& ledger = state_.ledger;
+  const Unit unit = ledger.at(id);
+  const managed::MemSpan place = state_.span(id);
+  pages_.arrival = std::max(pages_.arrival, unit.arrival);
+  pages_.departure = std::max(pages_.departure, unit.departure);
+  pages_.populated = std::max(pages_.populated, unit.populated);
+  if (unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
+  if (unit.state == State::kVoid && !state_.asynchronous() && state_.active()) {
+    const CallScope scope(state_.table, state_.place);
+    state_.count_error(transfers_.discard({id}));  // drop what faults left on the device
+  }
+  const bool resident = unit.state == State::kDevice;
+  ledger.set_state(id, State::kNone);
+  ledger.give_host(id);
+  pages_.give_back(place, resident, unit.host_bytes);
+  if (resident) ledger.add_idle_dead(unit.bytes);
+}
+
+void Sharing::drop(std::size_t bytes) {
+  if (state_.fits(bytes)) return;
+  state_.count_error(drop_dead(state_.taken() + bytes - state_.limits.budget_bytes, false));
+}
+
+Status Sharing::release_dead() {
+  return drop_dead(pages_.amounts().dead, true);
+}
+
+// With `give_back` the driver gets the memory of what is dropped at once, not when it is short.
+// Where it cannot discard, it gets it by a copy to the host, and there is no other way.
+Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
+  if (bytes == 0 || pages_.amounts().dead == 0) return {};
+  spans_.clear();
+  pages_.find_dead(bytes, spans_);
+  UMEM_RETURN_IF_ERROR(discard(spans_));
+  std::size_t dropped = 0;
+  for (const managed::MemSpan& span : spans_) dropped += span.bytes;
+  pages_.drop(spans_);
+  state_.ledger.drop_idle(dropped);
+  const bool discarded = transfers_.local().can_discard();  // the driver may just have refused
+  if (discarded) state_.counters.bytes_discarded += dropped;
+  return give_back || !discarded ? send_dropped(dropped) : Status();
+}
+
+// Of `spans_`, so many bytes together.
+Status Sharing::send_dropped(std::size_t bytes) {
+  std::size_t missing = 0;
+  for (const managed::MemSpan& span : spans_) missing += span.bytes - pages_.count(span).host;
+  const std::size_t limit = state_.limits.host_budget_bytes;
+  if (limit > 0 && state_.ledger.host_bytes() + missing > limit) return {};  // the driver's to take
+  Result<Ticket> ticket = transfers_.send_discarded(spans_);
+  if (!ticket.ok()) return ticket.take_status();
+  pages_.departure = ticket.value();
+  pages_.hold_host(spans_);
+  state_.ledger.send_idle(bytes, missing);
+  if (!transfers_.local().can_discard()) state_.counters.bytes_out += bytes;  // by a copy
+  return {};
+}
+
+void Sharing::forget_dropped() {
+  state_.ledger.forget_idle(0, pages_.amounts().dropped, 0);
+  pages_.forget_dropped();
+  spans_.clear();
+  pages_.find_dead(pages_.amounts().dead, spans_);
+  for (const managed::MemSpan& span : spans_) state_.attached.attach(span);
+}
+
+void Sharing::lose_track(bool drop) {
+  const SharedPages::Amounts left = pages_.amounts();
+  state_.ledger.forget_idle(left.dead, left.dropped, 0);
+  spans_.clear();
+  pages_.lose_track(spans_);
+  if (drop && !spans_.empty()) state_.count_error(discard(spans_));
+}
+
+}  // namespace umem::engine

@@ -1,0 +1,206 @@
+#include "engine/sleep.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/format.h"
+
+namespace umem::engine {
+
+using driver::CallScope;
+
+namespace {
+
+bool has_tag(std::uint32_t tags, Tag tag) {
+  return (tags >> static_cast<unsigned>(tag) & 1U) != 0;
+}
+
+}  // namespace
+
+// It is still away, and the same block as then. A unit that came back for an op and left again, as
+// by pressure, is away for that reason.
+bool Sleep::is_asleep(const SleepingUnit& sleeping) const {
+  if (!state_.ledger.live(sleeping.id) || !state_.ledger.away(sleeping.id)) return false;
+  const Unit& unit = state_.ledger.at(sleeping.id);
+  return unit.born == sleeping.born && unit.arrival == sleeping.arrival;
+}
+
+bool Sleep::is_asleep(RangeId id) const {
+  return std::any_of(sleeping_.begin(), sleeping_.end(),
+                     [&](const SleepingUnit& unit) { return unit.id == id && is_asleep(unit); });
+}
+
+std::size_t Sleep::asleep_bytes() const {
+  std::size_t bytes = 0;
+  for (const SleepingUnit& unit : sleeping_)
+    if (is_asleep(unit)) bytes += state_.ledger.at(unit.id).bytes;
+  return bytes;
+}
+
+// Those too that are away for all we know: faults may have brought them, and the driver knows what
+// there is nothing to do for.
+std::vector<RangeId> Sleep::units_to_sleep(const SleepRequest& wanted) const {
+  std::vector<RangeId> ids;
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
+    if (state_.ledger.live(id) && has_tag(wanted.tags, state_.ledger.at(id).tag)) ids.push_back(id);
+  return ids;
+}
+
+std::size_t Sleep::missing_on_host(const std::vector<RangeId>& ids) const {
+  std::size_t bytes = 0;
+  for (RangeId id : ids) {
+    const Unit& unit = state_.ledger.at(id);
+    bytes += unit.bytes - std::min(unit.bytes, unit.host_bytes);
+  }
+  return bytes;
+}
+
+Status Sleep::check(const SleepRequest& wanted) {
+  if (!state_.managed)
+    return {Code::kNotSupported,
+            "managed memory cannot be used here, so nothing can be put to sleep"};
+  const std::vector<RangeId> ids = units_to_sleep(wanted);
+  for (RangeId id : ids)
+    if (state_.ledger.at(id).op_pins > 0)
+      return {Code::kBadState,
+              "a running op uses memory that would be put to sleep; sleep between ops, when no "
+              "other thread computes"};
+  const std::size_t limit = state_.limits.host_budget_bytes;
+  if (wanted.discard || limit == 0) return {};
+  const std::size_t missing = missing_on_host(ids);
+  if (state_.ledger.host_bytes() + missing > limit) moves_.release_cached();
+  if (state_.ledger.host_bytes() + missing <= limit) return {};
+  return {Code::kOutOfHostMemory,
+          "to sleep " + format_bytes(missing) + " more of host memory are needed; the host holds " +
+              format_bytes(state_.ledger.host_bytes()) + " of its budget of " +
+              format_bytes(limit) + "; raise the host budget, or name fewer tags"};
+}
+
+Status Sleep::begin(const SleepRequest& wanted, std::size_t& bytes) {
+  const CallScope scope(state_.table, state_.place);
+  const std::vector<RangeId> ids = units_to_sleep(wanted);
+  const std::size_t before = state_.ledger.resident_bytes();
+  failures_before_ = transfers_.out().failures();
+  // Forget what came back for an op, or is gone; what is away for another reason stays so at
+  // `wake`.
+  std::erase_if(sleeping_, [&](const SleepingUnit& unit) { return !is_asleep(unit); });
+  std::vector<RangeId> awake;
+  for (RangeId id : ids)
+    if (state_.ledger.at(id).state == State::kDevice || (!state_.active() && !is_asleep(id)))
+      awake.push_back(id);
+  UMEM_RETURN_IF_ERROR(wanted.discard ? discard_units(ids) : sleep_units(ids));
+  UMEM_RETURN_IF_ERROR(sharing_.release_dead());
+  bytes = before - state_.ledger.resident_bytes();
+  for (RangeId id : awake) {
+    if (!state_.ledger.away(id)) continue;
+    sleeping_.push_back(
+        {id, state_.ledger.at(id).born, state_.ledger.at(id).arrival, wanted.number});
+    if (!state_.active()) bytes += state_.ledger.at(id).bytes;  // at most
+  }
+  return {};
+}
+
+Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
+  if (ids.empty()) return {};
+  if (!state_.active()) {
+    for (RangeId id : ids) state_.ledger.hold_host(id);
+    return transfers_.send_back(ids);
+  }
+  std::vector<RangeId> again;
+  for (RangeId id : ids)
+    if (state_.ledger.away(id)) again.push_back(id);
+  UMEM_RETURN_IF_ERROR(moves_.send_out(ids));
+  if (state_.follows_plans())
+    for (RangeId id : ids) state_.planned->evicted(id);
+  for (RangeId id : again) {
+    state_.ledger.set_state(id, State::kHost);
+    state_.attach(id);  // by faults that nothing saw
+  }
+  return again.empty() ? Status() : transfers_.send_back(again);
+}
+
+// A discard alone leaves the memory to the driver, which counts it as used until it is taken.
+// What is sent to the host after it leaves the memory unused, and is not copied; it takes host
+// memory, so the host budget may leave it at the discard.
+Status Sleep::discard_units(const std::vector<RangeId>& ids) {
+  if (ids.empty()) return {};
+  for (RangeId id : ids)
+    if (state_.ledger.at(id).read_mostly) UMEM_RETURN_IF_ERROR(write_back_.advise(id, false));
+  UMEM_RETURN_IF_ERROR(transfers_.discard(ids));
+  std::vector<RangeId> leaving;
+  for (RangeId id : ids) {
+    state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
+    if (state_.follows_plans()) state_.planned->evicted(id);
+    const bool leaves = moves_.fits_on_host(id);
+    if (state_.active()) state_.ledger.set_state(id, leaves ? State::kHost : State::kVoid);
+    if (!leaves) continue;
+    state_.ledger.hold_host(id);
+    leaving.push_back(id);
+  }
+  if (leaving.empty()) return {};
+  return transfers_.send_discarded(leaving);
+}
+
+Status Sleep::finish() {
+  const CallScope scope(state_.table, state_.place);
+  transfers_.out().issue_until(transfers_.out().last());
+  if (transfers_.out().failures() == failures_before_) return {};
+  return {Code::kDriver,
+          "the driver refused to move some of the memory to the host, and it stays on the device"};
+}
+
+std::vector<Sleep::SleepingUnit> Sleep::take_sleeping(std::uint32_t tags, std::uint64_t number) {
+  std::vector<SleepingUnit> taken;
+  std::erase_if(sleeping_, [&](const SleepingUnit& unit) {
+    const bool same = state_.ledger.live(unit.id) && state_.ledger.at(unit.id).born == unit.born;
+    if (!same) return true;  // freed meanwhile
+    if (number != 0 && unit.number != number) return false;
+    if (!has_tag(tags, state_.ledger.at(unit.id).tag)) return false;
+    if (is_asleep(unit)) taken.push_back(unit);
+    return true;
+  });
+  std::sort(taken.begin(), taken.end(), [&](const SleepingUnit& a, const SleepingUnit& b) {
+    return state_.ledger.at(a.id).last_use < state_.ledger.at(b.id).last_use;
+  });
+  return taken;
+}
+
+Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes) {
+  bytes = 0;
+  if (!state_.managed) return {};
+  const CallScope scope(state_.table, state_.place);
+  const std::vector<SleepingUnit> all = take_sleeping(tags, number);
+  // What the program pinned comes back, whatever leaves for it: pins are given so that it fits.
+  const auto held = [&](const SleepingUnit& unit) {
+    return state_.ledger.at(unit.id).user_pins > 0;
+  };
+  std::size_t pinned = 0;
+  for (const SleepingUnit& unit : all) pinned += held(unit) ? state_.ledger.at(unit.id).bytes : 0;
+  if (state_.active() && pinned > 0) moves_.make_room(pinned);
+  // Of the others those used last are the ones to have where there is no longer room for all.
+  const std::size_t free = state_.view().available_bytes;
+  std::size_t available = free - std::min(free, pinned);
+  auto first = all.end();
+  for (; first != all.begin(); --first) {
+    const SleepingUnit& last = *std::prev(first);
+    if (held(last)) continue;
+    if (state_.ledger.at(last.id).bytes > available) break;
+    available -= state_.ledger.at(last.id).bytes;
+  }
+  FirstError error;
+  for (auto it = all.begin(); it != all.end(); ++it) {
+    if (it < first && !held(*it)) continue;
+    // Not as dead bytes, whatever they were when they left: the program may have written them since
+    // without umem's seeing it.
+    if (state_.active() && !held(*it)) {
+      moves_.bring(it->id);
+    } else {
+      error.keep(moves_.prefetch(it->id));
+    }
+    bytes += !state_.active() || !state_.ledger.away(it->id) ? state_.ledger.at(it->id).bytes : 0;
+  }
+  return error.take();
+}
+
+}  // namespace umem::engine

@@ -1,0 +1,79 @@
+// The streams that ops run on, and events in them: what a transfer of a unit has to wait for is
+// the unit's last use, not all that the program has enqueued since.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "base/assert.h"
+#include "base/status.h"
+#include "driver/place.h"
+#include "driver/table.h"
+
+namespace umem::engine {
+
+class Streams {
+ public:
+  Streams(const driver::Table& table, driver::Place place) : table_(table), place_(place) {}
+  Streams(const Streams&) = delete;
+  Streams& operator=(const Streams&) = delete;
+
+  Status close();
+
+  // The stream's bit in a mask; those beyond the 31st share the last one.
+  std::uint32_t bit(cu::CUstream stream);
+  // Ops up to ledger time `now` are enqueued on the stream. Every few ops an event is recorded.
+  Status mark(cu::CUstream stream, std::uint64_t now);
+  // Appends events that are reached, on each stream of the mask, after what was used there up to
+  // ledger time `used`. Records one (at time `now`) where there is none yet; a stream that refuses
+  // is left out, because for a transfer the order is a matter of speed.
+  Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
+               std::vector<cu::CUevent>& events);
+  // Appends one that is reached on the stream after what it held at ledger time `time`, or an
+  // error: so where the stream is being captured.
+  Status after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
+                    std::vector<cu::CUevent>& events);
+  // The same after all that one stream holds, or an error.
+  Status after_all(cu::CUstream stream, std::uint64_t now, std::vector<cu::CUevent>& events);
+
+  // The newest arrival that the stream waits for already, and the newest population.
+  std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
+  void set_awaited(cu::CUstream stream, std::uint64_t ticket) {
+    UMEM_ASSERT(ticket > awaited(stream), "a stream waits for later arrivals only");
+    find(stream).awaited = ticket;
+  }
+  std::uint64_t awaited_local(cu::CUstream stream) { return find(stream).awaited_local; }
+  // Whether it still has to wait for them.
+  bool behind(cu::CUstream stream, std::uint64_t arrival, std::uint64_t populated) {
+    const Stream& known = find(stream);
+    return arrival > known.awaited || populated > known.awaited_local;
+  }
+  void set_awaited_local(cu::CUstream stream, std::uint64_t ticket) {
+    UMEM_ASSERT(ticket > awaited_local(stream), "a stream waits for later arrivals only");
+    find(stream).awaited_local = ticket;
+  }
+
+ private:
+  static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded again
+  static constexpr unsigned kOpsPerMark = 8;
+  struct Mark {
+    std::uint64_t time;
+    cu::CUevent event;
+  };
+  struct Stream {
+    cu::CUstream handle = nullptr;
+    std::deque<Mark> marks;  // by time
+    unsigned ops = 0;        // since the newest
+    std::uint64_t awaited = 0, awaited_local = 0;
+  };
+
+  Stream& find(cu::CUstream stream);
+  static std::deque<Mark>::iterator first_from(Stream& stream, std::uint64_t time);
+  Status record(Stream& stream, std::uint64_t now);
+
+  const driver::Table& table_;
+  driver::Place place_;
+  std::vector<Stream> streams_;
+};
+
+}  // namespace umem::engine

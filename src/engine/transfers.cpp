@@ -1,0 +1,197 @@
+#include "engine/transfers.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace umem::engine {
+
+using driver::CallScope;
+
+Transfers::Transfers(EngineState& state)
+    : state_(state),
+      in_(state.table, state.place, false),
+      out_(state.table, state.place, state.asynchronous()),
+      local_(state.table, state.place, false),
+      streams_(state.table, state.place) {}
+
+Status Transfers::open() {
+  UMEM_RETURN_IF_ERROR(in_.open());
+  UMEM_RETURN_IF_ERROR(local_.open());
+  return out_.open();
+}
+
+Status Transfers::close() {
+  FirstError error;
+  error.keep(out_.close());
+  error.keep(in_.close());
+  error.keep(local_.close());
+  error.keep(streams_.close());
+  return error.take();
+}
+
+Status Transfers::start_log() {
+  FirstError error;
+  for (Lane* lane : {&in_, &out_, &local_}) error.keep(lane->log().start());
+  return error.take();
+}
+
+std::vector<Transfer> Transfers::take_log(std::size_t& left_out) {
+  std::vector<Transfer> all;
+  for (Lane* lane : {&in_, &out_, &local_})
+    for (const Transfer& transfer : lane->log().take(left_out)) all.push_back(transfer);
+  return all;
+}
+
+const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<RangeId>& ids) {
+  spans_.clear();
+  for (RangeId id : ids) spans_.push_back(state_.span(id));
+  return spans_;
+}
+
+// What the unit's own stream has been given so far, so as to come after it, into `events_`.
+Status Transfers::after_home(RangeId id) {
+  return streams_.after_all(state_.ledger.at(id).stream, state_.ledger.now(), events_);
+}
+
+// What it had been given when the last block in the unit was freed. Of what it was given since,
+// nothing uses the bytes, so that a busy stream is not waited for.
+Status Transfers::after_death(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  return streams_.after_time(unit.stream, unit.death, state_.ledger.now(), events_);
+}
+
+// The same of all that several units' streams hold, once for each stream.
+Status Transfers::after_homes(const std::vector<RangeId>& ids) {
+  homes_.clear();
+  for (RangeId id : ids) {
+    const cu::CUstream home = state_.ledger.at(id).stream;
+    if (std::find(homes_.begin(), homes_.end(), home) != homes_.end()) continue;
+    homes_.push_back(home);
+    UMEM_RETURN_IF_ERROR(after_home(id));
+  }
+  return {};
+}
+
+Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
+  // The dead bytes that make room for it are dropped first.
+  UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
+  for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
+  events_.clear();
+  Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  for (RangeId id : ids) {
+    state_.attach(id);
+    state_.ledger.set_arrival(id, ticket.value());
+  }
+  return consumer ? await(ticket.value(), 0, *consumer) : Status();
+}
+
+Status Transfers::populate(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
+  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
+  events_.clear();
+  if (unit.death > 0) UMEM_RETURN_IF_ERROR(after_death(id));
+  one_.assign(1, id);
+  const Verb verb = unit.death > 0 ? Verb::kPopulate : Verb::kPopulateFresh;
+  Result<Ticket> ticket = local_.submit(verb, spans_of(one_), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  state_.attach(id);
+  state_.ledger.set_populated(id, ticket.value());
+  return await(0, ticket.value(), unit.stream);
+}
+
+Result<Ticket> Transfers::submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,
+                                         Ticket departure) {
+  UMEM_RETURN_IF_ERROR(out_.make_wait(local_, departure));
+  UMEM_RETURN_IF_ERROR(in_.make_wait(local_, arrival));
+  Result<Ticket> ticket = local_.submit(Verb::kDiscard, spans, events_);
+  if (ticket.ok()) last_discard_ = ticket.value();
+  return ticket;
+}
+
+Status Transfers::discard(const std::vector<RangeId>& ids) {
+  events_.clear();
+  UMEM_RETURN_IF_ERROR(after_homes(ids));
+  Ticket departure = 0, arrival = 0;
+  for (RangeId id : ids) {
+    departure = std::max(departure, state_.ledger.at(id).departure);
+    arrival = std::max(arrival, state_.ledger.at(id).arrival);
+  }
+  return submit_discard(spans_of(ids), arrival, departure).take_status();
+}
+
+Status Transfers::discard(const std::vector<managed::MemSpan>& spans, cu::CUstream stream,
+                          Ticket arrival, Ticket departure) {
+  events_.clear();
+  UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
+  return submit_discard(spans, arrival, departure).take_status();
+}
+
+Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream) {
+  const Unit unit = state_.ledger.at(id);
+  events_.clear();
+  UMEM_RETURN_IF_ERROR(after_home(id));
+  UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
+  UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on, unit.last_use, state_.ledger.now(), events_));
+  Result<Ticket> ticket = submit_discard({part}, unit.arrival, unit.departure);
+  if (!ticket.ok()) return ticket.take_status();
+  if (!local_.can_discard()) return false;          // the driver has just said so
+  state_.ledger.set_populated(id, ticket.value());  // the next use waits for it
+  return true;
+}
+
+Status Transfers::send_back(const std::vector<RangeId>& ids) {
+  for (Verb verb : {Verb::kSendOut, Verb::kDrop}) {
+    group_.clear();
+    for (RangeId id : ids)
+      if (state_.ledger.at(id).read_mostly == (verb == Verb::kDrop)) group_.push_back(id);
+    if (!group_.empty()) UMEM_RETURN_IF_ERROR(submit_out(verb, group_));
+  }
+  return {};
+}
+
+Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
+  events_.clear();
+  for (RangeId id : ids) {
+    const Unit& unit = state_.ledger.at(id);
+    UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
+                                        state_.ledger.now(), events_));
+    // What no op has waited for may still be on its way in, or be populated.
+    if (unit.prefetched_unused || state_.asynchronous())
+      UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
+    UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));
+  }
+  Result<Ticket> ticket = out_.submit(verb, spans_of(ids), events_);
+  if (!ticket.ok()) return ticket.take_status();
+  for (RangeId id : ids) state_.ledger.set_departure(id, ticket.value());
+  return {};
+}
+
+Status Transfers::send_discarded(const std::vector<RangeId>& ids) {
+  UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
+  return submit_out(Verb::kSendOut, ids);
+}
+
+Result<Ticket> Transfers::send_discarded(const std::vector<managed::MemSpan>& spans) {
+  UMEM_RETURN_IF_ERROR(local_.make_wait(out_, last_discard_));
+  events_.clear();
+  return out_.submit(Verb::kSendOut, spans, events_);
+}
+
+Status Transfers::await(Ticket arrival, Ticket populated, cu::CUstream stream) {
+  if (!streams_.behind(stream, arrival, populated)) return {};
+  const CallScope scope(state_.table, state_.place);
+  if (arrival > streams_.awaited(stream)) {
+    UMEM_RETURN_IF_ERROR(in_.make_wait(stream, arrival));
+    streams_.set_awaited(stream, arrival);
+  }
+  if (populated > streams_.awaited_local(stream)) {
+    UMEM_RETURN_IF_ERROR(local_.make_wait(stream, populated));
+    streams_.set_awaited_local(stream, populated);
+  }
+  return {};
+}
+
+}  // namespace umem::engine

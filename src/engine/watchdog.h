@@ -1,0 +1,61 @@
+// Says when a driver call that moves memory does not return: which call, and for how long. It takes
+// no lock that the thread of such a call may hold.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace umem::engine {
+
+// Of one lane, whose calls come one at a time.
+struct WatchedCalls {
+  explicit WatchedCalls(int ordinal) : device(ordinal) {}
+  const int device;
+  std::atomic<const char*> what{nullptr};
+  std::atomic<std::int64_t> since_ns{0};  // 0: in no call
+  // The watchdog's own: of the call that it looked at last.
+  std::int64_t seen_ns = 0;
+  double say_after = 0;  // seconds
+};
+
+// One object, never destroyed. Its thread runs while there is something to watch.
+class Watchdog {
+ public:
+  static Watchdog& the();
+
+  // In force within seconds; 0: says nothing.
+  void set_patience(double seconds) { patience_ = seconds; }
+  WatchedCalls* watch(int device);
+  void forget(WatchedCalls* calls);
+
+  // A call begins and ends with it. Null: nobody watches.
+  class Call {
+   public:
+    Call(WatchedCalls* calls, const char* what);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    WatchedCalls* const calls_;
+  };
+
+ private:
+  Watchdog() = default;
+  void run();
+  static std::string look(WatchedCalls& calls, double patience);
+
+  std::atomic<double> patience_{0};
+  std::mutex lifetime_;  // of the thread; taken before the other
+  std::thread thread_;
+  std::mutex mutex_;  // of what follows, and held for moments only
+  std::condition_variable ended_;
+  bool ending_ = false;
+  std::list<WatchedCalls> watched_;
+};
+
+}  // namespace umem::engine

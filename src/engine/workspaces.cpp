@@ -1,0 +1,42 @@
+#include "engine/workspaces.h"
+
+#include <algorithm>
+
+namespace umem::engine {
+namespace {
+
+// In uses of units, by which the ledger counts time: some hundred ops. A result that nothing has
+// used by then may be taken for a workspace, which leaves it on the device until it is freed.
+constexpr std::uint64_t kLong = 1024;
+
+}  // namespace
+
+void Workspaces::left_behind(const Ledger& ledger, RangeId id, Family family) {
+  if (sizes_.empty() || (family != Family::kLinear && family != Family::kAttention)) return;
+  const Unit& unit = ledger.at(id);
+  const auto same = [&](std::size_t bytes) { return bytes == unit.requested_bytes; };
+  if (!ledger.live(id) || unit.segment || std::none_of(sizes_.begin(), sizes_.end(), same)) return;
+  candidates_.push_back({id, unit.born, ledger.now()});
+}
+
+void Workspaces::find(Ledger& ledger, std::vector<RangeId>& away) {
+  std::erase_if(candidates_, [&](const Candidate& candidate) {
+    const RangeId id = candidate.id;
+    if (!ledger.live(id) || ledger.at(id).born != candidate.born) return true;
+    if (ledger.at(id).last_use > candidate.made) return true;  // a result
+    if (ledger.now() - candidate.made < kLong) return false;
+    ledger.exempt(id);
+    found_.push_back(id);
+    if (ledger.away(id)) away.push_back(id);
+    return true;
+  });
+}
+
+void Workspaces::retired(Ledger& ledger, RangeId id) {
+  const auto found = std::find(found_.begin(), found_.end(), id);
+  if (found == found_.end()) return;
+  ledger.unexempt(id);
+  found_.erase(found);
+}
+
+}  // namespace umem::engine

@@ -1,0 +1,42 @@
+// Write-back: units whose bytes are valid on both sides, because nothing writes them. The driver
+// keeps the host's copy while such a unit is on the device, so that it leaves without a transfer; a
+// write drops the host's copy, and the next eviction moves the bytes.
+#pragma once
+#include <vector>
+
+#include "base/status.h"
+#include "engine/engine_state.h"
+#include "engine/moves.h"
+#include "engine/transfers.h"
+#include "engine/zero_copy.h"
+
+namespace umem::engine {
+
+class WriteBack {
+ public:
+  WriteBack(EngineState& state, Transfers& transfers, Moves& moves, ZeroCopy& zero_copy)
+      : state_(state), transfers_(transfers), moves_(moves), zero_copy_(zero_copy) {}
+
+  // Advises the driver that the unit is read-mostly, or takes the advice back.
+  Status advise(RangeId id, bool on) { return advise(id, on, false); }
+  // What the policy has pending: the units that are read-mostly, and no others; those that are
+  // written back now, and those that will be written.
+  void apply_read_mostly();
+  void apply_pending();
+  // Ends what the policy began on the unit; all that it began.
+  void end(RangeId id);
+  void clear();
+
+ private:
+  Status advise(RangeId id, bool on, bool by_policy);
+  Status begin(RangeId id);
+
+  EngineState& state_;
+  Transfers& transfers_;
+  Moves& moves_;
+  ZeroCopy& zero_copy_;                     // whose advice does not go with this one
+  std::vector<RangeId> read_mostly_;        // by the policy; some may have died
+  std::vector<RangeId> one_, begin_, end_;  // scratch
+};
+
+}  // namespace umem::engine
