@@ -140,8 +140,8 @@ MUTANTS = (
         "(state_.ledger.at(id).bytes == bytes ||", "(true ||",
     ),
     Mutant(
-        "pieces of a new block drive each other out", _ENGINE,
-        "state_.ledger.pin(piece);  // the next one must not drive it out", "",
+        "pieces of a new block evict each other", _ENGINE,
+        "state_.ledger.pin(piece);  // the next piece must not evict it", "",
     ),
     Mutant(
         "a new owner inherits read-mostly", _ENGINE,

@@ -13,11 +13,11 @@ using driver::check;
 using driver::Entry;
 using managed::kNoRange;
 
-// Up to here the small blocks of a pool take so little that a segment for each group costs more
-// than it helps.
+// Below this, the small blocks of a pool are so few that a segment per group costs more than it
+// helps.
 constexpr std::uint32_t kFewSegments = 8;
 
-constexpr std::size_t kMaxBytes = std::size_t{1} << 47;  // of user address space
+constexpr std::size_t kMaxBytes = std::size_t{1} << 47;  // the user address space
 
 void record(StatArray& stats, StatType which, std::int64_t n) {
   stats[kAll].add(n);
@@ -95,7 +95,8 @@ void Arena::record_allocation(const Allocation& block, std::size_t requested) {
   if (!block.large) record_inactive(block, true);
 }
 
-// A segment is split while some of it is active: what is free in it cannot go back to the driver.
+// A segment counts as split while part of it is active: its free part cannot be returned to the
+// driver.
 void Arena::record_inactive(const Allocation& block, bool taken) {
   const auto bytes = static_cast<std::int64_t>(block.bytes);
   const auto whole = block.first_in_range ? static_cast<std::int64_t>(kPageBytes) : 0;
@@ -127,7 +128,7 @@ Result<RangeId> Arena::cached_or_new(std::size_t bytes, std::uint32_t pool) {
 
 Result<Allocation> Arena::allocate_large(std::size_t bytes, std::uint32_t pool) {
   RangeId id = kNoRange;
-  // What a graph's capture allocates stays for its replays.
+  // Memory allocated in a graph's capture is kept for its replays.
   if (layout_ && !helps_only() && !(place_.captures && *place_.captures > 0))
     id = layout_->take(align_up(bytes, kPageBytes), pools_[pool]->stream);
   if (id == kNoRange) {
@@ -212,7 +213,7 @@ Result<Freed> Arena::free(void* ptr) {
       recorded_.erase(found);
       const driver::CallScope scope(table_, place_);
       const Status recorded = record_events(pending);
-      (void)recorded;  // the block is free all the same; poll asks again and reports
+      (void)recorded;  // the block is free nevertheless; poll retries and reports
       return Freed{range, bytes, false};
     }
   }
@@ -254,15 +255,15 @@ Status Arena::record_stream(void* ptr, cu::CUstream stream) {
   const RangeId range = ranges_.find(ptr);
   if (block_bytes(ptr, range) == 0)
     return {Code::kInvalidArgument, "the pointer is not the start of a live block"};
-  if (pools_[slots_[range].pool]->stream == stream) return {};  // reuse is ordered there anyway
+  if (pools_[slots_[range].pool]->stream == stream) return {};  // ordered anyway
   std::vector<cu::CUstream>& streams = recorded_[ptr];
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   return {};
 }
 
-// A stream leaves the list only once its event is recorded, so a block whose event could not be had
-// stays out of use until a later poll gets one. Recording later than the release waits for more
-// than is needed, never for less.
+// A stream is removed from the list only after its event is recorded, so a block without its event
+// stays out of use until a later poll records it. A later event waits for more than needed, never
+// for less.
 Status Arena::record_events(Pending& pending) {
   while (!pending.streams.empty()) {
     // An event recorded now would belong to the graph: a later poll records it.
@@ -386,7 +387,7 @@ Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& l
     else
       segments_of(slots_[id]).remove(id);
     if (Status status = destroy(id); !status.ok()) {
-      // Still ours: back into the cache.
+      // The driver did not take it: back into the cache.
       if (large)
         link_cached(id);
       else

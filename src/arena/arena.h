@@ -1,6 +1,6 @@
-// The arena: sub-allocation of managed ranges. Requests of 2 MiB and more get a range of their
-// own; smaller ones share 2 MiB segments. Freed blocks are cached by stream and reused in stream
-// order. The arena knows nothing of residency: the runtime joins the two.
+// The arena: sub-allocation of managed ranges. Requests of 2 MiB and more get a range of their own;
+// smaller ones share 2 MiB segments. Freed blocks are cached per stream and reused in stream order.
+// The arena knows nothing about residency: the runtime joins the two.
 //
 // Not thread-safe: the device's lock is held around every call.
 #pragma once
@@ -23,25 +23,25 @@
 
 namespace umem::arena {
 
-inline constexpr std::size_t kLargeBytes = kPageBytes;  // requests from here on own a range
+inline constexpr std::size_t kLargeBytes = kPageBytes;  // and more: own ranges
 inline constexpr std::uint32_t kGroups = 3;             // of small blocks
 
 struct Allocation {
   void* ptr = nullptr;
   RangeId range = managed::kNoRange;
-  std::size_t bytes = 0;        // what the block occupies: 256 B or 2 MiB multiples
+  std::size_t bytes = 0;        // the block's size: a multiple of 256 B or 2 MiB
   bool large = false;           // owns its range
-  bool first_in_range = false;  // the range's bytes were dead, or are fresh
+  bool first_in_range = false;  // the range's bytes were dead or are fresh
 };
 
 struct Freed {
   RangeId range = managed::kNoRange;
   std::size_t bytes = 0;
-  // No block in the range is live or pending any more: all its bytes are dead.
+  // No block in the range is live or pending: all its bytes are dead.
   bool last_in_range = false;
 };
 
-struct Block {                           // one that is handed out
+struct Block {                           // handed out
   std::size_t bytes = 0, requested = 0;  // 0: there is none
   bool large = false;
 };
@@ -54,7 +54,7 @@ struct Footprint {
 
 class Arena {
  public:
-  // With a freer, ranges leave at once, and their memory is given back to the driver by it.
+  // With a freer, ranges are removed at once, and the freer returns their memory to the driver.
   Arena(const driver::Table& table, managed::RangeTable& ranges, driver::Place place,
         managed::Freer* freer = nullptr)
       : table_(table), ranges_(ranges), place_(place), freer_(freer) {}
@@ -62,32 +62,32 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // `bytes` > 0. Fails only as RangeTable::create does, or with kOutOfHostMemory for a request that
-  // no address space could hold. Small blocks of different groups share no segment.
+  // `bytes` > 0. Fails like RangeTable::create, or with kOutOfHostMemory if the request exceeds any
+  // address space. Small blocks of different groups share no segment.
   Result<Allocation> allocate(std::size_t bytes, cu::CUstream stream, std::uint32_t group = 0);
-  // kInvalidArgument when `ptr` is not the start of a live block (a double free, a foreign
-  // pointer). A block that other streams use becomes pending, and is reusable after `poll` found
-  // their work done; where the driver refuses an event, `poll` asks again.
+  // kInvalidArgument if `ptr` is not the start of a live block (a double free, a foreign pointer).
+  // A block that other streams use becomes pending, and is reusable after `poll` found their work
+  // done; if the driver refuses an event, `poll` retries.
   Result<Freed> free(void* ptr);
   // The block is in use on `stream` too.
   Status record_stream(void* ptr, cu::CUstream stream);
-  // Makes pending blocks reusable whose streams are done. `dead` receives the ranges that have no
-  // live or pending block left by it.
+  // Makes pending blocks reusable if their streams are done. Appends to `dead` the ranges that have
+  // no live or pending block afterwards.
   Status poll(std::vector<RangeId>* dead);
-  // Returns ranges without live or pending blocks to the driver, longest unused first, until the
-  // cached bytes are at most `keep_bytes`. `leaving` is asked of each before its addresses go, and
-  // may say no.
+  // Returns ranges without live or pending blocks to the driver, longest unused first, until at
+  // most `keep_bytes` are cached. `leaving` is called for each before its addresses are freed, and
+  // may refuse.
   Status trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving);
-  // Appends events that are reached when the streams are done that pending blocks are in use on;
-  // `poll` makes them reusable then.
+  // Appends events that are reached when the streams of pending blocks are done; `poll` makes the
+  // blocks reusable then.
   Status pending_events(std::vector<cu::CUevent>& events);
   bool any_pending() const { return !pending_.empty(); }
 
-  // From now on large blocks lie where the layout says, as long as the program's steps go by it.
-  // kBadState while blocks of an earlier layout are alive: it serves no more, so that a later try
-  // finds it idle.
+  // From now on large blocks are placed by the layout, while the program's steps match it.
+  // kBadState while blocks of an earlier layout are live; that layout serves no more blocks, so a
+  // later call finds it idle.
   Status install_layout(const std::vector<LayoutEntry>& entries, std::size_t bytes);
-  // Gives an idle layout's range back to the driver.
+  // Returns an idle layout's range to the driver.
   Status remove_layout();
   const Layout* layout() const { return layout_.get(); }  // null: there is none
   void retire_layout() {
@@ -104,31 +104,31 @@ class Arena {
   Block block_at(const void* ptr) const;
   // All ranges with their blocks, by address.
   std::vector<SegmentRow> describe() const;
-  // What is called with every allocation, release and range is there; null: no listener.
+  // The listener is called with every allocation, release and range; null: no listener.
   void set_listener(const std::atomic<Listener>* listener) { listener_ = listener; }
-  // Asserts that the free lists hold what is free, each once, and that the sums are right. A full
+  // Asserts that the free lists contain each free block once, and that the sums are correct. A full
   // scan, for tests.
   void check_invariants() const;
 
  private:
-  struct Slot {  // what the arena knows of a range
-    // A subrange is of the layout's range.
+  struct Slot {  // the arena's record of a range
+    // A subrange belongs to the layout's range.
     enum class Kind : unsigned char { kNone, kLarge, kSegment, kSubrange } kind = Kind::kNone;
     std::uint32_t pool = 0, group = 0;
     std::uint32_t live = 0, pending = 0;   // blocks
     std::size_t bytes = 0, requested = 0;  // of the live or pending large block
-    std::uint64_t emptied = 0;             // when the last block left; for trim's order
-    // In the free list of large ranges.
+    std::uint64_t emptied = 0;             // when the last block was freed; for trim's order
+    // Links in the free list of large ranges.
     RangeId next_cached = managed::kNoRange, previous_cached = managed::kNoRange;
   };
-  struct Pool {  // one a stream
+  struct Pool {  // one per stream
     cu::CUstream stream = nullptr;
     std::array<SegmentPool, kGroups> small;
     std::unordered_map<std::size_t, RangeId> large;  // range bytes -> stack of cached ranges
   };
   struct Pending {
     RangeId range = managed::kNoRange;
-    std::vector<cu::CUstream> streams;  // whose event is still to be recorded
+    std::vector<cu::CUstream> streams;  // streams whose event is still to be recorded
     std::vector<cu::CUevent> events;
   };
 
@@ -165,7 +165,7 @@ class Arena {
   std::vector<Slot> slots_;
   std::vector<std::unique_ptr<Pool>> pools_;
   std::unordered_map<void*, std::vector<cu::CUstream>> recorded_;
-  std::unordered_map<void*, Pending> pending_;  // freed, and still in use on other streams
+  std::unordered_map<void*, Pending> pending_;  // freed, but still in use on other streams
   std::vector<cu::CUevent> spare_events_;
   std::unique_ptr<Layout> layout_;
   ArenaStats stats_;

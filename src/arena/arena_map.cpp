@@ -33,7 +33,7 @@ Status Arena::remove_layout() {
   return {};
 }
 
-// Its range came from the driver, or went back.
+// The layout's range was allocated, or freed.
 void Arena::record_layout(const LayoutStatus& layout, std::int64_t sign) {
   const auto bytes = static_cast<std::int64_t>(layout.bytes);
   cached_bytes_ = static_cast<std::size_t>(static_cast<std::int64_t>(cached_bytes_) + sign * bytes);
@@ -46,7 +46,7 @@ void Arena::record_layout(const LayoutStatus& layout, std::int64_t sign) {
          layout.bytes, pool_of(layout.stream));
 }
 
-// One segment: its live blocks, and what is free between them.
+// One segment: its live blocks and the free parts between them.
 SegmentRow Arena::describe_layout() const {
   const LayoutStatus layout = layout_->status();
   SegmentRow row{

@@ -40,7 +40,7 @@ Result<std::unique_ptr<Layout>> Layout::make(managed::RangeTable& ranges,
   return made;
 }
 
-// Entries at one place have one subrange.
+// Entries at the same place share a subrange.
 void Layout::add_subranges(const std::vector<LayoutEntry>& entries) {
   std::map<std::pair<std::size_t, std::size_t>, RangeId> known;
   for (const LayoutEntry& entry : entries) {

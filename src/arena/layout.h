@@ -1,10 +1,10 @@
-// A static layout of one step: where each of its large allocations, in their order, lies in one
-// range, so that blocks of disjoint lives take the same pages in turn. Each place is a subrange:
-// ids of the range table's for some pages of the range, which lead there while a block is in it.
+// A static layout of one step: the place of each of its large allocations, in order, in one range,
+// so that blocks with disjoint lifetimes use the same pages in turn. Each place is a subrange: ids
+// of the range table for some pages of the range, which map to it while a block is in it.
 //
-// The layout is a guess that costs nothing where it is wrong: a place is handed out only when its
-// pages are free, and from the first allocation that differs on the step is served the ordinary
-// way.
+// The layout is a guess that costs nothing if it is wrong: a place is handed out only when its
+// pages are free, and after the first allocation that differs the rest of the step is served
+// normally.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,25 +20,25 @@ namespace umem::arena {
 
 using managed::RangeId;
 
-// Of one allocation of the step, both whole pages. An offset of kNoPlace: it has none, and is
-// served the ordinary way (it lives longer than a step).
+// One allocation of the step, in whole pages. An offset of kNoPlace: it has no place and is served
+// normally (it outlives the step).
 struct LayoutEntry {
   std::size_t bytes = 0, offset = 0;
 };
 inline constexpr std::size_t kNoPlace = static_cast<std::size_t>(-1);
 
 struct LayoutStatus {
-  std::size_t entries = 0, bytes = 0;  // allocations of a step; of the range
+  std::size_t entries = 0, bytes = 0;  // allocations of a step; bytes of the range
   std::uint64_t hits = 0, misses = 0;  // allocations served as planned; steps that differed
-  bool followed = false;               // the last whole step went as planned, to its end
+  bool followed = false;               // the last complete step went as planned
   std::uintptr_t base = 0;
-  cu::CUstream stream = nullptr;  // the only one served: that of the first block
+  cu::CUstream stream = nullptr;  // the only stream served: the first block's
 };
 
 class Layout {
  public:
-  // kInvalidArgument for entries that are no whole pages or lie beyond `bytes`; else the driver's
-  // reason.
+  // kInvalidArgument for entries that are not whole pages or lie beyond `bytes`; otherwise the
+  // driver's error.
   static Result<std::unique_ptr<Layout>> make(managed::RangeTable& ranges,
                                               const driver::Place& place,
                                               const std::vector<LayoutEntry>& entries,
@@ -46,16 +46,16 @@ class Layout {
   Layout(const Layout&) = delete;
   Layout& operator=(const Layout&) = delete;
 
-  // The subrange for the next large allocation, of so many bytes in whole pages: its pages lead to
-  // it now. kNoRange: it is served the ordinary way.
+  // The subrange for the next large allocation of `bytes`, in whole pages; its pages map to it now.
+  // kNoRange: it is served normally.
   RangeId take(std::size_t bytes, cu::CUstream stream);
-  // The subrange's block is gone, on all streams.
+  // The subrange's block was freed, and no stream uses it.
   void give_back(RangeId subrange);
   void step_ended();
-  // Serves no more: what is in it stays until it is freed.
+  // Serves no more blocks; blocks in it stay until they are freed.
   void retire() { retired_ = true; }
   bool idle() const { return taken_ == 0; }
-  // Gives the range back to the driver; no subrange is taken.
+  // Returns the range to the driver. Requires that no subrange is in use.
   Status destroy(const driver::Place& place, managed::Freer* freer);
 
   RangeId range() const { return range_; }

@@ -9,7 +9,7 @@ namespace umem::arena {
 namespace {
 
 constexpr std::uint32_t kWord = 64;
-// Of a segment that is settled at most this is free: little, because nothing uses it.
+// A settled segment has at most this much free: little, because nothing uses it.
 constexpr std::uint32_t kSettledFree = kSegmentUnits / 4;
 
 std::uint32_t units_of(std::uint32_t bytes) {
@@ -29,7 +29,7 @@ std::uint32_t SegmentPool::next(const Segment& segment, std::uint32_t from, bool
 
 std::uint32_t SegmentPool::run_start(const Segment& segment, std::uint32_t end) {
   while (end > 0) {
-    const std::uint32_t word = (end - 1) / kWord, top = end - word * kWord;  // 1 to 64 bits of it
+    const std::uint32_t word = (end - 1) / kWord, top = end - word * kWord;  // 1 to 64 of its bits
     const std::uint64_t bits = segment.used[word] << (kWord - top);
     if (bits != 0) return end - static_cast<std::uint32_t>(std::countl_zero(bits));
     end = word * kWord;

@@ -1,4 +1,4 @@
-// What a framework's allocator reports: counters, a map of segments and blocks, events.
+// Reports of a framework's allocator: counters, a map of segments and blocks, events.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -25,8 +25,8 @@ using StatArray = std::array<Stat, kStatTypes>;
 
 struct ArenaStats {
   StatArray allocations, segments, active, inactive_split;  // counts
-  // Bytes: of blocks handed out; of ranges from the driver; of blocks handed out or still in use on
-  // a stream; free ones in segments that also hold active ones; as requested.
+  // Bytes: of live blocks; of ranges from the driver; of blocks that are live or still in use on a
+  // stream; free bytes in segments that also have active ones; as requested.
   StatArray allocated_bytes, reserved_bytes, active_bytes, inactive_split_bytes, requested_bytes;
   std::int64_t retries = 0, ooms = 0, driver_allocs = 0, driver_frees = 0;
 };
@@ -59,9 +59,9 @@ struct Event {
   std::size_t bytes, requested;  // the same for a segment
   std::uintptr_t stream;
 };
-// Called with each event, from any thread, while a device's lock is held: it must not call back,
-// and must not wait for long. It takes no lock. kOutOfMemory: `address` is 0, `bytes` is what was
-// asked for.
+// Called with each event, from any thread, with a device's lock held: it must not call umem, and
+// must not wait for long. It takes no lock. kOutOfMemory: `address` is 0, `bytes` is the requested
+// size.
 using Listener = void (*)(const Event& event);
 
 }  // namespace umem::arena

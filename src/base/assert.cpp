@@ -21,7 +21,7 @@ void put(const char* text) {
 
 }  // namespace
 
-// Neither stdio nor malloc: both may be what the signal interrupted.
+// Neither stdio nor malloc: the signal may have interrupted either.
 void assert_failed(const char* file, unsigned line, const char* expression,
                    const char* message) noexcept {
   char digits[12];

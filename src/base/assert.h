@@ -1,5 +1,5 @@
-// UMEM_ASSERT(expression, message) states an invariant. Debug builds and sanitizer builds stop the
-// process where it does not hold. All other builds compile it, and evaluate nothing.
+// UMEM_ASSERT(expression, message) states an invariant. Debug and sanitizer builds abort if it is
+// violated. All other builds compile it, and evaluate nothing.
 #pragma once
 
 #include "base/export.h"
@@ -12,7 +12,7 @@ inline constexpr bool kAsserts = true;
 inline constexpr bool kAsserts = false;
 #endif
 
-// Safe in a signal handler: the software device asserts inside its fault handler too.
+// Safe in signal handlers: the software device asserts in its fault handler.
 [[noreturn]] UMEM_API void assert_failed(const char* file, unsigned line, const char* expression,
                                          const char* message) noexcept;
 

@@ -1,3 +1,3 @@
-// Marks what libumem.so offers to the bindings and to torch_ext.
+// Marks symbols that libumem.so exports to the bindings and to torch_ext.
 #pragma once
 #define UMEM_API __attribute__((visibility("default")))

@@ -1,4 +1,4 @@
-// Text for people.
+// Numbers formatted for messages.
 #pragma once
 #include <cstddef>
 #include <cstdio>

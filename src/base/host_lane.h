@@ -7,16 +7,16 @@
 
 namespace umem {
 
-// Of the work that is ready the least `due` goes first, and none is interrupted. Turns are given as
-// late as possible, when an end is asked for: work that is due earlier may still come before.
+// Among the ready work the smallest `due` runs first, and is not interrupted. Turns are assigned as
+// late as possible, when an end is queried, because work that is due earlier may still be added.
 class HostLane {
  public:
-  // From `ready` on, for `us`. Returns its number.
+  // Adds work of `us` that may start at `ready`. Returns its number.
   std::size_t add(double ready, double us, double due) {
     work_.push_back({ready, us, due, 0, false});
     return work_.size() - 1;
   }
-  // When this work is over.
+  // The time at which this work ends.
   double end_of(std::size_t number) {
     while (!work_[number].over) {
       Work* next = nullptr;
@@ -40,7 +40,7 @@ class HostLane {
   }
 
   std::vector<Work> work_;
-  std::size_t first_ = 0;  // what is before has had its turn
+  std::size_t first_ = 0;  // work before this has had its turn
   double free_ = 0;
 };
 

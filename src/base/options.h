@@ -1,4 +1,4 @@
-// What the native side is told at start. Parsed and checked by umem/config/settings.py, the only
+// Options of the native side at start. Parsed and checked by umem/config/settings.py, the only
 // reader of the environment.
 #pragma once
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace umem {
 
 struct Options {
   std::string device = "soft";         // "soft" | "cuda"
-  std::string profile = "h200-pcie5";  // of the software device
+  std::string profile = "h200-pcie5";  // profile of the software device
   // Frames of the software device; 0: as many as the budget. A GPU is made that small; 0: whole.
   std::size_t device_bytes = 0;
   std::size_t budget_bytes = 0;  // 0: budget_percent of the device's memory, found at first use
@@ -25,7 +25,7 @@ struct Options {
   double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: for ever
   bool backed = true;     // false: a software device of addresses and virtual time, without memory
   bool timed = false;     // the software device's time passes with the ops, as in a replay
-  // Of the software device's link and of a fault group; 0: the profile's.
+  // The software device's link rates and the cost of a fault group; 0: the profile's.
   double link_in_bytes_per_us = 0, link_out_bytes_per_us = 0, fault_us = 0;
 
   bool operator==(const Options&) const = default;

@@ -46,7 +46,7 @@ std::size_t max_mappings() {
   return std::sscanf(text, "%zu", &count) == 1 ? count : 0;
 }
 
-// Of address space, and of what is private and writable.
+// Bytes of address space, and of private writable memory.
 struct Usage {
   std::size_t address_space = 0, data = 0;
 };

@@ -17,7 +17,7 @@ void RangeMaximum::reset(std::span<const std::int64_t> values, std::size_t times
 
 std::int64_t RangeMaximum::max(std::size_t begin, std::size_t end) const {
   if (begin >= end) return kNothing;
-  // From both ends up; what was added to a parent holds for all that was found below it so far.
+  // Ascends from both ends; a parent's addition applies to everything found below it so far.
   std::int64_t left = kNothing, right = kNothing;
   std::size_t low = begin + leaves_, high = end - 1 + leaves_;
   if (low == high) {

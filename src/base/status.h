@@ -56,7 +56,7 @@ class [[nodiscard]] Result {
   std::variant<T, Status> state_;
 };
 
-// Of several results the first that is not ok, for steps that are all taken whatever comes.
+// Keeps the first error of several steps that are all taken regardless.
 class FirstError {
  public:
   void keep(Status status) {
@@ -71,7 +71,7 @@ class FirstError {
 
 }  // namespace umem
 
-// Returns from the enclosing function when `expr` is not ok.
+// Returns from the enclosing function if `expr` is not ok.
 #define UMEM_RETURN_IF_ERROR(expr)                       \
   do {                                                   \
     if (::umem::Status s_ = (expr); !s_.ok()) return s_; \

@@ -1,14 +1,15 @@
-// Which threads a program's steps run on, and which only help: workers of collectives, loaders of
-// batches. What helpers do comes at another place of each step, and no plan counts it.
+// Roles of threads: some run a program's steps, and others only help, such as workers of
+// collectives and loaders of batches. Helpers' work comes at another place of each step, and plans
+// do not count it.
 #pragma once
 #include "base/export.h"
 
 namespace umem {
 
-// From now on this thread is one on which steps run: it ends steps, runs nodes of the backward
-// pass, or ops whose results need a gradient.
+// Marks this thread as one that runs steps: it ends steps, runs nodes of the backward pass, or ops
+// whose results need a gradient.
 UMEM_API void runs_steps() noexcept;
-// Whether other threads run steps, and this one has run none so far.
+// True if other threads run steps, and this thread has run none so far.
 UMEM_API bool helps_only() noexcept;
 
 }  // namespace umem

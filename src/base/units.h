@@ -9,11 +9,11 @@ inline constexpr std::size_t KiB = std::size_t{1} << 10;
 inline constexpr std::size_t MiB = std::size_t{1} << 20;
 inline constexpr std::size_t GiB = std::size_t{1} << 30;
 
-// The driver's VA block: its unit of eviction and of discard, and the software device's frame.
+// The driver's VA block: its unit of eviction and discard, and the software device's frame.
 inline constexpr unsigned kPageShift = 21;
 inline constexpr std::size_t kPageBytes = std::size_t{1} << kPageShift;
 
-// The maximum that one transfer moves, and the maximum of a block that is in one place.
+// The maximum size of one transfer, and of a block that is in one place.
 inline constexpr std::size_t kPieceBytes = 64 * MiB;
 
 constexpr std::size_t align_up(std::size_t n, std::size_t alignment) {

@@ -77,7 +77,7 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
                      cu::CUstream stream) {
   if (!state_.managed) return admit_unmanaged(id, bytes, segment, tag, family);
   UMEM_RETURN_IF_ERROR(check_host(bytes));
-  if (state_.ranges.whole(id)) {  // nearly always
+  if (state_.ranges.whole(id)) {  // the common case
     UMEM_RETURN_IF_ERROR(admit_piece(id, bytes, segment, tag, family, stream));
     tell_policy(id);
     return {};
@@ -89,7 +89,7 @@ Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Famil
     if (!status.ok() || size == 0) return;
     status = admit_piece(piece, size, segment, tag, family, stream);
     if (!status.ok()) return;
-    state_.ledger.pin(piece);  // the next one must not drive it out
+    state_.ledger.pin(piece);  // the next piece must not evict it
     admitted_.push_back(piece);
   });
   for (RangeId piece : admitted_) state_.ledger.unpin(piece);
@@ -117,15 +117,15 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
     if (frames.value() == bytes) return {};
     const CallScope scope(state_.table, state_.place);
     if (!state_.skip_for_capture(stream)) return settle(id, frames.value() > 0, stream);
-    state_.attach(id);  // by the faults of the graph's replay
+    state_.attach(id);  // populated by page faults of the graph's replay
     return {};
   }
   const bool dead = state_.ledger.has(id) && state_.ledger.at(id).state == State::kDead;
-  // What cannot be discarded stays accounted for, beyond the new block too.
+  // Bytes that cannot be discarded stay accounted for, also those beyond the new block.
   const bool larger = dead && state_.ledger.at(id).bytes > bytes;
   if (dead &&
       (state_.ledger.at(id).bytes == bytes || (larger && !transfers_.local().can_discard()))) {
-    // Waited for already, but where the wait had failed: a discard may still be under way.
+    // Already waited for, unless the wait failed: a discard may still be under way.
     UMEM_RETURN_IF_ERROR(
         transfers_.await(state_.ledger.at(id).arrival, state_.ledger.at(id).populated, stream));
     state_.ledger.revive(id, tag, family);
@@ -134,24 +134,24 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
   const CallScope scope(state_.table, state_.place);
   const bool captured = state_.skip_for_capture(stream);
   if (dead && !captured) {
-    // Another size: pages that the new block does not cover would stay unaccounted.
+    // A different size: pages beyond the new block would be unaccounted for.
     one_.assign(1, id);
     UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
   }
   state_.ledger.add(id, bytes, segment, tag, family);
   state_.ledger.set_stream(id, stream);
   if (!captured) return settle(id, false, stream);
-  state_.attach(id);  // by the faults of the graph's replay
+  state_.attach(id);  // populated by page faults of the graph's replay
   return {};
 }
 
-// Room for a new block's unit, and its pages on the device.
+// Makes room for a new block's unit and populates its pages.
 Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
     if (state_.active()) ++state_.counters.left_out;
     one_.assign(1, id);
-    // Else faults will bring what fits, beside what is accounted for.
+    // Otherwise page faults bring in what fits, in addition to the accounted bytes.
     if (!use_on_host(id)) state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
     return transfers_.await_discard(stream);
@@ -201,13 +201,13 @@ void Engine::retire_piece(RangeId id) {
       !state_.skip_for_capture(state_.ledger.at(id).stream)) {
     const CallScope scope(state_.table, state_.place);
     one_.assign(1, id);
-    state_.count_error(transfers_.discard(one_));  // drop what faults left on the device
+    state_.count_error(transfers_.discard(one_));  // drop pages that faults brought to the device
   }
   state_.ledger.set_state(id, State::kGone);
 }
 
-// Advice waits for the driver's lock, and a discard may have to wait for the way out's thread. True
-// where the calls are left to `finish_retired`.
+// Advice waits for the driver's lock, and a discard may wait for the outbound lane's thread. True
+// if the calls are left to `finish_retired`.
 bool Engine::retire_later(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
   const bool discard = unit.state == State::kVoid && state_.active();
@@ -225,11 +225,11 @@ void Engine::finish_all_retired() {
       state_.count_error(
           transfers_.discard({retired.span}, retired.stream, retired.arrival, retired.departure));
     if (!retired.read_mostly) continue;
-    transfers_.out().issue_until(retired.departure);  // a drop takes the advice back for a while
+    transfers_.out().issue_until(retired.departure);  // a drop suspends the advice meanwhile
     state_.count_error(managed::collapse_copies(
         state_.table, retired.span, retired.here ? managed::Where::kDevice : managed::Where::kHost,
         state_.place.device));
-    // As after any such advice: what stayed is mapped for writing by a prefetch.
+    // As after any such advice, a prefetch maps the pages on the device as writable.
     if (!state_.ledger.has(retired.id) || state_.ledger.at(retired.id).state != State::kDead)
       continue;
     one_.assign(1, retired.id);
@@ -241,7 +241,7 @@ Ticket Engine::forget(RangeId id) {
   const managed::Range& range = state_.ranges[state_.ranges[id].head];
   state_.attached.detach({range.base, range.bytes});
   std::erase_if(retired_, [&](const Retired& retired) {
-    return retired.span.base - range.base < range.bytes;  // its addresses go
+    return retired.span.base - range.base < range.bytes;  // its addresses are freed
   });
   Ticket departure = 0;
   state_.ranges.each_piece(id, [&](RangeId piece) {
@@ -281,7 +281,7 @@ bool Engine::begin_cut(RangeId id) {
           !sharing_.contains(state_.ranges[piece].base);
   });
   if (may) finish_retired();
-  // Advice of the engine's own is remembered by the unit that it was given for.
+  // The engine remembers its own advice by unit.
   each_unit([&](RangeId piece, const Unit& unit) {
     if (unit.by_policy) write_back_.end(piece);
     zero_copy_.end(piece);
@@ -291,7 +291,7 @@ bool Engine::begin_cut(RangeId id) {
 }
 
 void Engine::split(RangeId piece, RangeId rest, std::size_t at) {
-  // It is another unit from now on.
+  // The policy knows it as another unit from now on.
   if (state_.planned && state_.ledger.live(piece)) state_.planned->retired(piece);
   state_.ledger.split(piece, rest, at);
 }
@@ -313,17 +313,17 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
     const CallScope scope(state_.table, state_.place);
     if (late)
       state_.count_error(
-          transfers_.await(newest, populated, stream));  // for another stream, or by a hint
+          transfers_.await(newest, populated, stream));  // fetched for another stream, or by a hint
     if (!wanted_.empty()) state_.count_error(moves_.fetch(wanted_, &stream));
     for (RangeId id : wanted_)
       if (state_.ledger.away(id) && !state_.fits(state_.ledger.at(id).bytes)) use_on_host(id);
   }
-  // What died since the last op has made room: what comes in now comes beside this op.
+  // Units that died since the last op have made room: fetches that start now overlap with this op.
   if (state_.follows_plans()) apply_pending(stream);
 }
 
-// False where the unit's pages come by faults: in a static layout, where blocks have pages in turn
-// and the advice would be that of the next one too, and where the host has no room.
+// False if the unit's pages come by faults: in a static layout, where later blocks would inherit
+// the advice, and where the host has no room.
 bool Engine::use_on_host(RangeId id) {
   if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
   if (!moves_.fits_on_host(id) || !zero_copy_.use(id)) return false;
@@ -348,11 +348,11 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream)
     const Status marked = transfers_.streams().mark(stream, state_.ledger.now());
     (void)marked;  // an eviction records its own then
   }
-  for (RangeId id : wanted_) state_.attach(id);  // by faults
+  for (RangeId id : wanted_) state_.attach(id);  // brought by page faults
   if (wanted_.empty() || state_.skip_for_capture(stream)) return;
   const CallScope scope(state_.table, state_.place);
-  // Used without having been brought: faults did it, at least in part. Now that the op is over the
-  // ledger gets right again: the unit stays if it fits, and goes back if it does not.
+  // Used while away, so page faults brought at least some of its pages. Now that the op is over,
+  // the ledger is corrected: the unit stays if it fits, and is sent back otherwise.
   state_.count_error(moves_.fetch(wanted_, &stream));
   moved_.clear();
   for (RangeId id : wanted_) {
@@ -391,7 +391,7 @@ void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
 
 void Engine::step_ended() {
   check_invariants();
-  (void)state_.ledger.end_collectives();  // whether there was any
+  (void)state_.ledger.end_collectives();  // the result, whether there was any, is not needed
   moves_.step_ended();
   zero_copy_.step_ended();
   if (!state_.active() || !state_.follows_plans()) return;
@@ -399,7 +399,7 @@ void Engine::step_ended() {
   apply_pending(nullptr);
 }
 
-// One submission a unit: what needs the room of one, or its bytes, waits for no other.
+// One submission per unit, so that no op waits for more than the room or the bytes of one unit.
 void Engine::apply_pending(cu::CUstream stream) {
   if (!state_.active() || !state_.planned || !state_.planned->has_pending() ||
       state_.skip_for_capture(stream))
@@ -426,7 +426,7 @@ void Engine::apply_pending(cu::CUstream stream) {
 
 std::size_t Engine::unused_bytes() const {
   std::size_t used = state_.ledger.resident_bytes();
-  // Live, and brought by faults if at all: not known to be without contents.
+  // Live, and populated by faults if at all: not known to be without contents.
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
     used += state_.ledger.at(id).state == State::kVoid ? state_.ledger.at(id).bytes : 0;
   return state_.attached_bytes() - std::min(state_.attached_bytes(), used);
@@ -458,7 +458,7 @@ Status Engine::set_limits(Limits limits) {
   const Limits previous = std::exchange(state_.limits, limits);
   if (!state_.managed) return {};
   if (state_.active()) moves_.make_room(0);
-  // Memory outside of umem's may exceed any budget: it does not keep the budget from being set.
+  // Memory outside of umem may exceed any budget, and must not prevent setting one.
   if (!state_.active() || state_.ledger.resident_bytes() <= state_.share()) return {};
   state_.limits = previous;
   return {Code::kOutOfDeviceMemory,
@@ -483,14 +483,14 @@ void Engine::set_policy(const policy::Policy& policy) {
   const CallScope scope(state_.table, state_.place);
   if (!state_.active()) {
     zero_copy_.clear();
-    // From here on the driver moves pages as it likes, and the ledger cannot know where they are.
+    // From now on the driver moves pages as it likes, and the ledger cannot track them.
     while (state_.ledger.oldest_resident() != kNoRange)
       state_.ledger.set_state(state_.ledger.oldest_resident(), State::kVoid);
     while (state_.ledger.oldest_dead() != kNoRange)
       state_.ledger.set_state(state_.ledger.oldest_dead(), State::kGone);
     return sharing_.lose_track(false);
   }
-  // And the other way round: what the driver left anywhere is brought to known places.
+  // The opposite: pages that the driver left anywhere are brought to known places.
   dropped_.clear();
   moved_.clear();
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {

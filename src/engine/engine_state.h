@@ -1,4 +1,5 @@
-// What the parts of the engine share: the residency table, the limits, the policy and the counters.
+// State shared by the parts of the engine: the residency table, the limits, the policy and the
+// counters.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -32,8 +33,8 @@ struct Limits {
   std::size_t budget_bytes = 0;
   std::size_t host_budget_bytes = 0;  // 0: unbounded
   std::size_t min_swap_bytes = 0;
-  std::size_t outside_bytes = 0;  // of the budget, in use beside umem
-  std::size_t reserve_bytes = 0;  // of the budget, never taken by pins: for what ops need at once
+  std::size_t outside_bytes = 0;  // part of the budget that is used outside of umem
+  std::size_t reserve_bytes = 0;  // part of the budget that pins never take: the ops' working sets
 };
 
 struct Counters {
@@ -42,8 +43,8 @@ struct Counters {
   std::uint64_t capture_skips = 0;
   std::uint64_t plan_hits = 0, plan_misses = 0;
   std::uint64_t advice_ignored = 0;
-  std::uint64_t left_out = 0;         // units in use that did not fit beside what else is in use
-  std::uint64_t zero_copy_bytes = 0;  // of these, what ops used on the host
+  std::uint64_t left_out = 0;         // units in use that did not fit
+  std::uint64_t zero_copy_bytes = 0;  // the part that ops used on the host
 };
 
 struct EngineState {
@@ -53,14 +54,14 @@ struct EngineState {
   const bool managed;
   Limits limits;
   const policy::Policy* policy = nullptr;
-  std::unique_ptr<policy::Planned> planned;  // where the policy follows plans
+  std::unique_ptr<policy::Planned> planned;  // null unless the policy follows plans
   Ledger ledger;
   Counters counters;
-  std::uint64_t errors = 0;         // failures in op hooks, which cannot return them
-  managed::AttachedPages attached;  // of a real driver
-  std::size_t total_bytes = 0;      // the device's memory, and what others had of it at the start
+  std::uint64_t errors = 0;         // failures in op hooks, which cannot return errors
+  managed::AttachedPages attached;  // of a real driver only
+  std::size_t total_bytes = 0;  // the device's memory, and the part that others had at the start
   std::size_t others_bytes = 0;
-  std::size_t recycled_bytes = 0;  // of `attached`: known to have been given to other addresses
+  std::size_t recycled_bytes = 0;  // part of `attached` that was given to other addresses
 
   bool active() const { return managed && policy->victims; }
   bool follows_plans() const { return planned && planned->has_plans(); }
@@ -75,10 +76,10 @@ struct EngineState {
     else if (policy->victims)
       policy->victims(view(), need, out);
   }
-  // A driver whose prefetch to the host takes a thread of its own, and time, is given a head start.
+  // True if prefetches to the host take time and a thread of their own; they are started early.
   bool asynchronous() const { return place.context != nullptr; }
   std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
-  // Of the budget, beside what is in use outside of umem.
+  // The part of the budget that is not used outside of umem.
   std::size_t share() const {
     return limits.budget_bytes - std::min(limits.outside_bytes, limits.budget_bytes);
   }
@@ -89,26 +90,26 @@ struct EngineState {
             limits.budget_bytes - std::min(alive, limits.budget_bytes)};
   }
   managed::MemSpan span(RangeId id) const { return {ranges[id].base, ledger.at(id).bytes}; }
-  // While a graph is captured on the stream its work is not done now, and what umem would add to it
-  // would be part of the graph. The replay's page faults make up for what is away then.
+  // While the stream captures a graph, its work does not run now, and umem's calls would become
+  // part of the graph. Page faults of the replay bring in what is away then.
   bool skip_for_capture(cu::CUstream stream) {
     if (!driver::capturing(table, place, stream)) return false;
     ++counters.capture_skips;
     return true;
   }
-  // The driver holds device memory for the unit from here on.
+  // The driver holds device memory for the unit from now on.
   void attach(RangeId id) {
     if (asynchronous()) attached.attach(span(id));
   }
-  // Device memory that the driver holds for umem's addresses, with contents or without.
+  // Device memory that the driver holds for umem's addresses, with or without contents.
   std::size_t attached_bytes() const {
     const std::size_t resident = ledger.resident_bytes();
     if (!asynchronous() || !managed) return resident + ledger.dropped_bytes();
     const std::size_t held = attached.bytes() - std::min(attached.bytes(), recycled_bytes);
     return std::max(resident, std::min(held, total_bytes));
   }
-  // What the driver says is free bounds what it holds for umem: what is attached beyond that, it
-  // has taken from some addresses for others.
+  // The free memory bounds the memory that the driver holds for umem: attached memory beyond the
+  // bound was taken for others.
   void observe_memory(std::size_t free_bytes) {
     const std::size_t used = total_bytes - std::min(total_bytes, free_bytes);
     const std::size_t most = used - std::min(used, others_bytes);

@@ -37,7 +37,7 @@ Status Hints::check_user_pins(std::size_t more, std::size_t budget) const {
                                         format_bytes(pinned) + " are pinned already"};
 }
 
-// Streams that umem knows of wait on their own.
+// Streams that umem knows wait on their own.
 Result<std::size_t> Hints::discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream) {
   const Unit unit = state_.ledger.at(id);
   if (unit.op_pins > 0) return Status(Code::kBadState, "the block is in use by a running op");

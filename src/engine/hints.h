@@ -1,4 +1,4 @@
-// What the program itself asks to be done with a unit.
+// The program's own requests for a unit.
 #pragma once
 #include <cstddef>
 
@@ -15,16 +15,16 @@ class Hints {
   Hints(EngineState& state, Transfers& transfers, Moves& moves, WriteBack& write_back)
       : state_(state), transfers_(transfers), moves_(moves), write_back_(write_back) {}
 
-  // kBadState when an op is using the unit, or the program pinned it.
+  // kBadState if an op is using the unit, or the program pinned it.
   Status prefetch(RangeId id) { return moves_.prefetch(id); }
   Status evict(RangeId id);
   Status check_evictable(RangeId id) const;
-  // kOutOfDeviceMemory where `more` pinned bytes would leave less than the reserve of `budget`.
+  // kOutOfDeviceMemory if `more` pinned bytes would leave less than the reserve of `budget`.
   Status check_user_pins(std::size_t more, std::size_t budget) const;
-  // The bytes of the unit in the span, whole pages, become indeterminate, as by work on `stream`.
-  // Returns how many did: 0 where memory does not move, or the driver cannot.
+  // Makes the unit's whole pages in the span indeterminate, like work on `stream`. Returns the
+  // number of bytes: 0 if memory does not move, or the driver cannot.
   Result<std::size_t> discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream);
-  // On its way in, and out.
+  // True while the unit is on its way in, or out.
   bool arriving(RangeId id);
   bool leaving(RangeId id);
   Status read_mostly(RangeId id, bool on) { return write_back_.advise(id, on); }

@@ -19,12 +19,12 @@ std::size_t bytes_of(const std::vector<managed::MemSpan>& spans) {
   return bytes;
 }
 
-// Bytes that make room when they are gone.
+// Bytes that make room when they have left.
 std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return verb == Verb::kWriteBack ? 0 : bytes_of(spans);
 }
 
-// For people.
+// For messages.
 const char* what(Verb verb) {
   switch (verb) {
     case Verb::kBringIn:
@@ -45,7 +45,7 @@ const char* what(Verb verb) {
 
 }  // namespace
 
-// Only a process that ends keeps a lane open: no caller is left that its thread could join.
+// A lane is still open only while the process ends: no caller is left to join its thread.
 Lane::~Lane() {
   if (thread_.joinable()) thread_.detach();
 }
@@ -133,7 +133,7 @@ Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
   return {};
 }
 
-// Advice has effect when it is called: after what the stream waits for, and holds.
+// Advice takes effect at the call: after the work that the stream waits for and contains.
 Status Lane::catch_up() {
   if (!threaded_) return {};
   return check(table_.cuStreamSynchronize(stream_), Entry::cuStreamSynchronize);
@@ -148,15 +148,15 @@ Status Lane::write_back(const std::vector<managed::MemSpan>& spans) {
 }
 
 // A prefetch to the host would leave read-mostly bytes on the device as well. So the advice is
-// taken back while they leave: where the host has a valid copy that one stays, and what has been
-// written since it was made is moved by the prefetch.
+// suspended while they leave: a valid copy on the host is kept, and bytes written since are moved
+// by the prefetch.
 Status Lane::drop(const std::vector<managed::MemSpan>& spans) {
   UMEM_RETURN_IF_ERROR(catch_up());
   FirstError error;
   for (const managed::MemSpan& span : spans)
     error.keep(managed::collapse_copies(table_, span, managed::Where::kHost, place_.device));
   error.keep(memory_ops_.prefetch(spans, managed::Where::kHost, stream_));
-  error.keep(catch_up());  // else what is still to be moved would be copied
+  error.keep(catch_up());  // otherwise the bytes still to be moved would be copied
   for (const managed::MemSpan& span : spans) error.keep(managed::advise_read_mostly(table_, span));
   return error.take();
 }
@@ -173,7 +173,7 @@ Result<cu::CUevent> Lane::take_event() {
   return event;
 }
 
-// With the lock held. An event after the submission, by which others wait for it.
+// Requires the lock. An event after the submission, for others to wait for.
 Status Lane::finish(Ticket ticket, std::size_t bytes) {
   UMEM_ASSERT(ticket >= issued_ && complete_ <= issued_,
               "a lane issues in the order of submission");
@@ -191,7 +191,7 @@ Status Lane::finish(Ticket ticket, std::size_t bytes) {
   UMEM_ASSERT(under_way_.empty() || under_way_.back().ticket <= ticket,
               "submissions are by ticket");
   under_way_.push_back({ticket, bytes, issued_bytes_, event.value()});
-  // A wait for one that is forgotten here is a wait for a later one.
+  // A wait for a forgotten ticket becomes a wait for a later one.
   const std::size_t kept = place_.context ? 64 : 4096;
   while (under_way_.size() > kept) {
     under_way_[1].bytes += under_way_.front().bytes;
@@ -206,17 +206,17 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   UMEM_ASSERT(ticket <= last_, "a wait for what was never submitted would not end");
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
-  if (place_.context) poll();  // time on a software device has no end that one could ask for
+  if (place_.context) poll();  // the software device's time cannot be polled
   if (ticket <= complete_) return {};
   if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
-  // The first event at or after it: the lane is in order.
+  // The first event at or after the ticket, because the lane is in order.
   const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                           [&](const Issued& i) { return i.ticket < ticket; });
   if (found == under_way_.end()) return {};
   return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
 }
 
-// With the lock held. Forgets what is complete.
+// Requires the lock. Forgets completed submissions.
 void Lane::poll() {
   while (!under_way_.empty()) {
     if (table_.cuEventQuery(under_way_.front().event) != cu::CUDA_SUCCESS) return;
@@ -248,9 +248,9 @@ bool Lane::under_way(Ticket ticket) {
   return ticket > issued_ || (ticket > complete_ && !under_way_.empty());
 }
 
-// With the lock held.
+// Requires the lock.
 std::size_t Lane::bytes_under_way() const {
-  std::size_t bytes = waiting_bytes_;  // with the one that the thread is at
+  std::size_t bytes = waiting_bytes_;  // including the thread's current job
   for (const Issued& issued : under_way_) bytes += issued.bytes;
   return bytes;
 }
@@ -287,8 +287,8 @@ std::uint64_t Lane::failures() {
 }
 
 void Lane::work() {
-  // A capture on any thread would forbid this one its calls, which touch no stream that is
-  // captured.
+  // A capture on any thread would forbid this thread's calls, although they touch no captured
+  // stream.
   cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
   table_.cuThreadExchangeStreamCaptureMode(&mode);
   const driver::CallScope scope(table_, place_);

@@ -21,7 +21,7 @@
 
 namespace umem::engine {
 
-using Ticket = std::uint64_t;  // of a submission; 0: none
+using Ticket = std::uint64_t;  // number of a submission; 0: none
 
 class Lane {
  public:
@@ -39,30 +39,29 @@ class Lane {
   // Waits for the thread, not for the device.
   Status close();
 
-  // Runs the verb on the spans after the events. With a thread, errors come by `failures`.
+  // Runs the verb on the spans after the events. With a thread, errors are counted in `failures`.
   Result<Ticket> submit(Verb verb, const std::vector<managed::MemSpan>& spans,
                         const std::vector<cu::CUevent>& after);
-  // What the stream is given from now on runs after the submission. Waits for the thread to have
-  // issued it.
+  // Makes later work on the stream wait for the submission. Waits until the thread has issued it.
   Status make_wait(cu::CUstream stream, Ticket ticket);
-  // The same for another lane.
+  // Makes another lane wait.
   Status make_wait(Lane& lane, Ticket ticket) { return make_wait(lane.stream_, ticket); }
-  // Waits for the thread to have issued it. Needs no lock of the caller's.
+  // Waits until the thread has issued the submission. Does not need the caller's lock.
   void issue_until(Ticket ticket);
-  // The first submission after which at most `allowed` bytes are under way; 0 when that is so now.
-  // Without a thread the driver is not asked what is complete: all bytes count as under way that
-  // were submitted later.
+  // The first submission after which at most `allowed` bytes are under way; 0 if that is so now.
+  // Without a thread the driver is not polled: all bytes that were submitted later count as under
+  // way.
   Ticket until(std::size_t allowed);
-  // Bytes that are under way now; 0 where no time passes.
+  // Bytes under way now; 0 on the software device.
   std::size_t under_way();
-  // Whether it is; never where no time passes.
+  // True if the submission is under way; false on the software device.
   bool under_way(Ticket ticket);
   Ticket last() const { return last_; }
 
   bool can_discard() const { return memory_ops_.can_discard(); }
   std::uint64_t failures();
 
-  // The log's calls need the lane to be open, and its place's context.
+  // The log requires an open lane and the place's context.
   LaneLog& log() { return log_; }
 
  private:
@@ -75,7 +74,7 @@ class Lane {
   struct Issued {
     Ticket ticket;
     std::size_t bytes;
-    std::uint64_t through;  // bytes submitted up to here, with its own
+    std::uint64_t through;  // bytes submitted up to and including this one
     cu::CUevent event;
   };
 
@@ -96,17 +95,17 @@ class Lane {
   managed::MemoryOps memory_ops_;
   LaneLog log_;
   const bool threaded_;
-  WatchedCalls* watched_ = nullptr;  // of a real driver
+  WatchedCalls* watched_ = nullptr;  // of a real driver only
   cu::CUstream stream_ = nullptr;
   std::atomic<Ticket> last_{0};  // submitted
 
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Job> waiting_;
   std::size_t waiting_bytes_ = 0;
   Ticket issued_ = 0;
-  Ticket missed_ = 0;    // the last one issued, while it has no event
-  Ticket complete_ = 0;  // known to be
+  Ticket missed_ = 0;    // the last one issued, if it has no event
+  Ticket complete_ = 0;  // known to be complete
   std::uint64_t issued_bytes_ = 0, complete_bytes_ = 0;
   std::deque<Issued> under_way_;  // by ticket
   std::vector<cu::CUevent> spare_events_;

@@ -39,7 +39,7 @@ const char* name(Verb verb) {
   return "";
 }
 
-// An event on a stream: null where the driver refuses.
+// An event on a stream; null if the driver refuses.
 cu::CUevent LaneLog::mark(cu::CUstream stream) const {
   cu::CUevent event = nullptr;
   if (table_.cuEventCreate(&event, 0) != cu::CUDA_SUCCESS) return nullptr;
@@ -51,7 +51,7 @@ cu::CUevent LaneLog::mark(cu::CUstream stream) const {
 Status LaneLog::start() {
   Log log;
   if (place_.context) {
-    // On a stream without work, so that the event and the host's clock are of one moment.
+    // Recorded on an idle stream, so that the event matches the host's clock.
     cu::CUstream stream = nullptr;
     UMEM_RETURN_IF_ERROR(check(table_.cuStreamCreate(&stream, cu::CU_STREAM_NON_BLOCKING),
                                driver::Entry::cuStreamCreate));
@@ -83,7 +83,7 @@ std::vector<Transfer> LaneLog::take(std::size_t& left_out) {
     on_ = false;
     std::swap(log, current_);
   }
-  // Without the lock, as the driver is asked for each.
+  // Without the lock, because the driver is called for each.
   std::vector<Transfer> taken;
   for (Logged& logged : log.logged)
     if (timed(log, logged)) taken.push_back(logged.transfer);
@@ -92,7 +92,7 @@ std::vector<Transfer> LaneLog::take(std::size_t& left_out) {
   return taken;
 }
 
-// Whether it is done, and its times are known.
+// True if it is complete and its times are known.
 bool LaneLog::timed(const Log& log, Logged& logged) const {
   Transfer& transfer = logged.transfer;
   if (!place_.context) return transfer.end_ns > 0;
@@ -135,7 +135,7 @@ LaneLog::Entry::Entry(LaneLog& log, Verb verb, std::size_t bytes, cu::CUstream s
 LaneLog::Entry::~Entry() {
   if (start_ == 0) return;
   const std::lock_guard guard(log_.mutex_);
-  if (!log_.on_ || log_.starts_ != start_) return;  // another log, or none, by now
+  if (!log_.on_ || log_.starts_ != start_) return;  // the log has ended meanwhile
   Logged& logged = log_.current_.logged[at_];
   if (log_.place_.context)
     logged.end = log_.mark(stream_);

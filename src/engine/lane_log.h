@@ -1,5 +1,5 @@
-// When a lane worked on what it was given, for profilers: by events of the driver, or on the
-// software device, where the calls do the work, by the host's clock.
+// The times of a lane's transfers, for profilers: measured by driver events, or by the host's clock
+// on the software device, where the calls do the work.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -16,14 +16,14 @@ namespace umem::engine {
 enum class Verb : unsigned char {
   kBringIn,        // host -> device
   kPopulate,       // on the device without a copy: the bytes are dead
-  kPopulateFresh,  // the same of addresses that never had bytes: there is nothing to discard
+  kPopulateFresh,  // the same for addresses that never had contents: there is nothing to discard
   kDiscard,        // drop dead bytes
   kSendOut,        // device -> host
-  kDrop,           // the same of read-mostly spans, without a transfer if the host's copy is valid
-  kWriteBack,      // device -> host, and stays: the spans are read-mostly from here on
+  kDrop,           // the same for read-mostly spans, without a transfer if the host's copy is valid
+  kWriteBack,      // device -> host, and stays: the spans are read-mostly from now on
 };
 
-// For people.
+// For messages.
 const char* name(Verb verb);
 
 struct Transfer {
@@ -34,17 +34,17 @@ struct Transfer {
 
 class LaneLog {
  public:
-  static constexpr std::size_t kMost = std::size_t{1} << 16;  // kept
+  static constexpr std::size_t kMost = std::size_t{1} << 16;  // max entries
 
   LaneLog(const driver::Table& table, driver::Place place) : table_(table), place_(place) {}
 
-  // Forgets what is logged, and logs from now on. Waits for nothing that the device is to do.
+  // Clears the log and starts it. Does not wait for the device.
   Status start();
-  // Ends the log. What the device has not done by now is not in it; nor is, but in `left_out`, what
-  // came after kMost.
+  // Ends the log. Transfers that are unfinished are not in it. `left_out` counts those beyond
+  // kMost.
   std::vector<Transfer> take(std::size_t& left_out);
 
-  // A submission of the lane's, from its construction to its end.
+  // A submission of the lane, from construction to destruction.
   class Entry {
    public:
     Entry(LaneLog& log, Verb verb, std::size_t bytes, cu::CUstream stream);
@@ -55,7 +55,7 @@ class LaneLog {
    private:
     LaneLog& log_;
     cu::CUstream stream_;
-    std::uint64_t start_ = 0;  // of the log that it is in; 0: none
+    std::uint64_t start_ = 0;  // its log's number; 0: none
     std::size_t at_ = 0;
   };
 
@@ -65,7 +65,7 @@ class LaneLog {
     cu::CUevent begin = nullptr, end = nullptr;
   };
 
-  // What a start begins, and a take ends.
+  // The log between `start` and `take`.
   struct Log {
     std::vector<Logged> logged;
     std::size_t left_out = 0;
@@ -80,7 +80,7 @@ class LaneLog {
   const driver::Table& table_;
   const driver::Place place_;
   std::atomic<bool> on_{false};
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards the members below
   std::uint64_t starts_ = 0;
   Log current_;
 };

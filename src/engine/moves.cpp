@@ -24,8 +24,8 @@ bool Moves::fits_on_host(RangeId id) {
   return fits();
 }
 
-// The lane waits until what is on its way out leaves room for what is resident. The room of dead
-// bytes is there at once: they go before anything is waited for.
+// The lane waits until departures under way have left room for the resident bytes. Dead bytes make
+// room at once: they are dropped first.
 Status Moves::wait_for_space(Lane& lane) {
   Lane& out = transfers_.out();
   if (state_.ledger.dead_bytes() > 0 && transfers_.local().can_discard())
@@ -42,11 +42,11 @@ Status Moves::populate(RangeId id) {
   return transfers_.populate(id);
 }
 
-// Makes room of dead units, oldest first, until `bytes` more fit or none is left.
+// Drops dead units, oldest first, until `bytes` more fit or none is left.
 void Moves::discard_dead(std::size_t bytes) {
   const Lane& local = transfers_.local();
   if (local.can_discard()) drop_dead(bytes);
-  if (!local.can_discard()) send_dead_out(bytes);  // the driver may just have said so
+  if (!local.can_discard()) send_dead_out(bytes);  // the driver may just have refused
 }
 
 void Moves::drop_dead(std::size_t bytes) {
@@ -69,15 +69,15 @@ void Moves::drop_dead(std::size_t bytes) {
   if (can_discard) sharing_.drop(bytes);
 }
 
-// Where the driver cannot discard, dead bytes leave as live ones do. That copies what nobody
-// needs, beside compute and mostly against the direction in which something comes in; the other
-// way, to free their addresses, waits for the device.
+// If the driver cannot discard, dead bytes are evicted like live ones. That copies useless bytes,
+// but concurrently with compute and mostly against the direction of the fetches; the alternative,
+// freeing their addresses, waits for the device.
 void Moves::send_dead_out(std::size_t bytes) {
   Ledger& ledger = state_.ledger;
   dropped_.clear();
   while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
     const RangeId id = ledger.oldest_dead();
-    if (!fits_on_host(id)) break;  // this has freed what it could
+    if (!fits_on_host(id)) break;  // `release_cached` has freed all it could
     if (!ledger.has(id) || ledger.at(id).state != State::kDead) continue;
     ledger.set_state(id, State::kGone);
     ledger.hold_host(id);
@@ -88,7 +88,8 @@ void Moves::send_dead_out(std::size_t bytes) {
   sharing_.drop(bytes);
 }
 
-// Starts the way out of units that the ledger has out already. Where it fails they are `before`.
+// Submits the eviction of units that the ledger already has on the host. If it fails they are
+// `before` again.
 Status Moves::send_back(const std::vector<RangeId>& ids, State before) {
   if (ids.empty()) return {};
   Status status = transfers_.send_back(ids);
@@ -106,7 +107,7 @@ Status Moves::send_out(const std::vector<RangeId>& victims) {
   Counters& counters = state_.counters;
   moved_.clear();
   for (RangeId id : victims) {
-    // In use by another thread's op, or no room on the host: stays.
+    // In use by another thread's op, or no room on the host: the unit stays.
     const Unit& unit = ledger.at(id);
     if (unit.state != State::kDevice || unit.op_pins > 0 || !fits_on_host(id)) continue;
     moved_.push_back(id);
@@ -125,14 +126,14 @@ bool Moves::make_room(std::size_t bytes) {
   if (!state_.fits(wanted)) {
     const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
-    // Slow, as the collective may be using them, but not as slow as what does not fit.
+    // Slow, because the collective may be using them, but faster than page faults.
     if (!state_.fits(wanted) && state_.ledger.end_collectives()) evict(wanted);
     short_now_ = short_now_ || state_.counters.evictions > before;
   }
   return state_.fits(bytes);
 }
 
-// Sends live units out until `wanted` bytes more fit, or none may leave.
+// Evicts live units until `wanted` more bytes fit, or none may be evicted.
 void Moves::evict(std::size_t wanted) {
   if (!preferred_victims_.empty()) evict_preferred(wanted);
   if (state_.fits(wanted)) return;
@@ -178,12 +179,12 @@ void Moves::step_ended() {
 Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
   Ledger& ledger = state_.ledger;
   std::size_t need = 0;
-  for (RangeId id : ids)  // nothing leaves for what can never fit
+  for (RangeId id : ids)  // nothing is evicted for a unit that can never fit
     if (ledger.at(id).bytes <= state_.share()) need += ledger.at(id).bytes;
   make_room(need);
   moved_.clear();
   for (RangeId id : ids) {
-    // An op that needs more than the budget: what does not fit comes by faults.
+    // The op needs more than the budget: page faults bring the rest.
     if (!state_.fits(ledger.at(id).bytes)) {
       ++state_.counters.left_out;
       continue;
@@ -198,7 +199,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   if (moved_.empty()) return {};
   Status status = wait_for_space(transfers_.in());
   if (status.ok()) status = transfers_.bring_in(moved_, consumer);
-  if (!status.ok())  // on the host for all we know; faults bring it
+  if (!status.ok())  // presumably on the host; page faults bring it
     for (RangeId id : moved_) ledger.set_state(id, State::kHost);
   return status;
 }

@@ -1,4 +1,4 @@
-// Moves within the budget: units come in, and others leave for them.
+// Moves within the budget: brings units in, and evicts others for them.
 #pragma once
 #include <cstddef>
 #include <functional>
@@ -22,27 +22,26 @@ class Moves {
         sharing_(sharing),
         release_cached_(std::move(release_cached)) {}
 
-  // Whether the unit may be sent out within the host budget; what dead ranges hold there goes
-  // first.
+  // True if the unit fits into the host budget; host memory of dead ranges is freed first.
   bool fits_on_host(RangeId id);
   void release_cached() { release_cached_(); }
-  // True when `bytes` more fit into the budget; makes what room there is in any case.
+  // True if `bytes` more fit into the budget. Makes as much room as there is in any case.
   bool make_room(std::size_t bytes);
-  // Starts evicting before room is short, where that happens beside compute, and where bytes of
-  // live blocks have had to leave in this step or the one before: a program that fits moves
-  // nothing.
+  // Starts evicting before room is short, if evictions run concurrently with compute, and if live
+  // bytes were evicted in this step or the previous one: a program that fits moves nothing.
   void evict_ahead();
   void step_ended();
-  // The units that leave first when room is made next, if they may. Until the next call.
+  // The units to evict first, if they may be evicted, until the next call.
   void set_preferred_victims(std::vector<RangeId> ids) { preferred_victims_ = std::move(ids); }
   Status populate(RangeId id);
-  // Without those in use by an op, and those that the host has no room for.
+  // Skips units in use by an op, and units that the host has no room for.
   Status send_out(const std::vector<RangeId>& victims);
-  // Without a consumer nothing waits for the bytes yet. What does not fit stays away.
+  // Without a consumer nothing waits for the bytes yet. Units that do not fit stay away.
   Status fetch(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
-  // Without evicting: where dead bytes cannot be dropped the unit comes when an op needs it.
+  // Brings the unit in without evicting. If dead bytes cannot be dropped, it comes when an op needs
+  // it.
   void bring(RangeId id);
-  // kOutOfDeviceMemory where the unit does not fit.
+  // kOutOfDeviceMemory if the unit does not fit.
   Status prefetch(RangeId id);
 
  private:
@@ -58,8 +57,9 @@ class Moves {
   Transfers& transfers_;
   Sharing& sharing_;
   std::function<void()> release_cached_;
-  bool short_now_ = false, short_before_ = false;  // live bytes had to leave: this step, the last
-  // Scratch, so that an op costs no malloc.
+  // Live bytes were evicted in this step, or in the previous one.
+  bool short_now_ = false, short_before_ = false;
+  // Scratch, so that an op makes no heap allocation.
   std::vector<RangeId> one_, victims_, moved_, dropped_, preferred_victims_;
 };
 

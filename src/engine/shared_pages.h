@@ -1,6 +1,6 @@
-// Pages of one range that blocks of disjoint lives take in turn (arena/layout.h). A block's pages
-// are its unit's while it lives; between two lives they are facts kept here: which are still on the
-// device, which were dropped, and for which the driver holds host memory.
+// Pages of one range that blocks with disjoint lifetimes use in turn (arena/layout.h). A block's
+// pages belong to its unit while it lives. Between two lives their state is kept here: which are
+// still on the device, which were dropped, and for which the driver holds host memory.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,25 +22,26 @@ class SharedPages {
   managed::MemSpan span() const { return {base_, pages_.size() << kPageShift}; }
 
   using Amounts = Ledger::Idle;
-  const Amounts& amounts() const { return idle_; }  // of pages between two lives
+  const Amounts& amounts() const { return idle_; }  // counts pages between two lives
   Amounts count(managed::MemSpan span) const;
   // A block begins to live in the span.
   void take(managed::MemSpan span);
-  // It is gone: whether its frames are still held, and how much host memory the driver holds.
+  // The block died. `resident`: its frames are still held; `host_bytes`: host memory that the
+  // driver holds.
   void give_back(managed::MemSpan span, bool resident, std::size_t host_bytes);
-  // Appends spans of dead pages, from the lowest on, of at least `bytes` if there are so many.
+  // Appends spans of dead pages in ascending order, until they have `bytes` or none is left.
   void find_dead(std::size_t bytes, std::vector<managed::MemSpan>& out) const;
   void drop(const std::vector<managed::MemSpan>& dead);
-  // Pages between two lives, for which the driver holds host memory from here on.
+  // The driver holds host memory for these pages from now on.
   void hold_host(const std::vector<managed::MemSpan>& idle);
-  // Of dropped pages the frames are gone.
+  // The driver has taken the frames of dropped pages.
   void forget_dropped();
-  // Appends all pages between two lives; what is known of their frames is forgotten.
+  // Appends all pages between two lives, and forgets the state of their frames.
   void lose_track(std::vector<managed::MemSpan>& out);
 
-  // Of the lanes: the last that moved pages which were given back since.
+  // Tickets of the last moves of pages that were given back since.
   std::uint64_t arrival = 0, departure = 0, populated = 0;
-  cu::CUstream stream = nullptr;  // that the blocks are allocated on
+  cu::CUstream stream = nullptr;  // the stream that the blocks are allocated on
 
  private:
   struct Page {

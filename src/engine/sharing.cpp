@@ -7,7 +7,7 @@ namespace umem::engine {
 using driver::CallScope;
 
 void Sharing::close() {
-  transfers_.out().issue_until(pages_.departure);  // not after the addresses have gone
+  transfers_.out().issue_until(pages_.departure);  // before the addresses are freed
   const SharedPages::Amounts left = pages_.amounts();
   state_.ledger.forget_idle(left.dead, left.dropped, left.host);
   state_.attached.detach(pages_.span());
@@ -20,14 +20,14 @@ Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Famil
   const managed::MemSpan place{state_.ranges[id].base, bytes};
   const SharedPages::Amounts found = pages_.count(place);
   const bool whole = found.dead == bytes;
-  // Waited for already, but where the wait had failed.
+  // Already waited for, unless the wait failed.
   if (whole) UMEM_RETURN_IF_ERROR(transfers_.await(pages_.arrival, pages_.populated, stream));
   pages_.take(place);
   pages_.stream = stream;
   ledger.forget_idle(found.dead, found.dropped, 0);
   ledger.add(id, bytes, false, tag, family);
   ledger.set_stream(id, stream);
-  ledger.set_death(id);  // of whichever block had the pages last
+  ledger.set_death(id);  // of the pages' previous block
   ledger.take_host(id, found.host);
   ledger.set_arrival(id, pages_.arrival);
   ledger.set_populated(id, pages_.populated);
@@ -46,7 +46,7 @@ void Sharing::retire(RangeId id) {
   if (unit.state == State::kHost) state_.counters.bytes_discarded += unit.bytes;
   if (unit.state == State::kVoid && !state_.asynchronous() && state_.active()) {
     const CallScope scope(state_.table, state_.place);
-    state_.count_error(transfers_.discard({id}));  // drop what faults left on the device
+    state_.count_error(transfers_.discard({id}));  // drop pages that faults brought to the device
   }
   const bool resident = unit.state == State::kDevice;
   ledger.set_state(id, State::kNone);
@@ -64,8 +64,8 @@ Status Sharing::release_dead() {
   return drop_dead(pages_.amounts().dead, true);
 }
 
-// With `give_back` the driver gets the memory of what is dropped at once, not when it is short.
-// Where it cannot discard, it gets it by a copy to the host, and there is no other way.
+// With `give_back` the driver gets the dropped memory at once, and not only when it is short. If it
+// cannot discard, a copy to the host is the only way.
 Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
   if (bytes == 0 || pages_.amounts().dead == 0) return {};
   spans_.clear();
@@ -75,12 +75,12 @@ Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
   for (const managed::MemSpan& span : spans_) dropped += span.bytes;
   pages_.drop(spans_);
   state_.ledger.drop_idle(dropped);
-  const bool discarded = transfers_.local().can_discard();  // the driver may just have refused
+  const bool discarded = transfers_.local().can_discard();  // the driver may just have refused it
   if (discarded) state_.counters.bytes_discarded += dropped;
   return give_back || !discarded ? send_dropped(dropped) : Status();
 }
 
-// Of `spans_`, so many bytes together.
+// `spans_`, which have so many bytes together.
 Status Sharing::send_dropped(std::size_t bytes) {
   std::size_t missing = 0;
   for (const managed::MemSpan& span : spans_) missing += span.bytes - pages_.count(span).host;

@@ -1,4 +1,5 @@
-// The engine's part in shared pages: a block takes them over as the one before left them.
+// The engine's part of shared pages: a block takes pages over in the state that the previous block
+// left.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,26 +16,26 @@ class Sharing {
  public:
   Sharing(EngineState& state, Transfers& transfers) : state_(state), transfers_(transfers) {}
 
-  // Blocks of the range take its pages in turn from here on: what a retired one had on the device
-  // is there for the next. Before the range goes, with no block in it: close.
+  // Blocks of the range use its pages in turn from now on: resident pages of a retired block are
+  // reused by the next one. Call `close` before the range is freed, with no block in it.
   void open(std::uintptr_t base, std::size_t bytes) { pages_.open(base, bytes); }
   void close();
   bool contains(std::uintptr_t at) const { return pages_.contains(at); }
 
-  // A block begins to live there; with all frames still in place it is on the device, and nothing
-  // is asked of the driver. Returns the bytes of the frames found.
+  // A block begins to live there. If all frames are in place it is on the device, without a driver
+  // call. Returns the bytes of the frames in place.
   Result<std::size_t> admit(RangeId id, std::size_t bytes, Tag tag, Family family,
                             cu::CUstream stream);
   void retire(RangeId id);
-  // Drops dead pages until `bytes` more fit or none is left. Where the driver cannot discard, they
-  // go to the host.
+  // Drops dead pages until `bytes` more fit or none is left. If the driver cannot discard, they are
+  // sent to the host.
   void drop(std::size_t bytes);
-  // Gives the memory of all dead pages, of a range in which other blocks live, to the driver.
+  // Returns the memory of all dead pages to the driver, while other blocks of the range live.
   Status release_dead();
-  // The driver has taken the frames of what was dropped, and holds those of dead pages.
+  // The driver has taken the frames of dropped pages, and holds those of dead pages.
   void forget_dropped();
   Ledger::Idle idle() const { return pages_.amounts(); }
-  // What the driver did with the pages meanwhile is not known: with `drop` it loses what it has.
+  // The driver may have moved the pages meanwhile; with `drop` their frames are dropped.
   void lose_track(bool drop);
 
  private:

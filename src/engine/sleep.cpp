@@ -18,8 +18,8 @@ bool has_tag(std::uint32_t tags, Tag tag) {
 
 }  // namespace
 
-// It is still away, and the same block as then. A unit that came back for an op and left again, as
-// by pressure, is away for that reason.
+// True if the unit is still away and has the same block. A unit that came back for an op and was
+// evicted again does not sleep.
 bool Sleep::is_asleep(const SleepingUnit& sleeping) const {
   if (!state_.ledger.live(sleeping.id) || !state_.ledger.away(sleeping.id)) return false;
   const Unit& unit = state_.ledger.at(sleeping.id);
@@ -38,8 +38,8 @@ std::size_t Sleep::asleep_bytes() const {
   return bytes;
 }
 
-// Those too that are away for all we know: faults may have brought them, and the driver knows what
-// there is nothing to do for.
+// Includes units that are away as far as umem knows: faults may have brought them, and the driver
+// skips those with nothing to do.
 std::vector<RangeId> Sleep::units_to_sleep(const SleepRequest& wanted) const {
   std::vector<RangeId> ids;
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
@@ -82,8 +82,8 @@ Status Sleep::begin(const SleepRequest& wanted, std::size_t& bytes) {
   const std::vector<RangeId> ids = units_to_sleep(wanted);
   const std::size_t before = state_.ledger.resident_bytes();
   failures_before_ = transfers_.out().failures();
-  // Forget what came back for an op, or is gone; what is away for another reason stays so at
-  // `wake`.
+  // Forgets units that came back for an op, or are gone. Units that are away for another reason
+  // stay away at `wake`.
   std::erase_if(sleeping_, [&](const SleepingUnit& unit) { return !is_asleep(unit); });
   std::vector<RangeId> awake;
   for (RangeId id : ids)
@@ -115,14 +115,14 @@ Status Sleep::sleep_units(const std::vector<RangeId>& ids) {
     for (RangeId id : ids) state_.planned->evicted(id);
   for (RangeId id : again) {
     state_.ledger.set_state(id, State::kHost);
-    state_.attach(id);  // by faults that nothing saw
+    state_.attach(id);  // by unobserved page faults
   }
   return again.empty() ? Status() : transfers_.send_back(again);
 }
 
-// A discard alone leaves the memory to the driver, which counts it as used until it is taken.
-// What is sent to the host after it leaves the memory unused, and is not copied; it takes host
-// memory, so the host budget may leave it at the discard.
+// A discard alone leaves the memory with the driver, which counts it as used until it is needed.
+// Sending it to the host afterwards frees it without a copy, but takes host memory, which the host
+// budget may not allow.
 Status Sleep::discard_units(const std::vector<RangeId>& ids) {
   if (ids.empty()) return {};
   for (RangeId id : ids)
@@ -171,14 +171,14 @@ Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes)
   if (!state_.managed) return {};
   const CallScope scope(state_.table, state_.place);
   const std::vector<SleepingUnit> all = take_sleeping(tags, number);
-  // What the program pinned comes back, whatever leaves for it: pins are given so that it fits.
+  // Pinned units come back, and others are evicted for them: pins are granted only if they fit.
   const auto held = [&](const SleepingUnit& unit) {
     return state_.ledger.at(unit.id).user_pins > 0;
   };
   std::size_t pinned = 0;
   for (const SleepingUnit& unit : all) pinned += held(unit) ? state_.ledger.at(unit.id).bytes : 0;
   if (state_.active() && pinned > 0) moves_.make_room(pinned);
-  // Of the others those used last are the ones to have where there is no longer room for all.
+  // If not all others fit, those used last come back.
   const std::size_t free = state_.view().available_bytes;
   std::size_t available = free - std::min(free, pinned);
   auto first = all.end();
@@ -191,8 +191,8 @@ Status Sleep::wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes)
   FirstError error;
   for (auto it = all.begin(); it != all.end(); ++it) {
     if (it < first && !held(*it)) continue;
-    // Not as dead bytes, whatever they were when they left: the program may have written them since
-    // without umem's seeing it.
+    // Not as dead bytes, even if they were discarded: the program may have written them since
+    // without umem noticing.
     if (state_.active() && !held(*it)) {
       moves_.bring(it->id);
     } else {

@@ -1,7 +1,7 @@
-// Sleep and wake: the device memory of many units is given back at once, and taken again.
+// Sleep and wake: the device memory of many units is freed at once, and taken again.
 //
-// A unit that sleeps is one that is away like any other: an op that needs it brings it in. So a
-// sleep at the wrong time costs time, and never a result, but for what was to be discarded.
+// A sleeping unit is away like any other: an op that needs it brings it in. So a sleep at the wrong
+// time costs time, and changes no result, except for bytes that were to be discarded.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace umem::engine {
 
-// What a sleep is to give back of the device, until `wake` or until an op needs it.
+// A request to free device memory until `wake` or until an op needs it.
 struct SleepRequest {
   std::uint32_t tags = 0;  // bits by Tag
   bool discard = false;    // the bytes are lost, instead of kept on the host
@@ -33,23 +33,23 @@ class Sleep {
         sharing_(sharing),
         write_back_(write_back) {}
 
-  // Why a sleep cannot be: kBadState when a running op uses some of the units, kOutOfHostMemory,
-  // kNotSupported where memory cannot move. Nothing changed then.
+  // Checks the request: kBadState if a running op uses some of the units, kOutOfHostMemory,
+  // kNotSupported if memory cannot move. On an error nothing has changed.
   Status check(const SleepRequest& wanted);
-  // Submits the moves. `bytes`: of device memory that this gives back.
+  // Submits the moves. `bytes`: the device memory that this frees.
   Status begin(const SleepRequest& wanted, std::size_t& bytes);
-  // Waits until the lane out has issued all that it was given; an error if any of it failed.
+  // Waits until the outbound lane has issued all moves; an error if one failed.
   Status finish();
-  // Brings back what fits of the tags, from the sleep of that number or (0) of any, so that units
-  // are by last use as they were; and all that the program pinned, in whoever's place.
-  // kOutOfDeviceMemory where running ops leave it none. `bytes`: how many that is.
+  // Brings back units of the tags that fit, from the sleep of that number or (0) of any, in their
+  // order of last use, and all units that the program pinned, evicting others for them.
+  // kOutOfDeviceMemory if running ops leave no room for those. `bytes`: the bytes brought back.
   Status wake(std::uint32_t tags, std::uint64_t number, std::size_t& bytes);
-  // Of what a sleep sent away: bytes that have not come back.
+  // Bytes that sleep and have not come back.
   std::size_t asleep_bytes() const;
   bool is_asleep(RangeId id) const;
 
  private:
-  // A unit sleeps as long as it is the same block and was not brought in since.
+  // A unit sleeps while it has the same block and was not brought in.
   struct SleepingUnit {
     RangeId id;
     std::uint64_t born, arrival, number;
@@ -67,7 +67,7 @@ class Sleep {
   Sharing& sharing_;
   WriteBack& write_back_;
   std::vector<SleepingUnit> sleeping_;
-  std::uint64_t failures_before_ = 0;  // of the lane out, before the last sleep
+  std::uint64_t failures_before_ = 0;  // the outbound lane's failures before the last sleep
 };
 
 }  // namespace umem::engine

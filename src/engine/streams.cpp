@@ -44,7 +44,7 @@ Status Streams::record(Stream& stream, std::uint64_t now) {
         check(table_.cuEventCreate(&event, cu::CU_EVENT_DISABLE_TIMING), Entry::cuEventCreate));
     stream.marks.push_front({0, event});
   }
-  // Recorded again in place: a submission that waits in a lane may hold it.
+  // Recorded again in place, because a submission that waits in a lane may hold the event.
   UMEM_RETURN_IF_ERROR(
       check(table_.cuEventRecord(stream.marks.front().event, stream.handle), Entry::cuEventRecord));
   UMEM_ASSERT(now >= stream.marks.back().time, "marks are by time");
@@ -67,7 +67,7 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     Stream& stream = streams_[i];
     auto mark = first_from(stream, used);
     if (mark == stream.marks.end()) {
-      // What is being captured does not run now.
+      // Captured work does not run now.
       if (driver::capturing(table_, place_, stream.handle)) continue;
       if (!record(stream, now).ok()) continue;
       mark = std::prev(stream.marks.end());

@@ -1,5 +1,5 @@
-// The streams that ops run on, and events in them: what a transfer of a unit has to wait for is
-// the unit's last use, not all that the program has enqueued since.
+// The streams that ops run on, and events in them, so that a transfer waits for a unit's last use
+// and not for all work that the program has enqueued since.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -20,30 +20,30 @@ class Streams {
 
   Status close();
 
-  // The stream's bit in a mask; those beyond the 31st share the last one.
+  // The stream's bit in a mask; streams beyond the 31st share the last one.
   std::uint32_t bit(cu::CUstream stream);
-  // Ops up to ledger time `now` are enqueued on the stream. Every few ops an event is recorded.
+  // Ops up to ledger time `now` are enqueued on the stream. Records an event every few ops.
   Status mark(cu::CUstream stream, std::uint64_t now);
-  // Appends events that are reached, on each stream of the mask, after what was used there up to
-  // ledger time `used`. Records one (at time `now`) where there is none yet; a stream that refuses
-  // is left out, because for a transfer the order is a matter of speed.
+  // Appends an event for each stream of the mask that is reached after its uses up to ledger time
+  // `used`. Records one (at time `now`) if there is none yet. A stream that refuses is skipped: for
+  // a transfer, the order only affects speed.
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
                std::vector<cu::CUevent>& events);
-  // Appends one that is reached on the stream after what it held at ledger time `time`, or an
-  // error: so where the stream is being captured.
+  // Appends an event that is reached after the stream's work up to ledger time `time`, or returns
+  // an error, for example if the stream captures a graph.
   Status after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,
                     std::vector<cu::CUevent>& events);
-  // The same after all that one stream holds, or an error.
+  // Likewise, after all work on the stream.
   Status after_all(cu::CUstream stream, std::uint64_t now, std::vector<cu::CUevent>& events);
 
-  // The newest arrival that the stream waits for already, and the newest population.
+  // The newest arrival, and the newest population, that the stream already waits for.
   std::uint64_t awaited(cu::CUstream stream) { return find(stream).awaited; }
   void set_awaited(cu::CUstream stream, std::uint64_t ticket) {
     UMEM_ASSERT(ticket > awaited(stream), "a stream waits for later arrivals only");
     find(stream).awaited = ticket;
   }
   std::uint64_t awaited_local(cu::CUstream stream) { return find(stream).awaited_local; }
-  // Whether it still has to wait for them.
+  // True if the stream still has to wait for one of them.
   bool behind(cu::CUstream stream, std::uint64_t arrival, std::uint64_t populated) {
     const Stream& known = find(stream);
     return arrival > known.awaited || populated > known.awaited_local;
@@ -54,7 +54,7 @@ class Streams {
   }
 
  private:
-  static constexpr std::size_t kMarks = 64;  // a stream; older ones are recorded again
+  static constexpr std::size_t kMarks = 64;  // per stream; the oldest are recorded again
   static constexpr unsigned kOpsPerMark = 8;
   struct Mark {
     std::uint64_t time;

@@ -48,19 +48,19 @@ const std::vector<managed::MemSpan>& Transfers::spans_of(const std::vector<Range
   return spans_;
 }
 
-// What the unit's own stream has been given so far, so as to come after it, into `events_`.
+// Adds an event after all work on the unit's own stream so far to `events_`.
 Status Transfers::after_home(RangeId id) {
   return streams_.after_all(state_.ledger.at(id).stream, state_.ledger.now(), events_);
 }
 
-// What it had been given when the last block in the unit was freed. Of what it was given since,
-// nothing uses the bytes, so that a busy stream is not waited for.
+// Adds an event after the work that the stream had when the unit's last block was freed. Later work
+// does not use the bytes, so a busy stream is not waited for.
 Status Transfers::after_death(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
   return streams_.after_time(unit.stream, unit.death, state_.ledger.now(), events_);
 }
 
-// The same of all that several units' streams hold, once for each stream.
+// Likewise for several units' streams, once per stream.
 Status Transfers::after_homes(const std::vector<RangeId>& ids) {
   homes_.clear();
   for (RangeId id : ids) {
@@ -73,7 +73,7 @@ Status Transfers::after_homes(const std::vector<RangeId>& ids) {
 }
 
 Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer) {
-  // The dead bytes that make room for it are dropped first.
+  // The dead bytes that make room for it must be dropped first.
   UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
   for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
   events_.clear();
@@ -88,7 +88,7 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
 
 Status Transfers::populate(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
-  // A prefetch beside a discard is undefined: what is still going out or coming in goes first.
+  // A prefetch concurrent with a discard is undefined: wait for moves of these bytes first.
   UMEM_RETURN_IF_ERROR(out_.make_wait(local_, unit.departure));
   UMEM_RETURN_IF_ERROR(in_.make_wait(local_, unit.arrival));
   events_.clear();
@@ -137,7 +137,7 @@ Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUst
   UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on, unit.last_use, state_.ledger.now(), events_));
   Result<Ticket> ticket = submit_discard({part}, unit.arrival, unit.departure);
   if (!ticket.ok()) return ticket.take_status();
-  if (!local_.can_discard()) return false;          // the driver has just said so
+  if (!local_.can_discard()) return false;          // the driver has just reported it
   state_.ledger.set_populated(id, ticket.value());  // the next use waits for it
   return true;
 }
@@ -158,7 +158,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
     const Unit& unit = state_.ledger.at(id);
     UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
                                         state_.ledger.now(), events_));
-    // What no op has waited for may still be on its way in, or be populated.
+    // Units that no op waited for may still be on their way in, or being populated.
     if (unit.prefetched_unused || state_.asynchronous())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));
     UMEM_RETURN_IF_ERROR(local_.make_wait(out_, unit.populated));

@@ -1,4 +1,4 @@
-// Submits the moves of units to the transfer queues, each after what it has to wait for.
+// Submits moves of units to the transfer queues, each after the work that it has to wait for.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,36 +19,36 @@ class Transfers {
   Status open();
   Status close();
 
-  // Brings the units in. A consumer waits for their bytes from here on; without one nothing does.
+  // Brings the units in. Later work on the consumer waits for their bytes; without a consumer
+  // nothing waits.
   Status bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
   // Populates the unit on the device without a copy.
   Status populate(RangeId id);
   // Drops the dead bytes of the units.
   Status discard(const std::vector<RangeId>& ids);
-  // Of spans whose last moves these are, after all that the stream holds.
+  // Discards spans whose last moves are given, after all work on the stream.
   Status discard(const std::vector<managed::MemSpan>& spans, cu::CUstream stream, Ticket arrival,
                  Ticket departure);
-  // As a kernel of `stream` that writes that part of the live unit: after all that the stream
-  // holds, and before all that it will be given. False: the driver cannot.
+  // Discards part of a live unit, ordered like a kernel on `stream`: after all earlier and before
+  // all later work. False: the driver cannot.
   Result<bool> discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream);
   // Moves the units out after their last use.
   Status send_back(const std::vector<RangeId>& ids);
   Status submit_out(Verb verb, const std::vector<RangeId>& ids);
-  // Sends the bytes out that the last discard dropped: their memory is unused then, and nothing is
-  // copied.
+  // Sends out the bytes that the last discard dropped: this frees their memory, and copies nothing.
   Status send_discarded(const std::vector<RangeId>& ids);
   Result<Ticket> send_discarded(const std::vector<managed::MemSpan>& spans);
-  // The stream works from here on on what came and was populated so.
+  // Makes the stream wait for these arrivals and populations.
   Status await(Ticket arrival, Ticket populated, cu::CUstream stream);
   Status await_discard(cu::CUstream stream) { return local_.make_wait(stream, last_discard_); }
 
   Lane& in() { return in_; }
   Lane& out() { return out_; }
-  // For populates and discards: nothing of theirs crosses the link, so they do not queue after what
-  // does. Each waits for what it needs of the other lanes.
+  // For populates and discards: they do not use the link, so they do not queue behind transfers.
+  // Each waits for what it needs of the other lanes.
   Lane& local() { return local_; }
   Streams& streams() { return streams_; }
-  // From the next submission on; `take_log` ends it. LaneLog.
+  // Logs from the next submission until `take_log`. See LaneLog.
   Status start_log();
   std::vector<Transfer> take_log(std::size_t& left_out);
   std::uint64_t failures() { return in_.failures() + out_.failures() + local_.failures(); }
@@ -57,7 +57,7 @@ class Transfers {
   Status after_home(RangeId id);
   Status after_death(RangeId id);
   Status after_homes(const std::vector<RangeId>& ids);
-  // After what `events_` say, and after those moves.
+  // After `events_`, and after those moves.
   Result<Ticket> submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,
                                 Ticket departure);
   const std::vector<managed::MemSpan>& spans_of(const std::vector<RangeId>& ids);
@@ -66,7 +66,7 @@ class Transfers {
   Lane in_, out_, local_;
   Ticket last_discard_ = 0;
   Streams streams_;
-  // Scratch, so that an op costs no malloc.
+  // Scratch, so that an op makes no heap allocation.
   std::vector<RangeId> one_, group_;
   std::vector<managed::MemSpan> spans_;
   std::vector<cu::CUevent> events_;

@@ -7,8 +7,8 @@
 namespace umem::engine {
 namespace {
 
-constexpr double kAgain = 10;  // times as long, and it is said again
-// Seconds between looks, within which another patience is in force too.
+constexpr double kAgain = 10;  // the message is repeated after this factor of time
+// Seconds between checks, after which a new patience takes effect.
 constexpr double kShortest = 0.001, kLongest = 5;
 
 std::int64_t now_ns() {
@@ -63,7 +63,7 @@ void Watchdog::run() {
   }
 }
 
-// What there is to say.
+// The message, or empty.
 std::string Watchdog::look(WatchedCalls& calls, double patience) {
   const std::int64_t since = calls.since_ns;
   if (since != calls.seen_ns) calls.say_after = patience;

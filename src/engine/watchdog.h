@@ -1,4 +1,4 @@
-// Says when a driver call that moves memory does not return: which call, and for how long. It takes
+// Reports driver calls that move memory and do not return: which call, and for how long. It takes
 // no lock that the thread of such a call may hold.
 #pragma once
 #include <atomic>
@@ -11,13 +11,13 @@
 
 namespace umem::engine {
 
-// Of one lane, whose calls come one at a time.
+// The calls of one lane, which come one at a time.
 struct WatchedCalls {
   explicit WatchedCalls(int ordinal) : device(ordinal) {}
   const int device;
   std::atomic<const char*> what{nullptr};
   std::atomic<std::int64_t> since_ns{0};  // 0: in no call
-  // The watchdog's own: of the call that it looked at last.
+  // Used by the watchdog only: the call that it checked last.
   std::int64_t seen_ns = 0;
   double say_after = 0;  // seconds
 };
@@ -27,12 +27,12 @@ class Watchdog {
  public:
   static Watchdog& the();
 
-  // In force within seconds; 0: says nothing.
+  // Takes effect within seconds; 0: no reports.
   void set_patience(double seconds) { patience_ = seconds; }
   WatchedCalls* watch(int device);
   void forget(WatchedCalls* calls);
 
-  // A call begins and ends with it. Null: nobody watches.
+  // Its lifetime is that of a call. Null: not watched.
   class Call {
    public:
     Call(WatchedCalls* calls, const char* what);
@@ -50,9 +50,9 @@ class Watchdog {
   static std::string look(WatchedCalls& calls, double patience);
 
   std::atomic<double> patience_{0};
-  std::mutex lifetime_;  // of the thread; taken before the other
+  std::mutex lifetime_;  // guards the thread; taken before the other
   std::thread thread_;
-  std::mutex mutex_;  // of what follows, and held for moments only
+  std::mutex mutex_;  // guards the members below, and is held only for moments
   std::condition_variable ended_;
   bool ending_ = false;
   std::list<WatchedCalls> watched_;

@@ -5,8 +5,8 @@
 namespace umem::engine {
 namespace {
 
-// In uses of units, by which the ledger counts time: some hundred ops. A result that nothing has
-// used by then may be taken for a workspace, which leaves it on the device until it is freed.
+// Ledger time, which counts uses of units: some hundred ops. A result that is unused for so long
+// may be taken for a workspace, and then stays on the device until it is freed.
 constexpr std::uint64_t kLong = 1024;
 
 }  // namespace

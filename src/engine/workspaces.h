@@ -1,5 +1,5 @@
 // Memory that cuBLAS keeps for itself: torch allocates it inside the first matrix product of a
-// stream, and no op names it. It would be the first to leave, and each product would fault it back.
+// stream, and no op names it. LRU would evict it first, and each product would fault it back.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,13 +16,13 @@ using residency::Unit;
 
 class Workspaces {
  public:
-  // How large they are, in bytes as they are asked for.
+  // Their requested sizes in bytes.
   void set_sizes(std::vector<std::size_t> sizes) { sizes_ = std::move(sizes); }
   // False: `left_behind` and `find` have nothing to do.
   bool looking() const { return !sizes_.empty() || !candidates_.empty(); }
   // An op of that family left the unit behind: a result, or a workspace.
   void left_behind(const Ledger& ledger, RangeId id, Family family);
-  // Exempts those that no op has named for long. Returns the ones that are away from the device.
+  // Exempts those that no op has named for long. Appends those that are away.
   void find(Ledger& ledger, std::vector<RangeId>& away);
   // The unit lost its last block.
   void retired(Ledger& ledger, RangeId id);

@@ -14,7 +14,7 @@ Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
   if (!state_.managed) return {};
   const CallScope scope(state_.table, state_.place);
   Ledger& ledger = state_.ledger;
-  // A drop takes the advice back for a while.
+  // A drop suspends the advice meanwhile.
   transfers_.out().issue_until(ledger.at(id).departure);
   const State state = ledger.at(id).state;
   const bool there = state == State::kDevice || state == State::kDead;
@@ -25,8 +25,8 @@ Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
                                                      there ? Where::kDevice : Where::kHost,
                                                      state_.place.device));
   ledger.set_read_mostly(id, on, by_policy);
-  // What stayed on the device is mapped read-only, and the next write of each page would fault. A
-  // prefetch to where the bytes are maps them anew, and moves nothing.
+  // Pages on the device are mapped read-only, and the next write to each would fault. A prefetch to
+  // their own place maps them as writable, and moves nothing.
   if (!on && there && state_.asynchronous()) {
     one_.assign(1, id);
     return transfers_.bring_in(one_, nullptr);
@@ -34,7 +34,7 @@ Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
   return {};
 }
 
-// The program's own hints stay.
+// Leaves the program's own hints in place.
 void WriteBack::apply_read_mostly() {
   std::vector<RangeId> wanted;
   if (!state_.planned->take_read_mostly(wanted)) return;
@@ -62,8 +62,8 @@ void WriteBack::clear() {
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) end(id);
 }
 
-// Nothing writes the unit for a while. What is on the device is copied to the host and stays; what
-// is on its way there, or has gone, is copied by its way back.
+// Nothing writes the unit for a while. A unit on the device is copied to the host and stays; a unit
+// that is away is copied by its way back.
 Status WriteBack::begin(RangeId id) {
   Ledger& ledger = state_.ledger;
   const Unit& unit = ledger.at(id);

@@ -1,5 +1,5 @@
 // Write-back: units whose bytes are valid on both sides, because nothing writes them. The driver
-// keeps the host's copy while such a unit is on the device, so that it leaves without a transfer; a
+// keeps the host's copy while such a unit is on the device, so it is evicted without a transfer. A
 // write drops the host's copy, and the next eviction moves the bytes.
 #pragma once
 #include <vector>
@@ -19,11 +19,11 @@ class WriteBack {
 
   // Advises the driver that the unit is read-mostly, or takes the advice back.
   Status advise(RangeId id, bool on) { return advise(id, on, false); }
-  // What the policy has pending: the units that are read-mostly, and no others; those that are
-  // written back now, and those that will be written.
+  // Apply the policy's requests: the units that are read-mostly, and no others; the units to write
+  // back now, and those that will be written.
   void apply_read_mostly();
   void apply_pending();
-  // Ends what the policy began on the unit; all that it began.
+  // End the advice that the policy caused for the unit, or for all units.
   void end(RangeId id);
   void clear();
 
@@ -34,7 +34,7 @@ class WriteBack {
   EngineState& state_;
   Transfers& transfers_;
   Moves& moves_;
-  ZeroCopy& zero_copy_;                     // whose advice does not go with this one
+  ZeroCopy& zero_copy_;                     // its advice excludes this one
   std::vector<RangeId> read_mostly_;        // by the policy; some may have died
   std::vector<RangeId> one_, begin_, end_;  // scratch
 };

@@ -8,18 +8,18 @@ namespace umem::engine {
 using driver::CallScope;
 
 bool ZeroCopy::use(RangeId id) {
-  // Of read-mostly pages both sides have copies: one that is driven out costs no transfer, and the
-  // driver would not heed this advice.
+  // Read-mostly pages have copies on both sides: their eviction costs no transfer, and the driver
+  // would ignore this advice.
   if (!state_.asynchronous() || refused_ || state_.ledger.at(id).read_mostly) return false;
   const managed::MemSpan span = state_.span(id);
   Advised& advised = advised_[id];
-  if (advised.span.bytes < span.bytes) {  // else a smaller block of the same range
+  if (advised.span.bytes < span.bytes) {  // otherwise it is a smaller block of the same range
     const Status status = managed::advise_zero_copy(state_.table, span, state_.place.device);
     advised.span = span;
     if (!status.ok()) {
       state_.count_error(status);
       refused_ = status.code() == Code::kNotSupported;
-      end(id);  // of the two that the advice is made of, one may have been given
+      end(id);  // one of the two parts of the advice may have been given
       return false;
     }
   }
@@ -42,7 +42,7 @@ void ZeroCopy::clear() {
   step_ended();
 }
 
-// What the driver refuses now it is asked again at the end of the next step.
+// Refused advice is tried again at the end of the next step.
 void ZeroCopy::end(RangeId id) {
   const auto found = advised_.find(id);
   if (found == advised_.end()) return;

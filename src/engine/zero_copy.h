@@ -1,9 +1,9 @@
-// Zero copy: what does not fit beside an op is used on the host, over the link. Else the driver
-// would bring each page by a fault and drive out another that the same op needs; where an op goes
-// around its memory, that is once per access and has no end.
+// Zero copy: memory that does not fit is used on the host, over the link. Otherwise the driver
+// would bring in each page by a fault and evict another one that the same op needs, for ops that
+// loop over their memory once per access.
 //
-// On a GPU only: the software device sees its page faults, and does so where a page comes again and
-// again in one op.
+// On a GPU only: the software device sees its page faults, and uses a page on the host if it faults
+// repeatedly in one op.
 #pragma once
 #include <unordered_map>
 
@@ -16,9 +16,10 @@ class ZeroCopy {
  public:
   explicit ZeroCopy(EngineState& state) : state_(state) {}
 
-  // An op uses the unit, which does not fit. False where its pages come by faults.
+  // An op uses the unit, which does not fit. False if its pages come by faults.
   bool use(RangeId id);
-  // Takes the advice back: of what no op has used so since the last call; of all; of the unit.
+  // Take the advice back: for units that no op has used so since the last call; for all; for the
+  // unit.
   void step_ended();
   void clear();
   void end(RangeId id);
@@ -32,7 +33,7 @@ class ZeroCopy {
   };
 
   EngineState& state_;
-  bool refused_ = false;  // by the driver: not asked again
+  bool refused_ = false;  // refused by the driver, and not asked again
   std::unordered_map<RangeId, Advised> advised_;
 };
 

@@ -1,7 +1,7 @@
-// The pages for which the driver holds device memory, as far as umem's own calls tell. On a GPU a
-// 2 MiB page that leaves keeps its memory: the driver takes it back when the range is freed, or
-// when nothing else is free (open-gpu-kernel-modules 595.45.04, uvm_va_block.c and uvm_pmm_gpu.c:
-// "unused" chunks). Others may have got it since, so this is an upper bound.
+// The pages for which the driver holds device memory, as far as umem's own calls tell. On a GPU an
+// evicted 2 MiB page keeps its memory: the driver takes it back when the range is freed, or when
+// nothing else is free (open-gpu-kernel-modules 595.45.04, uvm_va_block.c and uvm_pmm_gpu.c:
+// "unused" chunks). The driver may have given it to others since, so this is an upper bound.
 #pragma once
 #include <cstddef>
 #include <cstdint>

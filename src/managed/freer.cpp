@@ -9,12 +9,12 @@
 namespace umem::managed {
 namespace {
 
-// How often the end of a capture is looked for, of which nothing tells.
+// The polling interval for the end of a capture, which sends no notification.
 constexpr auto kPoll = std::chrono::milliseconds(1);
 
 }  // namespace
 
-// Only a process that ends keeps it open: no caller is left that its thread could join.
+// It is still open only while the process ends: no caller is left to join its thread.
 Freer::~Freer() {
   if (thread_.joinable()) thread_.detach();
 }
@@ -67,8 +67,8 @@ std::uint64_t Freer::failures() {
   return failures_;
 }
 
-// The context is the thread's from its first job on; where the driver refuses it, the next asks
-// again.
+// The thread makes the context current at its first job; if the driver refuses, the next job
+// retries.
 Status Freer::enter_context() {
   if (entered_) return {};
   UMEM_RETURN_IF_ERROR(
@@ -84,7 +84,7 @@ Status Freer::free(const Job& job) {
 }
 
 void Freer::work() {
-  // A capture that begins now on another thread would forbid this one its call, and end by it.
+  // A capture that begins on another thread now would be invalidated by this call.
   cu::CUstreamCaptureMode mode = cu::CU_STREAM_CAPTURE_MODE_RELAXED;
   table_.cuThreadExchangeStreamCaptureMode(&mode);
   std::unique_lock guard(mutex_);

@@ -1,5 +1,5 @@
-// Frees memory of a GPU on a thread of its own. cuMemFree waits for all that the device was given,
-// and a thread that frees a tensor may hold what that work needs to end: a lock, the interpreter's
+// Frees memory of a GPU on a thread of its own. cuMemFree waits for all work on the device, and a
+// thread that frees a tensor may hold a resource that this work needs: a lock, the interpreter's
 // lock, the next launch on another device.
 #pragma once
 #include <condition_variable>
@@ -21,11 +21,11 @@ class Freer {
  public:
   struct Job {
     std::uintptr_t raw = 0;   // what the driver returned
-    std::size_t bytes = 0;    // of the range
+    std::size_t bytes = 0;    // bytes of the range
     std::uint64_t after = 0;  // for `ready`
   };
-  // On the thread: `ready` waits until the driver was given the moves up to a ticket, which must
-  // not come after the addresses have gone; `freed` is told of the bytes of each range that went.
+  // Called on the thread: `ready` waits until the moves up to a ticket are issued, which must not
+  // come after the addresses are freed; `freed` receives the bytes of each freed range.
   Freer(const driver::Table& table, driver::Place place, std::function<void(std::uint64_t)> ready,
         std::function<void(std::size_t)> freed)
       : table_(table), place_(place), ready_(std::move(ready)), freed_(std::move(freed)) {}
@@ -34,15 +34,16 @@ class Freer {
   Freer& operator=(const Freer&) = delete;
 
   void open();
-  // Frees what is left, waits for it and ends the thread; the driver's reason where it refused.
+  // Frees the remaining memory, waits for it and ends the thread; returns the driver's error if it
+  // refused.
   Status close();
 
-  // What is added from now on is freed after the moves up to the ticket.
+  // Memory that is added from now on is freed after the moves up to the ticket.
   void comes_after(std::uint64_t ticket);
-  // Returns at once. Nothing is freed while a graph is captured.
+  // Does not wait. Nothing is freed while a graph is captured.
   void add(std::uintptr_t raw, std::size_t bytes);
-  // Waits until all that was added is freed; what the driver refused before is asked for again.
-  // Returns at once while a graph is captured, since its end may be up to the caller.
+  // Waits until all added memory is freed, and retries refused frees. Returns at once while a graph
+  // is captured, because its end may depend on the caller.
   Status wait();
   std::uint64_t failures();
 
@@ -57,9 +58,9 @@ class Freer {
   const std::function<void(std::uint64_t)> ready_;
   const std::function<void(std::size_t)> freed_;
 
-  bool entered_ = false;  // of the thread alone
+  bool entered_ = false;  // used by the thread only
 
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Job> waiting_;
   std::vector<Job> refused_;

@@ -13,7 +13,7 @@ bool unsupported(cu::CUresult result) {
   return result == cu::CUDA_ERROR_NOT_FOUND || result == cu::CUDA_ERROR_NOT_SUPPORTED;
 }
 
-// A location, rather than the call.
+// True if the location was refused, rather than the call.
 bool refused(cu::CUresult result) {
   return unsupported(result) || result == cu::CUDA_ERROR_INVALID_VALUE ||
          result == cu::CUDA_ERROR_INVALID_DEVICE;
@@ -45,7 +45,7 @@ void MemoryOps::to_pieces(const std::vector<MemSpan>& spans) {
   }
 }
 
-// The result, and of which call it is.
+// A result and its call.
 cu::CUresult MemoryOps::prefetch_pieces(cu::CUmemLocation where, cu::CUstream stream,
                                         Entry& entry) {
   if (batched_) {
@@ -71,7 +71,7 @@ Status MemoryOps::prefetch(const std::vector<MemSpan>& spans, Where to, cu::CUst
   Entry entry = Entry::cuMemPrefetchBatchAsync;
   cu::CUresult result = prefetch_pieces(location(to), stream, entry);
   if (to == Where::kHost && host_node_ >= 0 && refused(result)) {
-    host_node_ = -1;  // such as a node without memory of its own
+    host_node_ = -1;  // for example a node without memory
     result = prefetch_pieces(location(to), stream, entry);
   }
   return check(result, entry);
@@ -116,7 +116,7 @@ Status advise(const driver::Table& table, MemSpan span, cu::CUmem_advise advice,
   return check(table.cuMemAdvise(span.base, span.bytes, advice, location), Entry::cuMemAdvise);
 }
 
-// Does not matter for an advice without a location, but has to be a valid one.
+// Ignored for advice without a location, but must be valid.
 constexpr cu::CUmemLocation kAnywhere{cu::CU_MEM_LOCATION_TYPE_HOST, 0};
 
 }  // namespace
@@ -128,7 +128,7 @@ Status advise_read_mostly(const driver::Table& table, MemSpan span) {
 
 Status collapse_copies(const driver::Table& table, MemSpan span, Where stays, int device) {
   if (span.bytes == 0) return {};
-  // Without a preferred location the driver is free to keep any of the copies.
+  // Without a preferred location the driver may keep any of the copies.
   FirstError error;
   error.keep(
       advise(table, span, cu::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, location_of(stays, device)));
@@ -139,7 +139,8 @@ Status collapse_copies(const driver::Table& table, MemSpan span, Where stays, in
 
 Status advise_zero_copy(const driver::Table& table, MemSpan span, int device) {
   if (span.bytes == 0) return {};
-  // The location first: what is mapped for the device before it has one may be brought there.
+  // The location first: pages that are mapped for the device before they have one may be moved
+  // there.
   UMEM_RETURN_IF_ERROR(advise(table, span, cu::CU_MEM_ADVISE_SET_PREFERRED_LOCATION,
                               location_of(Where::kHost, device)));
   return advise(table, span, cu::CU_MEM_ADVISE_SET_ACCESSED_BY,

@@ -1,6 +1,6 @@
-// The verbs on managed bytes: prefetch, discard, advise, each in the batch form where the driver
-// has it and range by range where it does not. Ranges of zero bytes are dropped, since a
-// zero-size prefetch leaves a real context in an error state.
+// Operations on managed bytes: prefetch, discard, advise. In batches if the driver has them, and
+// range by range otherwise. Ranges of zero bytes are dropped, because a zero-size prefetch leaves a
+// real context in an error state.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -22,15 +22,15 @@ class MemoryOps {
  public:
   MemoryOps(const driver::Table& table, int device);
 
-  // What is prefetched to the host goes to this NUMA node while it has room, then to any (UVM's
-  // block_alloc_cpu_chunk); -1: to that of the thread that calls.
+  // The NUMA node for prefetches to the host while it has room, then any node (UVM's
+  // block_alloc_cpu_chunk); -1: the calling thread's node.
   void set_host_node(int node) { host_node_ = node; }
 
   // Stream-ordered; never on the legacy NULL stream, which the batch calls refuse.
   Status prefetch(const std::vector<MemSpan>& spans, Where to, cu::CUstream stream);
   // The bytes become indeterminate. Spans are shrunk to whole pages. No-op without driver support.
   Status discard(const std::vector<MemSpan>& spans, cu::CUstream stream);
-  // Populates on the device without a copy what is dead anyway; a prefetch where unsupported.
+  // Populates dead bytes on the device without a copy; a prefetch if unsupported.
   Status discard_and_prefetch(const std::vector<MemSpan>& spans, cu::CUstream stream);
   bool can_discard() const { return can_discard_; }
 
@@ -48,13 +48,13 @@ class MemoryOps {
   std::vector<std::size_t> sizes_;
 };
 
-// What is read stays on both sides, until it is written.
+// Bytes that are read are kept on both sides until a write.
 Status advise_read_mostly(const driver::Table& table, MemSpan span);
-// The end of that: of what is on both sides the copy on the side `stays` is kept, the other one
-// goes without a transfer. What is on one side only stays there.
+// Ends that: for bytes on both sides, keeps the copy on the side `stays`, and drops the other one
+// without a transfer. Bytes on one side stay there.
 Status collapse_copies(const driver::Table& table, MemSpan span, Where stays, int device);
-// What is on the host is used there by the device, without a page fault. A prefetch moves it as
-// ever.
+// The device uses bytes that are on the host there, without page faults. Prefetches still move
+// them.
 Status advise_zero_copy(const driver::Table& table, MemSpan span, int device);
 Status end_zero_copy(const driver::Table& table, MemSpan span, int device);
 

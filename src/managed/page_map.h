@@ -21,7 +21,7 @@ class PageMap {
     const std::uintptr_t page = address >> kPageShift;
     return page < size_ ? __atomic_load_n(&entries_[page], __ATOMIC_ACQUIRE) : 0;
   }
-  // The map covers the 48 bits that user addresses have; a range beyond cannot be entered.
+  // The map covers user addresses of 48 bits; ranges beyond cannot be entered.
   static bool covers(std::uintptr_t base, std::size_t bytes) {
     return bytes <= kSpace && base <= kSpace - bytes;
   }
@@ -32,7 +32,7 @@ class PageMap {
   static constexpr std::uintptr_t kSpace = std::uintptr_t{1} << 48;
   static constexpr std::size_t kEntries = kSpace >> kPageShift;
   std::uint32_t* entries_ = nullptr;
-  std::size_t size_ = 0;  // 0 where the map could not be reserved
+  std::size_t size_ = 0;  // 0 if the map could not be reserved
 };
 
 }  // namespace umem::managed

@@ -29,7 +29,7 @@ Status RangeTable::reserve(std::size_t bytes, cu::CUdeviceptr& ptr) {
                Entry::cuMemAllocManaged);
 }
 
-// With a first block: kNoRange has an entry too.
+// With the first block, because kNoRange has an entry too.
 RangeTable::RangeTable(const driver::Table& table)
     : table_(table), blocks_(new std::atomic<Range*>[kBlocks]()) {
   blocks_[0].store(new Range[kBlock]);
@@ -41,7 +41,7 @@ RangeTable::~RangeTable() {
 
 bool RangeTable::ids_for(std::size_t bytes) const {
   const std::lock_guard guard(mutex_);
-  // A range has at most an id for each page.
+  // A range has at most one id per page.
   return bytes >> kPageShift < std::size_t{kBlocks} * kBlock - next_id_ + free_ids_.size();
 }
 
@@ -60,7 +60,7 @@ RangeId RangeTable::take_id() {
   return id;
 }
 
-// `device_of` may read the device meanwhile, for an address that was of a range here before.
+// `device_of` may read the device meanwhile, for an address that belonged to an earlier range here.
 void RangeTable::set(RangeId id, const Range& range) {
   Range& to = at(id);
   to.base = range.base;
@@ -100,7 +100,7 @@ std::vector<std::size_t> RangeTable::cut_sizes() const {
   return {cut_sizes_.begin(), cut_sizes_.end()};
 }
 
-// Of whole pages, and not so many that a step's plan becomes slow to make.
+// Whole pages, and few enough pieces that planning a step stays fast.
 std::size_t RangeTable::piece_of(std::size_t block, bool finer) const {
   if (!finer) return piece_;
   const std::size_t least = std::bit_ceil(range_bytes(block) / kMostPieces);
@@ -112,7 +112,7 @@ std::size_t RangeTable::piece_of(std::size_t block) const {
   return piece_of(block, cut_sizes_.contains(range_bytes(block)));
 }
 
-// Ids for the bytes, cut into pieces; the head's are those of all.
+// Makes ids for the pieces of the bytes; the head's fields describe all of them.
 RangeId RangeTable::name_pieces(std::uintptr_t base, std::size_t bytes, std::size_t piece,
                                 int device) {
   const RangeId head = take_id();
@@ -121,7 +121,7 @@ RangeId RangeTable::name_pieces(std::uintptr_t base, std::size_t bytes, std::siz
   return head;
 }
 
-// Cuts the piece off after so many bytes; the id of the rest, kNoRange where there is none.
+// Cuts the piece after `bytes`. Returns the id of the rest, kNoRange if there is none.
 RangeId RangeTable::split(RangeId id, std::size_t bytes) {
   const RangeId head = at(id).head;
   const std::size_t whole = piece_bytes(id, at(head).bytes);
@@ -186,8 +186,8 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
   return head;
 }
 
-// Whole pages are what can be evicted and discarded: where the driver's address is of no page's
-// beginning, takes enough to cut an aligned range out.
+// Only whole pages can be evicted and discarded: if the driver's address is not page-aligned,
+// allocates enough to contain an aligned range.
 Result<cu::CUdeviceptr> RangeTable::reserve_aligned(std::size_t bytes, std::uintptr_t& base) {
   cu::CUdeviceptr raw = 0;
   UMEM_RETURN_IF_ERROR(reserve(bytes, raw));
@@ -220,7 +220,8 @@ void RangeTable::freed(std::size_t bytes) {
 }
 
 void RangeTable::give_back_ids(RangeId head) {
-  // The device stays: an address that was of it is looked up under its lock, which finds nothing.
+  // The device field stays: its former addresses are looked up under that device's lock, which
+  // finds nothing.
   for (RangeId id = head; id != kNoRange;) {
     Range nothing;
     nothing.device = at(id).device;

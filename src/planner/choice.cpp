@@ -8,18 +8,18 @@
 namespace umem::planner {
 namespace {
 
-// The bytes over the capacity while gaps are left and kept.
+// The bytes over the capacity while gaps are taken and returned.
 class Over {
  public:
   Over(const GapPlaces& gaps, Ints over) : gaps_(gaps), over_(over) {}
 
-  // Away in this gap, if an op inside is over by so much at least.
+  // Takes the gap, if an op in it is over by at least this much.
   bool leave(std::int64_t gap, std::int64_t min) {
     if (max_over(gap) < min) return false;
     add(gap, -bytes(gap));
     return true;
   }
-  // Here in this gap after all, if all ops inside have room for it.
+  // Returns the gap, if all ops in it have room.
   bool keep(std::int64_t gap) {
     if (max_over(gap) > -bytes(gap)) return false;
     add(gap, bytes(gap));

@@ -26,7 +26,7 @@ std::int64_t within(std::int64_t op, std::int64_t n) {
   return op - floor_divide(op, n) * n;
 }
 
-// Rows by an op of a step, those of one op in the order given.
+// Rows grouped by op; rows of the same op keep the given order.
 class ByOp {
  public:
   template <class OpOf>
@@ -48,8 +48,8 @@ class ByOp {
 template <class Item>
 using Earliest = std::priority_queue<Item, std::vector<Item>, std::greater<>>;
 
-// Which copies on the host are valid while time goes on, and which the idle link makes next. Ops
-// count from the begin of the first of several equal steps.
+// The copies on the host that are valid as time passes, and the next ones that the idle link makes.
+// Ops count from the begin of the first of several equal steps.
 class WriteBacks {
  public:
   WriteBacks(const QuietTimes& quiet, std::int64_t n, std::int64_t never)
@@ -63,19 +63,20 @@ class WriteBacks {
       if (quiet.written[i] < -1) wait(i, 0);
   }
 
-  // When the copy was complete that makes a tensor free to leave after an op, if there is one.
+  // The completion time of the copy that lets a tensor leave without a transfer after an op, if
+  // there is one.
   std::optional<double> ready(std::int64_t which, std::int64_t op) const {
     if (which < 0 || of_step_[index(which)] != step(index(which), op)) return std::nullopt;
     return done_[index(which)];
   }
-  // It left after an op by a transfer that ended then: the host has a copy from there on.
+  // It left after an op by a transfer that ended at this time: the host has a copy from then on.
   void moved(std::int64_t which, std::int64_t op, double when) {
     if (which < 0) return;
     of_step_[index(which)] = step(index(which), op);
     done_[index(which)] = when;
   }
-  // In an op, which ends at `end`, the link is idle from `free` on: copies start as long as it is.
-  // Until when it is not.
+  // In an op that ends at `end`, the link is idle from `free` on: starts copies while it is.
+  // Returns the time at which the link is idle again.
   double fill(std::int64_t op, double free, double end) {
     for (const std::size_t which : enter_[within(op, n_)]) wait(which, step(which, op - 1));
     while (!waiting_.empty() && free < end) {
@@ -97,20 +98,20 @@ class WriteBacks {
   }
   void wait(std::size_t which, std::int64_t step) {
     const std::int64_t due = quiet_.due[which];
-    // Else it leaves as soon as it has been written.
+    // Otherwise it leaves as soon as it has been written.
     if (due > quiet_.written[which]) waiting_.emplace(due + step * n_, which, step);
   }
 
   const QuietTimes& quiet_;
   std::int64_t n_;
   ByOp enter_;
-  std::vector<std::int64_t> of_step_;  // the step in which the quiet time ends that it is valid in
+  std::vector<std::int64_t> of_step_;  // step in which the copy's quiet time ends
   std::vector<double> done_;
   std::vector<std::int64_t> started_;
   Earliest<std::tuple<std::int64_t, std::size_t, std::int64_t>> waiting_;  // due, which, step
 };
 
-// The host's work on what has left, in the step that goes on.
+// The host's work on tensors that have left, in the current step.
 class Work {
  public:
   Work(const HostUpdates& updates, std::size_t gaps, const std::vector<double>& departure,
@@ -131,12 +132,12 @@ class Work {
         due_[k] = static_cast<double>(returns.end[row]);
   }
 
-  // In the step that begins at op `begin`.
+  // For the step that begins at op `begin`.
   void left(std::size_t gap, std::int64_t begin) {
     if (of_gap_[gap] != kNone) left(of_gap_[gap], 1, begin);
     for (const std::size_t k : of_gradient_[gap]) left(k, 2, begin);
   }
-  // When a tensor can return that left in this gap.
+  // The earliest return of a tensor that left in this gap.
   double ready(std::size_t gap) {
     const std::size_t k = of_gap_[gap];
     if (k == kNone || number_[k] == kNone) return departure_[gap];
@@ -172,7 +173,7 @@ ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
   RangeMaximum taken(occupancy, 3);
   std::vector<std::int64_t> ready(start.size());
   struct Turn {
-    std::int64_t op;  // for `leaving` the op of its last use, for `waiting` the one due
+    std::int64_t op;  // `leaving`: op of its last use; `waiting`: op of the use that it is due for
     std::size_t row;
     std::int64_t lap;
     auto operator<=>(const Turn&) const = default;
@@ -191,7 +192,7 @@ ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
     const auto [due, row, lap] = waiting.top();
     if (point < due) {
       if (const auto full = taken.last_above(index(point), index(due), available - bytes[row])) {
-        // Not before there is room until its use, unless one that is due earlier leaves.
+        // It waits for room until its use, unless one that is due earlier leaves.
         point = static_cast<std::int64_t>(*full) + 1;
         if (next != leaving.end()) point = std::min(point, next->op);
         continue;
@@ -200,8 +201,8 @@ ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
     waiting.pop();
     const std::int64_t begin = std::min(point, due);
     taken.add(index(begin), index(due), bytes[row]);
-    // What is due in the step after it left competes with that step's other returns, which the
-    // second lap has, and the third has not.
+    // Returns that are due in the step after the departure compete with that step's own returns;
+    // the second lap has those, and the third does not.
     if (lap == (end[row] < n ? 1 : 0)) ready[row] = begin - lap * n;
   }
   ReturnStarts result{std::move(ready), std::vector<std::int64_t>(occupancy.size())};
@@ -233,7 +234,7 @@ Estimate estimate(const Ops& ops, const AwayGaps& away, const Returns& returns,
       }
       work.left(gap, point - op);
     }
-    const double empty = std::max(now, left - slack);  // enough of what is leaving has left
+    const double empty = std::max(now, left - slack);  // enough bytes have left
     for (const std::size_t row : starts[op]) {
       const std::size_t gap = index(returns.gap[row]);
       in_free = arrival[gap] = std::max({in_free, work.ready(gap), empty}) + away.in_us[gap];

@@ -1,6 +1,6 @@
-// How long a step takes with tensors away: the loops of umem/policies/default/estimate.py, which
-// says what the columns are. Places in a step are numbers of its ops; beyond its end, and below 0,
-// they are in the step after it and before it.
+// The duration of a step with tensors away: the loops of umem/policies/default/estimate.py, which
+// describes the columns. Places in a step are numbers of its ops; numbers beyond its end, and below
+// 0, are in the next and previous step.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,42 +11,42 @@
 namespace umem::planner {
 
 struct ReturnStarts {
-  std::vector<std::int64_t> op;     // of each return, at which it starts
-  std::vector<std::int64_t> taken;  // at each op, bytes with all of them
+  std::vector<std::int64_t> op;     // start op of each return
+  std::vector<std::int64_t> taken;  // bytes at each op, with all returns
 };
 
-// A row a return, by deadline: a tensor of so many bytes leaves after op `start`, or may return
-// from then on, and is used in op `end`. `occupancy`: bytes at each op with all of them away;
-// `room`: bytes that there may be.
+// One row per return, by deadline: a tensor of `bytes` leaves after op `start`, or may return from
+// then on, and is used in op `end`. `occupancy`: bytes at each op with all of them away; `room`:
+// the capacity.
 UMEM_API ReturnStarts return_starts(Ints start, Ints end, Ints bytes, Ints occupancy,
                                     std::int64_t available);
 
-// A row an op.
+// One row per op.
 struct Ops {
   Floats us;
-  Floats slack_us;  // of the link out: what is leaving may take so long without being waited for
+  Floats slack_us;  // of the outbound link: departures may take this long without being waited for
 };
 
-// A row a gap, in the order in which tensors leave after one op.
+// One row per gap, in the order in which tensors leave after the same op.
 struct AwayGaps {
   Ints start;
-  Floats out_us, in_us;  // of the link
-  Ints quiet;            // the row of the quiet time that it lies in; -1: none
+  Floats out_us, in_us;  // on the link
+  Ints quiet;            // row of the quiet time that contains it; -1: none
 };
 
-// A row a gap whose tensor returns, by deadline.
+// One row per gap whose tensor returns, by deadline.
 struct Returns {
-  Ints gap, start, end;  // the op at which the return starts, and the one that uses the tensor
+  Ints gap, start, end;  // op at which the return starts, and op that uses the tensor
 };
 
-// A row a time between two writes in which a tensor leaves.
+// One row per time between two writes in which a tensor leaves.
 struct QuietTimes {
-  Ints written, due;  // the op of the write before, and the op after which it leaves first
+  Ints written, due;  // op of the previous write, and op after which it leaves first
   Floats out_us;
 };
 
-// A row a parameter that the host updates: it leaves in one gap, and its gradient in another one.
-// The work begins when both have left, and the parameter returns when it is over.
+// One row per parameter that the host updates: it leaves in one gap, and its gradient in another.
+// The work begins when both have left, and the parameter returns when it is complete.
 struct HostUpdates {
   Ints parameter, gradient;  // gaps
   Floats us;
@@ -54,8 +54,8 @@ struct HostUpdates {
 
 struct Estimate {
   double us = 0;
-  // Of each quiet time the op at whose begin the copy on the host is begun, by the step in which
-  // the time ends; `never` where none is.
+  // For each quiet time: the op at whose begin the copy on the host starts, by the step in which
+  // the time ends; `never` if there is none.
   std::vector<std::int64_t> copied;
 };
 

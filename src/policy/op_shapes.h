@@ -1,5 +1,5 @@
-// What the ops of a plan look like, whatever units they work on: by it a program that left the plan
-// is found again in it.
+// Shapes of a plan's ops, independent of the units that they use. A program that left its plan is
+// found again by them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace umem::policy {
 
 using Tensor = std::int32_t;
 
-// splitmix64: sums of it over different sets are equal by chance only.
+// splitmix64: its sums over different sets are equal only by chance.
 constexpr std::uint64_t mixed(std::uint64_t x) {
   x = (x + 1) * 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -20,8 +20,8 @@ constexpr std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of one op: its name, the persistent tensors that it uses, the sizes of other large ones, in any
-// order, and of those that were allocated for it, in their order.
+// The shape of one op: its name, the persistent tensors that it uses, the sizes of its other large
+// tensors in any order, and the sizes of its allocations in their order.
 class OpShape {
  public:
   explicit OpShape(std::int64_t name) : sum_(mixed(static_cast<std::uint64_t>(name))) {}
@@ -36,15 +36,15 @@ class OpShape {
 
 class OpShapes {
  public:
-  // Segments of small blocks do not count: what is in them is not known.
+  // Segments of small blocks do not count: their contents are unknown.
   explicit OpShapes(const Plan& plan);
 
   std::uint64_t of(std::size_t op) const { return shape_[op]; }
-  // The first op from `from` on of this shape, or that follows one of the shape `before` directly,
-  // but for ops on segments alone; the number of ops without one.
+  // The first op at `from` or later that has this shape, or that directly follows an op of shape
+  // `before` (ops on segments alone are skipped); the number of ops if there is none.
   std::size_t first(std::uint64_t shape, std::size_t from) const;
   std::size_t first(std::uint64_t before, std::uint64_t shape, std::size_t from) const;
-  // The op's place among the allocations, [first, last).
+  // The op's range among the allocations, [first, last).
   std::pair<std::size_t, std::size_t> allocations(std::size_t op) const {
     return {allocation_start_[op], allocation_start_[op + 1]};
   }
@@ -52,8 +52,8 @@ class OpShapes {
  private:
   std::vector<std::uint64_t> shape_;
   std::vector<std::size_t> allocation_start_;
-  // By shape, and by pair; sorted. A step may have nearly as many shapes as ops: one vector for all
-  // is made and freed several times as fast as a map with a vector for each.
+  // Sorted by shape, and by pair. A step may have nearly as many shapes as ops: one vector for all
+  // is several times as fast to make and free as a map of vectors.
   std::vector<std::pair<std::uint64_t, std::uint32_t>> ops_;
 };
 

@@ -29,7 +29,7 @@ Status has_length(const char* column, const Ints& values, std::int64_t length) {
                          " are needed");
 }
 
-// Each tensor at most `max` times in each run of the column that `start` gives.
+// Checks that each tensor occurs at most `max` times in each run of the column given by `start`.
 Status distinct(const char* column, const Ints& tensors, const Ints& start, std::int64_t m) {
   std::vector<std::size_t> seen(static_cast<std::size_t>(m), 0);
   for (std::size_t run = 0; run + 1 < start.size(); ++run)
@@ -89,7 +89,7 @@ Status check_accesses(const Plan& p) {
   return distinct("access_tensor", p.access_tensor, p.access_start, p.n_tensors());
 }
 
-// The op of each item at which something has to be, or ends, that starts after another one.
+// The op at which each item must be done, or ends, if it starts after another op.
 Status check_later(const char* column, const Ints& later, const Ints& after, std::int64_t max) {
   UMEM_RETURN_IF_ERROR(has_length(column, later, static_cast<std::int64_t>(after.size())));
   UMEM_RETURN_IF_ERROR(in_range(column, later, 0, max));
@@ -165,7 +165,7 @@ std::int64_t number_of(std::string_view op) {
   return static_cast<std::int64_t>(hash);
 }
 
-// Named one by one what stays, so that a new column of moves goes too.
+// Copies what stays field by field, so that a new column of moves is left out by default.
 Plan without_moves(const Plan& plan) {
   Plan made;
   made.n_ops = plan.n_ops;

@@ -1,5 +1,5 @@
-// A plan in columns: what to do in each step that runs the same ops on the same units. An op here
-// is one that uses at least one of them, a large block or a segment; the others do not count.
+// A plan in columns: the moves for every step that runs the same ops on the same units. An op here
+// is one that uses at least one unit, a large block or a segment; others do not count.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,25 +16,25 @@ using Ints = std::vector<std::int64_t>;
 enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };
 enum class Order : std::int64_t { kLru, kFifo, kFurthest };
 
-// umem/policies/base.py says what each means; tensors here are the large ones and segments.
+// umem/policies/base.py describes the columns; tensors here are the large ones and segments.
 struct Plan {
   std::int64_t n_ops = 0;
   Ints bytes, kind, next_alias;  // [m]
-  Ints address;        // [m] of what is alive where a step begins, when this is installed; or 0
-  Ints segment;        // [m] 1: a segment of small blocks, which is at its address in all its lives
+  Ints address;        // [m] of tensors that are live where a step begins, at installation; or 0
+  Ints segment;        // [m] 1: a segment of small blocks, which keeps its address in all its lives
   Ints allocations;    // tensors in the order in which a step allocates them
-  Ints allocated;      // of each the op in which, or before which, ascending
+  Ints allocated;      // of each allocation: the op in which, or before which, ascending
   Ints access_start;   // [n_ops + 1]
-  Ints access_tensor;  // a tensor once an op
-  Ints op;             // [n_ops] number_of its name
+  Ints access_tensor;  // each tensor once per op
+  Ints op;             // [n_ops] number_of the op's name
   Ints evict_after, evict_tensor;
   Ints cold_after, cold_tensor;
   Ints fetch_after, fetch_by, fetch_tensor;
   Ints copy_after, copy_until, copy_tensor;
   Ints keep, waits;
-  Ints read_mostly;  // persistent, and the step does not write them
-  Ints cut;        // bytes of blocks: those of such ranges are cut finer before units are looked up
-  Ints occupancy;  // [n_ops] where gated
+  Ints read_mostly;  // persistent tensors that the step does not write
+  Ints cut;          // sizes of blocks whose ranges are cut finer before units are looked up
+  Ints occupancy;    // [n_ops] if gated
   std::int64_t gated = 0, capacity = 0;
   std::int64_t order = 0, window = 0, headroom = 0;
 
@@ -50,14 +50,14 @@ struct Plan {
 // A number for the name of an op, the same in every process.
 UMEM_API std::int64_t number_of(std::string_view op);
 
-// For the same steps, without anything to do.
+// A plan for the same steps without moves.
 Plan without_moves(const Plan& plan);
 
-// Whether both are for the same steps.
+// True if both plans are for the same steps.
 bool same_step(const Plan& one, const Plan& two);
 
-// kInvalidArgument with the column, what it holds and what is allowed. What passes may be nonsense,
-// and then costs time; it is safe to follow.
+// kInvalidArgument with the column, its value and the allowed values. A plan that passes may be
+// useless, and then costs time; it is safe to follow.
 UMEM_API Status check(const Plan& plan);
 
 }  // namespace umem::policy

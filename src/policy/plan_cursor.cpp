@@ -8,7 +8,7 @@
 namespace umem::policy {
 namespace {
 
-// Ops on small blocks alone that may be missing, or come in addition, one after the other.
+// The number of consecutive ops on small blocks alone that may be missing or additional.
 constexpr std::size_t kMaxStrays = 64;
 
 }  // namespace
@@ -66,7 +66,7 @@ void PlanCursor::index_uses() {
   counts_from_.assign(m, 0);
   for (std::int64_t t : plan_.allocations)
     counts_from_[static_cast<std::size_t>(t)] = first_use_[static_cast<std::size_t>(t)];
-  for (std::size_t t = 0; t < m; ++t) {  // of a made tensor it is the first use of the carried one
+  for (std::size_t t = 0; t < m; ++t) {  // for a made tensor, the first use of the carried one
     const bool persistent = plan_.kind[t] == static_cast<std::int64_t>(Kind::kPersistent);
     const std::size_t who =
         persistent ? t : static_cast<std::size_t>(std::max<std::int64_t>(plan_.next_alias[t], 0));
@@ -106,10 +106,11 @@ void PlanCursor::lose() {
   adopted_.clear();
 }
 
-// One of another size may be the plan's in a step of another length. If it is not, the ops tell.
+// An allocation of another size may still be the plan's, in a step of another length. If it is not,
+// the ops show it.
 void PlanCursor::admitted(RangeId id, std::size_t bytes) {
   unbind(tensor_of(id));
-  // More than that no op of the plan has.
+  // No op of the plan has more.
   if (allocated_.size() <= plan_.allocations.size()) allocated_.push_back({id, bytes});
   if (lost_) return;
   if (next_allocation_ == plan_.allocations.size()) return lose();
@@ -130,7 +131,7 @@ bool PlanCursor::is_allocated(RangeId id) const {
                      [&](const Block& block) { return block.id == id; });
 }
 
-// Whatever the program did before, a segment is known by its place.
+// A segment is identified by its address, whatever the program did before.
 void PlanCursor::segment_admitted(RangeId id) {
   unbind(tensor_of(id));
   if (id < home_of_.size() && home_of_[id] != kNoTensor) bind(home_of_[id], id);
@@ -141,9 +142,9 @@ void PlanCursor::forgotten(RangeId id) {
   if (id < home_of_.size()) home_of_[id] = kNoTensor;
 }
 
-// A unit that the op uses and the plan does not know: the one that the op uses by the plan, of the
-// same bytes, and that was alive when the step began, if its unit is not known. A tensor carried
-// over from a step that was not followed, or a persistent one that moved.
+// Matches a unit that the op uses and the plan does not know with a tensor of the plan's op: one of
+// the same bytes that was live when the step began and whose unit is unknown. This happens with a
+// tensor carried over from a step that was not followed, or a persistent one that moved.
 bool PlanCursor::adopt(const CandidateView& view, RangeId id, std::size_t op) {
   if (op == n_ops()) return false;
   for (const std::int64_t used : plan_.used_by(op)) {
@@ -160,15 +161,15 @@ bool PlanCursor::adopt(const CandidateView& view, RangeId id, std::size_t op) {
   return false;
 }
 
-// The plan's next op on a large tensor; n_ops(): there is none.
+// The plan's next op on a large tensor; n_ops() if there is none.
 std::size_t PlanCursor::next_large_op() const {
   std::size_t op = next_op_;
   while (op < n_ops() && on_segments(op)) ++op;
   return op;
 }
 
-// The plan's next op of this name, on segments alone: before the next one on a large tensor, and
-// not too far. n_ops(): there is none.
+// The plan's next op of this name on segments alone, before the next op on a large tensor and not
+// too far ahead; n_ops() if there is none.
 std::size_t PlanCursor::next_like(std::int64_t name) const {
   const std::size_t end = std::min(n_ops(), next_op_ + kMaxStrays);
   for (std::size_t op = next_op_; op < end && on_segments(op); ++op)
@@ -176,8 +177,8 @@ std::size_t PlanCursor::next_like(std::int64_t name) const {
   return n_ops();
 }
 
-// An op with large tensors is known by them, and one on segments alone by its name. Of the latter a
-// few may be missing, or come in addition, such as those of a report that is printed now and then.
+// An op with large tensors is identified by them, and one on segments alone by its name. A few of
+// the latter may be missing or additional, for example those of an occasional report.
 Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool search) {
   const RangeId* const ids = used.ids;
   if (lost_) {
@@ -196,7 +197,7 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
     if (!view.live(ids[i])) continue;
     if (tensor_of(ids[i]) == kNoTensor) {
       const bool segment = view.ledger.at(ids[i]).segment;
-      if (segment) segment_admitted(ids[i]);  // it came to life before this plan
+      if (segment) segment_admitted(ids[i]);  // it was allocated before this plan
       if (segment && tensor_of(ids[i]) == kNoTensor) continue;
       if (!segment && !adopt(view, ids[i], expected)) return find_again(view, used);
     }
@@ -220,10 +221,10 @@ Followed PlanCursor::op_ended(const CandidateView& view, const OpUse& used, bool
   return Followed::kHit;
 }
 
-// The op is not the one that the plan expects, or the cursor is lost already. The program goes on
-// at the first op to come that looks like this one: the next one, one that uses the same persistent
-// tensors, or one after an op that looks like the program's last one. Ops that only work on what
-// was allocated for them, and have not been expected, tell nothing.
+// The op is not the one that the plan expects, or the cursor is already lost. The program continues
+// at the first later op that looks like this one: the next one, one that uses the same persistent
+// tensors, or one after an op that looks like the program's previous op. Unexpected ops that only
+// use their own allocations show nothing.
 Followed PlanCursor::find_again(const CandidateView& view, const OpUse& used) {
   const RangeId* const ids = used.ids;
   OpShape shape(used.name);
@@ -266,7 +267,7 @@ Followed PlanCursor::find_again(const CandidateView& view, const OpUse& used) {
   return Followed::kHit;
 }
 
-// The program's units are the op's tensors; which of several of equal bytes is a guess.
+// Binds the program's units to the op's tensors; among several of equal bytes this is a guess.
 void PlanCursor::go_on_at(const CandidateView& view, std::size_t op, std::vector<RangeId>& others) {
   const auto [begin, end] = shapes_.allocations(op);
   std::vector<Tensor> free;
@@ -283,7 +284,7 @@ void PlanCursor::go_on_at(const CandidateView& view, std::size_t op, std::vector
     const auto same = std::find_if(free.begin(), free.end(), [&](Tensor t) {
       return static_cast<std::size_t>(plan_.bytes[index(t)]) == view.ledger.at(id).bytes;
     });
-    if (same == free.end()) continue;  // two shapes are equal by chance
+    if (same == free.end()) continue;  // two shapes are equal only by chance
     bind(*same, id);
     free.erase(same);
   }
@@ -306,7 +307,8 @@ void PlanCursor::pass_op() {
   ++next_op_;
 }
 
-// All that counts was there: at most a few of the last ops, on small blocks alone, were not.
+// True if everything that counts occurred: at most a few of the last ops, on small blocks alone,
+// are missing.
 bool PlanCursor::at_end() const {
   const std::size_t left = n_ops() - next_op_;
   return next_large_op() == n_ops() && left <= kMaxStrays && 8 * left <= n_ops();
@@ -324,7 +326,7 @@ bool PlanCursor::step_ended() {
   }
   for (std::size_t t = 0; t < plan_.bytes.size(); ++t) {
     const auto kind = static_cast<Kind>(plan_.kind[t]);
-    if (is_segment(static_cast<Tensor>(t))) continue;  // it is bound as long as it is alive
+    if (is_segment(static_cast<Tensor>(t))) continue;  // it is bound while it is live
     if (kind == Kind::kTransient || kind == Kind::kMade) unbind(static_cast<Tensor>(t));
   }
   restart();

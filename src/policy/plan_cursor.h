@@ -1,5 +1,5 @@
-// A program's position in a plan: which unit is which tensor, and at which op it is. Where the
-// program does something else the cursor is lost, until an op looks like one that is still to come.
+// A program's position in a plan: its current op, and the unit of each tensor. If the program
+// deviates, the cursor is lost until an op looks like one that is still to come.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,48 +19,49 @@ using residency::OpUse;
 using residency::RangeId;
 
 inline constexpr Tensor kNoTensor = -1;
-// How an op fits the plan.
-enum class Followed : unsigned char { kNone, kHit, kMiss };  // kNone: no op that a plan counts
+// An op compared to the plan.
+enum class Followed : unsigned char { kNone, kHit, kMiss };  // kNone: an op that plans do not count
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
 class PlanCursor {
  public:
-  // `units`: of each tensor that is alive where a step begins, and of each segment; kNoRange: not
-  // known. A step begins.
+  // `units`: the unit of each tensor that is live where a step begins, and of each segment;
+  // kNoRange: unknown. A step begins.
   PlanCursor(Plan plan, const std::vector<RangeId>& units);
 
   void admitted(RangeId id, std::size_t bytes);
   void segment_admitted(RangeId id);
-  // The range is gone: its id may come again for another one.
+  // The range is gone: its id may be reused for another one.
   void forgotten(RangeId id);
   void retired(RangeId id);
-  // `search`: look for the program's place where it is lost.
+  // `search`: look for the program's place if it is lost.
   Followed op_ended(const CandidateView& view, const OpUse& op, bool search = true);
-  // Where each tensor is, as the constructor takes it.
+  // The unit of each tensor, as the constructor takes them.
   std::vector<RangeId> units() const;
-  // True when the step was what the plan says, all of it.
+  // True if the whole step matched the plan.
   bool step_ended();
 
   const Plan& plan() const { return plan_; }
   bool lost() const { return lost_; }
-  // Times in this step that the program was found again, or took other tensors for an op.
+  // The number of times in this step that the program was found again, or used other tensors for an
+  // op.
   std::size_t detours() const { return detours_; }
-  // Allocations of this step that have other sizes than the plan says.
+  // The number of allocations in this step whose size differs from the plan's.
   std::size_t resized() const { return resized_; }
-  // Of segments of small blocks, which have ops of their own.
+  // True if the plan has segments of small blocks, which have ops of their own.
   bool has_segments() const { return !home_of_.empty(); }
-  // Ops since the last one that was as planned.
+  // The number of ops since the last one that matched.
   std::size_t strays() const { return strays_; }
   std::size_t next_op() const { return next_op_; }
   std::size_t n_ops() const { return static_cast<std::size_t>(plan_.n_ops); }
   RangeId unit_of(Tensor tensor) const { return unit_of_[index(tensor)]; }
   Tensor tensor_of(RangeId id) const { return id < tensor_of_.size() ? tensor_of_[id] : kNoTensor; }
-  // The op that uses it next, beyond the last for the next step's; kNever.
+  // The op that uses it next; at n_ops and more, an op of the next step; kNever.
   std::int64_t next_use(Tensor tensor) const;
-  // Whether the last op used it.
+  // True if the last op used it.
   bool just_used(Tensor tensor) const { return ops_ > 0 && seen_[index(tensor)] == ops_; }
-  // Counts the times that the tensor came to life or died.
+  // The number of times that the tensor was allocated or freed.
   std::uint32_t life(Tensor tensor) const { return life_[index(tensor)]; }
 
  private:
@@ -94,26 +95,26 @@ class PlanCursor {
 
   const Plan plan_;
   const OpShapes shapes_;
-  // Of the plan: a sum over each op's large tensors that does not depend on their order, the uses
-  // of each tensor, and where they go on in the next step.
+  // State of the plan: a hash of each op's large tensors that does not depend on their order, the
+  // uses of each tensor, and the tensors that carry on in the next step.
   std::vector<std::uint64_t> signature_;
   std::vector<std::size_t> use_start_;
   std::vector<std::uint32_t> use_op_;
   std::vector<std::int64_t> first_use_, next_step_use_;
-  // The op that the tensor's uses count from. An op that allocates one uses it as far as umem can
-  // see; by the plan it may be the first time in a later op, or never, as with scratch memory.
+  // The op that the tensor's uses count from. As far as umem can see, an op uses what it allocates;
+  // in the plan the first use may be in a later op, or never, as with scratch memory.
   std::vector<std::int64_t> counts_from_;
-  // Of the program.
+  // State of the program.
   std::vector<RangeId> unit_of_;
   std::vector<Tensor> tensor_of_;
-  std::vector<Tensor> home_of_;  // by id: the tensor that the segment is when it comes to life
+  std::vector<Tensor> home_of_;  // by id: the segment's tensor when it is allocated
   std::vector<std::uint32_t> life_;
   std::vector<std::size_t> next_use_;  // index into use_op_
-  std::vector<std::uint64_t> seen_;    // the op count at which it was last seen
+  std::vector<std::uint64_t> seen_;    // op count at its last use
   std::vector<Tensor> adopted_;
-  std::vector<Block> allocated_;  // since the last op, in their order; kNoRange: freed again
+  std::vector<Block> allocated_;  // since the last op, in order; kNoRange: freed again
   std::uint64_t ops_ = 0;
-  std::uint64_t last_shape_ = 0;  // of the program's last op on large tensors; 0: not known
+  std::uint64_t last_shape_ = 0;  // shape of the program's last op on large tensors; 0: unknown
   std::size_t next_op_ = 0, next_allocation_ = 0, strays_ = 0, detours_ = 0, resized_ = 0;
   bool lost_ = false;
 };

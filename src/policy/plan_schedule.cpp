@@ -7,8 +7,8 @@
 
 namespace umem::policy {
 
-// A stable counting sort: what comes after one op stays in the plan's order. After the last op's
-// point there is none.
+// A stable counting sort: items after the same op keep the plan's order. Nothing is due after the
+// last op's point.
 PlanSchedule::OpIndex::OpIndex(const Ints& after, std::size_t n_ops)
     : start(n_ops + 2, 0), item(after.size()) {
   const auto n = static_cast<std::int64_t>(n_ops);
@@ -22,8 +22,8 @@ PlanSchedule::OpIndex::OpIndex(const Ints& after, std::size_t n_ops)
 
 namespace {
 
-// What comes before an op comes after the one before it, and an op of the next step is one of any.
-// 2 * n_ops: never.
+// Requests due before op N are issued right after op N-1, and an op of the next step counts like
+// one of this step. 2 * n_ops: never.
 Ints before(const Ints& ops, std::int64_t n_ops) {
   Ints after;
   for (std::int64_t op : ops) after.push_back(op == 2 * n_ops ? n_ops : op % n_ops - 1);
@@ -87,7 +87,7 @@ void PlanSchedule::op_ended() {
   waits_ = false;
   UMEM_ASSERT(done_ < cursor_.next_op() && cursor_.next_op() <= cursor_.n_ops(), "an op ended");
   for (; done_ < cursor_.next_op(); ++done_) {
-    // What it used is neither cold any more, nor to leave by what was said before.
+    // Operands are no longer cold, and earlier evictions of them are cancelled.
     for (const std::int64_t used : plan.used_by(done_)) {
       const auto tensor = static_cast<Tensor>(used);
       cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
@@ -188,7 +188,7 @@ void PlanSchedule::drop_head() {
     in_turn_.pop_front();
 }
 
-// The plan leaves room for it until it is used.
+// The plan keeps room for it until its use.
 bool PlanSchedule::admits(const Fetch& fetch) const {
   if (!gated() || !fetch.planned) return true;
   const Plan& plan = cursor_.plan();

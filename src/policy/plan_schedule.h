@@ -1,4 +1,4 @@
-// The plan's schedule: what is due at the op that its cursor is at and has not been done yet.
+// The plan's schedule: requests that are due at the cursor's op and not yet done.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,8 +17,8 @@ class PlanSchedule {
  public:
   explicit PlanSchedule(const PlanCursor& cursor);
 
-  // The ops up to the cursor's `next_op` ended as planned, or a step begins (`continues`: after one
-  // that went as planned): what the plan says of this point is due now.
+  // The ops up to the cursor's `next_op` ended as planned, or a step begins (`continues`: after a
+  // step that went as planned): the plan's requests at this point are due now.
   void op_ended();
   void step_began(bool continues);
 
@@ -26,53 +26,52 @@ class PlanSchedule {
     return evict_.tensors.empty() && fetch_.empty() && in_turn_.empty() && write_back_.empty() &&
            end_write_back_.empty();
   }
-  std::size_t due_evictions() const { return evict_.tensors.size(); }  // and some that are not now
-  // Appends what is to leave. What is in use stays due.
+  // Some of these may no longer be due.
+  std::size_t due_evictions() const { return evict_.tensors.size(); }
+  // Appends the units to evict. Units in use stay due.
   void evictions(const CandidateView& view, std::vector<RangeId>& out);
-  // Appends the units to be written back, and those whose write-back ends. What a collective or an
-  // op uses stays due.
+  // Appends the units to write back, and those whose write-back ends. Units in use by a collective
+  // or an op stay due.
   void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
-  // The unit was sent out for want of room. What the plan thinks is here comes back for its next
-  // use, as soon as it fits: fetched on demand it would queue after all that has been requested
-  // until then.
+  // The unit was evicted for lack of room. If the plan has it on the device, it returns for its
+  // next use as soon as it fits: an on-demand fetch would queue behind all earlier requests.
   void evicted(RangeId id);
-  // The next unit to bring in; kNoRange: none now.
+  // The next unit to fetch; kNoRange: none now.
   RangeId next_fetch(const CandidateView& view);
-  // Once for each op after which compute waits.
+  // True once for each op after which compute waits.
   bool take_wait() { return std::exchange(waits_, false); }
   bool waits() const { return waits_; }
 
   bool cold(Tensor tensor) const { return marked(cold_mark_, tensor); }
-  // Each once; it may have some that are not any more.
+  // Each once; some may no longer be cold.
   const std::vector<Tensor>& cold() const { return cold_.tensors; }
 
  private:
-  // Items of a plan by the op that they come after; -1 is the step's begin.
+  // Items of a plan by the op after which they are due; -1 is the step's begin.
   struct OpIndex {
     std::vector<std::size_t> start, item;
     OpIndex(const Ints& after, std::size_t n_ops);
   };
   struct Fetch {
     Tensor tensor;
-    std::uint32_t
-        life;  // of the tensor when this became due: a later one has nothing to do with it
+    std::uint32_t life;  // the tensor's life when this became due; a later life is not affected
     std::int64_t by;
     std::uint64_t turn;
-    bool planned = true;  // its bytes are not in the plan's occupancy until it starts
+    bool planned = true;  // the plan's occupancy does not include its bytes until it starts
     bool operator>(const Fetch& other) const {
       return by != other.by ? by > other.by : turn > other.turn;
     }
   };
 
   static std::size_t index(Tensor tensor) { return static_cast<std::size_t>(tensor); }
-  // Marks hold for one life of a tensor: 0, or the life + 1.
+  // Marks are valid for one life of a tensor: 0, or the life + 1.
   using Marks = std::vector<std::uint32_t>;
   bool marked(const Marks& marks, Tensor tensor) const {
     return marks[index(tensor)] == cursor_.life(tensor) + 1;
   }
   void mark(Marks& marks, Tensor tensor) { marks[index(tensor)] = cursor_.life(tensor) + 1; }
-  // Tensors in turn, each once: a mark that was taken away and given again leaves the first entry.
+  // Tensors in order, each once: a mark that is cleared and set again removes the first entry.
   struct Queue {
     std::vector<Tensor> tensors;
     std::vector<bool> queued;
@@ -115,10 +114,10 @@ class PlanSchedule {
   };
   std::vector<Copy> write_back_;  // those that are due
   std::vector<Tensor> end_write_back_;
-  // Bytes that the plan has on the device at each op of this step, and of the next.
+  // The plan's bytes on the device at each op of this step and of the next one.
   RangeMaximum occupancy_;
   std::uint64_t turn_ = 0;
-  std::size_t done_ = 0;  // ops of this step of which all is due
+  std::size_t done_ = 0;  // ops of this step whose requests are all due
   bool waits_ = false;
 };
 

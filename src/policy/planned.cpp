@@ -10,7 +10,7 @@
 namespace umem::policy {
 namespace {
 
-// The later a class, the more it is spared.
+// Eviction classes, the first to be evicted first.
 enum class Class : int { kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
 
 }  // namespace
@@ -29,10 +29,10 @@ std::uint64_t Planned::install(Plan plan, const std::vector<RangeId>& units) {
 
 void Planned::clear() {
   entries_.clear();
-  from_helpers_.clear();  // without plans no death of theirs comes here
+  from_helpers_.clear();  // without plans their deaths are not reported
   active_ = nullptr;
   complete_ = 0;
-  hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans no step's end comes here
+  hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans ends of steps are not reported
   believe(nullptr);
 }
 
@@ -60,7 +60,7 @@ bool Planned::replace(std::uint64_t number, Plan plan) {
   made->number = old.number;
   made->used = old.used;
   const bool acted = active_ == &old;
-  if (write_back_plan_ == &old) write_back_plan_ = nullptr;  // what it copied ends as another's
+  if (write_back_plan_ == &old) write_back_plan_ = nullptr;  // its copies end like another plan's
   entries_[place] = std::move(made);
   if (!acted) return true;
   active_ = entries_[place].get();
@@ -74,7 +74,7 @@ PlanStatus Planned::status() const {
   return {std::move(plans), active_ ? active_->number : 0, complete_, last_hits_, last_misses_};
 }
 
-// Of those that still fit, the one that fits best, and was right most recently.
+// Among the plans that still fit, chooses the best fit, and then the most recently matched.
 void Planned::choose() {
   active_ = nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
@@ -87,8 +87,8 @@ void Planned::choose() {
   }
 }
 
-// In the middle of a step. Without another plan the next step may still be as planned, and until
-// then a write to what is read-mostly costs a fault.
+// Called in the middle of a step. Without another plan the next step may still match this one, and
+// until then a write to a read-mostly unit costs a fault.
 void Planned::diverged() {
   const Entry* before = active_;
   choose();
@@ -125,13 +125,13 @@ void Planned::admitted(const CandidateView& view, RangeId id) {
 
 void Planned::admitted_by_helper(const CandidateView& view, RangeId id) {
   if (view.ledger.at(id).segment)
-    admitted(view, id);  // which is known by its place
+    admitted(view, id);  // identified by its address
   else
     from_helpers_.push_back(id);
 }
 
-// The op without what helpers have allocated where something of the op's own had been, and was
-// freed. What it uses of theirs it has been given; from here on that is the program's.
+// The op without helper threads' allocations at addresses that the op's own allocations had and
+// freed. A helper's allocation that the op is given as an input belongs to the program from now on.
 OpUse Planned::without_helpers(const CandidateView& view, const OpUse& op) {
   if (from_helpers_.empty()) return op;
   for (std::size_t i = 0; i < op.inputs; ++i)
@@ -176,7 +176,7 @@ Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
   };
   const std::size_t detours = active_ ? active_->cursor.detours() : 0;
   if (active_) follow(*active_, true);
-  // Those that are lost are looked for only where it may help.
+  // Lost plans search for the program's place only if it may help.
   const bool followed = active_ && !active_->cursor.lost() && active_->cursor.strays() == 0 &&
                         active_->cursor.detours() == detours;
   for (const std::unique_ptr<Entry>& entry : entries_)
@@ -220,7 +220,7 @@ std::size_t Planned::headroom() const {
   return active_ ? static_cast<std::size_t>(active_->cursor.plan().headroom) : 0;
 }
 
-// What a plan that acts no more has copied may be written now.
+// Copies made for a plan that no longer acts may be written now.
 void Planned::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                           std::vector<RangeId>& end) {
   if (write_back_plan_ != active_) end = std::exchange(written_back_, {});
@@ -246,8 +246,9 @@ bool Planned::take_wait() {
   return active_ && active_->schedule.take_wait();
 }
 
-// Those that the plan calls cold; then the rest in its order, what it does not know after what it
-// does, then what the next ops use, what it keeps, and last what is too small to be worth a move.
+// First the plan's cold units; then the others in the plan's order: those that it knows before
+// those that it does not, then units that the next ops use, units that it keeps, and last those too
+// small to be worth a move.
 void Planned::victims(const CandidateView& view, std::size_t need,
                       std::vector<RangeId>& out) const {
   if (!active_) return lru_victims(view, need, out);
@@ -271,13 +272,13 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
     const std::int64_t next = cursor.next_use(tensor);
-    // The op that has just ended may be within another, which uses what that one made until it
-    // frees it: operators on mixed types convert their inputs so.
+    // The op that just ended may be nested in another op, which uses the inner op's results until
+    // it frees them: operators on mixed types convert their inputs so.
     if (next == kNever && cursor.just_used(tensor)) return Class::kSoon;
     const auto soon = static_cast<std::int64_t>(cursor.next_op()) + plan.window;
     return next < soon ? Class::kSoon : Class::kPlain;
   };
-  // Smaller goes first. By last use they come in the right order already.
+  // The smallest rank is evicted first. By last use they are already in order.
   const auto rank = [&](RangeId id) -> std::int64_t {
     const Tensor tensor = cursor.tensor_of(id);
     const auto first = static_cast<std::int64_t>(view.ledger.at(id).first_use);

@@ -1,6 +1,6 @@
-// The part of the policy `planned` that executes plans. It keeps several, and follows each as long
-// as the program does what it says; one of those that still fit acts. When none does, units leave
-// as in `lru` from this op on, until the next step begins.
+// The part of the policy `planned` that executes plans. It keeps several plans, and follows each
+// while the program matches it; one that still fits acts. When none fits, units are evicted as in
+// `lru` until the next step begins.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace umem::policy {
 
 struct PlanStatus {
-  std::vector<std::uint64_t> plans;  // the numbers that `install` gave them
-  // 0: none. The one that acts, the one that the last step went by.
+  std::vector<std::uint64_t> plans;  // their numbers from `install`
+  // The plan that acts, and the one that the last step followed; 0: none.
   std::uint64_t active = 0, complete = 0;
   std::uint64_t hits = 0, misses = 0;  // ops of the last step
 };
@@ -25,15 +25,14 @@ class Planned {
  public:
   static constexpr std::size_t kMaxPlans = 8;
 
-  // A step begins here. `units` as in PlanCursor. Returns the plan's number, from 1. Of too many
-  // plans the one goes whose last complete step is the longest ago.
+  // Call these where a step begins. `units` as in PlanCursor. Returns the plan's number, from 1. If
+  // there are too many plans, the one whose last complete step is the oldest is dropped.
   std::uint64_t install(Plan plan, const std::vector<RangeId>& units);
   void clear();
-  // A step begins here. Steps that go by the plan still do, and units leave in them as in `lru`:
-  // what is known of a step outlives a plan that was no good. False: there is no such plan.
+  // Removes the plan's moves. Steps still match it, and units are evicted as in `lru`: knowledge of
+  // a step outlives a bad plan. False: there is no such plan.
   bool roll_back(std::uint64_t number);
-  // A step begins here. From now on steps that go by the plan do what this one says, which is for
-  // the same steps. False: there is no such plan.
+  // Replaces the plan's moves by those of a plan for the same steps. False: there is no such plan.
   bool replace(std::uint64_t number, Plan plan);
   const Plan* plan(std::uint64_t number) const;  // null: there is none
   PlanStatus status() const;
@@ -42,35 +41,36 @@ class Planned {
   // Appends units to evict, first to go first, until they hold `need` bytes or none is left.
   void victims(const CandidateView& view, std::size_t need, std::vector<RangeId>& out) const;
 
-  // What happens, in program order. A unit came to life, or died.
+  // Events, in program order. A unit was allocated, or freed.
   void admitted(const CandidateView& view, RangeId id);
-  // One that a thread made on which no steps run: it counts from the first op that uses it.
+  // A unit was allocated by a thread on which no steps run: it counts from the first op that uses
+  // it.
   void admitted_by_helper(const CandidateView& view, RangeId id);
   void retired(RangeId id);
   // The range of a unit that is not live goes back to the driver.
   void forgotten(RangeId id);
-  // A unit was sent out because room was short, and not because the plan asked for it.
+  // A unit was evicted because room was short, and not because the plan asked for it.
   void evicted(RangeId id);
   // An op ended; a step ended.
   Followed op_ended(const CandidateView& view, const OpUse& op);
   void step_ended(const CandidateView& view);
 
-  // After an op or a step: whether there are any of these requests. `evictions` appends what is to
-  // leave now, and repeats a request for what is in use then.
+  // After an op or a step: true if there are any of these requests. `evictions` appends the units
+  // to evict now, and repeats requests for units that are in use.
   bool has_pending() const;
   void evictions(const CandidateView& view, std::vector<RangeId>& out);
   // Bytes to be kept free beyond what is needed.
   std::size_t headroom() const;
-  // The next unit to bring in, which is away and fits into the view's room; kNoRange: none now.
+  // The next unit to fetch, which is away and fits; kNoRange: none now.
   RangeId next_fetch(const CandidateView& view);
-  // Appends the units that nothing writes from here on, so that their copies on the host stay
-  // valid; false: they are the same as at the last call.
+  // Appends the units that nothing writes from now on, so that their copies on the host stay valid;
+  // false: unchanged since the last call.
   bool take_read_mostly(std::vector<RangeId>& out);
-  // Appends what is to be copied to the host now and stay, since nothing writes it until it leaves;
-  // and whose copies end, since it will be written. Said once.
+  // Appends units to copy to the host now, which stay because nothing writes them before they are
+  // evicted; and units whose copies end, because they will be written. Each is reported once.
   void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
-  // Compute waits for all moves; said once.
+  // True once if compute is to wait for all moves.
   bool take_wait();
 
  private:
@@ -83,7 +83,7 @@ class Planned {
     PlanSchedule schedule;
     std::vector<bool> keep;
     std::uint64_t number = 0;
-    std::uint64_t used = 0;  // when the last step that was as it says ended, or it came
+    std::uint64_t used = 0;  // when the last step that matched it ended, or it was installed
     Followed last = Followed::kNone;
   };
 
@@ -96,9 +96,9 @@ class Planned {
 
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
-  std::vector<RangeId> from_helpers_;  // that no op of the program's own has used yet
-  std::vector<RangeId> own_;           // what `without_helpers` found
-  // What nothing writes by the plan that is believed in: of the last step, or that acts now.
+  std::vector<RangeId> from_helpers_;  // not yet used by an op of the program
+  std::vector<RangeId> own_;           // result of `without_helpers`
+  // Units that the current plan never writes: the last step's plan, or the acting one.
   std::vector<RangeId> read_mostly_;
   bool read_mostly_changed_ = false;
   // The units that are written back, sorted, and the plan that asked for it.

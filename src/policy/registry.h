@@ -10,13 +10,13 @@ namespace umem::policy {
 
 struct Policy {
   const char* name;
-  // Null: the engine neither evicts nor prefetches. The driver's faults do it all, as in plain
-  // unified memory, the baseline.
+  // Null: the engine neither evicts nor prefetches. Page faults of the driver do it all, as in
+  // plain unified memory: the baseline.
   Victims* victims;
   bool follows_plans;  // so that the engine has a `Planned`, which chooses the victims
 };
 
-// Null when there is no policy of this name.
+// Null if there is no policy of this name.
 const Policy* find(std::string_view name);
 UMEM_API const std::vector<const char*>& names();
 

@@ -26,7 +26,7 @@ std::size_t oldest_first(const CandidateView& view, std::size_t need, std::vecto
   return need;
 }
 
-// The same in passes: units of each kind only where all of those before do not suffice.
+// Likewise in passes: each kind only if the kinds before it do not suffice.
 template <class... Kinds>
 void in_passes(const CandidateView& view, std::size_t need, std::vector<RangeId>& out,
                Kinds... kinds) {

@@ -1,5 +1,4 @@
-// The units that leave where room is short, as each policy without a plan chooses them. These are
-// pure functions of the ledger.
+// The choice of units to evict when room is short, without a plan: pure functions of the ledger.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -12,11 +11,11 @@ namespace umem::policy {
 using Victims = void(const residency::CandidateView& view, std::size_t need,
                      std::vector<residency::RangeId>& out);
 
-// Least recently used first. Units below the size floor leave only when nothing larger can.
+// Least recently used first. Units below the size floor are evicted only if no larger one can be.
 Victims lru_victims;
 // SuperNeurons (PPoPP'18): move only when memory is short, and then the least recently used output
-// of a convolution-like layer. Where those do not suffice any other unit above the size floor goes,
-// least recently used first, rather than fail.
+// of a convolution-like layer. If those do not suffice, any other unit above the size floor is
+// evicted, least recently used first, rather than fail.
 Victims conv_lru_victims;
 
 }  // namespace umem::policy

@@ -18,7 +18,7 @@ Ledger::List* Ledger::list_of(State state) {
   return nullptr;
 }
 
-// What set_state allows. A discard that fails leaves the unit dead again: kGone -> kDead.
+// The transitions that set_state allows. A failed discard leaves the unit dead: kGone -> kDead.
 bool Ledger::may_become(State from, State to) {
   switch (from) {
     case State::kNone:
@@ -103,7 +103,7 @@ void Ledger::split(RangeId id, RangeId rest, std::size_t at) {
   unit.bytes = at;
   unit.host_bytes -= made.host_bytes;
   if (unit.in_collective) collectives_.push_back(rest);
-  if (List* list = list_of(unit.state)) {  // beside it: it was used when the unit was
+  if (List* list = list_of(unit.state)) {  // next to it: it was used at the same time
     made.older = id;
     (unit.newer ? units_[unit.newer].older : list->newest) = rest;
     unit.newer = rest;

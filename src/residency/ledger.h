@@ -26,8 +26,8 @@ enum class State : unsigned char {
 };
 const char* name(State state);
 
-// What the program wants left alone by policies: blocks of these sizes, as they were asked for. A
-// segment of small blocks belongs to it where some block in it might.
+// A rule of the program: policies leave blocks of these requested sizes in place. It covers a
+// segment of small blocks if it may cover some block in it.
 struct Exemption {
   std::uint64_t number = 0;
   Tag tag = Tag::kCount;  // kCount: any
@@ -35,34 +35,34 @@ struct Exemption {
 };
 
 struct Unit {
-  std::size_t bytes = 0;            // device bytes that it takes when resident: whole pages
-  std::size_t requested_bytes = 0;  // of the large block that it is of, all pieces together
-  std::size_t host_bytes = 0;  // host memory that the driver holds for it, until the range goes
+  std::size_t bytes = 0;            // device bytes when resident: whole pages
+  std::size_t requested_bytes = 0;  // requested size of its large block, all pieces together
+  std::size_t host_bytes = 0;  // host memory that the driver holds for it until the range is freed
   std::uint64_t last_use = 0;
   std::uint64_t death = 0;      // when the last block in it was freed; 0: there was none
-  std::uint64_t born = 0;       // orders blocks by their allocation; of a segment its first one
+  std::uint64_t born = 0;       // orders blocks by allocation; for a segment, its first block
   std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
-  std::uint32_t op_pins = 0;                   // of running ops
-  std::uint32_t user_pins = 0;                 // of the program, for longer: it stays on the device
-  std::uint32_t exempt = 0;                    // also of the program: policies leave it where it is
+  std::uint32_t op_pins = 0;                   // pins by running ops
+  std::uint32_t user_pins = 0;                 // pins by the program: it stays on the device
+  std::uint32_t exempt = 0;  // exemptions by the program: policies leave it in place
   State state = State::kNone;
   Tag tag = Tag::kTemp;
   Family family = Family::kNone;
   bool segment = false;            // holds small blocks
   bool prefetched_unused = false;  // fetched, and no op has used it since
   bool dropped = false;            // discarded: the driver takes the frames when it needs them
-  bool discarded = false;          // live, and its bytes mean nothing until something is written
-  bool read_mostly = false;        // advised so: the driver keeps a copy on the host, until a write
-  bool by_policy = false;          // and the policy did it
-  bool clean = false;              // and for all we know the host's copy is valid
-  // A collective may be using it, on its own stream or thread: until an op uses it after that.
+  bool discarded = false;          // live, but without contents until something is written
+  bool read_mostly = false;        // advised: the driver keeps a copy on the host until a write
+  bool by_policy = false;          // advised by the policy
+  bool clean = false;              // the host's copy is valid as far as umem knows
+  // A collective may be using it, on its own stream or thread, until a later op uses it.
   bool in_collective = false;
   std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
-  cu::CUstream stream = nullptr;  // that its blocks are allocated on
-  std::uint64_t arrival = 0;      // what the lane in brings it with; 0: nothing is under way
-  std::uint64_t departure = 0;    // and the lane out
-  std::uint64_t populated = 0;    // what the local lane populates it with
+  cu::CUstream stream = nullptr;  // the stream that its blocks are allocated on
+  std::uint64_t arrival = 0;      // the inbound lane's ticket; 0: nothing is under way
+  std::uint64_t departure = 0;    // the outbound lane's ticket
+  std::uint64_t populated = 0;    // the local lane's ticket
 };
 
 class Ledger {
@@ -83,22 +83,23 @@ class Ledger {
     return has(id) && (away(id) || units_[id].state == State::kDevice);
   }
   std::size_t capacity() const { return units_.size(); }
-  // The program wants it left where it is.
+  // The program wants it left in place.
   bool kept_in_place(RangeId id) const {
     const Unit& unit = units_[id];
     return unit.user_pins > 0 || unit.exempt > 0 || (!exemptions_.empty() && exempted(unit));
   }
   bool exempted(const Unit& unit) const;
 
-  // A live unit in state kVoid. Of a cached unit of the same range, pins and host memory stay.
+  // Adds a live unit in state kVoid. A cached unit of the same range keeps its pins and host
+  // memory.
   void add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
-  // The same range serves a new block with its frames still in place: kDead -> kDevice.
+  // A new block reuses the range while its frames are in place: kDead -> kDevice.
   void revive(RangeId id, Tag tag, Family family);
-  // What the unit has from its byte `at` on is another unit's from here on, which is as it was. No
-  // op uses it.
+  // Splits the unit: its bytes from `at` on become another unit with the same properties. No op
+  // uses it.
   void split(RangeId id, RangeId rest, std::size_t at);
   void drop(RangeId id);  // kDead -> kGone, by a discard
-  // The driver has taken the frames of what was dropped.
+  // The driver has taken the dropped unit's frames.
   void forget_dropped(RangeId id) {
     if (units_[id].dropped) dropped_ -= units_[id].bytes;
     units_[id].dropped = false;
@@ -106,7 +107,7 @@ class Ledger {
   void remove(RangeId id);
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);
-  void touch(RangeId id);  // used now: the newest of its list
+  void touch(RangeId id);  // marks the unit as used now, and newest in its list
   std::uint64_t now() const { return clock_; }
   void pin(RangeId id) {
     UMEM_ASSERT(has(id), "only a unit is pinned");
@@ -119,13 +120,13 @@ class Ledger {
     UMEM_ASSERT(op_pinned_ >= unit.bytes, "the bytes of a pinned unit are counted");
     op_pinned_ -= unit.bytes;
   }
-  // Begins, for as long as `Unit::in_collective` says: for those that came first it ends where all
-  // together are more than `most` bytes.
+  // Marks the unit as `in_collective`. If all marked units together exceed `most` bytes, the mark
+  // of the oldest ends.
   void begin_collective(RangeId id, std::size_t most);
   void end_collective(RangeId id) { units_[id].in_collective = false; }
-  // Ends all; whether there was any.
+  // Ends all marks; true if there was one.
   bool end_collectives();
-  // Shared pages between two lives count as dead or dropped units do, and hold host memory.
+  // Shared pages between two lives count as dead or dropped units, and hold host memory.
   void add_idle_dead(std::size_t bytes) {
     resident_ += bytes;
     dead_ += bytes;
@@ -149,7 +150,7 @@ class Ledger {
     dropped_ -= dropped;
     host_ -= host;
   }
-  // Host memory that stays counted while it belongs to no unit.
+  // Host memory that is counted although it belongs to no unit.
   void give_host(RangeId id) { units_[id].host_bytes = 0; }
   void take_host(RangeId id, std::size_t bytes) { units_[id].host_bytes = bytes; }
   void user_pin(RangeId id) {
@@ -174,9 +175,9 @@ class Ledger {
     units_[id].by_policy = on && by_policy;
     units_[id].clean = false;
   }
-  // The driver holds host memory for the unit from here on.
+  // The driver holds host memory for the unit from now on.
   void hold_host(RangeId id);
-  // Nothing that is enqueued from here on uses the bytes of the block that the unit held.
+  // Records the time of death: work that is enqueued later does not use the block's bytes.
   void set_death(RangeId id) { units_[id].death = ++clock_; }
   void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
@@ -188,18 +189,18 @@ class Ledger {
     units_[id].used_on = 0;
   }
 
-  // Ends of the recency lists; walk with at(id).newer.
+  // Heads of the recency lists; iterate with at(id).newer.
   RangeId oldest_resident() const { return resident_list_.oldest; }
   RangeId oldest_dead() const { return dead_list_.oldest; }
 
   std::size_t resident_bytes() const { return resident_; }  // kDevice and kDead
   std::size_t dead_bytes() const { return dead_; }
-  // Not resident for umem; in memory until the driver has a better use for it.
+  // Not resident for umem; on the device until the driver needs the memory.
   std::size_t dropped_bytes() const { return dropped_; }
   std::size_t host_bytes() const { return host_; }  // sum of Unit::host_bytes
   std::size_t op_pinned_bytes() const { return op_pinned_; }
   std::size_t user_pinned_bytes() const { return user_pinned_; }
-  // The maximum since the last reset.
+  // Maximum since the last reset.
   std::size_t peak_resident_bytes() const { return peak_resident_; }
   std::size_t peak_host_bytes() const { return peak_host_; }
   void reset_peaks() {
@@ -208,12 +209,11 @@ class Ledger {
   }
   std::size_t live_bytes() const { return live_; }
 
-  // What no unit has: shared pages between two lives.
+  // Bytes that belong to no unit: shared pages between two lives.
   struct Idle {
     std::size_t dead = 0, dropped = 0, host = 0;  // bytes
   };
-  // Asserts that every sum is the sum over the units, and that the lists have the units of their
-  // states. A full scan.
+  // Asserts that the sums and the lists agree with the units. A full scan.
   void check_invariants(const Idle& idle) const;
 
  private:
@@ -228,7 +228,7 @@ class Ledger {
 
   std::vector<Unit> units_;
   std::vector<Exemption> exemptions_;
-  std::vector<RangeId> collectives_;  // units that are in one, or were
+  std::vector<RangeId> collectives_;  // units that are, or were, in a collective
   List resident_list_, dead_list_;
   std::size_t resident_ = 0, dead_ = 0, dropped_ = 0, host_ = 0, op_pinned_ = 0, user_pinned_ = 0,
               live_ = 0;

@@ -13,8 +13,8 @@ struct Rule {
   Family family;
 };
 
-// The first that occurs in the name decides, so the more special ones stand first: attention ops
-// carry "embed" or "linear", and batch_norm's backward carries "native_batch_norm_backward".
+// The first match in the name decides, so special names come first: attention ops contain "embed"
+// or "linear", and batch_norm's backward contains "native_batch_norm_backward".
 constexpr Rule kRules[] = {
     {"attention", Family::kAttention}, {"multi_head", Family::kAttention},
     {"conv", Family::kConv},           {"embedding", Family::kEmbedding},
@@ -95,7 +95,8 @@ constexpr std::string_view kElementwise[] = {"add",
                                              "masked_fill",
                                              "logical_not"};
 
-// "aten::_foreach_add_" -> "add", "AddmmBackward0" -> "addmm": what the lists above hold.
+// Reduces "aten::_foreach_add_" to "add" and "AddmmBackward0" to "addmm": the form of the lists
+// above.
 std::string bare_name(std::string_view name) {
   if (name.starts_with(kEvaluate)) name.remove_prefix(kEvaluate.size());
   if (const std::size_t at = name.rfind("::"); at != name.npos) name.remove_prefix(at + 2);

@@ -1,4 +1,4 @@
-// The family of an operator, by its name alone.
+// The family of an operator, derived from its name alone.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace umem::residency {
 
-// How torch names the scopes around ops: the engine's node, a leaf's gradient, an optimizer's step.
+// Torch's names of scopes around ops: the engine's node, a leaf's gradient, an optimizer's step.
 constexpr std::string_view kEvaluate = "autograd::engine::evaluate_function: ";
 constexpr std::string_view kAccumulate = "torch::autograd::AccumulateGrad";
 constexpr std::string_view kOptimizerStep = "Optimizer.step#";
@@ -20,7 +20,7 @@ bool among(const std::string_view (&names)[N], std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
-// "aten::addmm", "AddmmBackward0" and "aten::_foreach_add_" are names.
+// Names are "aten::addmm", "AddmmBackward0" or "aten::_foreach_add_", for example.
 UMEM_API Family family_of(std::string_view name);
 
 }  // namespace umem::residency

@@ -1,4 +1,4 @@
-// What a block is for, and the kind of op that made it.
+// The purpose of a block, and the kind of op that made it.
 #pragma once
 #include <string_view>
 
@@ -15,7 +15,7 @@ enum class Tag : unsigned char {
   kWorkspace,
   kTemp,
   kComm,
-  kKvCache,  // only a program says so: keys and values of past tokens
+  kKvCache,  // set by programs only: keys and values of past tokens
   kPool,     // a segment of small blocks
   kCount
 };

@@ -1,4 +1,4 @@
-// What policies see.
+// The view of the residency table that policies decide on.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,16 +10,16 @@ namespace umem::residency {
 struct CandidateView {
   const Ledger& ledger;
   std::size_t min_swap_bytes;
-  std::size_t available_bytes = 0;  // could be brought in now without evicting anything that lives
+  std::size_t available_bytes = 0;  // fits without evicting live units
 
-  // May leave now: resident, live, not in use by a running op or a collective, and the program does
-  // not keep it.
+  // May be evicted now: resident, live, not in use by a running op or a collective, and not kept by
+  // the program.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
     return unit.state == State::kDevice && unit.op_pins == 0 && !unit.in_collective &&
            !ledger.kept_in_place(id);
   }
-  // The program wants it left where it is.
+  // The program wants it left in place.
   bool kept_in_place(RangeId id) const { return ledger.kept_in_place(id); }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
@@ -28,12 +28,12 @@ struct CandidateView {
   }
 };
 
-// What an op used on a device: first its inputs, then what was allocated in it. With repetitions;
-// some may have died in it, and the unit be another thread's by now.
+// The units that an op used on a device: its inputs, then its allocations. With duplicates; some
+// may have died in the op and belong to another thread by now.
 struct OpUse {
   const RangeId* ids;
   std::size_t count, inputs;
-  std::int64_t name = 0;  // a number for the op's name
+  std::int64_t name = 0;  // hash of the op's name
 };
 
 }  // namespace umem::residency

@@ -146,7 +146,7 @@ void set_memory_fraction(double fraction) noexcept {
 void release_cached() noexcept {
   each_lock(state(), [](DeviceLock& lock) {
     const Status released = release_all_cached(lock);
-    (void)released;  // what the driver refuses to take back is asked for again
+    (void)released;  // memory that the driver refuses to take back is offered again later
   });
 }
 

@@ -23,7 +23,7 @@ static Result<void*> allocate_running(State& s, DeviceLock& lock, std::size_t by
   const bool asked = s.victim_callback != nullptr;
   if (asked) {
     ask_victims_for_block(s, bytes, lock);
-    if (!s.accepting || s.forked) return not_running(s);  // it gave up the lock
+    if (!s.accepting || s.forked) return not_running(s);  // the lock was released meanwhile
   }
   if (!lock.device()) UMEM_RETURN_IF_ERROR(ensure_open(s, lock, device));
   Result<void*> result = allocate_on(s, lock, bytes, stream, op);
@@ -57,11 +57,11 @@ bool release(void* ptr) noexcept {
   if (!s.open()) return s.forked;
   Slot& slot = s.slot_of(id);
   if (const DeviceLock lock(slot, std::try_to_lock); lock.held()) return free_block(s, slot, ptr);
-  // Whoever has the lock may wait for what this thread has to do next.
+  // The thread that holds the lock may be waiting for this thread.
   auto* left = new Released{ptr, slot.released.load()};
   while (!slot.released.compare_exchange_weak(left->before, left)) {
   }
-  const DeviceLock again(slot, std::try_to_lock);  // given up in between: else its holder sees it
+  const DeviceLock again(slot, std::try_to_lock);  // else the lock's holder frees it
   return true;
 }
 

@@ -19,9 +19,9 @@ UMEM_API bool release(void* ptr) noexcept;
 // The block is in use on `stream` too: once released it is reused after the work there is done.
 UMEM_API bool record_stream(const void* ptr, std::uintptr_t stream) noexcept;
 UMEM_API bool owns(const void* ptr) noexcept;
-// The block's tag from now on; false where umem does not hold it.
+// Sets the block's tag; false if umem does not own the block.
 UMEM_API bool tag(const void* ptr, residency::Tag tag) noexcept;
-// The same with the family of the op that made it.
+// Sets the tag and the family of the op that made the block.
 UMEM_API bool label(const void* ptr, residency::Tag tag, residency::Family family) noexcept;
 
 }  // namespace umem::runtime

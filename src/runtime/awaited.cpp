@@ -13,7 +13,7 @@ namespace {
 // Never destroyed: ops run while the process ends.
 struct Awaited {
   std::shared_mutex mutex;
-  std::vector<const void*> storages;  // in order
+  std::vector<const void*> storages;  // sorted
   Arrive arrive = nullptr;
 };
 Awaited& awaited() {

@@ -1,5 +1,5 @@
-// A smaller device in place of the one there is: the rest of its memory is held, as plain device
-// memory, so that umem, the driver and every other user of the device have no more than that.
+// Makes the device smaller: the ballast holds the rest of its memory as plain device memory, so
+// that umem, the driver and all other users of the device have no more than was asked for.
 #pragma once
 #include <cstddef>
 #include <vector>
@@ -19,8 +19,8 @@ class Ballast {
   Ballast(const Ballast&) = delete;
   Ballast& operator=(const Ballast&) = delete;
 
-  // Leaves `bytes` of the device. kInvalidArgument: it has not that many; kOutOfDeviceMemory:
-  // others hold what is to be held.
+  // Leaves `bytes` of the device. kInvalidArgument: the device is smaller; kOutOfDeviceMemory:
+  // other programs hold memory that the ballast needs.
   Status leave(std::size_t bytes);
 
  private:

@@ -12,28 +12,28 @@ Status drop_idle_layout(Device& device) {
   const arena::Layout* layout = device.arena.layout();
   if (!layout || !layout->idle()) return {};
   for (RangeId view : layout->subranges())
-    if (device.engine.in_use(view)) return {};  // freed inside the op that uses it still
+    if (device.engine.in_use(view)) return {};  // freed inside the op that is still using it
   const arena::LayoutStatus at = layout->status();
-  device.engine.finish_retired();  // before its addresses go
+  device.engine.finish_retired();  // before its addresses are freed
   device.engine.sharing().close();
   Status status = device.arena.remove_layout();
   if (!status.ok()) device.engine.sharing().open(at.base, at.bytes);
   return status;
 }
 
-// The ranges of blocks whose cross-stream uses completed are dead from here on.
+// The ranges of blocks whose uses on other streams have completed are dead from now on.
 void retire_reclaimed(Device& device) {
   std::vector<RangeId> reclaimed;
   const Status status = device.arena.poll(&reclaimed);
-  (void)status;  // those that failed are asked again at the next allocation; the rest are dead now
+  (void)status;  // failed queries are repeated at the next allocation; all others are dead now
   for (RangeId id : reclaimed) device.engine.retire(id);
 }
 
 Status trim_cache(Device& device, std::size_t keep_bytes) {
-  // A free is no call for a time in which some stream captures a graph.
+  // No memory is freed while some stream captures a graph.
   if (device.place.captures && *device.place.captures > 0) return {};
   UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
-    // Freed inside the op that uses it still.
+    // Freed inside the op that is still using it.
     if (device.engine.in_use(id)) return false;
     const engine::Ticket departure = device.engine.forget(id);
     if (device.frees_on_thread())

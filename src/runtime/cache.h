@@ -8,9 +8,9 @@ namespace umem::runtime {
 
 struct Device;
 
-// The ranges of blocks whose uses on other streams have completed are dead from here on.
+// Marks the ranges as dead whose blocks' uses on other streams have completed.
 void retire_reclaimed(Device& device);
-// Gives cached memory back to the driver. On a GPU it is freed later: see `wait_until_freed`.
+// Returns cached memory to the driver. On a GPU the memory is freed later: see `wait_until_freed`.
 Status trim_cache(Device& device, std::size_t keep_bytes);
 // Removes the layout if no block of it is alive.
 Status drop_idle_layout(Device& device);

@@ -4,8 +4,8 @@
 
 namespace umem::runtime {
 
-// Cuts the range into the smaller pieces that there are in ranges of its size by now, if it can be.
-// With the device's lock.
+// Cuts the range into pieces of the size that ranges of its size have by now, if it can be cut.
+// Requires the device's lock.
 void cut_as_others(State& s, Device& device, managed::RangeId id);
 
 }  // namespace umem::runtime

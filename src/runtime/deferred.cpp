@@ -12,11 +12,11 @@
 namespace umem::runtime {
 
 bool free_block(State& s, Slot& slot, void* ptr) {
-  const managed::RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  const managed::RangeId id = s.ranges.find(ptr);  // again, under the lock
   if (id == managed::kNoRange || &s.slot_of(id) != &slot || !slot.device) return false;
   if (!s.open()) return s.forked;
   Device& device = *slot.device;
-  // Before: the addresses may lead nowhere afterwards.
+  // Before the block is freed: its addresses may be invalid afterwards.
   if (!device.pins.empty()) end_pins(s, device, ptr, device.arena.block_at(ptr).bytes);
   Result<arena::Freed> freed = device.arena.free(ptr);
   if (!freed.ok()) return false;
@@ -25,11 +25,11 @@ bool free_block(State& s, Slot& slot, void* ptr) {
   const arena::Freed& block = freed.value();
   if (!device.scopes.empty()) device.scopes.erase(ptr);
   if (block.last_in_range) device.engine.retire(block.range);
-  // Programs of changing shapes leave ranges that no request fits: give the oldest back.
+  // A program whose shapes change leaves ranges that fit no request: free the oldest of them.
   const arena::Footprint footprint = device.arena.footprint();
   if (footprint.cached_bytes > 2 * device.max_live_bytes + 64 * MiB) {
     Status trimmed = trim_cache(device, std::max(device.max_live_bytes, kPageBytes));
-    (void)trimmed;  // what the driver refuses to take back stays cached
+    (void)trimmed;  // memory that the driver refuses to take back stays cached
   }
   return true;
 }
@@ -43,7 +43,7 @@ void free_released(Slot& slot) {
   }
   while (oldest) {
     const bool freed = free_block(state(), slot, oldest->block);
-    (void)freed;  // its release was told that it is
+    (void)freed;  // the caller of `release` was told so already
     delete std::exchange(oldest, oldest->before);
   }
 }

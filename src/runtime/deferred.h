@@ -1,5 +1,5 @@
-// What a thread that cannot wait for a device's lock leaves to its holder: released blocks, and
-// ends of steps. All of it with the device's lock, and without waiting for the device.
+// The work that a thread which cannot wait for a device's lock leaves to the lock's holder:
+// released blocks, and ends of steps. Requires the device's lock; does not wait for the device.
 #pragma once
 #include "runtime/state.h"
 
@@ -9,7 +9,7 @@ namespace umem::runtime {
 bool free_block(State& s, Slot& slot, void* ptr);
 // Frees the blocks that were left to the slot.
 void free_released(Slot& slot);
-// Ends the steps that were left to the slot. An end of a step may wait for the device.
+// Ends the steps that were left to the slot. This may wait for the device.
 void end_steps(Slot& slot);
 
 }  // namespace umem::runtime

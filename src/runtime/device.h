@@ -26,21 +26,21 @@ struct Device {
          engine::Limits limits, const policy::Policy& policy, void (*release_cached)(Device&));
 
   driver::Place place;
-  std::unique_ptr<Ballast> ballast;  // of a device that is to be smaller; given back last
-  // Memory of a GPU goes back to its driver on a thread; on the software device at once.
+  std::unique_ptr<Ballast> ballast;  // if the device is made smaller; freed last
+  // A GPU's memory is freed on a thread; the software device's at once.
   managed::Freer freer;
   arena::Arena arena;
   engine::Engine engine;
   Pins pins;
-  std::unordered_map<const void*, std::uint32_t> scopes;  // of blocks, by number
+  std::unordered_map<const void*, std::uint32_t> scopes;  // number of each block's scope
   std::size_t peak_live_bytes = 0;                        // since the last reset
-  std::size_t peak_small_bytes = 0;                       // of these, in blocks that share pages
-  std::size_t max_live_bytes = 0;  // since the start: what the cache may hold
+  std::size_t peak_small_bytes = 0;                       // the part in blocks that share pages
+  std::size_t max_live_bytes = 0;  // since the start: an upper bound of the cache
   std::uint64_t ops_above_budget = 0;
-  std::size_t largest_op_bytes = 0;  // of those
+  std::size_t largest_op_bytes = 0;  // the largest of these ops
   bool warned_above_budget = false, warned_thrashing = false;
 
-  // The present state is the peak.
+  // Resets the peaks to the current usage.
   void set_peak() {
     peak_live_bytes = arena.footprint().live_bytes;
     const std::int64_t small = arena.stats().allocated_bytes[arena::kSmall].current;
@@ -49,14 +49,14 @@ struct Device {
   bool frees_on_thread() const { return place.context != nullptr; }
 };
 
-// Of ordinals; bit n is device n.
+// Bitmask of device ordinals.
 using DeviceMask = std::uint32_t;
 static_assert(kMaxDevices <= 32);
 
 inline DeviceMask mask_of(int ordinal) {
   return DeviceMask{1} << ordinal;
 }
-// Calls `act` with each ordinal, in order.
+// Calls `act` with each ordinal in ascending order.
 template <class Act>
 void each_ordinal(DeviceMask mask, Act act) {
   for (; mask != 0; mask &= mask - 1) act(std::countr_zero(mask));
@@ -68,15 +68,15 @@ struct Released {
   Released* before;
 };
 
-// Never destroyed. Order of locks: the registry's, those of devices by ordinal, then those that are
-// taken for a moment (the range table's, the recorder's, that of scopes, that of torch's history).
+// Never destroyed. Lock order: the registry's, devices' by ordinal, then the locks that are held
+// for a moment (range table, recorder, scope names, torch's history).
 struct Slot {
   std::mutex mutex;
-  std::unique_ptr<Device> device;  // null where nothing was allocated yet
+  std::unique_ptr<Device> device;  // null before the first allocation
   std::uint64_t allocs = 0, frees = 0, ooms = 0;
-  unsigned waiting = 0;  // threads that wait for the device without the lock: it has to stay
+  unsigned waiting = 0;  // threads that wait for the device without the lock: it must not be closed
 
-  // Left to the next who takes the lock: released blocks, the newest first, and ends of steps.
+  // Left to the next thread that takes the lock: released blocks, newest first, and ends of steps.
   std::atomic<Released*> released{nullptr};
   std::atomic<unsigned> steps{0};
 };

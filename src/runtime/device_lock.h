@@ -1,8 +1,9 @@
 // The lock that guards a device.
 //
-// A deleter may hold what the device's work needs to end (the interpreter's lock, for a callback of
-// the program), and another thread may hold a device's lock while it waits for that work. So a
-// deleter never waits for the lock: what it cannot free at once it leaves to the holder.
+// A deleter may hold a resource that the device's work needs to finish (the interpreter's lock, for
+// a callback of the program), while another thread holds the device's lock and waits for that work.
+// So a deleter never waits for the lock: a block that it cannot free at once is left to the lock's
+// holder.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -15,11 +16,12 @@
 
 namespace umem::runtime {
 
-// The lock of a device. Whoever takes it does what was left meanwhile.
+// The lock of a device. The thread that takes it does the work that was left meanwhile.
 class DeviceLock {
  public:
   explicit DeviceLock(Slot& slot) : slot_(&slot) { lock(); }
-  // Without waiting, and so perhaps without the lock; what may wait for the device stays left.
+  // Does not wait, so the lock may not be held afterwards; work that may wait for the device is
+  // left.
   DeviceLock(Slot& slot, std::try_to_lock_t);
   ~DeviceLock() {
     if (held_) unlock();
@@ -34,7 +36,7 @@ class DeviceLock {
   Slot& slot() const { return *slot_; }
   Device* device() const { return slot_->device.get(); }
 
-  // Calls `wait` without the lock. The device stays; all else may have changed.
+  // Calls `wait` without the lock. The device stays open; everything else may have changed.
   template <class Wait>
   void without(Wait wait) {
     ++slot_->waiting;
@@ -64,24 +66,24 @@ inline void DeviceLock::lock() {
 inline void DeviceLock::unlock() {
   held_ = false;
   slot_->mutex.unlock();
-  // What was released since is done here, as nobody else may come for long.
+  // Frees blocks that were released meanwhile: the next thread may come much later.
   while (slot_->released.load() && slot_->mutex.try_lock()) {
     free_released(*slot_);
     slot_->mutex.unlock();
   }
 }
 
-// Calls `act` with the lock of the device that has the address, and the id of its piece. What that
-// returned, or false where no range has the address.
+// Calls `act` with the lock of the device that owns the address, and the id of the piece there.
+// Returns the result, or false if no range contains the address.
 template <class Act>
 bool with_range(State& s, const void* ptr, Act act) {
   const managed::RangeId found = s.ranges.find(ptr);
   if (found == managed::kNoRange) return false;
   DeviceLock lock(s.slot_of(found));
-  const managed::RangeId id = s.ranges.find(ptr);  // under the lock: it may have gone
+  const managed::RangeId id = s.ranges.find(ptr);  // again, under the lock
   return id != managed::kNoRange && &s.slot_of(id) == &lock.slot() && act(lock, id);
 }
-// Calls `act` with the lock of every device that was opened, one after the other.
+// Calls `act` with the lock of each open device in turn.
 template <class Act>
 void each_lock(State& s, Act act) {
   if (s.forked) return;
@@ -90,25 +92,25 @@ void each_lock(State& s, Act act) {
     if (lock.device()) act(lock);
   });
 }
-// The same with every device.
+// Calls `act` with each open device in turn, under its lock.
 template <class Act>
 void each_device(State& s, Act act) {
   each_lock(s, [&](DeviceLock& lock) { act(*lock.device()); });
 }
 
-// The locks of several devices, taken in the order of ordinals, and none in a forked child that
-// touches nothing.
+// The locks of several devices, taken in ascending order. None in a forked child that must not
+// touch devices.
 class HeldDevices {
  public:
   HeldDevices(State& s, DeviceMask mask);
-  // Of which the range is; null: none that is held.
+  // The range's device; null if its lock is not held.
   Device* of(managed::RangeId id) const { return by_ordinal_[index(state_.ranges.device_of(id))]; }
   template <class Act>
   void each(Act act) const {
     for (const DeviceLock& lock : locks_) act(*lock.device());
   }
   bool empty() const { return locks_.empty(); }
-  // Blocks are alive, or in use on a stream or by an op: the devices have to stay.
+  // True if blocks are live, or in use on a stream or by an op: the devices must stay open.
   bool busy() const;
 
  private:

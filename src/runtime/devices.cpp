@@ -35,7 +35,8 @@ Status open_soft(State& s, const Options& options) {
   return soft::open({bytes, &used, options.backed}, s.driver);
 }
 
-// Managed memory, or why not: said once, because memory will not exceed the device then.
+// Finds out if managed memory can be used. If not, the reason is printed once: without it, memory
+// cannot exceed the device.
 Status look_at_driver(State& s) {
   if (s.managed.has_value()) return {};
   s.managed = true;
@@ -82,7 +83,7 @@ Status limit_ranges(State& s, const driver::Place& place) {
   return {};
 }
 
-// What others have of the device before umem takes any of it.
+// Records how much memory other users of the device hold before umem allocates.
 Status note_memory(const State& s, Device& device) {
   if (s.driver.kind == driver::Kind::kSoft) return {};
   Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, device.place);
@@ -111,7 +112,7 @@ Status release_place(State& s, const driver::Place& place) {
                Entry::cuDevicePrimaryCtxRelease);
 }
 
-// Its threads have ended then.
+// Ends the device's threads.
 Status close_device(Device& device) {
   device.engine.finish_retired();
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
@@ -119,14 +120,14 @@ Status close_device(Device& device) {
   return device.engine.close();
 }
 
-// The engine's way to room where dead bytes are in the way.
+// Called by the engine where dead bytes take the room that it needs.
 void release_cached(Device& device) {
   const Status trimmed = trim_cache(device, 0);
-  (void)trimmed;  // what the driver refuses to take back stays cached
-  // The engine reckons with its room from here on.
+  (void)trimmed;  // memory that the driver refuses to take back stays cached
+  // The engine counts on the freed room from now on.
   if (!device.frees_on_thread()) return;
   const Status freed = device.freer.wait();
-  (void)freed;  // and this is asked for again
+  (void)freed;  // freed by a later attempt
 }
 
 }  // namespace
@@ -138,7 +139,7 @@ Status check_limits(const Options& options) {
                                       format_bytes(options.floor_bytes)};
 }
 
-// A device keeps the budget that it found where the options leave it open.
+// A device keeps the budget that it found if the options set none.
 engine::Limits limits_of(State& s, const Options& options, int ordinal) {
   const Requested& requested = s.requested[static_cast<std::size_t>(ordinal)];
   std::size_t budget = requested.budget_bytes > 0 ? requested.budget_bytes : options.budget_bytes;
@@ -148,8 +149,8 @@ engine::Limits limits_of(State& s, const Options& options, int ordinal) {
           options.floor_bytes};
 }
 
-// The software device is there from now on; a GPU is first touched when memory is asked for, so
-// that a process may fork until then.
+// The software device exists from now on. A GPU is first touched by the first allocation, so that
+// the process may fork until then.
 Status open_driver(State& s, const Options& options) {
   if (options.device == "soft") return open_soft(s, options);
   if (options.device == "cuda") return driver::open_cuda(s.driver);
@@ -203,14 +204,14 @@ Status open_device(State& s, DeviceLock& lock, int ordinal) {
     return {};
   }
   const Status released = release_place(s, found.value());
-  (void)released;  // the first reason is the one to tell
+  (void)released;  // the first error is the one to report
   return made.take_status();
 }
 
 Status ensure_open(State& s, DeviceLock& lock, int ordinal) {
   if (lock.device()) return {};
   Status status;
-  lock.unlock();  // the registry's comes first
+  lock.unlock();  // lock order: the registry first
   {
     const std::lock_guard registry(s.registry);
     lock.lock();
@@ -226,7 +227,7 @@ Status close_devices(State& s) {
     error.keep(close_device(*device));
     if (!error.ok()) return;
     const driver::Place place = device->place;
-    device.reset();  // with its events, while there is a context
+    device.reset();  // destroys its events, which needs the context
     s.opened &= ~mask_of(ordinal);
     error.keep(release_place(s, place));
   });

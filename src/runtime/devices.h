@@ -6,17 +6,17 @@
 
 namespace umem::runtime {
 
-// With the registry's lock: opens the driver for the options; the device, at its first use; gives
-// all back, with all devices' locks.
+// Require the registry's lock. `open_driver` opens the driver for the options, `open_device` a
+// device at its first use; `close_devices` closes all, and needs all devices' locks.
 Status open_driver(State& s, const Options& options);
 Status open_device(State& s, DeviceLock& lock, int ordinal);
 Status close_devices(State& s);
-// Without the registry's lock, and with the device's, which is given up meanwhile where it is not
+// Requires the device's lock, not the registry's. Releases the lock meanwhile if the device is not
 // open.
 Status ensure_open(State& s, DeviceLock& lock, int ordinal);
-// What a device with these options may hold.
+// kInvalidArgument if the budget is below the floor.
 Status check_limits(const Options& options);
-// With the registry's lock, and the device's where there is one.
+// Requires the registry's lock, and the device's lock if the device is open.
 engine::Limits limits_of(State& s, const Options& options, int ordinal);
 
 }  // namespace umem::runtime

@@ -1,4 +1,4 @@
-// From a program's spans of bytes to units. With the locks of the devices that they are on.
+// Maps a program's spans of bytes to units. Requires the locks of the devices that own them.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace umem::runtime {
 
-// The one device whose lock is held.
+// A device whose lock is held.
 struct HeldDevice {
   const State& state;
   Device& device;
@@ -18,8 +18,8 @@ struct HeldDevice {
   }
 };
 
-// Calls `act` with the device and the unit of every part of the span, and that part. Bytes that no
-// unit of these devices holds are left out.
+// Calls `act` with the device, the unit and the bytes of each part of the span. Bytes outside of
+// these devices' units are skipped.
 template <class Held, class Act>
 void each_unit(const State& s, const Held& held, managed::MemSpan span, Act act) {
   for (std::uintptr_t at = span.base, last = span.base + span.bytes; at < last;) {

@@ -17,7 +17,7 @@ std::uintptr_t end_of(const MemSpan& span) {
   return span.base + span.bytes;
 }
 
-// The same with the padding after a large block, which belongs to no other block.
+// Extends the span by the padding after a large block, which belongs to no other block.
 MemSpan with_padding(const State& s, const HeldDevices& held, MemSpan span) {
   const RangeId id = s.ranges.find(reinterpret_cast<const void*>(end_of(span) - 1));
   const RangeId head = s.ranges[id].pieces > 0 ? id : s.ranges[id].head;

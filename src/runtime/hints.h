@@ -1,4 +1,5 @@
-// What a program asks to be done with bytes of its own, and where they are. Units are moved whole.
+// Hints: a program's requests for its own bytes, and queries for their placement. Units are moved
+// whole.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,43 +14,42 @@
 
 namespace umem::runtime {
 
-// All of these refuse spans that are not in memory of umem's: kInvalidArgument, and nothing is
-// done. Brings in all of it, or as much as there is room for: kOutOfDeviceMemory.
+// All hints refuse spans outside of umem's memory with kInvalidArgument, and then do nothing.
+// Prefetches all of the spans, or as much as fits: kOutOfDeviceMemory.
 UMEM_API Status prefetch(const MemSpans& spans);
-// kBadState where an op is using a unit, or the program pinned it: nothing is done then.
+// kBadState if an op is using a unit or the program pinned it; then nothing is evicted.
 UMEM_API Status evict(const MemSpans& spans);
 UMEM_API Status read_mostly(const MemSpans& spans, bool on);
-// The whole pages inside the span become indeterminate, as by a kernel on `stream` that writes
-// them. How many bytes: 0 where there is no whole page, or the driver cannot.
+// Makes the contents of the whole pages in the span indeterminate, like a kernel on `stream` that
+// writes them. Returns the number of bytes: 0 if there is no whole page, or the driver cannot.
 UMEM_API Result<std::size_t> discard(managed::MemSpan span, std::uintptr_t stream);
-// How many bytes that would be at most.
+// The upper bound of that number.
 UMEM_API Result<std::size_t> own_pages(managed::MemSpan span);
 
-// Where the bytes of a span are.
+// The placement of a span's bytes.
 struct Placement {
   std::size_t bytes = 0;
-  std::size_t resident = 0, evicted = 0, discarded = 0, unknown = 0;  // together: bytes
-  std::size_t arriving = 0, leaving = 0;                              // of the first two
-  std::uint32_t pins = 0;                                             // the maximum of any unit
+  std::size_t resident = 0, evicted = 0, discarded = 0, unknown = 0;  // these add up to `bytes`
+  std::size_t arriving = 0, leaving = 0;                              // parts of the first two
+  std::uint32_t pins = 0;                                             // maximum over the units
   bool exempt = false, in_use = false;
   const char* tag = "";
   const char* family = "";
   std::string scope;
 };
 UMEM_API Result<Placement> placement_of(managed::MemSpan span);
-// Of each span whether policies leave all of its live units where they are; false where it has
-// none.
+// For each span: true if policies leave all of its live units in place; false if it has none.
 UMEM_API std::vector<bool> kept_in_place(const MemSpans& spans);
 
 struct PlacedBlock {
   std::uintptr_t address = 0;
-  Placement at;  // of the bytes that were asked for
+  Placement at;  // of the requested bytes
 };
-// All that are handed out, by address.
+// All live blocks, by address.
 UMEM_API std::vector<PlacedBlock> placed_blocks();
 
-// Blocks that this thread allocates from now on are of the scope; "": of none. Returns the one
-// before.
+// Sets the scope of the blocks that this thread allocates from now on; "" for none. Returns the
+// previous scope.
 UMEM_API std::string set_scope(const std::string& name);
 
 // Units: large blocks or pieces of them, and segments of small ones.

@@ -19,7 +19,7 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
   if (!device->engine.managed())
     return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
   if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
-  // What is cached holds the bytes that the layout's blocks took so far.
+  // The memory that the layout's blocks used so far is in the cache.
   UMEM_RETURN_IF_ERROR(release_all_cached(lock));
   UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
   const arena::LayoutStatus at = device->arena.layout()->status();
@@ -35,7 +35,7 @@ void clear_layout(int ordinal) {
   if (!device) return;
   device->arena.retire_layout();
   const Status status = drop_idle_layout(*device);
-  (void)status;  // it serves no block, and the stop gives it back
+  (void)status;  // the layout serves no block, and is freed at the latest by `stop`
 }
 
 arena::LayoutStatus layout_status(int ordinal) {

@@ -9,15 +9,15 @@
 
 namespace umem::runtime {
 
-// A step begins here. Cached memory goes back to the driver first. kBadState when the device is not
-// open, while a graph is captured, or while blocks of an earlier layout are alive: it serves no
-// more, and a later try succeeds; kNotSupported where memory is not managed; kInvalidArgument for
-// entries that do not lie within `bytes`; else the driver's reason.
+// Call it where a step begins. Returns cached memory to the driver first. kBadState if the device
+// is not open, a graph is being captured, or blocks of an earlier layout are live (that layout
+// serves no more blocks, so a later call succeeds); kNotSupported if memory is not managed;
+// kInvalidArgument for entries that do not lie within `bytes`; otherwise the driver's error.
 UMEM_API Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_t bytes,
                                int ordinal = 0);
-// No further block is served from it, and it goes as soon as none is alive.
+// The layout serves no more blocks, and is removed once none of its blocks is live.
 UMEM_API void clear_layout(int ordinal = 0);
-// All zero where there is none.
+// All zero if there is no layout.
 UMEM_API arena::LayoutStatus layout_status(int ordinal = 0);
 
 }  // namespace umem::runtime

@@ -23,14 +23,14 @@ struct Purpose {
   Family family;
 };
 
-// What a block allocated under `op` is for, until more is known at the op's end.
+// The purpose of a block allocated in `op`, until more is known at the op's end.
 Purpose purpose(const Op* op) {
   if (!op) return {Tag::kInput, Family::kNone};
   if (!op->scope_marker) return {Tag::kWorkspace, op->family};
   return {op->phase == Phase::kOptimizer ? Tag::kOptimizer : Tag::kTemp, op->family};
 }
 
-// What the phases of a step allocate dies at different times, and shares no segments.
+// Blocks of different phases of a step die at different times, and share no segments.
 std::uint32_t group(const Op* op) {
   switch (op ? op->phase : Phase::kNone) {
     case Phase::kBackward:
@@ -50,14 +50,14 @@ Result<arena::Allocation> take_block(DeviceLock& lock, std::size_t bytes, cu::CU
   Result<arena::Allocation> block = device.arena.allocate(bytes, stream, group(op));
   if (block.ok()) return block;
   ++device.arena.stats().retries;
-  // There is no more: give back what we do not use.
+  // The driver has no more memory: free the cache.
   UMEM_RETURN_IF_ERROR(trim_cache(device, 0));
   UMEM_RETURN_IF_ERROR(wait_until_freed(lock));
   device.engine.finish_retired();
   return device.arena.allocate(bytes, stream, group(op));
 }
 
-// The arena's block becomes the engine's: room for it, and its pages on the device.
+// Hands the arena's block over to the engine, which makes room and populates its pages.
 Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::CUstream stream,
                  const Op* op) {
   engine::Engine& engine = device.engine;
@@ -83,12 +83,12 @@ Result<arena::Allocation> serve(State& s, DeviceLock& lock, std::size_t bytes, c
   return taken;
 }
 
-// Waits for what other streams still use, which is the last reserve.
+// Waits for blocks that other streams still use: the last reserve.
 void wait_for_pending(State& s, DeviceLock& lock) {
   Device& device = *lock.device();
   std::vector<cu::CUevent> events;
   const Status recorded = device.arena.pending_events(events);
-  (void)recorded;  // the allocation says whether it was of use
+  (void)recorded;  // the retried allocation reports the failure
   lock.without([&] {
     const driver::CallScope scope(s.driver.table, device.place);
     for (cu::CUevent event : events) s.driver.table.cuEventSynchronize(event);
@@ -104,7 +104,7 @@ void record_alloc(State& s, const Device& device, const arena::Allocation& block
                          op && !op->scope_marker ? &op->trace : nullptr);
 }
 
-// For rules and reports: what was asked for, and in which scope.
+// Records the requested size and the scope, for exemptions and reports.
 void name_block(State& s, Device& device, const arena::Allocation& block, std::size_t bytes) {
   if (const std::uint32_t scope = ScopeNames::current()) device.scopes[block.ptr] = scope;
   if (!block.large) return;
@@ -120,7 +120,7 @@ bool is_out_of_memory(const Result<arena::Allocation>& result) {
 
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
   if (code != Code::kOutOfDeviceMemory && code != Code::kOutOfHostMemory)
-    return {code, why};  // it is not memory that is missing
+    return {code, why};  // not an out-of-memory error
   const engine::Engine& engine = device.engine;
   const residency::Ledger& ledger = engine.ledger();
   struct Holder {
@@ -177,7 +177,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);
   const engine::Engine& engine = device.engine;
-  // In use by the op that asked for it, so not the one to leave while that op runs.
+  // The op that allocated it is using it, so it must not be evicted while the op runs.
   if (op && !op->scope_marker) {
     pin(*op, device, taken.value().range);
     if (engine.counters().left_out > left_before) note_above_budget(device, *op);

@@ -1,4 +1,4 @@
-// A block from the arena and room for it by the engine.
+// Allocates a block from the arena, with room for it from the engine.
 #pragma once
 #include <cstddef>
 
@@ -9,7 +9,7 @@
 
 namespace umem::runtime {
 
-// With the device's lock, which is given up where it waits for the device.
+// Requires the device's lock, and releases it while it waits for the device.
 Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUstream stream,
                           Op* op);
 

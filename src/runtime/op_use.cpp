@@ -64,7 +64,7 @@ void note_above_budget(Device& device, Op& op) {
   for (const RangeId id : used)
     if (state().ranges.device_of(id) == device.place.device && ledger.live(id))
       bytes += ledger.at(id).bytes;
-  // Else it is other threads' ops, or pins of the program, that leave too little.
+  // Otherwise other threads' ops, or the program's pins, leave too little room.
   if (bytes <= device.engine.limits().budget_bytes) return;
   device.largest_op_bytes = std::max(device.largest_op_bytes, bytes);
   if (op.above_budget) return;

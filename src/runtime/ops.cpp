@@ -23,14 +23,15 @@ namespace {
 
 using managed::RangeId;
 
-// What an op is given, and where in it the first input is that is umem's.
+// An op's inputs, and the index of the first one that is in umem's memory.
 struct Inputs {
   const Input* all;
   std::size_t count, first;
   RangeId first_id;
 };
 
-// Most ops of a program that uses umem for a part only have none, and need no lock.
+// In a program that uses umem for some of its memory, most ops have no such input, and need no
+// lock.
 Inputs find_first(const State& s, const Input* all, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
     if (const RangeId id = s.ranges.find(all[i].storage); id != managed::kNoRange)
@@ -38,8 +39,8 @@ Inputs find_first(const State& s, const Input* all, std::size_t count) {
   return {all, count, count, managed::kNoRange};
 }
 
-// An op's stream is on its own device; what it uses of another is ordered by the stream that it was
-// made on.
+// An op's stream belongs to its own device. Operands on another device are ordered by the stream
+// that they were allocated on.
 cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
   return device.place.device == op.device ? reinterpret_cast<cu::CUstream>(op.stream)
                                           : device.engine.ledger().at(used).stream;
@@ -47,7 +48,7 @@ cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
 
 }  // namespace
 
-// Of the first open device: of those whose page faults are counted there is one.
+// Only the software device counts page faults, and there is one of it.
 static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
   const DeviceLock lock(s.slot(0));
   Device* device = lock.device();
@@ -74,8 +75,8 @@ static void end_operation(State& s, const char* what) {
   warn_thrashing(s, what, ended.thrashed_bytes);
 }
 
-// Ops of several threads at the same time are one operation. What is between ops, code that touches
-// memory itself, is one too.
+// Concurrent ops of several threads count as one operation. So does code between ops that touches
+// memory itself.
 static void begin_operating(State& s, Op& op) {
   if (!s.end_operation || op.scope_marker || op.n_pinned == 0) return;
   op.operating = true;
@@ -86,15 +87,15 @@ static void end_operating(State& s, const Op& op) {
   if (op.operating && --s.operating == 0) end_operation(s, *op.name ? op.name : "an op");
 }
 
-// Without a plan nothing has said which blocks to cut: one of which an op needs at most half, and
-// not all of that half is here, is cut now. A plan's tensors are units as they were when its step
-// was recorded, so with one it waits for the next.
+// Without a plan, a block is cut now if an op needs at most half of it and that half is not all on
+// the device. With a plan, the cut waits for the next plan: a plan's tensors are the units of the
+// step that was recorded.
 static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
   const engine::Engine& engine = device.engine;
   if (engine.follows_plans() || !engine.active()) return;
   for (const Input* at = inputs.all + inputs.first; at != inputs.all + inputs.count; ++at) {
     const Input& input = *at;
-    if (input.bytes == 0) continue;  // nearly always
+    if (input.bytes == 0) continue;  // the common case
     const RangeId id = s.ranges.find(input.begin());
     if (id == managed::kNoRange || s.ranges.device_of(id) != device.place.device ||
         !engine.ledger().live(id) || !engine.ledger().away(id) || engine.ledger().at(id).segment ||
@@ -105,7 +106,7 @@ static void cut_for_parts(State& s, Device& device, const Inputs& inputs) {
   }
 }
 
-// Pins the units of the inputs on one device, and fetches those that are away. The devices of the
+// Pins the inputs' units on one device and fetches those that are away. Returns the devices of the
 // other inputs.
 static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& inputs, bool recorded) {
   DeviceLock lock(s.slot(ordinal));
@@ -117,7 +118,7 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   const residency::Ledger& ledger = device.engine.ledger();
   cut_for_parts(s, device, inputs);
   const std::uint32_t first = op.n_pinned;
-  const bool only = s.opened == mask_of(ordinal);  // nearly always
+  const bool only = s.opened == mask_of(ordinal);  // the common case
   DeviceMask others = 0;
   for (std::size_t i = inputs.first; i < inputs.count; ++i) {
     const RangeId id = i == inputs.first ? inputs.first_id : s.ranges.find(inputs.all[i].storage);
@@ -140,8 +141,8 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   return others;
 }
 
-// One device after the other, and never two at once: the op of another thread may have to come
-// before what the device of one waits for.
+// Locks one device at a time: a device may be waiting for another thread's op, which may need a
+// second device first.
 static void bring_in(Op* op, const Input* all, std::size_t count) {
   State& s = state();
   const Inputs inputs = find_first(s, all, count);
@@ -162,7 +163,7 @@ static void bring_in(Op* op, const Input* all, std::size_t count) {
 
 void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept {
   const bool recorded = trace::recording();
-  op->trace.entered_ns = 0;  // without which nothing reads the rest, but for `open`
+  op->trace.entered_ns = 0;  // if 0, only `open` of the other fields is read
   op->trace.open = nullptr;
   if (recorded) {
     op->trace = {};
@@ -196,7 +197,7 @@ static residency::OpUse used_on(const State& s, const Op& op, int ordinal,
   return {own.data(), own.size(), inputs, policy::number_of(op.name)};
 }
 
-// What ranks exchange, and nobody said to be anything else: buckets, and what gathers shards.
+// Tags untagged operands of an exchange between ranks: buckets, and buffers that gather shards.
 static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& used) {
   using residency::Tag;
   for (std::size_t i = 0; i < used.count; ++i) {
@@ -207,7 +208,7 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
   }
 }
 
-// Tags what the op allocated and what outlives it, marks what it used as used now, and unpins it.
+// Tags the op's blocks that outlive it, marks its operands as used now, and unpins them.
 static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUse& used,
                       residency::Tag tag) {
   const DeviceLock lock(s.slot(ordinal));
@@ -232,14 +233,14 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
 static void let_go(Op* op, residency::Tag tag) {
   State& s = state();
   if (op->trace.open) record_end(s, *op, t_op, tag);
-  // The only device's policy hears of every op that is recorded.
+  // With a single device, its policy is told of every recorded op.
   DeviceMask used = s.opened;
   if (!std::has_single_bit(used)) {
     used = 0;
     for (std::uint32_t i = 0; i < op->n_pinned; ++i)
       used |= mask_of(s.ranges.device_of(op->pinned[i]));
   }
-  if (std::has_single_bit(used)) {  // nearly always
+  if (std::has_single_bit(used)) {  // the common case
     const std::int64_t name = policy::number_of(op->name);
     let_go_on(s, std::countr_zero(used), *op, {op->pinned, op->n_pinned, op->n_inputs, name}, tag);
   } else {
@@ -253,7 +254,7 @@ static void let_go(Op* op, residency::Tag tag) {
 
 void op_end(Op* op, residency::Tag tag) noexcept {
   if (op->trace.entered_ns != 0) op->trace.end();
-  // Innermost, nearly always; programs can end ranges out of order.
+  // Usually the innermost op; programs can end ranges out of order.
   for (Op** link = &t_op; *link; link = &(*link)->parent) {
     if (*link != op) continue;
     *link = op->parent;

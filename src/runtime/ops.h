@@ -8,10 +8,10 @@
 
 namespace umem::runtime {
 
-// Before an op runs: pushes it, pins the units of its inputs and fetches those that are away.
+// Call it before an op runs: pushes the op, pins its inputs' units and fetches those that are away.
 UMEM_API void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept;
-// After it, on the same thread: marks its inputs and what it allocated as used now, tags those of
-// its blocks that outlive it (when `tag` is not kCount), unpins, and pops.
+// Call it after the op, on the same thread: marks its inputs and allocations as used now, tags
+// those of its blocks that outlive it (unless `tag` is kCount), unpins, and pops.
 UMEM_API void op_end(Op* op, residency::Tag tag) noexcept;
 
 }  // namespace umem::runtime

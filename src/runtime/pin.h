@@ -19,10 +19,10 @@ enum class PinKind : unsigned char {
 struct Pin {
   managed::MemSpan span;
   PinKind kind = PinKind::kPin;
-  std::uint64_t number = 0;  // of the call that made it
+  std::uint64_t number = 0;  // the pin call's number
   std::string label;
 };
-// By the first byte. A span lies in one block and goes with it.
+// Pins by their first byte. A span lies in one block and ends with it.
 using Pins = std::multimap<std::uintptr_t, Pin>;
 
 }  // namespace umem::runtime

@@ -1,4 +1,5 @@
-// The pins of a device's blocks, put on the units that hold their bytes. With the device's lock.
+// Applies the pins of a device's blocks to the units that contain their bytes. Requires the
+// device's lock.
 #pragma once
 #include <cstddef>
 
@@ -8,8 +9,8 @@
 
 namespace umem::runtime {
 
-// Puts the pin on the units that hold some of its span, which lies in one block and so on one
-// device. Returns the device; null where there is none.
+// Applies the pin to the units of its span, which lies in one block and so on one device. Returns
+// the device; null if there is none.
 template <class Held>
 Device* put_on(const State& s, const Held& held, const Pin& pin) {
   Device* owner = nullptr;
@@ -20,12 +21,12 @@ Device* put_on(const State& s, const Held& held, const Pin& pin) {
   });
   return owner;
 }
-// Ends one pin, and returns the place behind it.
+// Ends one pin and returns the next one.
 Pins::iterator remove_pin(const State& s, Device& owner, Pins::iterator at);
-// End all pins of a device, or those inside a block that is released.
+// End all pins of a device, or those in a block that is released.
 void end_pins(State& s, Device& device);
 void end_pins(State& s, Device& device, const void* block, std::size_t bytes);
-// Take the pins within a range off its units, and put them on the units that it has then.
+// Take a range's pins off its units before it is cut, and apply them to its new units afterwards.
 void take_pins_off(const State& s, Device& device, managed::MemSpan range);
 void put_pins_on(const State& s, Device& device, managed::MemSpan range);
 

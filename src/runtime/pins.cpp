@@ -18,7 +18,7 @@ void add_pin(const State& s, const HeldDevices& held, const Pin& pin) {
   if (Device* owner = put_on(s, held, pin)) owner->pins.emplace(pin.span.base, pin);
 }
 
-// What has the most pinned bytes, by label.
+// The labels with the most pinned bytes.
 std::string largest_pins(const HeldDevices& held) {
   std::map<std::string, std::size_t> by_label;
   held.each([&](const Device& device) {
@@ -35,7 +35,7 @@ std::string largest_pins(const HeldDevices& held) {
   return text.empty() ? "none" : text;
 }
 
-// Whether the budgets have room for more pins.
+// Fails if a budget has no room for these pins.
 Status check_available(const State& s, const HeldDevices& held, const MemSpans& spans) {
   Status status;
   held.each([&](Device& device) {

@@ -12,7 +12,7 @@ namespace {
 
 using residency::RangeId;
 
-// With the device's lock.
+// Requires the device's lock.
 Device* device_with(const State& s, const DeviceLock& lock) {
   return s.open() ? lock.device() : nullptr;
 }
@@ -28,8 +28,8 @@ Result<policy::Planned*> planned_policy(const State& s, const DeviceLock& lock) 
                                      "'; plans are followed by 'planned' only");
 }
 
-// The live unit that begins at the address and has these bytes. A segment that is not alive where a
-// step begins is known all the same.
+// The live unit of this address and size. A segment that is not live where a step begins is known
+// as well.
 RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, std::size_t t) {
   const std::int64_t address = plan.address[t];
   if (address == 0) return residency::kNoRange;
@@ -47,7 +47,7 @@ RangeId unit_at(const State& s, const Device& device, const policy::Plan& plan, 
   return fits ? id : residency::kNoRange;
 }
 
-// The plan's tensors are pieces as they are in ranges that are cut.
+// Cuts ranges so that the plan's tensors match their pieces.
 void cut_blocks(State& s, Device& device, const policy::Plan& plan) {
   for (const std::int64_t bytes : plan.cut) s.ranges.cut_finer(static_cast<std::size_t>(bytes));
   if (s.ranges.cut_sizes().empty()) return;
@@ -72,7 +72,7 @@ Result<std::uint64_t> install_plan(policy::Plan plan, int device) {
   std::vector<RangeId> units(plan.bytes.size());
   for (std::size_t t = 0; t < units.size(); ++t) units[t] = unit_at(s, *lock.device(), plan, t);
   const std::uint64_t number = planned.value()->install(std::move(plan), units);
-  lock.device()->engine.apply_pending(nullptr);  // its requests where a step begins
+  lock.device()->engine.apply_pending(nullptr);  // its requests at the begin of a step
   return number;
 }
 
@@ -96,7 +96,7 @@ Status clear_plans(int device) {
   Result<policy::Planned*> planned = planned_policy(s, lock);
   if (!planned.ok()) return planned.take_status();
   planned.value()->clear();
-  lock.device()->engine.apply_pending(nullptr);  // the end of what it requested
+  lock.device()->engine.apply_pending(nullptr);  // ends its requests
   return {};
 }
 
@@ -114,7 +114,7 @@ Status roll_back_plan(std::uint64_t number, int device) {
   if (!planned.ok()) return planned.take_status();
   if (!planned.value()->roll_back(number)) return no_plan(number);
   ++s.plans_rolled_back;
-  lock.device()->engine.apply_pending(nullptr);  // the end of what it requested
+  lock.device()->engine.apply_pending(nullptr);  // ends its requests
   return {};
 }
 

@@ -14,8 +14,8 @@ namespace {
 
 using managed::RangeId;
 
-// In the order of their allocation, as far as that is known: of large ones. Small blocks share
-// their segment's tag, which says nothing of them.
+// In the order of their allocation, which is known for large blocks. Small blocks share their
+// segment's tag, which says nothing about them.
 std::vector<trace::LiveBlock> live_blocks(const State& s, const HeldDevices& all) {
   std::vector<std::pair<std::uint64_t, trace::LiveBlock>> found;
   all.each([&](const Device& device) {
@@ -43,7 +43,7 @@ thread_local std::vector<trace::Used> t_used;  // the inputs of the op that begi
 
 }  // namespace
 
-// With every lock, so that each block is either alive now or has an event later.
+// Holds every lock, so that each block is either live now or has an event later.
 Status record_start(trace::Sink sink) {
   State& s = state();
   const std::lock_guard registry(s.registry);
@@ -77,7 +77,7 @@ void begin_addresses(const Input* inputs, std::size_t count) {
     t_used.push_back({reinterpret_cast<std::uintptr_t>(inputs[i].storage), 0, 0});
 }
 
-// A block that moves alone is its range's only one, wherever in it the storage begins.
+// A block that moves alone is the only one in its range, wherever in it the storage begins.
 void note_addresses(const State& s, const Device& device, const Input* inputs, std::size_t count) {
   const residency::Ledger& ledger = device.engine.ledger();
   for (std::size_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// What the hooks report to the recorder, and the calls that start, stop and read it.
+// The hooks' reports to the recorder, and the calls that start, stop and read it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace umem::runtime {
 struct Device;
 struct State;
 
-// kBadState where umem is off.
+// kBadState if umem is off.
 UMEM_API Status record_start(trace::Sink sink);
 UMEM_API void record_stop(trace::Sink sink);
 UMEM_API trace::Batch record_take(trace::Sink sink, bool all);
 UMEM_API std::size_t record_waiting(trace::Sink sink);
 
-// While it is recorded and the op is not a scope marker. The recorder knows blocks by where they
-// begin: each device says it of its own inputs, with its lock held, between the two.
+// Called while the recorder is on, for ops that are not scope markers. The recorder identifies
+// blocks by their first byte: between these two calls each device reports its own inputs, under its
+// lock.
 void begin_addresses(const Input* inputs, std::size_t count);
 void note_addresses(const State& s, const Device& device, const Input* inputs, std::size_t count);
-// Without a device's lock.
+// Called without a device's lock.
 void record_begin(State& s, Op& op);
 void record_end(State& s, Op& op, Op* parent, residency::Tag tag);
 

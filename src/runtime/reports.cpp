@@ -50,7 +50,7 @@ void add_device(const State& s, Device& device, Stats& result) {
 }
 
 void add_telemetry(const State& s, Stats& result) {
-  if (!s.driver.telemetry) return;  // else it is a device that tells what really happened
+  if (!s.driver.telemetry) return;  // the software device reports actual transfers
   const driver::Telemetry now = s.driver.telemetry();
   result.resident_bytes = now.resident_bytes;
   result.peak_resident_bytes = now.peak_resident_bytes;
@@ -63,7 +63,7 @@ void add_telemetry(const State& s, Stats& result) {
   result.zero_copy_bytes += s.thrashed_bytes;
 }
 
-// Of devices that were closed too.
+// Includes devices that were closed.
 void add_slots(State& s, Stats& result) {
   for (Slot& slot : s.slots) {
     const DeviceLock lock(slot);
@@ -107,7 +107,8 @@ Stats stats() {
   Stats result;
   if (s.open()) {
     result.host_budget_bytes = s.options.host_budget_bytes;
-    // Nothing waits on a software device, whose figures are of one time.
+    // Only the software device's figures are taken under the registry's lock, so that they are
+    // consistent: no thread waits on it.
     if (!s.driver.telemetry) registry.unlock();
     each_device(s, [&](Device& device) { add_device(s, device, result); });
     if (registry) add_telemetry(s, result);
@@ -126,7 +127,7 @@ Result<Stats> device_stats(int ordinal) {
   std::unique_lock registry(s.registry);
   Stats result;
   result.host_budget_bytes = s.options.host_budget_bytes;
-  const bool soft = s.driver.telemetry != nullptr;  // the one device, and its figures are of it
+  const bool soft = s.driver.telemetry != nullptr;  // the figures are those of the only device
   if (!soft) registry.unlock();
   const DeviceLock lock(s.slot(ordinal));
   if (s.open() && lock.device()) {

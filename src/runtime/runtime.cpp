@@ -29,9 +29,9 @@ Status check_options(const Options& options) {
   return {};
 }
 
-// What live blocks were laid out for, and so what a restart may not change.
+// True if the options agree in all that live blocks depend on, which a restart must not change.
 bool same_device(const Options& a, const Options& b) {
-  Options as_a = b;  // but for what a restart may change
+  Options as_a = b;  // except for options that a restart may change
   as_a.budget_bytes = a.budget_bytes;
   as_a.budget_percent = a.budget_percent;
   as_a.host_budget_bytes = a.host_budget_bytes;
@@ -42,7 +42,7 @@ bool same_device(const Options& a, const Options& b) {
   return as_a == a;
 }
 
-// Those of devices and of what is taken under them, in their order.
+// Calls `act` with the runtime's mutexes in lock order.
 template <class Act>
 void each_mutex(State& s, Act act) {
   act(s.registry);
@@ -65,9 +65,9 @@ void unlock_after_fork() {
   each_mutex(s, [](std::mutex& mutex) { mutex.unlock(); });
 }
 
-// A forked child gets a consistent copy; where a GPU was in use, one that touches nothing.
-// Registered after the device's handlers, and so locked before them: the order in which every call
-// takes the locks.
+// A forked child gets a consistent copy; if a GPU was in use, a copy that touches nothing.
+// Registered after the device's handlers, and therefore locked before them, which is the lock
+// order.
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -76,13 +76,13 @@ void register_fork_handlers() {
       State& s = state();
       trace::recorder().leave_to_parent();
       if (s.driver.kind == driver::Kind::kCuda && s.open()) s.forked = true;
-      s.operating = 0;  // the ops of other threads end in the parent
+      s.operating = 0;  // other threads' ops end in the parent
       for (const Op* op = t_op; op; op = op->parent) s.operating += op->operating ? 1 : 0;
     });
   });
 }
 
-// With the registry's lock, as what follows.
+// Requires the registry's lock, like the functions below.
 void forget_device_budgets(State& s) {
   for (Requested& requested : s.requested) requested.budget_bytes = 0;
 }
@@ -107,12 +107,12 @@ Status open_locked(State& s, const Options& options) {
   s.faults_in_process = s.driver.kind == driver::Kind::kSoft && options.backed;
   s.end_operation = options.backed ? s.driver.end_operation : nullptr;
   forget_device_budgets(s);
-  if (s.driver.kind == driver::Kind::kCuda) return {};  // at the first allocation
+  if (s.driver.kind == driver::Kind::kCuda) return {};  // opened by the first allocation
   DeviceLock lock(s.slot(0));
   return open_device(s, lock, 0);
 }
 
-// What was counted stays readable until the next start.
+// The counters stay readable until the next start.
 Status close_locked(State& s, const HeldDevices& all) {
   Stats last = last_stats(s, all);
   UMEM_RETURN_IF_ERROR(close_devices(s));
@@ -120,7 +120,7 @@ Status close_locked(State& s, const HeldDevices& all) {
   return {};
 }
 
-// The frames of a software device follow the budget where its size was left open.
+// A software device of unspecified size has as many frames as the budget.
 Status fit_device(State& s, const Options& options) {
   if (!s.driver.resize || options.device_bytes != 0) return {};
   return s.driver.resize(options.budget_bytes);
@@ -134,7 +134,8 @@ Status set_all_limits(State& s, const Options& options) {
   return error.take();
 }
 
-// The device grows before the limits and shrinks after them; a refusal leaves both as they were.
+// The device grows before the limits do and shrinks after them; if one is refused, both are
+// unchanged.
 Status apply_limits(State& s, const Options& options) {
   const bool grows = options.budget_bytes > s.options.budget_bytes;
   if (grows) UMEM_RETURN_IF_ERROR(fit_device(s, options));
@@ -147,13 +148,13 @@ Status apply_limits(State& s, const Options& options) {
   }
   const std::string policy = s.options.policy;
   s.options = options;
-  s.options.policy = policy;  // set_policy's part
+  s.options.policy = policy;  // changed by set_policy only
   return {};
 }
 
 }  // namespace
 
-// With the registry's lock: goes on with the devices that live blocks hold.
+// Requires the registry's lock. Restarts with the devices that live blocks keep open.
 static Status resume(State& s, const Options& options) {
   if (!same_device(options, s.options))
     return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
@@ -164,7 +165,7 @@ static Status resume(State& s, const Options& options) {
   each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(options.policy)); });
   s.options = options;
   engine::Watchdog::the().set_patience(options.watchdog_s);
-  reset_peaks(s);  // a new session's peaks are its own
+  reset_peaks(s);  // a new session has its own peaks
   return {};
 }
 
@@ -228,12 +229,12 @@ Status set_budget(std::size_t device_bytes, std::size_t host_bytes) {
   options.host_budget_bytes = host_bytes;
   UMEM_RETURN_IF_ERROR(check_options(options));
   const auto before = s.requested;
-  forget_device_budgets(s);  // it is for all of them now
+  forget_device_budgets(s);  // the new budget is for all devices
   Status status = apply_limits(s, options);
   if (status.ok()) return {};
   s.requested = before;
   const Status back = set_all_limits(s, s.options);
-  (void)back;  // the refusal is what the caller has to know
+  (void)back;  // the caller is told the first error
   return status;
 }
 

@@ -1,5 +1,5 @@
-// The runtime joins arena, residency and driver. It is the only singleton, and it is never
-// destroyed: blocks outlive every caller's idea of shutdown.
+// The runtime joins arena, engine and driver. It is the only singleton, and is never destroyed:
+// blocks may outlive any shutdown.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace umem::runtime {
 
-// Opens the device and starts. Ok when already running with equal options; kBadState when running
-// with others, or when live blocks hold the device to other options.
+// Opens the device and starts. Ok if already running with equal options; kBadState if running with
+// other options, or if live blocks tie the device to other options.
 UMEM_API Status start(const Options& options);
-// No new memory is handed out; live blocks stay valid until they are freed.
+// Stops handing out memory; live blocks stay valid until they are freed.
 UMEM_API Status stop();
 UMEM_API bool running();
 UMEM_API Options current_options();

@@ -1,15 +1,15 @@
-// Waits for a device. The lock is given up meanwhile.
+// Waits for a device, with its lock released meanwhile.
 #pragma once
 #include "base/status.h"
 #include "runtime/device_lock.h"
 
 namespace umem::runtime {
 
-// The driver has all memory that was given back; its reason where it refused some.
+// Waits until all returned memory is freed; returns the driver's error if it refused some.
 Status wait_until_freed(DeviceLock& lock);
-// Gives all cached memory back.
+// Returns all cached memory to the driver.
 Status release_all_cached(DeviceLock& lock);
-// Waits for the device, after which no stream uses a block, and gives back what is cached.
+// Waits for the device, so that no stream uses a block, and returns cached memory to the driver.
 Status settle(State& s, DeviceLock& lock);
 
 }  // namespace umem::runtime

@@ -1,4 +1,4 @@
-// What a victim callback is shown, and its type.
+// The input of a victim callback, and its type.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace umem::runtime {
 
-// What may leave, the least recently used first.
+// A unit that may be evicted. Least recently used first.
 struct Candidate {
   std::uint32_t id;
   std::size_t bytes;
@@ -19,13 +19,13 @@ struct Candidate {
 };
 
 struct Shortage {
-  std::size_t need = 0;  // bytes that have to leave
+  std::size_t need = 0;  // bytes to evict
   std::size_t resident_bytes = 0, budget_bytes = 0;
   std::vector<Candidate> candidates;
 };
 
-// Appends the ids of those to evict, first to go first. Called before an op whose inputs do not
-// fit, and before a large allocation that does not; never again by a thread that is inside it.
+// Appends the ids of the units to evict, in this order. Called before an op whose inputs do not
+// fit, and before a large allocation that does not fit; never recursively on one thread.
 using VictimCallback = void (*)(const Shortage& shortage, std::vector<std::uint32_t>& ids);
 
 }  // namespace umem::runtime

@@ -24,11 +24,11 @@ std::size_t held_bytes(const Device& device) {
 }
 
 constexpr std::size_t kPulseBytes = 256 * MiB;
-// What a pulse leaves to kernels that run at the time: a page fault takes its device memory from
-// another page, and finds none where plain memory has everything.
+// A pulse leaves this much to kernels that run meanwhile: a page fault takes device memory from
+// another page, and finds none if plain memory has everything.
 constexpr std::size_t kSpareBytes = 16 * MiB;
 
-// Takes `bytes` of device memory in pieces, and gives them back. False: there were not that many.
+// Allocates `bytes` of device memory in pieces and frees them. False: there was not enough.
 bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
   std::vector<cu::CUdeviceptr> taken;
   bool ok = true;
@@ -41,15 +41,14 @@ bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
   return ok;
 }
 
-// A driver keeps device memory for addresses whose bytes have left, until something else needs it.
-// An allocation of what is free and of that much more makes it take that memory, without a copy,
-// and its release leaves it free, all but kSpareBytes. Not under the guard, which never lets all
-// free memory be taken, not even for a moment. False: it is not free yet, and whoever needs it gets
-// it.
+// A driver keeps device memory for evicted addresses until it needs the memory. Allocating the free
+// memory plus that much makes the driver take it without a copy, and freeing the allocation leaves
+// it free, except for kSpareBytes. Not done under the guard, which never lets all free memory be
+// taken. False: the memory is not free yet, but whoever allocates gets it.
 bool release_unused(State& s, DeviceLock& lock) {
   engine::Engine& engine = lock.device()->engine;
   if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
-  // Under a policy that leaves residency to the driver, what is without contents is not known.
+  // With the policy `none`, it is unknown which memory is without contents.
   if (s.options.guard || s.captures > 0 || !engine.active()) return false;
   const driver::Table& table = s.driver.table;
   Result<driver::MemoryInfo> memory = driver::memory_info(table, lock.device()->place);
@@ -58,7 +57,7 @@ bool release_unused(State& s, DeviceLock& lock) {
   engine.observe_memory(free_bytes);
   const std::size_t unused = engine.unused_bytes();
   if (unused == 0) return true;
-  // Where nothing is resident, a refusal says that all of it was taken.
+  // If nothing is resident, a refused allocation means that all of it was taken.
   bool all = false;
   lock.without([&] {
     const driver::CallScope scope(table, lock.device()->place);
@@ -70,7 +69,7 @@ bool release_unused(State& s, DeviceLock& lock) {
   return true;
 }
 
-// Waits until the driver has done all that leaves.
+// Waits until the driver has completed all evictions.
 Status wait_for_moves(State& s, DeviceLock& lock) {
   engine::Engine& engine = lock.device()->engine;
   const engine::Ticket last = engine.last_departure();
@@ -85,12 +84,12 @@ Status wait_for_moves(State& s, DeviceLock& lock) {
 }
 
 Status sleep_on(State& s, DeviceLock& lock, const engine::SleepRequest& wanted, Slept* slept) {
-  // Bytes to be discarded are not in use then on any stream; and what is cached takes no host room.
+  // No stream uses the bytes to be discarded then, and the cache takes no host memory.
   Device& device = *lock.device();
   const std::size_t before = held_bytes(device);
   UMEM_RETURN_IF_ERROR(settle(s, lock));
   slept->bytes += before - std::min(before, held_bytes(device));
-  UMEM_RETURN_IF_ERROR(device.engine.sleep().check(wanted));  // the lock was given up meanwhile
+  UMEM_RETURN_IF_ERROR(device.engine.sleep().check(wanted));  // the lock was released meanwhile
   std::size_t bytes = 0;
   UMEM_RETURN_IF_ERROR(device.engine.sleep().begin(wanted, bytes));
   slept->bytes += bytes;

@@ -6,11 +6,11 @@
 
 namespace umem::runtime {
 
-// The devices that have some of them, as far as is known without a lock.
+// The devices that own parts of the spans, as far as is known without a lock.
 DeviceMask devices_of(const State& s, const MemSpans& spans);
-// All of it is live memory of umem's.
+// kInvalidArgument unless all of it is live memory of umem.
 Status check_spans(const State& s, const HeldDevices& held, const MemSpans& spans);
-// What of it is away comes in, none of it in the place of another part.
+// Brings in the parts that are away. No part is evicted for another.
 Status bring_in(const State& s, const HeldDevices& held, const MemSpans& spans);
 
 }  // namespace umem::runtime

@@ -12,8 +12,8 @@
 
 namespace umem::runtime {
 
-// Where there are several devices each step ends on the next thread that uses the device: this one
-// may have to come to what another device waits for.
+// With several devices, each step ends on the next thread that uses the device: this thread may
+// have to run first before another device's lock is released.
 static void step_devices(State& s) {
   if (s.forked) return;
   each_ordinal(s.opened, [&](int ordinal) { ++s.slot(ordinal).steps; });
@@ -23,13 +23,14 @@ static void step_devices(State& s) {
 }
 
 static void end_step(State& s) {
-  if (s.captures > 0) return;  // what a graph captures does not run, and must not be waited for
+  if (s.captures > 0) return;  // captured work does not run now, and must not be waited for
   runs_steps();
   ++s.steps;
   step_devices(s);
   if (trace::recording()) RecorderLock(s)->step();
   if (s.open() && s.faults_in_process) {
-    // Libraries loaded and handlers set since the last step must not hide page faults from us.
+    // Libraries loaded and handlers installed since the last step must not hide page faults from
+    // umem.
     soft::install_interposers();
     soft::install_fault_handler();
   }

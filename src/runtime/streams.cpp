@@ -12,12 +12,12 @@ namespace umem::runtime {
 using driver::check;
 using driver::Entry;
 
-// Streams of others than torch: what umem does for them asks the driver each time.
+// For streams of libraries other than torch, the driver is asked each time.
 bool stream_captures(int device, std::uintptr_t stream) {
   State& s = state();
   if (!s.accepting || s.forked || !State::has_slot(device)) return false;
   DeviceLock lock(s.slot(device));
-  if (!ensure_open(s, lock, device).ok()) return false;  // the allocation says why
+  if (!ensure_open(s, lock, device).ok()) return false;  // the next allocation reports the error
   const driver::CallScope scope(s.driver.table, lock.device()->place);
   return driver::capturing(s.driver.table, lock.device()->place,
                            reinterpret_cast<cu::CUstream>(stream));

@@ -1,4 +1,4 @@
-// Streams of others than torch.
+// Streams of libraries other than torch.
 #pragma once
 #include <cstdint>
 
@@ -7,10 +7,10 @@
 
 namespace umem::runtime {
 
-// Work that `waiter` gets from now on comes after all that `on` holds, both streams of the device;
-// on the software device everything is in program order already. kBadState while either captures.
+// Orders later work on `waiter` after all work that is on `on` now; both are streams of the device.
+// The software device runs in program order anyway. kBadState while either stream captures a graph.
 UMEM_API Status wait_stream(int device, std::uintptr_t waiter, std::uintptr_t on);
-// Whether a CUDA graph is captured on the stream; what the driver refuses to tell is no capture.
+// True if the stream captures a CUDA graph; false if the driver refuses to answer.
 UMEM_API bool stream_captures(int device, std::uintptr_t stream);
 
 }  // namespace umem::runtime

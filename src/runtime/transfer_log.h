@@ -9,9 +9,9 @@
 
 namespace umem::runtime {
 
-// When each transfer was under way, of all devices, from the first call to the second: what is not
-// done by then is not told, and no more than LaneLog::kMost of a lane, but for how many are
-// `left_out`. Where umem is off there are none.
+// Logs the time of each transfer on all devices between the two calls. Unfinished transfers are not
+// included, nor more than LaneLog::kMost per lane; `left_out` counts the latter. Empty if umem is
+// off.
 struct LoggedTransfer {
   int device = 0;
   const char* what = "";

@@ -27,7 +27,7 @@ Shortage look(const engine::Engine& engine, std::size_t need, const std::vector<
   return result;
 }
 
-// Asks without the lock, which is held before and after.
+// Calls the callback without the lock, which is held before and after.
 void ask(State& s, VictimCallback callback, const Shortage& shortage, DeviceLock& lock) {
   std::vector<RangeId> ids;
   lock.without([&] {
@@ -66,7 +66,7 @@ void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, De
 
 void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock) {
   const VictimCallback callback = s.victim_callback;
-  // What small blocks need is a page now and then, and not known before.
+  // Small blocks need a page now and then, and it is not known in advance when.
   if (!callback || t_asking || bytes < kPageBytes || !s.open()) return;
   const Device* device = lock.device();
   if (!device) return;

@@ -1,8 +1,9 @@
-// The victim callback: a function outside, such as a policy in Python, that names what to evict.
+// The victim callback: a function outside of umem, such as a Python policy, that names the units to
+// evict.
 //
-// It is called while no lock of the runtime's is held, because it may need a lock of its own (the
-// interpreter's) that another thread holds while it calls umem. So what it was shown may have
-// changed when it answers: what cannot leave then is left out.
+// It is called without any lock of the runtime, because it may need a lock of its own (the
+// interpreter's) that another thread holds while it calls umem. So the state may have changed when
+// it returns: units that cannot be evicted by then are skipped.
 #pragma once
 #include <cstddef>
 
@@ -18,8 +19,8 @@ class DeviceLock;
 // Null: no callback.
 UMEM_API void set_victim_callback(VictimCallback callback) noexcept;
 
-// Calls it where bytes are short, with the lock given up meanwhile: nothing that was read under it
-// holds afterwards. The answer holds until it is forgotten.
+// Call the callback if memory is short. The lock is released meanwhile: nothing that was read under
+// it is valid afterwards. The answer is used until it is cleared.
 void ask_victims_for_inputs(State& s, const Input* inputs, std::size_t count, DeviceLock& lock);
 void ask_victims_for_block(State& s, std::size_t bytes, DeviceLock& lock);
 
