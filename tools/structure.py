@@ -35,8 +35,8 @@ BUDGET_WAY = (
     ("src/runtime/runtime.cpp", "start check_options"),
     ("src/runtime/devices.cpp", "check_limits"),
     ("src/runtime/runtime.cpp", "open_locked"),
-    ("src/runtime/devices.cpp", "open_device make_device resolve_budget limits_of Device"),
-    ("src/residency/engine.cpp", "Engine"),
+    ("src/runtime/devices.cpp", "open_device make_device resolve_budget limits_of"),
+    ("src/engine/engine.cpp", "open"),
 )
 
 

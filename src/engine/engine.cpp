@@ -13,9 +13,8 @@ namespace umem::engine {
 using driver::CallScope;
 
 Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, driver::Place place,
-               bool managed, Limits limits, const policy::Policy& policy,
-               std::function<void()> release_cached)
-    : state_{table, ranges, place, managed, limits, nullptr, nullptr, {}, {}, 0, {}},
+               bool managed, const policy::Policy& policy, std::function<void()> release_cached)
+    : state_{table, ranges, place, managed, {}, nullptr, nullptr, {}, {}, 0, {}},
       transfers_(state_),
       sharing_(state_, transfers_),
       zero_copy_(state_),
@@ -26,7 +25,8 @@ Engine::Engine(const driver::Table& table, const managed::RangeTable& ranges, dr
   state_.set_policy(policy);
 }
 
-Status Engine::open() {
+Status Engine::open(Limits limits) {
+  state_.limits = limits;
   const CallScope scope(state_.table, state_.place);
   return transfers_.open();
 }

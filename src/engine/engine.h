@@ -36,12 +36,12 @@ class Engine {
   // makes room if dead bytes cannot be discarded, or dead ranges hold host memory that is needed.
   // Memory that is not `managed` never moves: the budget bounds the memory that is handed out.
   Engine(const driver::Table& table, const managed::RangeTable& ranges, driver::Place place,
-         bool managed, Limits limits, const policy::Policy& policy,
-         std::function<void()> release_cached);
+         bool managed, const policy::Policy& policy, std::function<void()> release_cached);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  Status open();
+  // Before any other call but `set_memory`.
+  Status open(Limits limits);
   Status close();
 
   // The range got its first live block, on `stream`, in its first `bytes`. Makes room and populates

@@ -23,7 +23,7 @@ inline constexpr int kMaxDevices = 32;
 // One device that umem serves.
 struct Device {
   Device(driver::Driver& driver, managed::RangeTable& ranges, driver::Place place, bool managed,
-         engine::Limits limits, const policy::Policy& policy, void (*release_cached)(Device&));
+         const policy::Policy& policy, void (*release_cached)(Device&));
 
   driver::Place place;
   std::unique_ptr<Ballast> ballast;  // if the device is made smaller; freed last

@@ -169,11 +169,10 @@ static Result<std::unique_ptr<Device>> make_device(State& s, const driver::Place
   UMEM_RETURN_IF_ERROR(resolve_budget(s, place, outside, options));
   if (s.opened == 0) UMEM_RETURN_IF_ERROR(limit_ranges(s, place));
   auto made = std::make_unique<Device>(s.driver, s.ranges, place, *s.managed,
-                                       limits_of(s, options, ordinal),
                                        *policy::find(options.policy), &release_cached);
   made->ballast = std::move(ballast);
   UMEM_RETURN_IF_ERROR(note_memory(s, *made));
-  if (Status status = made->engine.open(); !status.ok()) {
+  if (Status status = made->engine.open(limits_of(s, options, ordinal)); !status.ok()) {
     const Status closed = made->engine.close();
     (void)closed;
     return status;

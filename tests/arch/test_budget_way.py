@@ -119,7 +119,7 @@ def test_the_native_functions_call_each_other() -> None:
 
 
 def test_no_other_native_file_takes_the_options() -> None:
-    folders = ("src/runtime", "src/residency", "src/policy")
+    folders = ("src/runtime", "src/engine", "src/policy")
     takers = {
         str(path.relative_to(ROOT))
         for folder in folders

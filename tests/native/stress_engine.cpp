@@ -32,9 +32,8 @@ class Program {
   Program(driver::Driver& driver, driver::Place place, const char* policy)
       : place_(place),
         ranges_(driver.table),
-        engine_(driver.table, ranges_, place, true, {kBudget, 0, kPageBytes, 0},
-                *policy::find(policy), [] {}) {
-    EXPECT(engine_.open().ok());
+        engine_(driver.table, ranges_, place, true, *policy::find(policy), [] {}) {
+    EXPECT(engine_.open({kBudget, 0, kPageBytes, 0}).ok());
   }
 
   void run(unsigned seed, int rounds) {
