@@ -22,7 +22,7 @@ struct Options {
   std::size_t piece_bytes = kPieceBytes;  // larger blocks are moved in pieces, each on its own
   std::string policy = "lru";
   bool guard = false;
-  double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: for ever
+  double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: never
   bool backed = true;     // false: a software device of addresses and virtual time, without memory
   bool timed = false;     // the software device's time passes with the ops, as in a replay
   // The software device's link rates and the cost of a fault group; 0: the profile's.

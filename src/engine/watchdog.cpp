@@ -57,7 +57,7 @@ void Watchdog::run() {
     std::string text;
     for (WatchedCalls& calls : watched_) text += look(calls, patience);
     if (text.empty()) continue;
-    guard.unlock();  // stderr may be a pipe that nobody reads
+    guard.unlock();  // stderr may be a pipe without a reader
     std::fputs(text.c_str(), stderr);
     guard.lock();
   }

@@ -75,7 +75,7 @@ class WriteBacks {
     of_step_[index(which)] = step(index(which), op);
     done_[index(which)] = when;
   }
-  // In an op that ends at `end`, the link is idle from `free` on: starts copies while it is.
+  // In an op that ends at `end`, the link is idle after `free`: starts copies while it is.
   // Returns the time at which the link is idle again.
   double fill(std::int64_t op, double free, double end) {
     for (const std::size_t which : enter_[within(op, n_)]) wait(which, step(which, op - 1));

@@ -17,8 +17,8 @@ class PlanSchedule {
  public:
   explicit PlanSchedule(const PlanCursor& cursor);
 
-  // The ops up to the cursor's `next_op` ended as planned, or a step begins (`continues`: after a
-  // step that went as planned): the plan's requests at this point are due now.
+  // The ops up to the cursor's `next_op` followed the plan, or a step begins; `continues` if the
+  // step before followed the plan. The plan's requests at this point are due now.
   void op_ended();
   void step_began(bool continues);
 
