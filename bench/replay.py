@@ -1,4 +1,4 @@
-"""Replay speed: a synthetic training trace on the runtime in virtual time, made as it is read.
+"""Replay speed: a synthetic training step on the runtime, in virtual time.
 
 ``python bench/replay.py [--smoke]`` writes bench/results/replay_<hardware>_<date>.{json,md}.
 """
@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
@@ -28,7 +25,7 @@ PERSISTENT, TRANSIENT = 0, 1
 
 @dataclass(frozen=True)
 class Config:
-    """The replayed traces, and the repetitions."""
+    """The replayed step, and the repetitions."""
 
     events: int = 10_000_000
     parts: int = 10  # each one gives a value
@@ -100,45 +97,6 @@ class Step:
             change[-1 if persistent else last + 1] -= nbytes
         return int(np.cumsum(change).max())
 
-    def header(self) -> bytes:
-        """Yield the first line and the weights."""
-        lines = ['{"kind":"umem-trace","v":1,"device":"","source":"bench/replay.py","note":""}']
-        for weight in self.weights:
-            lines.append(
-                f'{{"e":"alloc","id":{weight},"bytes":{self.bytes[weight]},"tag":"param"}}'
-            )
-        return "".join(f"{line}\n" for line in lines).encode()
-
-    def text(self) -> Callable[[int], bytes]:
-        """Yield the step's lines; the ids of its allocations start at `base`."""
-        persistent = len(self.weights)  # the first tensors
-        begins: list[list[int]] = [[] for _ in self.ops]
-        ends: list[list[int]] = [[] for _ in self.ops]
-        for tensor in range(persistent, len(self.bytes)):
-            begins[self.first[tensor]].append(tensor)
-            ends[self.last[tensor]].append(tensor)
-
-        def lines(base: int) -> bytes:
-            name = [*range(persistent), *range(base, base + len(self.bytes) - persistent)]
-            out: list[str] = []
-            for i, (us, reads, writes) in enumerate(self.ops):
-                for tensor in begins[i]:
-                    out.append(
-                        f'{{"e":"alloc","id":{name[tensor]},"bytes":{self.bytes[tensor]},'
-                        '"tag":"activation","family":"conv"}\n'
-                    )
-                r = ",".join([str(name[tensor]) for tensor in reads])
-                w = ",".join([str(name[tensor]) for tensor in writes])
-                out.append(
-                    f'{{"e":"op","i":{i},"name":"aten::convolution","r":[{r}],"w":[{w}],"us":{us}}}\n'
-                )
-                for tensor in ends[i]:
-                    out.append(f'{{"e":"free","id":{name[tensor]}}}\n')
-            out.append('{"e":"step"}\n')
-            return "".join(out).encode()
-
-        return lines
-
     def columns(self) -> dict[str, object]:
         """Return the columns for `Replay.set_step`."""
         n, m = len(self.ops), len(self.bytes)
@@ -153,13 +111,13 @@ class Step:
         return {
             "op_us": np.array([us for us, _, _ in self.ops]),
             "bytes": np.array(self.bytes, np.int64),
+            "large": np.array(self.bytes) >= PAGE,
             "tag": ["param" if t in self.weights else "activation" for t in range(m)],
             "family": ["conv"] * m,
             "kind": kind,
             "first": np.array(self.first, np.int64),
             "last": np.array(self.last, np.int64),
             "next_alias": np.full(m, -1, np.int64),
-            "source": np.arange(m, dtype=np.int64),
             "access_start": start,
             "access_tensor": np.array([t for tensors in accesses for t in tensors], np.int64),
             "access_write": np.array([w for row in writes for w in row]),
@@ -185,98 +143,54 @@ class Timing:
     wall_ns: list[float]  # more on a machine that has other work, too
 
 
-def timed(replay: _core.Replay, parts: int, play: Callable[[], None]) -> Timing:
-    """`play` in parts; the time is that of its native calls."""
-    result = Timing([], [])
-    for _ in range(parts):
-        before = replay.figures()
-        cpu = CPU.total
-        play()
-        after = replay.figures()
-        events = after["events"] - before["events"]
-        result.cpu_ns.append((CPU.total - cpu) * 1e9 / events)
-        result.wall_ns.append((after["seconds"] - before["seconds"]) * 1e9 / events)
-    return result
-
-
-class CPU:
-    """The processor time of native calls."""
-
-    total = 0.0
-
-    @classmethod
-    def count(cls, call: Callable[[], None]) -> None:
-        """Make the call."""
-        start = time.thread_time()
-        call()
-        cls.total += time.thread_time() - start
-
-
-def with_parsing(case: Case, step: Step, config: Config) -> tuple[Timing, dict[str, float]]:
-    """Return the whole trace as text."""
-    lines = step.text()
-    a_step = lines(0).count(b"\n")
-    steps = max(config.events // a_step // config.parts, 1)
+def replayed(case: Case, step: Step, config: Config) -> tuple[Timing, dict[str, float]]:
+    """Repeat the step's columns; return the times of the native calls and the last figures."""
     replay = _core.Replay(options(case, config, step.peak))
-    base = len(step.bytes)
-
-    def play() -> None:
-        nonlocal base
-        for _ in range(steps):
-            text = lines(base)
-            base += len(step.bytes)
-            CPU.count(partial(replay.feed, text))
-
-    try:
-        replay.feed(step.header())
-        result = timed(replay, config.parts, play)
-        replay.finish()
-        return result, replay.figures()
-    finally:
-        replay.close()
-
-
-def engine_only(case: Case, step: Step, config: Config) -> tuple[Timing, dict[str, float]]:
-    """Replay as many events by repeating the step's columns."""
-    replay = _core.Replay(options(case, config, step.peak))
+    timing = Timing([], [])
     try:
         replay.set_step(step.columns())
         replay.run_step(1)
         repeats = max(int(config.events / replay.figures()["events"] / config.parts), 1)
-        result = timed(replay, config.parts, lambda: CPU.count(lambda: replay.run_step(repeats)))
-        return result, replay.figures()
+        for _ in range(config.parts):
+            before = replay.figures()
+            start = time.thread_time()
+            replay.run_step(repeats)
+            cpu_ns = (time.thread_time() - start) * 1e9
+            after = replay.figures()
+            events = after["events"] - before["events"]
+            timing.cpu_ns.append(cpu_ns / events)
+            timing.wall_ns.append((after["seconds"] - before["seconds"]) * 1e9 / events)
+        return timing, replay.figures()
     finally:
         replay.close()
 
 
 def measure(config: Config) -> Report:
-    """Every case, with parsing and without."""
+    """Replay every case."""
     step = Step(config.layers)
     report = Report("replay", asdict(config))
     load = os.getloadavg()[0]
     rows = []
-    ways = (("with parsing", with_parsing), ("engine only", engine_only))
-    with cases(len(CASES) * len(ways)) as advance:
-        for case, (name, run) in over(itertools.product(CASES, ways), advance):
-            note(f"{case.name}, {name}")
-            timing, figures = run(case, step, config)
+    with cases(len(CASES)) as advance:
+        for case in over(CASES, advance):
+            note(case.name)
+            timing, figures = replayed(case, step, config)
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             spread = Spread.of(timing.cpu_ns)
             report.results.append(
-                Result(f"{case.name}: an event, {name}", spread, "ns", TARGET_NS, "processor time")
+                Result(f"{case.name}: an event", spread, "ns", TARGET_NS, "processor time")
             )
-            report.details[f"{case.name}, {name}"] = {
-                "cpu_ns": timing.cpu_ns,
-                "wall_ns": timing.wall_ns,
+            report.details[case.name] = {
+                **asdict(timing),
                 "last_step": figures,
                 "peak_rss_bytes": rss,
             }
             wall = Spread.of(timing.wall_ns).median
             rows.append(
-                (case.name, name, f"{figures['events']:,.0f}", f"{1e3 / spread.median:.2f}",
+                (case.name, f"{figures['events']:,.0f}", f"{1e3 / spread.median:.2f}",
                  f"{1e3 / wall:.2f}", f"{rss / MIB:.0f} MiB")
             )  # fmt: skip
-    header = ("case", "what", "events", "M events/s of processor time", "M events/s", "peak RSS")
+    header = ("case", "events", "M events/s of processor time", "M events/s", "peak RSS")
     report.sections += [f"Load of the machine at the start: {load:.1f}.", "", *table(header, rows)]
     report.details["load_average"] = load
     report.details["peak_live_bytes"] = step.peak

@@ -1,6 +1,7 @@
 """The native core: src/bindings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any, TypeAlias, TypedDict, overload
 
 import numpy as np
@@ -120,6 +121,14 @@ class CudaProbe(TypedDict):
     discard_and_prefetch: bool
     location_info: bool
     devices: list[CudaDevice]
+
+class Kind(IntEnum):
+    """Lifetime of a tensor relative to the step. The step repeats: its start follows its end."""
+
+    PERSISTENT = 0  # alive all the time: weights, optimizer states
+    TRANSIENT = 1  # allocated and freed inside the step
+    MADE = 2  # allocated in the step, freed in a later one
+    CARRIED = 3  # a MADE one in the next step, until its free; `next_alias` names it
 
 class LayoutStatus(TypedDict):
     entries: int
@@ -258,11 +267,9 @@ def device_memory() -> list[DeviceMemory]: ...
 def set_device_budget(device: int, nbytes: int) -> None: ...
 
 class Replay:
-    """A trace on the runtime, in virtual time; one at a time, and only while umem is off."""
+    """A step on the runtime, in virtual time; one at a time, and only while umem is off."""
 
     def __init__(self, options: Options, backed: bool = False) -> None: ...
-    def feed(self, text: bytes) -> None: ...
-    def finish(self) -> None: ...
     def set_step(self, step: Mapping[str, object]) -> None: ...
     def run_step(self, repeats: int) -> None: ...
     def run_logged(self) -> None: ...

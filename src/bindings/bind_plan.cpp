@@ -1,4 +1,5 @@
-// Plans as columns: numpy arrays of int64, and whole numbers.
+// Plans come in columns: numpy arrays of int64, and whole numbers.
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -138,6 +139,12 @@ void roll_back(std::uint64_t number, int device) {
 }  // namespace
 
 void bind_plan(py::module_& module) {
+  py::native_enum<policy::Kind>(module, "Kind", "enum.IntEnum")
+      .value("PERSISTENT", policy::Kind::kPersistent)
+      .value("TRANSIENT", policy::Kind::kTransient)
+      .value("MADE", policy::Kind::kMade)
+      .value("CARRIED", policy::Kind::kCarried)
+      .finalize();
   module.def("install_plan", &install, py::arg("columns"), py::arg("device") = 0);
   module.def("cut_sizes", &runtime::cut_sizes);
   module.def("range_bytes", &runtime::range_bytes, py::arg("block"));

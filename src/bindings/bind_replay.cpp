@@ -19,15 +19,10 @@ using replay::Replay;
 using residency::Family;
 using residency::Tag;
 
-// A problem of the input is a ValueError here: Python knows the file's name, and adds it.
+// Bad columns are a mistake of the caller's, not of the program's options.
 void raise_input_error(const Status& status) {
-  if (status.code() != Code::kInvalidArgument) return raise_if_error(status);
-  // It quotes the trace, which may contain any bytes.
-  const std::string& text = status.message();
-  const auto shown = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
-  if (shown) PyErr_SetObject(PyExc_ValueError, shown.ptr());
-  throw py::error_already_set();
+  if (status.code() == Code::kInvalidArgument) throw py::value_error(status.message());
+  raise_if_error(status);
 }
 
 template <class Call>
@@ -68,7 +63,6 @@ replay::StepColumns columns_of(const py::dict& step) {
                               column<Int>(step, "first"),
                               column<Int>(step, "last"),
                               column<Int>(step, "next_alias"),
-                              column<Int>(step, "source"),
                               labels<Tag>(step, "tag", residency::find_tag),
                               labels<Family>(step, "family", residency::find_family),
                               column<Int>(step, "access_start"),
@@ -90,7 +84,6 @@ replay::StepColumns columns_of(const py::dict& step) {
     columns.update_gradient = column<Int>(step, "update_gradient");
     columns.update_us = column<double>(step, "update_us");
   }
-  if (!step.contains("large")) return columns;
   // A small tensor's size may be rounded up to that of a large one.
   const std::vector<unsigned char> large = column<bool, unsigned char>(step, "large");
   if (large.size() != columns.bytes.size())
@@ -160,14 +153,8 @@ std::unique_ptr<Replay> open(Options options, bool backed) {
 }  // namespace
 
 void bind_replay(py::module_& module) {
-  py::class_<Replay>(module, "Replay", "A trace on the runtime, in virtual time.")
+  py::class_<Replay>(module, "Replay", "A step on the runtime, in virtual time.")
       .def(py::init(&open), py::arg("options"), py::arg("backed") = false)
-      .def("feed",
-           [](Replay& self, const py::bytes& text) {
-             const auto view = static_cast<std::string_view>(text);
-             run_input([&] { return self.feed(view); });
-           })
-      .def("finish", [](Replay& self) { run_input([&] { return self.finish(); }); })
       .def("set_step",
            [](Replay& self, const py::dict& step) {
              replay::StepColumns columns = columns_of(step);

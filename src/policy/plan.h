@@ -13,7 +13,13 @@ namespace umem::policy {
 
 using Ints = std::vector<std::int64_t>;
 
-enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };
+// The lifetime of a tensor relative to the step. The step repeats: its start follows its end.
+enum class Kind : std::int64_t {
+  kPersistent,  // alive all the time: weights, optimizer states
+  kTransient,   // allocated and freed inside the step
+  kMade,        // allocated in the step, freed in a later one
+  kCarried,     // a made one in the next step, until its free; next_alias names it
+};
 enum class Order : std::int64_t { kLru, kFifo, kFurthest };
 
 // umem/policies/base.py describes the columns; tensors here are the large ones and segments.

@@ -43,20 +43,16 @@ Result<void*> Machine::allocate(std::size_t bytes, Tag tag, Family family) {
   if (failure.code != 0) return Status(static_cast<Code>(failure.code), failure.message);
   // Small blocks share a segment, which has no label of theirs.
   if (bytes < kPageBytes) return ptr;
-  if (family == Family::kCount) family = in_op_ ? op_.family : Family::kNone;
-  runtime::label(ptr, tag == Tag::kCount ? Tag::kTemp : tag, family);
+  runtime::label(ptr, tag == Tag::kCount ? Tag::kTemp : tag,
+                 family == Family::kCount ? Family::kNone : family);
   return ptr;
 }
 
-void Machine::begin(Family family) {
-  op_.family = family == Family::kCount ? Family::kNone : family;
-  op_.phase = runtime::Phase::kNone;
+void Machine::begin() {
   runtime::op_begin(&op_, inputs_.data(), inputs_.size());
-  in_op_ = true;
 }
 
 Status Machine::end(double us) {
-  in_op_ = false;
   Status accessed = soft::access(accesses_.data(), accesses_.size());
   soft::launch(nullptr, us);
   runtime::op_end(&op_, Tag::kCount);

@@ -1,5 +1,5 @@
 // The runtime as a program would drive it: blocks, ops and steps on a software device in virtual
-// time. What is played from a trace (player.h) or from a step's columns (step_player.h) ends here.
+// time. What is played from a step's columns (step_player.h) ends here.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,7 @@ class Machine {
   // for it: host time is device time afterwards.
   std::vector<runtime::Input>& inputs() { return inputs_; }
   std::vector<soft::Access>& accesses() { return accesses_; }
-  void begin(residency::Family family);
+  void begin();
   Status end(double us);
   // In place of `end`, after an error.
   void abandon() { runtime::op_end(&op_, residency::Tag::kCount); }
@@ -68,7 +68,6 @@ class Machine {
   Figures figures_;
   double step_start_us_ = 0, compute_us_ = 0, worked_us_ = 0;
   std::uint64_t steps_ = 0;
-  bool in_op_ = false;
 };
 
 }  // namespace umem::replay

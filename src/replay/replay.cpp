@@ -35,7 +35,6 @@ Replay::~Replay() {
 Status Replay::close() {
   if (!std::exchange(open_, false)) return {};
   if (step_) step_->release_all();
-  player_.release_all();
   Status status = machine_.close();
   g_open = false;
   return status;
@@ -53,36 +52,12 @@ Status Replay::timed(Call call) {
   return status;
 }
 
-Status Replay::play(const Event& event) {
-  ++events_;
-  Status status = player_.play(event);
-  if (status.ok()) return status;
-  return {status.code(), std::to_string(reader_.line()) + ": " + status.message()};
-}
-
-Status Replay::feed(std::string_view text) {
-  if (finished_ || step_) return bad_state("the trace has ended; open another replay");
-  fed_ = true;
-  return timed([&] { return reader_.feed(text, [this](const Event& e) { return play(e); }); });
-}
-
-Status Replay::finish() {
-  if (!fed_) return bad_state("there is no trace to finish: feed it first");
-  if (finished_) return {};
-  finished_ = true;
-  return timed([&]() -> Status {
-    UMEM_RETURN_IF_ERROR(reader_.finish([this](const Event& e) { return play(e); }));
-    return player_.finish();
-  });
-}
-
 Status Replay::set_step(StepColumns columns) {
   if (step_) return bad_state("the replay has its step already; open another one");
-  if (fed_) UMEM_RETURN_IF_ERROR(finish());
   return timed([&]() -> Status {
     UMEM_RETURN_IF_ERROR(columns.check());
     step_.emplace(machine_, std::move(columns));
-    return fed_ ? step_->take_from(player_) : step_->allocate_all();
+    return step_->allocate_all();
   });
 }
 

@@ -1,4 +1,4 @@
-// A replay: a trace, as text or as one step's columns, on the runtime in virtual time.
+// A replay: a step's columns on the runtime, in virtual time, as often as wanted.
 //
 // One at a time in a process, and only while umem is off: the runtime is one. Not thread-safe, and
 // all calls come from one thread.
@@ -7,14 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <vector>
 
 #include "base/export.h"
 #include "base/options.h"
 #include "base/status.h"
 #include "replay/machine.h"
-#include "replay/player.h"
-#include "replay/reader.h"
 #include "replay/step_player.h"
 
 namespace umem::replay {
@@ -32,12 +30,8 @@ class Replay {
   Replay(const Replay&) = delete;
   Replay& operator=(const Replay&) = delete;
 
-  // The trace as text, in pieces cut anywhere. kInvalidArgument, "LINE: reason", where it is wrong;
+  // Allocates what is alive when the step begins. kInvalidArgument where the columns are no step;
   // out of memory where the runtime refuses an allocation. Nothing but `close` is possible then.
-  UMEM_API Status feed(std::string_view text);
-  UMEM_API Status finish();
-
-  // After a trace, what is alive at the step's begin are its blocks; else it is allocated.
   UMEM_API Status set_step(StepColumns columns);
   UMEM_API Status run_step(std::uint64_t repeats);
   // Of a tensor of the step that is alive now; 0 where it is not.
@@ -59,22 +53,19 @@ class Replay {
   UMEM_API Status close();
 
  private:
-  Replay() : player_(machine_) {}
+  Replay() = default;
   // Times the call, and keeps the replay from going on after an error.
   template <class Call>
   Status timed(Call call);
-  Status play(const Event& event);
   Status run_once();
 
   Machine machine_;
-  Reader reader_;
-  Player player_;
   std::optional<StepPlayer> step_;
   std::uint64_t events_ = 0;
   double seconds_ = 0;
   soft::MoveColumns before_, logged_;  // of the last two steps, as far as they were logged
   double begin_us_ = 0;                // when the last one began
-  bool fed_ = false, finished_ = false, failed_ = false, open_ = false;
+  bool failed_ = false, open_ = false;
 };
 
 }  // namespace umem::replay

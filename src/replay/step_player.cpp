@@ -98,7 +98,7 @@ static Status check_parts(const StepColumns& columns) {
 Status StepColumns::check() const {
   const std::size_t m = tensors();
   if (ops() == 0) return bad("a step has at least one op");
-  for (const auto* column : {&kind, &first, &last, &next_alias, &source})
+  for (const auto* column : {&kind, &first, &last, &next_alias})
     if (column->size() != m) return bad("the columns of tensors differ in length");
   if (tag.size() != m || family.size() != m) return bad("the columns of tensors differ in length");
   if (access_start.size() != ops() + 1 || access_start.front() != 0 ||
@@ -187,27 +187,6 @@ Status StepPlayer::allocate(std::size_t tensor) {
 
 void StepPlayer::release(std::size_t tensor) {
   if (void* block = std::exchange(blocks_[tensor], nullptr)) machine_.release(block);
-}
-
-// At the end of a trace the blocks of kind MADE are those that its next step would know as CARRIED.
-Status StepPlayer::take_from(Player& player) {
-  const auto take = [&](std::size_t tensor, std::size_t as) -> Status {
-    const std::int64_t id = columns_.source[as];
-    if (id >= 0 && player.take(static_cast<BlockId>(id), blocks_[tensor])) return {};
-    return bad(tensor_text(as) + "has the source " + std::to_string(id) +
-               ", which is not live at the end of the trace");
-  };
-  for (std::size_t t = 0; t < columns_.tensors(); ++t)
-    if (kind(t) == Kind::kPersistent) UMEM_RETURN_IF_ERROR(take(t, t));
-  for (std::uint32_t t : carried_)
-    UMEM_RETURN_IF_ERROR(take(t, static_cast<std::size_t>(columns_.next_alias[t])));
-  for (std::uint32_t t : closing_) {
-    void* block = nullptr;
-    if (columns_.source[t] >= 0 && player.take(static_cast<BlockId>(columns_.source[t]), block) &&
-        block)
-      machine_.release(block);
-  }
-  return {};
 }
 
 Status StepPlayer::allocate_all() {
@@ -300,7 +279,7 @@ Status StepPlayer::op(std::size_t i) {
   each_part(first, last, [&](std::size_t a, std::size_t begin, std::size_t bytes) {
     if (void* block = blocks_[tensor(a)]) machine_.inputs().push_back({block, begin, bytes});
   });
-  machine_.begin(residency::Family::kNone);
+  machine_.begin();
   for (std::uint32_t k = begins_.start[i]; k < begins_.start[i + 1]; ++k) {
     if (Status status = allocate(begins_.ids[k]); !status.ok()) {
       machine_.abandon();

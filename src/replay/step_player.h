@@ -6,22 +6,22 @@
 #include <vector>
 
 #include "base/status.h"
+#include "policy/plan.h"
 #include "replay/machine.h"
-#include "replay/player.h"
 
 namespace umem::replay {
 
-enum class Kind : std::int64_t { kPersistent, kTransient, kMade, kCarried };  // as step.py's
+using policy::Kind;
 
 // n ops, m tensors.
 struct StepColumns {
-  std::vector<double> op_us;                                               // [n]
-  std::vector<std::int64_t> bytes, kind, first, last, next_alias, source;  // [m]
-  std::vector<residency::Tag> tag;                                         // [m]
-  std::vector<residency::Family> family;                                   // [m]
-  std::vector<std::int64_t> access_start;                                  // [n + 1]
-  std::vector<std::int64_t> access_tensor;                                 // [accesses]
-  std::vector<unsigned char> access_write;                                 // [accesses]
+  std::vector<double> op_us;                                       // [n]
+  std::vector<std::int64_t> bytes, kind, first, last, next_alias;  // [m]
+  std::vector<residency::Tag> tag;                                 // [m]
+  std::vector<residency::Family> family;                           // [m]
+  std::vector<std::int64_t> access_start;                          // [n + 1]
+  std::vector<std::int64_t> access_tensor;                         // [accesses]
+  std::vector<unsigned char> access_write;                         // [accesses]
   // An access is of bytes `begin` to `end` of its tensor, as often as it is named; of all of them
   // where it is not. Ascending by access.
   std::vector<std::int64_t> part_access, part_begin, part_end;
@@ -40,10 +40,8 @@ class StepPlayer {
  public:
   StepPlayer(Machine& machine, StepColumns columns);
 
-  // Of what is alive when the step begins: the blocks of the trace played before, or new ones.
-  Status take_from(Player& player);
-  Status allocate_all();
-  Status run();  // once
+  Status allocate_all();  // what is alive when the step begins
+  Status run();           // once
   void release_all();
   void* address(std::size_t tensor) const { return blocks_[tensor]; }
   // [m] Where each tensor was in the last run; null: nowhere.

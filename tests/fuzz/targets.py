@@ -54,6 +54,7 @@ from umem.trace.info import examine
 from umem.trace.reader import read
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step
 from umem.trace.step_builder import StepBuilder, read_step
+from umem.trace.step_trace import StepTrace
 from umem.trace.writer import Writer
 
 
@@ -79,7 +80,7 @@ def check_message(error: Exception) -> None:
 
 
 def trace(data: bytes) -> None:
-    """Read a trace file, and all that is made from one."""
+    """Read a trace file, all that is made from one, and replay its last step."""
     path = put("trace.jsonl", data)
     found = events_of(path)
     partial = events_of(path, partial=True)
@@ -104,6 +105,7 @@ def trace(data: bytes) -> None:
         of_step = read_step(folder() / "last.jsonl.gz")
         assert of_step.op_us.tolist() == step.op_us.tolist()
         assert of_step.bytes.tolist() == step.bytes.tolist()
+        replay_it(step)
 
 
 def events_of(path: Path, partial: bool = False) -> tuple[Header, list[Event]] | None:
@@ -125,50 +127,6 @@ def refused(kind: type[UmemError], call: Callable[..., Any], *args: object) -> A
         return None
 
 
-def native(data: bytes) -> None:
-    """Feed a trace to the native reader in pieces; what Python accepts, both read alike."""
-    found = events_of(put("trace.jsonl", data))
-    text = b"" if data.startswith(b"\x1f\x8b") else data  # Python unpacks for the native reader
-    player = core.Replay(options())
-    try:
-        cut = len(text) // 3
-        for piece in (text[:cut], text[cut : cut + 1], text[cut + 1 :]):
-            player.feed(piece)
-        player.finish()
-    except ValueError as error:
-        is_left_out = found is None or text != data or 'has no "us"' in str(error)
-        if not is_left_out and not repeats_a_key(text):
-            raise
-    except OutOfMemoryError as error:
-        check_message(error)
-    else:
-        if found is not None and text == data:
-            kinds = [type(event) for event in found[1]]
-            figures = player.figures()
-            assert figures["events"] == len(kinds)
-            assert figures["steps"] == (kinds.count(Step) or int(Op in kinds))
-    finally:
-        player.close()
-    if found is not None:
-        replay_it(folder() / "trace.jsonl")
-
-
-def repeats_a_key(text: bytes) -> bool:
-    """Return True if a line has a key twice: the native reader checks its first value too."""
-
-    def pairs(found: list[tuple[str, object]]) -> object:
-        if len({name for name, _ in found}) < len(found):
-            raise KeyError
-        return None
-
-    try:
-        for line in text.splitlines():
-            json.loads(line, object_pairs_hook=pairs)
-    except KeyError:
-        return True
-    return False
-
-
 def options() -> core.Options:
     made = core.Options()
     made.budget_bytes, made.floor_bytes, made.min_swap_bytes = GIB, 8 << 20, 2 << 20
@@ -176,15 +134,12 @@ def options() -> core.Options:
     return made
 
 
-def replay_it(path: Path) -> None:
-    loaded = refused(TraceError, replay.load, path)
-    if loaded is None:
-        return
+def replay_it(step: StepTrace) -> None:
     device = device_profiles.find(device_profiles.DEFAULT)
     for policy in ("lru", "auto"):
         try:
-            result = replay.replay_file(path, policy, device, loaded.peak_bytes // 2, repeats=2)
-        except (TraceError, OutOfMemoryError, PlanError) as error:
+            result = replay.replay_step(step, policy, device, step.peak_bytes // 2, repeats=2)
+        except (OutOfMemoryError, PlanError) as error:
             check_message(error)
         else:
             assert result.step_us >= 0.0
@@ -224,7 +179,7 @@ def a_step() -> Mapping[str, Any]:
         builder.add(Op("backward", (kept,), (BlockId(0), scratch), 80.0))
         builder.add(Free(kept))
         builder.add(Step())
-    return replay._columns(builder.step())
+    return replay.columns_of(builder.step())
 
 
 def columns(data: bytes) -> None:
@@ -461,7 +416,6 @@ def socket_of_top(data: bytes) -> None:
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "trace": trace,
-    "native": native,
     "snapshot": snapshot,
     "columns": columns,
     "options": from_everywhere,

@@ -11,6 +11,7 @@ from umem.base.device_profiles import DeviceProfile
 from umem.policies import registry
 from umem.policies.base import Plan
 from umem.policies.lowering import lower
+from umem.simulation.replay import columns_of
 from umem.trace.step_trace import Kind, StepTrace
 
 PROFILE = DeviceProfile("a100-pcie4", 25e3, 25e3, 20.0, 40 << 30, "the same as the native one")
@@ -61,15 +62,6 @@ def training(layers: int = 6, us: float = 200.0) -> StepTrace:
         access_tensor=access,
         access_write=write,
     )
-
-
-def columns_of(trace: StepTrace) -> dict[str, object]:
-    names = "op_us bytes kind first last next_alias source access_start access_tensor access_write"
-    return {
-        **{name: getattr(trace, name) for name in names.split()},
-        "tag": trace.tags,
-        "family": trace.families,
-    }
 
 
 def replayed(plan: Plan | None, trace: StepTrace, budget: int, backed: bool) -> dict[str, float]:

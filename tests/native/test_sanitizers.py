@@ -26,7 +26,6 @@ ARGUMENTS = {
     "stress_engine": ["200"],
     "stress_devices": ["400"],
     "stress_observers": ["150"],
-    "stress_reader": [str(ROOT / "tests/fuzz/corpus/trace"), "40"],
     "check_assert": ["on"],
 }
 

@@ -19,7 +19,6 @@ FILES = [(name, path) for name, paths in CORPUS.items() for path in paths]
 # The reader that each target calls first.
 READERS = {
     "trace": "fuzz.targets.read",
-    "native": "fuzz.targets.read",
     "snapshot": "umem.trace.torch_snapshot.read",
     "columns": "fuzz.targets.copy.copy",
     "options": "umem.config.settings.load",

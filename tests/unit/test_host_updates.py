@@ -424,7 +424,7 @@ def test_a_step_without_updates_is_planned_as_ever() -> None:
 def test_bad_columns_of_updates_are_refused(changed: dict[str, list[float]], message: str) -> None:
     trace = adam()
     new = on_host(trace, candidates(trace).updates[:1], HOST)
-    columns = replay._columns(new)
+    columns = replay.columns_of(new)
     for name, values in changed.items():
         columns[name] = np.array(values, columns[name].dtype)
     run = core.Replay(replay._options("lru", HOST, trace.peak_bytes, 0))

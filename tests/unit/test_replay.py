@@ -16,7 +16,7 @@ from umem.analysis import bounds
 from umem.base.device_profiles import DeviceProfile
 from umem.base.units import MIB
 from umem.cli import main
-from umem.errors import ConfigError, OutOfMemoryError, TraceError
+from umem.errors import ConfigError, TraceError
 from umem.policies import registry
 from umem.policies.base import Plan
 from umem.simulation import replay
@@ -147,41 +147,33 @@ def test_the_planner_is_not_slower_than_lru_on_a_training() -> None:
 # --- files -----------------------------------------------------------------------------------
 
 
-def test_a_file_and_its_last_step_give_the_same_figures(tmp_path: Path) -> None:
-    events = list(synthetic.training(6, 2 * PAGE, 4 * PAGE, 3, us=150.0))
-    path = write(tmp_path / "t.jsonl.gz", events)
-    step, peak, device, *_ = replay.load(path)
-    assert (peak, device) == (step.peak_bytes, "a100-pcie4")
-    for policy in ("lru", "auto"):
-        alone = replay.replay_step(step, policy, LINK, peak // 2)
-        whole = replay.replay_file(path, policy, LINK, peak // 2)
-        for key in ("step_us", "bytes_in", "bytes_out", "compute_us", "floor_us"):
-            assert getattr(whole, key) == pytest.approx(getattr(alone, key), rel=2e-3), key
-        assert whole.steps > alone.steps
-        assert whole.events > alone.events
-
-
 def test_a_trace_cut_off_is_an_error_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", cyclic_events())
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(TraceError, match=r"t\.jsonl:\d+: "):
-        replay.replay_file(path, "lru", LINK, 8 * PAGE)
+        replay.load(path)
 
 
-@pytest.mark.parametrize("piece", [7, 1 << 20])
-def test_what_follows_the_last_step_is_not_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+def test_the_last_step_is_repeated_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A program's end frees all, including tensors from before the step; read in any pieces."""
-    monkeypatch.setattr(replay, "_PIECE", piece)
+    """A program's end frees all, also what the step finds there; its first step may differ."""
     alone = write(tmp_path / "alone.jsonl", cyclic_events())
+    start = [Alloc(8, PAGE), Op("first", (), (8,), 700.0), Free(8), Step()]
     end = [*(Free(i) for i in range(3)), Step(), Alloc(9, PAGE), Op("last", (9,), ())]
-    path = write(tmp_path / "t.jsonl", [*cyclic_events(), *end])
-    assert replay.load(path).lines == replay.load(alone).lines
+    path = write(tmp_path / "t.jsonl", [*start, *cyclic_events(), *end])
     for policy in ("lru", "auto"):
-        results = [replay.replay_file(file, policy, LINK, 8 * PAGE) for file in (path, alone)]
-        for key in ("step_us", "bytes_in", "steps", "events"):
-            assert len({getattr(result, key) for result in results}) == 1, key
+        results = []
+        for file in (path, alone):
+            words = ["--policy", policy, "--budget", "16MiB", "--repeat", "3", "--json"]
+            assert main(["replay", str(file), *words]) == 0
+            result = json.loads(capsys.readouterr().out)
+            del result["events_per_s"]
+            results.append(result)
+        assert results[0] == results[1]
+        step = replay.load(path).step
+        again = replay.replay_step(step, policy, LINK, 8 * PAGE, repeats=3)
+        assert results[0]["events"] == again.events == again.steps * (again.events // again.steps)
 
 
 def cyclic_events() -> list[Event]:
@@ -222,12 +214,6 @@ def test_a_host_budget_that_is_too_small_is_an_error() -> None:
     with pytest.raises(MemoryError):
         replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=PAGE)
     replay.replay_step(cyclic_step(), "lru", LINK, 8 * PAGE, host_budget=64 * PAGE)  # as before
-
-
-def test_out_of_memory_in_a_file_has_its_place(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", cyclic_events())
-    with pytest.raises(OutOfMemoryError, match=rf"^{path}:\d+: umem out of memory"):
-        replay.replay_file(path, "lru", LINK, 8 * PAGE, host_budget=PAGE)
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_only_a_device_without_memory_logs_moves() -> None:
     options = replay._options("lru", LINK, 16 * PAGE, 0)
     native = _core.Replay(options, backed=True)
     try:
-        native.set_step(replay._columns(weights(1)))
+        native.set_step(replay.columns_of(weights(1)))
         with pytest.raises(Exception, match="without memory behind it only"):
             native.run_logged()
     finally:

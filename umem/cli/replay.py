@@ -107,9 +107,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             if shares:
                 return replay.replay_shares(trace.step, shares, policy, device, budget, **how)
-            if len(traces) > 1:
-                return replay.replay_step(trace.step, policy, device, budget, **how)
-            return replay.replay_file(args.trace, policy, device, budget, loaded=trace, **how)
+            return replay.replay_step(trace.step, policy, device, budget, **how)
         except UmemError as error:
             return Failure(policy, budget, device.name, str(error))
 

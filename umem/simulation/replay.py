@@ -1,4 +1,4 @@
-"""A step or a trace under a policy, in virtual time: the engine that runs programs, without memory.
+"""A step under a policy, in virtual time: the engine that runs programs, without memory.
 
 What is replayed is the native runtime on a software device that holds no data, so figures are those
 of the engine itself, and depend on nothing but trace, policy, device and budget.
@@ -6,11 +6,10 @@ of the engine itself, and depend on nothing but trace, policy, device and budget
 
 from __future__ import annotations
 
-import gzip
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from ..policies.lowering import lower
 from ..policies.plan_check import check
 from ..trace import origin
 from ..trace.device_split import DeviceSplit
-from ..trace.event_columns import STEP, by_step
+from ..trace.event_columns import by_step
 from ..trace.ids import BlockId
 from ..trace.reader import read
 from ..trace.step_builder import StepBuilder
@@ -50,7 +49,6 @@ FINER = 2  # shares of updates on the host are tried at half the distance so man
 STEADY = 1e-3  # the share by which they may differ
 _ADDRESSED = 1 << 40  # bytes of a step that a replay finds addresses for, at any budget it needs
 _PLANNED = 1 << 50  # bytes of a step's tensors together; planning takes columns of their pieces
-_PIECE = 1 << 20  # bytes of text that the native reader gets at once
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Result:
     compute_us: float
     stall_us: float
     host_us: float  # that the host works on updates
-    floor_us: float  # no schedule is below, in steady state (plan/bounds.py)
+    floor_us: float  # no schedule is below, in steady state (analysis/bounds.py)
     bytes_in: int
     bytes_out: int
     bound_bytes_in: int  # no schedule is below
@@ -140,7 +138,6 @@ class LoadedTrace(NamedTuple):
     peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
     device: str  # that the trace names
     source: str  # the program that wrote it
-    lines: int  # of the file, to the end of that step
     # Where blocks of that step were made, "module · file:line", as far as the trace says so.
     origins: Mapping[BlockId, str]
 
@@ -170,7 +167,7 @@ def replay_step(
         OutOfMemoryError: device and host budget cannot hold the step.
         StateError: umem is on in this process, or another replay runs.
     """
-    return _replay(step, None, policy, device, budget, host_budget=host_budget, repeats=repeats)
+    return _replay(step, policy, device, budget, host_budget=host_budget, repeats=repeats)
 
 
 def replay_logged(
@@ -194,35 +191,8 @@ def replay_logged(
         found.append((replay.op_end_us(), replay.moves()))
         return figures
 
-    result = _replay(step, None, policy, device, budget, host_budget=host_budget, run=run)
+    result = _replay(step, policy, device, budget, host_budget=host_budget, run=run)
     return Logged(result, *found[0])
-
-
-def replay_file(
-    path: str | os.PathLike[str],
-    policy: Policy | PlanFunction | str,
-    device: DeviceProfile,
-    budget: int,
-    *,
-    host_budget: int = 0,
-    repeats: int = REPEATS,
-    loaded: LoadedTrace | None = None,
-) -> Result:
-    """Replay a trace up to its last step, then that again until it is steady, as `simulate` does.
-
-    What follows the last step is left out: a program's end frees what the step needs. A policy that
-    plans has its plan, from the last step, in the repeats only: before, it is `lru`. `loaded` is
-    what `load` gave, where the caller has it already.
-
-    Raises:
-        TraceError: the file is no valid trace.
-        ConfigError, OutOfMemoryError, PlanError, StateError: as `replay_step`.
-    """
-    known = load(path) if loaded is None else loaded
-    text = Path(path), known.lines
-    return _replay(
-        known.step, text, policy, device, budget, host_budget=host_budget, repeats=repeats
-    )
 
 
 def load(path: str | os.PathLike[str]) -> LoadedTrace:
@@ -257,16 +227,12 @@ def load_devices(
     """
     split = DeviceSplit()
     builders = defaultdict(StepBuilder, {0: StepBuilder()})
-    line, end = 1, 0
     title = f"reading {Path(path).name}"
     with progress(title, _size(path) if show else 0, quiet=not show) as advance:
         header, events = read(path, partial=partial, advance=advance)
         for columns in by_step(events):
-            line += len(columns)
             for device, own in split.take(columns).items():
                 builders[device].take(own)
-            if split.used and columns.kind[-1] == STEP:  # one without an op is no step
-                end = line
     found: dict[int, LoadedTrace] = {}
     reason: TraceError | None = None
     for device, builder in sorted(builders.items()):
@@ -280,7 +246,6 @@ def load_devices(
                 builder.peak_bytes,
                 header.device,
                 header.source,
-                end or line,
                 origin.of_blocks(builder.events()),
             )
     if not found:
@@ -297,7 +262,7 @@ def _size(path: str | os.PathLike[str]) -> int:
 
 
 def simulate_recompute(planner: RecomputePlanner, mode: str) -> Recomputed | None:
-    """Replay a step as a mode of `plan/recompute` rewrites it; None where the mode has no way.
+    """Replay a step as a mode of `recompute.planner` rewrites it; None where the mode has no way.
 
     The mode auto is the fastest in replay of the planner's shortlist.
 
@@ -471,7 +436,7 @@ def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) 
 
     replay = core.Replay(_options(policy, device, budget, host_budget=0))
     try:
-        replay.set_step(_columns(step))
+        replay.set_step(columns_of(step))
     except BaseException:
         replay.close()
         raise
@@ -481,7 +446,6 @@ def open_step(step: StepTrace, policy: str, device: DeviceProfile, budget: int) 
 @collector.paused()  # a large plan has as many tuples as moves, in no cycles
 def _replay(
     step: StepTrace,
-    text: tuple[Path, int] | None,
     policy: Policy | PlanFunction | str,
     device: DeviceProfile,
     budget: int,
@@ -507,9 +471,7 @@ def _replay(
             _log.warning("the plan of policy %s: %s", policy.name, problem)
     replay = core.Replay(_options(_native_name(policy, plan), device, room, host_budget))
     try:
-        if text is not None:
-            _feed(replay, *text)
-        replay.set_step(_columns(step))
+        replay.set_step(columns_of(step))
         if plan is not None and step.large[step.access_tensor].any():  # else nothing to plan
             core.install_plan(lower(plan, replay.address, alone=True))
         figures = (run or _until_steady)(replay, repeats)
@@ -559,20 +521,21 @@ def _options(policy: str, device: DeviceProfile, budget: int, host_budget: int) 
     return options
 
 
-def _columns(step: StepTrace) -> dict[str, Any]:
+def columns_of(step: StepTrace) -> dict[str, Any]:
+    """Return the columns of `core.Replay.set_step`."""
     updates = {} if step.updates is None else step.updates._asdict()
     return {
         **_parts(step),
         **{f"update_{name}": column for name, column in updates.items()},
         "op_us": step.op_us,
         "bytes": step.bytes,
+        "large": step.large,
         "tag": list(step.tags),
         "family": list(step.families),
         "kind": step.kind,
         "first": step.first,
         "last": step.last,
         "next_alias": step.next_alias,
-        "source": step.source,
         "access_start": step.access_start,
         "access_tensor": step.access_tensor,
         "access_write": step.access_write,
@@ -593,34 +556,6 @@ def _parts(step: StepTrace) -> dict[str, Any]:
         "part_begin": step.parts.begin[at],
         "part_end": step.parts.end[at],
     }
-
-
-def _feed(replay: core.Replay, path: Path, lines: int) -> None:
-    try:
-        for piece in _pieces(path, lines):
-            replay.feed(piece)
-        replay.finish()
-    except ValueError as error:  # of the native reader: the line and the reason
-        raise TraceError(f"{path}:{error}") from None
-    except OutOfMemoryError as error:  # also at a line
-        raise OutOfMemoryError(f"{path}:{error}") from None
-
-
-def _pieces(path: Path, lines: int) -> Iterator[bytes]:
-    """Yield the file's first lines; unpack a gzip file, whatever its name."""
-    try:
-        with path.open("rb") as file:
-            packed = file.peek(2)[:2] == b"\x1f\x8b"
-            stream = gzip.GzipFile(fileobj=file) if packed else file
-            while piece := stream.read(_PIECE):
-                count = piece.count(b"\n")
-                if count >= lines:
-                    yield b"\n".join(piece.split(b"\n", lines)[:lines]) + b"\n"
-                    return
-                lines -= count
-                yield piece
-    except (OSError, EOFError) as error:  # it was read whole before: it has changed since
-        raise TraceError(f"{path}: {error}") from None
 
 
 def _until_steady(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..base.native import core
 from ..base.units import PAGE_BYTES, PIECE_BYTES
 from .ids import BlockId, TensorIndex
 
@@ -19,13 +19,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-class Kind(IntEnum):
-    """Lifetime of a tensor relative to the step. The step repeats: its start follows its end."""
-
-    PERSISTENT = 0  # alive all the time: weights, optimizer states
-    TRANSIENT = 1  # allocated and freed inside the step
-    MADE = 2  # allocated in the step, freed in a later one
-    CARRIED = 3  # a MADE one in the next step, until its free; `next_alias` names it
+Kind = core.Kind
 
 
 @dataclass(frozen=True)
