@@ -22,7 +22,7 @@ from ..base import collector
 from ..base.device_profiles import DeviceProfile
 from ..base.progress import Advance, ignore, over, progress
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
-from ..errors import ConfigError, OutOfMemoryError, PlanError, TraceError
+from ..errors import ConfigError, PlanError, TraceError
 from ..policies import registry
 from ..policies.base import Plan, PlanFunction, Policy
 from ..policies.lowering import lower
