@@ -156,7 +156,7 @@ def test_a_process_that_hangs_is_killed_with_its_children(
     command = ["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"]
     assert run._run(command, {"PATH": "/bin"}, 0.0) is None
     process = Path("/proc", pid.read_text().strip(), "stat")
-    with contextlib.suppress(FileNotFoundError):  # a zombie has nobody who waits for it
+    with contextlib.suppress(FileNotFoundError):  # no process waits for a zombie
         assert process.read_text().split()[2] == "Z"
     assert run._run([sys.executable, "-c", "raise SystemExit(3)"], {}, 60.0) == 3
 
