@@ -29,13 +29,14 @@ CPP_LAYERS: dict[str, set[str]] = {
     "runtime": _RUNTIME,
     "replay": _RUNTIME,
     "abi": _RUNTIME,
-    "bindings": _RUNTIME | {"replay", "planner"},
-    "torch_ext": _RUNTIME,
+    "python": set(),
+    "bindings": _RUNTIME | {"replay", "planner", "python"},
+    "torch_ext": _RUNTIME | {"python"},
 }
 # Foreign headers that only the borders may see.
 CPP_BORDERS = {
     "pybind11/": {"bindings", "torch_ext"},
-    "Python.h": {"bindings", "torch_ext"},
+    "Python.h": {"python", "bindings", "torch_ext"},
     "torch/": {"torch_ext"},
     "ATen/": {"torch_ext"},
     "c10/": {"torch_ext"},

@@ -3,8 +3,13 @@
 #include <pybind11/pybind11.h>
 
 #include "base/status.h"
+#include "python/lock.h"
 
 namespace umem::bindings {
+
+using python::interpreter_ended;
+using python::Locked;
+using python::Unlocked;
 
 void bind_options(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
@@ -31,13 +36,11 @@ void raise_if_error(const Status& status);
 // to stop, or was raised by a signal's handler. Then the main thread raises it at its next
 // instruction.
 bool raise_later(const pybind11::error_already_set& error);
-// True if Python code can no longer run, nor the interpreter's lock be taken.
-bool interpreter_ended();
 
 // Without the interpreter's lock: moving bytes may wait, also for another thread.
 template <class Call>
 auto unlocked(Call call) {
-  const pybind11::gil_scoped_release released;
+  const Unlocked released;
   return call();
 }
 

@@ -22,7 +22,7 @@ py::object& function() {
 // Its exceptions cannot pass torch's code: it keeps its errors for the next step.
 void arrive(const void* storage) {
   if (interpreter_ended()) return;
-  const py::gil_scoped_acquire gil;
+  const Locked gil;
   const py::object call = function();
   if (!call || call.is_none()) return;
   const py::error_scope outside;

@@ -12,7 +12,7 @@ namespace {
 
 template <class Body>
 double ns_each(std::size_t iterations, Body body) {
-  py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   for (std::size_t i = 0; i < iterations / 10 + 1; ++i) body();  // warm
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < iterations; ++i) body();

@@ -44,7 +44,7 @@ driver::Table& table() {
 template <class Call>
 int call_entries(const Call& call) {
   driver::Table& entries = table();  // with the lock still held: it may raise
-  py::gil_scoped_release release;
+  const Unlocked release;
   return static_cast<int>(call(entries));
 }
 

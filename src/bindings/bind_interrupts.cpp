@@ -73,15 +73,6 @@ bool raise_later(const py::error_already_set& error) {
   return false;
 }
 
-bool interpreter_ended() {
-  if (!Py_IsInitialized()) return true;
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
 void bind_interrupts(py::module_& module) {
   module.def("is_interrupt", [](const py::object& error) {
     return is_interrupt(error, error.attr("__traceback__"));

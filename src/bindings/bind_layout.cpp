@@ -46,7 +46,7 @@ void bind_layout(py::module_& module) {
   module.def(
       "clear_layout",
       [](int device) {
-        py::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         runtime::clear_layout(device);
       },
       py::arg("device") = 0);

@@ -81,7 +81,7 @@ std::uint64_t begin(const std::vector<std::uintptr_t>& inputs, const std::string
     std::tie(list[i].offset, list[i].bytes) = part;
   }
   {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     if (runtime::awaiting()) runtime::await_contents(list.data(), list.size());
     runtime::op_begin(op.get(), list.data(), list.size());
   }
@@ -96,7 +96,7 @@ void end(std::uint64_t token, const std::string& tag) {
     raise_if_error(Status(Code::kBadState, "an op ends on the thread that it began on"));
   const std::unique_ptr<runtime::Op> op = std::move(found->second.op);
   python_ops().erase(found);
-  py::gil_scoped_release unlocked;
+  const Unlocked unlocked;
   runtime::op_end(op.get(), tag_or_none(tag));
 }
 
@@ -104,7 +104,7 @@ std::uintptr_t allocate(std::size_t bytes, int device, std::uintptr_t stream) {
   runtime::Failure failure;
   void* ptr = nullptr;
   {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     ptr = runtime::allocate(bytes, device, stream, &failure);
   }
   if (failure.code != 0) raise_if_error(Status(static_cast<Code>(failure.code), failure.message));
@@ -117,15 +117,15 @@ void bind_memory(py::module_& module) {
   module.def("allocate", &allocate, py::arg("nbytes"), py::arg("device") = 0,
              py::arg("stream") = 0);
   module.def("release", [](std::uintptr_t address) {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return runtime::release(reinterpret_cast<void*>(address));
   });
   module.def("record_stream", [](std::uintptr_t address, std::uintptr_t stream) {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return runtime::record_stream(pointer(address), stream);
   });
   module.def("stream_captures", [](int device, std::uintptr_t stream) {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return runtime::stream_captures(device, stream);
   });
   module.def("wait_stream", [](int device, std::uintptr_t waiter, std::uintptr_t on) {
@@ -136,7 +136,7 @@ void bind_memory(py::module_& module) {
     const Tag tag = residency::find_tag(name);
     if (tag == Tag::kCount)
       raise_if_error(Status(Code::kInvalidArgument, "unknown tag '" + name + "'"));
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return runtime::tag(pointer(address), tag);
   });
   module.def("op_begin", &begin, py::arg("pointers"), py::arg("family"), py::arg("phase"),

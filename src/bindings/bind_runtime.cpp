@@ -72,17 +72,17 @@ void bind_runtime(py::module_& module) {
   module.def("stats_docs", &stats_docs);
   module.def("faults_by_operator", [] { return unlocked(&runtime::faults_by_operator); });
   module.def("reset_peak_stats", [] {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     runtime::reset_peak_stats();
   });
   module.def("trim", [] { run([] { return runtime::trim(); }); });
   module.def("steps", &runtime::steps);
   module.def("step", [] {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     runtime::step();
   });
   module.def("guess_step", [] {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     runtime::guess_step();
   });
 }

@@ -69,7 +69,7 @@ py::list device_memory() {
 void set_device_budget(int device, std::size_t bytes) {
   runtime::Failure failure;
   {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     runtime::set_budget(device, bytes, &failure);
   }
   if (failure.code != 0) raise_if_error(Status(static_cast<Code>(failure.code), failure.message));

@@ -87,7 +87,7 @@ py::tuple lines(const std::string& sink, bool all) {
   std::uint64_t next_op = g_next_op, dropped = 0;
   std::string text;
   {
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     const trace::Batch batch = runtime::record_take(from, all);
     text = trace::to_json_lines(batch, next_op);
     dropped = batch.dropped;
@@ -109,7 +109,7 @@ pid_t g_listener_process = 0;
 // Called on the thread that ends a step, with or without the GIL. A forked child has its own steps.
 void on_step() {
   if (interpreter_ended() || getpid() != g_listener_process) return;
-  py::gil_scoped_acquire locked;
+  const Locked locked;
   if (!g_listener || !*g_listener) return;
   const py::object listener = *g_listener;  // it may replace itself
   py::error_scope outside;                  // an exception may be on its way through the step
@@ -134,14 +134,14 @@ void bind_trace(py::module_& module) {
   module.def("record_start", &start, py::arg("sink"));
   module.def("record_stop", [](const std::string& sink) {
     const trace::Sink of = sink_of(sink);
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     runtime::record_stop(of);
   });
   module.def("record_take", &take, py::arg("sink"));
   module.def("record_lines", &lines, py::arg("sink"), py::arg("final"));
   module.def("record_waiting", [](const std::string& sink) {
     const trace::Sink of = sink_of(sink);
-    py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return runtime::record_waiting(of);
   });
   module.def("set_step_listener", &set_step_listener, py::arg("listener"));

@@ -40,7 +40,8 @@ std::uint32_t id_of(const py::handle& value) {
 
 // Its own exceptions are reported once, and the built-in order decides.
 void ask(const runtime::Shortage& shortage, std::vector<std::uint32_t>& ids) {
-  const py::gil_scoped_acquire gil;
+  if (interpreter_ended()) return;
+  const Locked gil;
   const py::object function = registered().function;
   if (!function || function.is_none()) return;
   try {

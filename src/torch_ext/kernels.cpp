@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/lock.h"
 #include "residency/op_family.h"
 #include "torch_ext/observer.h"
 
@@ -49,7 +50,7 @@ const c10::TensorImpl* tensor_of(PyObject* value) {
 class Running {
  public:
   Running(const OpInfo& info, const std::vector<KernelArgument>& arguments) {
-    const py::gil_scoped_release unlocked;
+    const python::Unlocked unlocked;
     record_ = begin_kernel(info, arguments);
   }
   ~Running() {
@@ -65,7 +66,7 @@ class Running {
     if (!record_) return;
     if (thread_ != std::this_thread::get_id())
       throw std::runtime_error("an operator has to end on the thread that it began on");
-    const py::gil_scoped_release unlocked;
+    const python::Unlocked unlocked;
     end_kernel(std::move(record_));
   }
 

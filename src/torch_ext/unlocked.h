@@ -1,9 +1,11 @@
 // torch requests figures with the interpreter's lock held. Another thread may hold a device's lock
 // while it waits for the device, which may wait for a Python callback of the program.
 #pragma once
-#include <pybind11/pybind11.h>
+#include <Python.h>
 
 #include <optional>
+
+#include "python/lock.h"
 
 namespace umem::torch_ext {
 
@@ -17,7 +19,7 @@ class Unlocked {
   Unlocked& operator=(const Unlocked&) = delete;
 
  private:
-  std::optional<pybind11::gil_scoped_release> released_;
+  std::optional<python::Unlocked> released_;
 };
 
 }  // namespace umem::torch_ext

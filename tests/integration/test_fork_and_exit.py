@@ -248,3 +248,20 @@ def test_the_limit_that_refuses_memory_is_named() -> None:
         """
     )
     assert (code, out, err) == (0, "True True\n", "")
+
+
+def test_the_interpreter_ends_while_daemons_call_umem() -> None:
+    """A thread that asks for Python's lock too late waits; unwinding it would end the process.
+
+    No operator runs in these threads: torch's own wait for the lock still ends a process.
+    """
+    code = """
+        tensors = blocks(6)
+        def calls(tensor):
+            while True: umem.stats(); umem.evict(tensor); umem.prefetch(tensor)
+        for tensor in tensors[:4]:
+            threading.Thread(target=calls, args=(tensor,), daemon=True).start()
+        time.sleep(0.05)
+    """
+    ends = [program.run(code) for _ in range(8)]
+    assert [code for code, _, _ in ends] == [0] * 8, ends
