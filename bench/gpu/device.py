@@ -204,14 +204,10 @@ class Gpu:
             span = (U64(block.ptr), SIZE(block.nbytes))
             self.driver.call("cuMemAdvise", *span, int(advice), _Location(*where))
 
-    def move(self, jobs: Sequence[Job]) -> None:
-        """Let one thread a job move its pieces on a lane of its own, all at once."""
-
-        def work(lane: int) -> None:
-            for piece in jobs[lane][0]:
-                self.prefetch(piece, jobs[lane][1], lane)
-
-        list(self.threads.map(work, range(len(jobs))))
+    def move(self, job: Job, lane: int) -> None:
+        """Move the job's pieces on a lane."""
+        for piece in job[0]:
+            self.prefetch(piece, job[1], lane)
 
     def spin(self, milliseconds: float) -> Action:
         """Return a kernel of about that length on the current stream, which uses no memory."""
@@ -239,7 +235,10 @@ class Gpu:
     def seconds(self, action: Action) -> float:
         """Time an action from an idle device until the device is idle again."""
         self.sync()
-        return elapsed(lambda: (action(), self.sync()))
+        begin = time.perf_counter()
+        action()
+        self.sync()
+        return time.perf_counter() - begin
 
     def rounds(self, measure: Callable[[], float]) -> list[float]:
         """Return the values of all rounds but the first, which warms up."""

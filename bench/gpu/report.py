@@ -50,7 +50,7 @@ def write(records: Sequence[Record], folder: Path, with_bounds: bool) -> list[Pa
 def summary(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """Return one row for each part: whether it ran, or why not."""
     found = {record.part: record for record in records}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for part in PARTS:
         record = found.get(part.name)
         outcome, seconds = "not run", ""

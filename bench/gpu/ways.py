@@ -30,14 +30,16 @@ class _Ways(Gpu):
         best[way] = max(best.get(way, 0.0), rate)
 
     def _moved(self, *jobs: Job) -> list[float]:
-        """Return seconds of the moves, each time from where their blocks are not."""
+        """Return seconds of the moves, each job on a thread and a lane of its own."""
 
         def back() -> None:
             for pieces, where in jobs:
-                for piece in pieces:
-                    self.prefetch(piece, OTHER[where])
+                self.move((pieces, OTHER[where]), 0)
 
-        return self.timed(partial(self.move, jobs), back)
+        def go() -> None:
+            list(self.threads.map(self.move, jobs, range(len(jobs))))
+
+        return self.timed(go, back)
 
     def pinned(self) -> None:
         """Copy between pinned memory and plain device memory, each way and both at once."""
@@ -61,8 +63,7 @@ class _Ways(Gpu):
 
         def behind(pieces: list[Block], where: Place) -> float:
             self.settle(block, OTHER[where])
-            act = lambda lane: [self.prefetch(piece, where, lane) for piece in pieces]  # noqa: E731
-            return self.after_kernel(kernel, act)[1]
+            return self.after_kernel(kernel, partial(self.move, (pieces, where)))[1]
 
         with self.managed(self.size) as block:
             for call, (where, name) in product(self.config.calls, NAMES.items()):

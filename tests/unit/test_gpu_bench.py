@@ -197,7 +197,8 @@ class Process:
     """A training in place of a process: `digests` are its weights after each `train`."""
 
     def __init__(self, digests: list[str] | None = None) -> None:
-        self.digests, self.calls = digests or [], []
+        self.digests = digests or []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def call(self, command: str, **options: Any) -> dict[str, Any]:
         self.calls.append((command, options))
@@ -217,7 +218,8 @@ def bench_of(gpu: Any, tmp_path: Path, part: str) -> Any:
 def test_every_training_has_umems_own_guard_and_budgets_that_sum_to_the_limit(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainings, seen = gpu("gpu.trainings"), {}
+    trainings = gpu("gpu.trainings")
+    seen: dict[str, Any] = {}
     monkeypatch.setenv("UMEM_GUARD", "0")
     monkeypatch.setenv("UMEM_POLICY", "none")
 
