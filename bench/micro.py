@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 from harness import interleave
+from inside import inside
 
 import umem
-from umem.base.native import core
 from umem.base.units import MIB
 from umem.integrations.torch import cpu
 
@@ -72,13 +72,13 @@ def alloc(rounds: int) -> Values:
 def _umem_alloc(size: int) -> Callable[[], float]:
     def measure() -> float:
         with on(observer="off"):
-            return float(core.bench_alloc(size, ITERATIONS))
+            return float(inside.bench_alloc(size, ITERATIONS))
 
     return measure
 
 
 def _glibc_alloc(size: int) -> Callable[[], float]:
-    return lambda: float(core.bench_malloc(size, ITERATIONS))
+    return lambda: float(inside.bench_malloc(size, ITERATIONS))
 
 
 def _torch_alloc(size: int) -> Callable[[], float]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from caching_allocator import CachingAllocator
 from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
+from inside import inside
 from policies.traces import Traces
 from policies.workloads import WORKLOADS
 
@@ -94,7 +95,7 @@ def _arena(
     try:
         if chosen is not None and (chosen.offsets != NO_PLACE).any():
             _core.install_layout(chosen.sizes, chosen.offsets, chosen.bytes)
-        _core.driver.instrument()
+        inside.instrument()
         most = 0
         for _ in range(STEPS):
             before = _calls()
@@ -108,7 +109,7 @@ def _arena(
 
 
 def _calls() -> int:
-    return sum(_core.driver.calls(name) for name in MOVES)
+    return sum(inside.calls(name) for name in MOVES)
 
 
 def _packed(name: str, step: StepTrace, chosen: Layout) -> Held:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 from harness import Report, Result, Spread, add_outputs, cases, results_folder
+from inside import inside
 
 import umem
 from umem.base.native import core
@@ -42,7 +43,7 @@ def measure(
               for i in range(nbytes // BLOCK)]  # fmt: skip
 
     def wait() -> None:
-        torch.cuda.synchronize() if device == "cuda" else core.driver.cuCtxSynchronize()
+        torch.cuda.synchronize() if device == "cuda" else inside.cuCtxSynchronize()
 
     def woken() -> None:
         umem.wake()
@@ -83,7 +84,7 @@ def run(nbytes: int, rounds: int) -> Report:
     name = torch.cuda.get_device_name() if device == "cuda" else f"soft:{SOFT}"
     with umem.enable(device="cuda" if device == "cuda" else name, budget=nbytes + 256 * MIB,
                      host_budget="unlimited", policy="lru"):  # fmt: skip
-        clock = (lambda: time.perf_counter() * 1e6) if device == "cuda" else core.driver.now_us
+        clock = (lambda: time.perf_counter() * 1e6) if device == "cuda" else inside.now_us
         with cases(rounds + 1) as advance:
             rows = measure(nbytes, rounds, device, clock, advance)
         if device == "cuda":

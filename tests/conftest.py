@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -31,6 +32,11 @@ hypothesis.settings.register_profile(NIGHTLY)
 # Seconds by test, for tools/affected_tests.py; survives in pytest's cache.
 DURATIONS = "umem/durations"
 _durations: dict[str, float] = {}
+
+
+def pytest_configure() -> None:
+    if importlib.util.find_spec("_core_testing") is None:
+        raise pytest.UsageError("_core_testing is missing; build it: python tools/build_testing.py")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

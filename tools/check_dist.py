@@ -38,6 +38,7 @@ def wheel_problems(names: Iterable[str]) -> list[str]:
     """Return the problems of a wheel's list of files; empty for a sound wheel."""
     files = set(names)
     found = [f"{name}: built for one torch" for name in files if "_torch_ext-" in name]
+    found += [f"{name}: for tests only" for name in files if "testing" in name]
     foreign = {name.partition("/")[0] for name in files} - {"umem"}
     found += [f"{name}/ is not umem's" for name in foreign if not name.endswith(".dist-info")]
     wanted = {

@@ -15,8 +15,6 @@ void bind_options(pybind11::module_& module);
 void bind_runtime(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_hints(pybind11::module_& module);
-void bind_driver(pybind11::module_& module);
-void bind_bench(pybind11::module_& module);
 void bind_trace(pybind11::module_& module);
 void bind_awaited(pybind11::module_& module);
 void bind_victim_callback(pybind11::module_& module);

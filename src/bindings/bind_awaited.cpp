@@ -55,7 +55,6 @@ void bring_awaited() {
 void bind_awaited(py::module_& module) {
   module.def("set_awaited", &set_awaited, py::arg("storages"), py::arg("arrive"));
   module.def("bring_awaited", &bring_awaited);
-  module.def("awaits", &runtime::awaiting);
 }
 
 }  // namespace umem::bindings

@@ -80,21 +80,6 @@ py::list placed_blocks() {
   return result;
 }
 
-py::list blocks() {
-  py::list result;
-  for (const runtime::BlockReport& report : unlocked(&runtime::blocks)) {
-    py::dict made;
-    made["base"] = report.base;
-    made["bytes"] = report.bytes;
-    made["tag"] = report.tag;
-    made["family"] = report.family;
-    made["state"] = report.state;
-    made["pins"] = report.pins;
-    result.append(made);
-  }
-  return result;
-}
-
 }  // namespace
 
 void bind_hints(py::module_& module) {
@@ -129,7 +114,6 @@ void bind_hints(py::module_& module) {
   module.def("set_scope", [](const std::string& name) {
     return unlocked([&] { return runtime::set_scope(name); });
   });
-  module.def("blocks", &blocks);
 }
 
 }  // namespace umem::bindings

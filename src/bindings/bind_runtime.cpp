@@ -61,8 +61,6 @@ void bind_runtime(py::module_& module) {
   module.def("set_budget", [](std::size_t device_bytes, std::size_t host_bytes) {
     run([&] { return runtime::set_budget(device_bytes, host_bytes); });
   });
-  module.def("set_policy",
-             [](const std::string& name) { run([&] { return runtime::set_policy(name); }); });
   module.def("policies", [] {
     return std::vector<std::string>(policy::names().begin(), policy::names().end());
   });

@@ -1,6 +1,5 @@
 // One table of function pointers separates umem from every driver, real or software.
 #pragma once
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -72,16 +71,8 @@ struct Driver {
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.
 void fill_missing(Table& table);
-// True if the driver has the entry point, instrumented or not.
+// True if the driver has the entry point.
 UMEM_API bool supports(const Table& table, Entry entry);
-
-// Fault injection: makes the n-th call (1 = next) of one entry point return `error` without
-// reaching the driver; a `torn` one of a batch reaches it with the first half of its ranges. The
-// table must have been wrapped by `instrument` first.
-UMEM_API void instrument(Table& table);
-UMEM_API void inject(Entry entry, std::uint64_t nth_call, CUresult error, bool torn = false);
-UMEM_API void clear_injections();
-UMEM_API std::uint64_t calls(Entry entry);  // since `instrument`
 
 // "CUDA_ERROR_…"; null for a code that umem does not know.
 const char* error_name(CUresult result);

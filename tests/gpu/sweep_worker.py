@@ -36,6 +36,7 @@ from softcuda import load  # noqa: E402
 if CUDA:
     soft = load.load()
 
+import _core_testing  # noqa: E402
 import torch  # noqa: E402
 from support.cells import Cell  # noqa: E402
 from sweep import entry_points  # noqa: E402
@@ -168,10 +169,10 @@ class Lost(Exception):  # noqa: N818
 def plan(case: dict[str, Any]) -> None:
     """Resets all state: a case runs alone as it does among others."""
     if not CUDA:
-        core.driver.instrument()
+        _core_testing.instrument()
         if case["entry"]:
             torn = case["harm"] == "tear"
-            core.driver.inject(case["entry"], case["nth"], case["error"], torn=torn)
+            _core_testing.inject(case["entry"], case["nth"], case["error"], torn=torn)
         return
     soft.reset()
     soft.seed(SEED)
@@ -182,12 +183,12 @@ def plan(case: dict[str, Any]) -> None:
 
 def end_plan() -> dict[str, int]:
     """Clears planned failures; returns the number of calls of each entry point."""
-    calls = core.driver.calls if not CUDA else soft.calls
+    calls = _core_testing.calls if not CUDA else soft.calls
     found = {name: calls(name) for name in entry_points()}
     if CUDA:
         soft.reset()
     else:
-        core.driver.clear_injections()
+        _core_testing.clear_injections()
     return found
 
 
@@ -263,7 +264,7 @@ def check_nothing_left() -> None:
     gpu.synchronize()
     if left := umem.stats().live_bytes:
         raise Lost(f"{left} bytes stay alive")
-    if pins := sum(row["pins"] for row in core.blocks()):
+    if pins := sum(row["pins"] for row in _core_testing.blocks()):
         raise Lost(f"{pins} pins are left")
 
 

@@ -366,18 +366,19 @@ def test_the_workspace_of_a_matrix_product_stays(program: Program, softcuda: Sof
     """B4: no operator names it, so it was always the first to leave."""
     out, _ = program(
         """
+import _core_testing
 from umem.base.native import core
 enable(budget="64MiB", policy="lru")
 weight = torch.empty(256, 256, device="cuda")
 weight @ weight
-here = (b for b in core.blocks() if b["state"] == "device" and b["bytes"] > 2 * MIB)
+here = (b for b in _core_testing.blocks() if b["state"] == "device" and b["bytes"] > 2 * MIB)
 large = {b["base"]: b for b in here}
 if not large:
     print("this torch leaves workspaces to cuBLAS")
     sys.exit()
 (workspace,) = large
 def state():
-    return next(b["state"] for b in core.blocks() if b["base"] == workspace)
+    return next(b["state"] for b in _core_testing.blocks() if b["base"] == workspace)
 held = blocks(24, 4)
 for i in range(100):
     for t in held:

@@ -160,8 +160,8 @@ def test_an_interrupt_in_the_middle_of_eviction(program: Program) -> None:
             except KeyboardInterrupt:
                 interrupts += 1
             timer.join()
-        from umem.base.native import core
-        assert not [row for row in core.blocks() if row["pins"]]
+        import _core_testing
+        assert not [row for row in _core_testing.blocks() if row["pins"]]
         assert intact(tensors)
         print(len(tensors))
         """

@@ -105,13 +105,13 @@ def test_operators_above_the_budget_lose_nothing(
 
 
 def test_the_advice_ends_where_umem_moves_nothing_any_more() -> None:
-    from umem import _core
+    import _core_testing
 
     with umem.enable(budget="16MiB", device="cuda", policy="lru"):
         a, b = full(1.0, mib=8), full(2.0, mib=8)
         c = a + b
         assert HOST in [advice(t)[0] for t in (a, b, c)]
-        _core.set_policy("none")
+        _core_testing.set_policy("none")
         assert [advice(t) for t in (a, b, c)] == [(NOWHERE, NOWHERE)] * 3
         del a, b, c
 

@@ -85,7 +85,7 @@ def test_an_operation_ends_in_a_child_whatever_the_parents_threads_were_at() -> 
         thread = threading.Thread(target=works_on); thread.start(); begun.wait()
         def thrashed():
             token = core.op_begin(parts, "", "forward", "strided")
-            for part in parts * 20: core.driver.touch(part, 2 * MIB)
+            for part in parts * 20: _core_testing.touch(part, 2 * MIB)
             core.op_end(token, "")
             return umem.stats().zero_copy_bytes > 0
         pid = os.fork()
@@ -160,7 +160,7 @@ def test_interrupt_in_the_middle_of_eviction(policy: str) -> None:
                     for t in tensors: t.add_(1).sub_(1)
             except KeyboardInterrupt:
                 interrupts += 1
-                pinned = [row for row in core.blocks() if row["pins"]]
+                pinned = [row for row in _core_testing.blocks() if row["pins"]]
                 print("again" if not pinned else pinned, flush=True)
         for i, t in enumerate(tensors): t.sub_(t - i)
         print(intact(tensors), len(set(map(id, tensors))))

@@ -19,6 +19,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import _core_testing  # noqa: E402
+
 import umem  # noqa: E402
 from umem.base.native import core  # noqa: E402
 from umem.errors import ConfigError, StateError  # noqa: E402
@@ -397,7 +399,7 @@ def test_compiled_code_is_waited_for_in_the_step() -> None:
             backward(compiled if seed else model, seed)
             optimizer.step()
             if seed:
-                assert not core.awaits()
+                assert not _core_testing.awaits()
             optimizer.zero_grad()
         assert same(list(plain_model.parameters()), list(model.parameters()))
         paged.remove()
@@ -544,10 +546,10 @@ def test_compiled_code_is_known_after_a_reset(held: threading.Event) -> None:
         optimizer.step()
         compiled = torch.compile(model, backend="aot_eager")
         compiled(torch.ones(1, SIDE))
-        assert not core.awaits()
+        assert not _core_testing.awaits()
         backward(model)
         optimizer.step()
-        assert not core.awaits()
+        assert not _core_testing.awaits()
         paged.remove()
         del model, optimizer, paged, compiled
         gc.collect()
@@ -613,11 +615,11 @@ def test_a_model_that_is_dropped_is_freed(held: threading.Event) -> None:
         del model, optimizer, paged
         gc.collect()
         for _ in range(600):  # updates in flight end on another thread
-            if alive() is None and not core.awaits():
+            if alive() is None and not _core_testing.awaits():
                 break
             time.sleep(0.01)
         assert alive() is None
-        assert not core.awaits()
+        assert not _core_testing.awaits()
 
 
 def test_an_optimizer_may_be_collected_on_the_thread_that_updates(

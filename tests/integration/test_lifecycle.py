@@ -179,7 +179,7 @@ if True:
         + STATES[state]
         + """
 signal.setitimer(signal.ITIMER_REAL, 0)
-pins = [row for row in core.blocks() if row["pins"]] if umem.is_enabled() else []
+pins = [row for row in _core_testing.blocks() if row["pins"]] if umem.is_enabled() else []
 print(seen >= 50, good, intact(tensors), bool(handled.eq(1.0).all()), pins)
 """,
         timeout=120,
@@ -222,7 +222,7 @@ for number in itertools.count():
         umem.wake()
 signal.setitimer(signal.ITIMER_REAL, 0)
 gc.collect()
-pins = [row for row in core.blocks() if row["pins"]]
+pins = [row for row in _core_testing.blocks() if row["pins"]]
 print(train(3) == want, intact(kept), pins)
 """,
         timeout=120,
@@ -256,7 +256,7 @@ def test_a_policy_that_fails_is_replaced(how: str) -> None:
         + "want = plain(lambda: train(5))"
         + BROKEN.format(raises)
         + "print(train(5) == want, umem.stats().evictions > 0, "
-        + "[row for row in core.blocks() if row['pins']])"
+        + "[row for row in _core_testing.blocks() if row['pins']])"
     )
     assert (code, out) == (0, "True True []\n"), err
     assert err.count(words) == 1, err
@@ -276,7 +276,8 @@ for seed in range(5):
         step(module, optimizer, seed)
     except KeyboardInterrupt:
         interrupts += 1
-print(interrupts > 0, digest(module) == want, [row for row in core.blocks() if row["pins"]])
+pins = [row for row in _core_testing.blocks() if row["pins"]]
+print(interrupts > 0, digest(module) == want, pins)
 """
     )
     assert (code, out, err) == (0, "True True []\n", "")

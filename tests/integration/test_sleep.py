@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import _core_testing
 import pytest
 import torch
 from support import forkserver
@@ -227,13 +228,13 @@ def test_a_budget_of_auto_gives_way_to_others_and_grows_again() -> None:
 
         assert step() == 64
         umem.evict(x[0])
-        result, other = core.driver.cuMemAlloc(12 * MIB)  # by another owner
+        result, other = _core_testing.cuMemAlloc(12 * MIB)  # by another owner
         assert result == 0
         assert [step(), step()] == [52, 52]
         assert float(x[0][0] + x[5][0]) == 5  # back, and others leave for it
         (memory,) = core.device_memory()
         assert 48 * MIB <= memory["held_bytes"] <= 52 * MIB
-        assert core.driver.cuMemFree(other) == 0
+        assert _core_testing.cuMemFree(other) == 0
         grown = [step() for _ in range(auto_budget.PATIENCE)]
         assert grown == [52] * (auto_budget.PATIENCE - 1) + [64]
         assert all(float(t[0]) == i for i, t in enumerate(x))
@@ -244,12 +245,12 @@ def test_a_budget_of_auto_gives_way_to_others_and_grows_again() -> None:
 def test_a_budget_that_was_set_follows_nothing() -> None:
     with umem.enable(device="soft:64MiB", policy="lru"):
         umem.set_budget("32MiB")
-        result, other = core.driver.cuMemAlloc(48 * MIB)
+        result, other = _core_testing.cuMemAlloc(48 * MIB)
         assert result == 0
         time.sleep(auto_budget.EVERY_S * 1.1)
         umem.step()
         assert umem.stats().budget_bytes == 32 * MIB
-        assert core.driver.cuMemFree(other) == 0
+        assert _core_testing.cuMemFree(other) == 0
 
 
 def test_the_option_top_serves_while_umem_is_on(

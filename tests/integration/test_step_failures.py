@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import _core_testing  # noqa: E402
+
 import umem  # noqa: E402
-from umem.base.native import core  # noqa: E402
 
 MIB = 1 << 20
 
@@ -144,7 +145,7 @@ def train(place: Callable[[Net, torch.Tensor, Any], None] | None) -> str:
             with pytest.raises(OopsError):
                 place(net, x, optimizer)
             if umem.is_enabled():
-                assert [row for row in core.blocks() if row["pins"]] == []
+                assert [row for row in _core_testing.blocks() if row["pins"]] == []
         optimizer.zero_grad()
         net(x).square().mean().backward()
         optimizer.step()

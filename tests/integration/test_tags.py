@@ -8,8 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import _core_testing  # noqa: E402
+
 import umem  # noqa: E402
-from umem.base.native import core  # noqa: E402
 
 BOTH = pytest.mark.parametrize("observer", ["native", "python"])
 F = torch.nn.functional
@@ -27,7 +28,7 @@ def on(observer: str) -> Iterator[None]:
 def named(tensor: torch.Tensor) -> tuple[str, str]:
     """Tag and family of the tensor's block, which must be large enough to be separate."""
     base = tensor.untyped_storage().data_ptr()
-    found = [(b["tag"], b["family"]) for b in core.blocks() if b["base"] == base]
+    found = [(b["tag"], b["family"]) for b in _core_testing.blocks() if b["base"] == base]
     assert len(found) == 1, f"{len(found)} blocks at {base:#x}"
     return found[0]
 

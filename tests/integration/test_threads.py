@@ -10,8 +10,9 @@ from support import program
 
 torch = pytest.importorskip("torch")
 
+import _core_testing  # noqa: E402
+
 import umem  # noqa: E402
-from umem.base.native import core  # noqa: E402
 
 MIB = 1 << 20
 
@@ -52,7 +53,7 @@ def test_backward_in_several_threads(policy: str) -> None:
         assert [results.get(i) for i in range(4)] == plain
         assert umem.stats().peak_resident_bytes <= 16 * MIB
         assert umem.stats().bytes_out > 0
-        assert [row for row in core.blocks() if row["pins"]] == []
+        assert [row for row in _core_testing.blocks() if row["pins"]] == []
 
 
 def test_one_graph_differentiated_by_threads() -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import _core_testing
 import pytest
 from support.driver import FRAMES, PAGE, SUCCESS, Driver
 from support.planned import Program, options, running
-
-from umem import _core
 
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     """The software device with 16 frames, closed with nothing left allocated."""
-    calls = _core.driver
+    calls = _core_testing
     calls.open_soft(FRAMES * PAGE, "a100-pcie4")
     live: list[int] = []
     result, stream = calls.cuStreamCreate(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import _core_testing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ def weights(program: Program, names: str) -> list[Tensor]:
 
 def advised(program: Program, name: str) -> bool:
     values = [
-        _core.driver.cuMemRangeGetAttribute(attribute, program.at[name], 4 * MIB, 1)
+        _core_testing.cuMemRangeGetAttribute(attribute, program.at[name], 4 * MIB, 1)
         for attribute in (READ_MOSTLY, PREFERRED)
     ]
     assert values[1] == (0, [-2])  # only for a moment
@@ -35,7 +36,7 @@ def advised(program: Program, name: str) -> bool:
 
 
 def pages(program: Program, name: str) -> list[str]:
-    return list(_core.driver.page_states(program.at[name], 4 * MIB))
+    return list(_core_testing.page_states(program.at[name], 4 * MIB))
 
 
 def moved_out() -> int:
@@ -83,13 +84,13 @@ def test_a_write_to_a_clean_unit_is_kept_and_moves_what_was_written(program: Pro
     _core.install_plan(columns(tensors, ops, evict=[[0, 0]], fetch=[[1, 3, 0]], read_mostly=[0]))
     step(program, "abba")
     assert pages(program, "a") == ["duplicate"] * 2
-    _core.driver.store(program.at["a"] + PAGE, b"written")
+    _core_testing.store(program.at["a"] + PAGE, b"written")
     assert pages(program, "a") == ["duplicate", "device"]
     before = moved_out()
     program.op("a")
     assert pages(program, "a") == ["host"] * 2
     assert moved_out() == before + PAGE
-    assert _core.driver.load(program.at["a"] + PAGE, 7) == b"written"
+    assert _core_testing.load(program.at["a"] + PAGE, 7) == b"written"
     program.check("a")
     program.op("b")
 
@@ -254,7 +255,8 @@ def test_whatever_is_written_no_byte_is_lost(
             for at, (which, written) in enumerate(ops):
                 name = NAMES[at if right else which]
                 use(program, name, written)
-                held = [b["bytes"] for b in _core.blocks() if b["state"] in ("device", "dead")]
+                rows = _core_testing.blocks()
+                held = [b["bytes"] for b in rows if b["state"] in ("device", "dead")]
                 assert sum(held) <= 8 * MIB
                 for block in program.at:  # the ledger knows the blocks without frames
                     if program.state(block) == "host":

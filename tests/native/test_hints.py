@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import _core_testing
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +37,7 @@ class Memory:
     def fill(self, ptr: int) -> None:
         nbytes, byte = self.live[ptr]
         token = _core.op_begin([ptr], "", "forward")
-        _core.driver.store(ptr, bytes([byte]) * nbytes)
+        _core_testing.store(ptr, bytes([byte]) * nbytes)
         _core.op_end(token, "")
 
     def drop(self, ptr: int) -> None:
@@ -47,7 +48,7 @@ class Memory:
         nbytes, byte = self.live[ptr]
         last = nbytes if last is None else last
         token = _core.op_begin([ptr], "", "forward")
-        seen = _core.driver.load(ptr + first, last - first)
+        seen = _core_testing.load(ptr + first, last - first)
         _core.op_end(token, "")
         return bytes(seen) == bytes([byte]) * (last - first)
 

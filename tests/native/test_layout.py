@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import _core_testing
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ MOVES = (
 @pytest.fixture
 def program() -> Iterator[Program]:
     _core.start(options(64 * MIB))
-    _core.driver.instrument()
+    _core_testing.instrument()
     made = Program()
     yield made
     made.clear()
@@ -38,7 +39,7 @@ def install(*entries: tuple[int, int], total: int) -> None:
 
 
 def calls() -> int:
-    return sum(_core.driver.calls(name) for name in MOVES)
+    return sum(_core_testing.calls(name) for name in MOVES)
 
 
 def a_step(program: Program) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import _core_testing
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def start(budget: int = 16 * MIB, policy: str = "lru", **changes: object) -> Non
 
 def units() -> list[tuple[int, str]]:
     """MiB and state of the live units, by address."""
-    rows = sorted(_core.blocks(), key=lambda row: row["base"])
+    rows = sorted(_core_testing.blocks(), key=lambda row: row["base"])
     return [
         (row["bytes"] // MIB, row["state"]) for row in rows if row["state"] not in ("dead", "gone")
     ]
@@ -37,13 +38,13 @@ def units() -> list[tuple[int, str]]:
 
 def fill(ptr: int, nbytes: int, value: int) -> None:
     for offset in range(0, nbytes, PAGE):
-        _core.driver.store(ptr + offset, bytes([value + offset // PAGE]) * 8)
+        _core_testing.store(ptr + offset, bytes([value + offset // PAGE]) * 8)
 
 
 def holds(ptr: int, nbytes: int, value: int) -> bool:
     pages = range(0, nbytes, PAGE)
     return all(
-        _core.driver.load(ptr + offset, 8) == bytes([value + offset // PAGE]) * 8
+        _core_testing.load(ptr + offset, 8) == bytes([value + offset // PAGE]) * 8
         for offset in pages
     )
 
@@ -114,7 +115,7 @@ def test_a_tag_is_that_of_all_pieces() -> None:
     start()
     ptr = _core.allocate(10 * MIB)
     assert _core.tag(ptr, "param")
-    assert [row["tag"] for row in _core.blocks()] == ["param"] * 3
+    assert [row["tag"] for row in _core_testing.blocks()] == ["param"] * 3
     assert _core.release(ptr)
 
 
@@ -163,7 +164,7 @@ def test_without_a_plan_an_op_on_a_part_that_is_away_has_the_block_cut() -> None
 
 def states(ptr: int, nbytes: int) -> list[str]:
     """The units of a block, by address."""
-    rows = sorted(_core.blocks(), key=lambda row: row["base"])
+    rows = sorted(_core_testing.blocks(), key=lambda row: row["base"])
     return [row["state"] for row in rows if ptr <= row["base"] < ptr + nbytes]
 
 
@@ -288,7 +289,7 @@ def test_advice_to_the_driver_stays_with_the_bytes_or_ends() -> None:
         _core.evict(address, nbytes)
         _core.prefetch(address, nbytes)
     assert holds(ptr, 16 * MIB, 1)
-    assert _core.driver.load(own, 8) == bytes([60]) * 8
+    assert _core_testing.load(own, 8) == bytes([60]) * 8
     assert holds(own + PAGE, 12 * MIB, 51)
     for address in (ptr, own):
         assert _core.release(address)
@@ -326,7 +327,7 @@ def test_ids_of_cut_ranges_serve_again() -> None:
         for ptr in ptrs:
             assert _core.release(ptr)
         _core.trim()
-        assert _core.blocks() == []
+        assert _core_testing.blocks() == []
 
 
 def test_a_layouts_blocks_are_cut_when_they_are_taken() -> None:
@@ -374,7 +375,7 @@ def test_a_plan_moves_the_parts_that_ops_use() -> None:
             before = _core.stats()
             for i in range(4):
                 token = _core.op_begin([ptr], "", "", parts={0: (4 * i * MIB, 4 * MIB)})
-                assert _core.driver.load(ptr + 4 * i * MIB, 8) == bytes([1 + 2 * i]) * 8
+                assert _core_testing.load(ptr + 4 * i * MIB, 8) == bytes([1 + 2 * i]) * 8
                 _core.op_end(token, "")
             _core.step()
             after = _core.stats()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import _core_testing
 import pytest
 from support.planned import MIB, ORDERS, Program, Tensor, columns, weights
 
@@ -451,8 +452,8 @@ def test_compute_waits_where_the_plan_says(program: Program) -> None:
         before = _core.stats()["stall_us"]
         for op in "abb":
             program.op(op)
-            _core.driver.launch(0, 1.0)
-        _core.driver.cuStreamSynchronize(0)
+            _core_testing.launch(0, 1.0)
+        _core_testing.cuStreamSynchronize(0)
         _core.step()
         return int(_core.stats()["stall_us"] - before)
 
@@ -492,11 +493,11 @@ def test_only_planned_follows_plans(program: Program) -> None:
     tensors = weights(program, "a")
     plan = columns(tensors, [[0]])
     _core.install_plan(plan)
-    _core.set_policy("lru")
+    _core_testing.set_policy("lru")
     for call in (lambda: _core.install_plan(plan), _core.clear_plans, _core.plan_status):
         with pytest.raises(StateError, match=r"'lru'.*'planned'"):
             call()
-    _core.set_policy("planned")
+    _core_testing.set_policy("planned")
     assert _core.plan_status()["plans"] == []
 
 
@@ -582,7 +583,7 @@ def test_a_plan_that_is_not_there_cannot_be_rolled_back(program: Program) -> Non
     with pytest.raises(ConfigError, match=f"no plan {number + 1}.*keeps the 8"):
         _core.roll_back_plan(number + 1)
     assert _core.stats()["plans_rolled_back"] == 0
-    _core.set_policy("lru")
+    _core_testing.set_policy("lru")
     with pytest.raises(StateError, match="followed by 'planned' only"):
         _core.roll_back_plan(number)
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+import _core_testing
 import pytest
 from support import recorded
 
@@ -23,7 +24,7 @@ def _running() -> Iterator[None]:
     options.budget_bytes = options.floor_bytes = 64 * MIB
     _core.start(options)
     yield
-    for block in _core.blocks():  # leftovers of a failed test
+    for block in _core_testing.blocks():  # leftovers of a failed test
         _core.release(block["base"])
     _core.stop()
 

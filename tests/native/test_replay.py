@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 
+import _core_testing
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -104,7 +105,8 @@ def test_labels_of_blocks() -> None:
     replay = _core.Replay(options(64 * MIB))
     try:
         replay.set_step(columns_of(make_step([1.0], tensors)))
-        found = {(b["bytes"] // MIB, b["tag"], b["family"], b["pins"]) for b in _core.blocks()}
+        rows = _core_testing.blocks()
+        found = {(b["bytes"] // MIB, b["tag"], b["family"], b["pins"]) for b in rows}
         assert found == {(4, "optimizer", "linear", 0), (6, "temp", "none", 0)}
         assert _core.stats()["live_bytes"] == 10 * MIB
     finally:
@@ -165,7 +167,7 @@ def test_pages_behave_the_same_without_memory(actions: list[tuple[str, int, int]
 
 
 def _pages(actions: list[tuple[str, int, int]], backed: bool) -> object:
-    calls = _core.driver
+    calls = _core_testing
     calls.open_soft(6 * PAGE, "a100-pcie4", backed)
     ptr = 0
     try:
@@ -190,7 +192,7 @@ def _pages(actions: list[tuple[str, int, int]], backed: bool) -> object:
 
 
 def test_a_write_to_a_duplicate_collapses_it() -> None:
-    calls = _core.driver
+    calls = _core_testing
     calls.open_soft(6 * PAGE, "a100-pcie4", False)
     _, ptr = calls.cuMemAllocManaged(PAGE, 1)
     try:
@@ -225,13 +227,13 @@ def transfers(budget: int, out: list[int]) -> float:
         blocks = [comes]
         _core.evict(comes, 1)
         blocks += [_core.allocate(size * MIB) for size in out]
-        _core.driver.cuCtxSynchronize()
-        start = _core.driver.now_us()
+        _core_testing.cuCtxSynchronize()
+        start = _core_testing.now_us()
         for ptr in blocks[1:]:
             _core.evict(ptr, 1)
         _core.op_end(_core.op_begin([comes], "", ""), "")
-        _core.driver.cuStreamSynchronize(0)
-        return float(_core.driver.now_us() - start) / (32 * MIB / RATE)
+        _core_testing.cuStreamSynchronize(0)
+        return float(_core_testing.now_us() - start) / (32 * MIB / RATE)
     finally:
         for ptr in blocks:
             _core.release(ptr)
@@ -252,17 +254,17 @@ def test_a_new_block_does_not_wait_for_what_comes_in() -> None:
     try:
         _core.evict(blocks[0], 1)
         _core.release(dead)
-        _core.driver.cuCtxSynchronize()
-        start = _core.driver.now_us()
+        _core_testing.cuCtxSynchronize()
+        start = _core_testing.now_us()
         _core.prefetch(blocks[0], 1)  # in the memory of dead bytes
         token = _core.op_begin([blocks[1]], "", "")
         blocks.append(_core.allocate(48 * MIB))
         _core.op_end(token, "")
-        _core.driver.cuStreamSynchronize(0)
-        assert _core.driver.now_us() == start
+        _core_testing.cuStreamSynchronize(0)
+        assert _core_testing.now_us() == start
         _core.op_end(_core.op_begin([blocks[0]], "", ""), "")
-        _core.driver.cuStreamSynchronize(0)
-        assert _core.driver.now_us() - start == pytest.approx(32 * MIB / RATE)
+        _core_testing.cuStreamSynchronize(0)
+        assert _core_testing.now_us() - start == pytest.approx(32 * MIB / RATE)
     finally:
         for ptr in blocks:
             _core.release(ptr)
@@ -331,7 +333,7 @@ def test_small_tensors_stay_small() -> None:
     try:
         replay.set_step(columns(bytes=sizes, large=large))
         replay.run_step(1)
-        assert "pool" in {block["tag"] for block in _core.blocks()}
+        assert "pool" in {block["tag"] for block in _core_testing.blocks()}
     finally:
         replay.close()
 

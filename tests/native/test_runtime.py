@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Iterator
 
+import _core_testing
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -60,7 +61,7 @@ def blocks() -> Iterator[Blocks]:
 
 
 def state_of(ptr: int) -> str:
-    for row in _core.blocks():
+    for row in _core_testing.blocks():
         if row["base"] <= ptr < row["base"] + row["bytes"]:
             return str(row["state"])
     raise AssertionError("no such block")
@@ -69,7 +70,7 @@ def state_of(ptr: int) -> str:
 def use(*ptrs: int) -> None:
     token = _core.op_begin(list(ptrs), "", "forward")
     for ptr in ptrs:
-        _core.driver.load(ptr, 1)
+        _core_testing.load(ptr, 1)
     _core.op_end(token, "")
 
 
@@ -112,13 +113,13 @@ def test_four_times_the_budget_keeps_its_bytes(blocks: Blocks, policy: str) -> N
     ptrs = [blocks.take(4 * MIB) for _ in range(16)]
     for index, ptr in enumerate(ptrs):
         token = _core.op_begin([ptr], "conv", "forward")
-        _core.driver.store(ptr, b"block%02d" % index)
-        _core.driver.store(ptr + 4 * MIB - 7, b"block%02d" % index)
+        _core_testing.store(ptr, b"block%02d" % index)
+        _core_testing.store(ptr + 4 * MIB - 7, b"block%02d" % index)
         _core.op_end(token, "activation")
     for index, ptr in enumerate(ptrs):
         use(ptr)
-        assert _core.driver.load(ptr, 7) == b"block%02d" % index
-        assert _core.driver.load(ptr + 4 * MIB - 7, 7) == b"block%02d" % index
+        assert _core_testing.load(ptr, 7) == b"block%02d" % index
+        assert _core_testing.load(ptr + 4 * MIB - 7, 7) == b"block%02d" % index
     stats = _core.stats()
     assert stats["peak_resident_bytes"] <= 16 * MIB
     assert stats["bytes_out"] > 0
@@ -169,10 +170,10 @@ def test_dead_bytes_do_not_travel(blocks: Blocks) -> None:
 def test_a_freed_block_is_reused_in_place(blocks: Blocks) -> None:
     _core.start(options())
     ptr = blocks.take(4 * MIB)
-    prefetches = _core.driver.telemetry()
+    prefetches = _core_testing.telemetry()
     blocks.drop(ptr)
     assert blocks.take(4 * MIB - 5) == ptr
-    assert _core.driver.telemetry() == prefetches
+    assert _core_testing.telemetry() == prefetches
 
 
 def test_an_evicted_dead_block_is_reused_without_a_copy(blocks: Blocks) -> None:
@@ -207,18 +208,18 @@ def test_units_in_use_stay(blocks: Blocks) -> None:
     with pytest.raises(StateError, match="in use"):
         _core.evict(a, 1)
     _core.op_end(token, "")
-    assert all(row["pins"] == 0 for row in _core.blocks())
+    assert all(row["pins"] == 0 for row in _core_testing.blocks())
 
 
 def test_an_op_that_needs_more_than_the_budget_works_by_faults(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     ptrs = [blocks.take(4 * MIB) for _ in range(8)]
     for index, ptr in enumerate(ptrs):
-        _core.driver.store(ptr, bytes([index]))
+        _core_testing.store(ptr, bytes([index]))
     token = _core.op_begin(ptrs, "", "forward")
     for _ in range(3):
         for index, ptr in enumerate(ptrs):
-            assert _core.driver.load(ptr, 1) == bytes([index])
+            assert _core_testing.load(ptr, 1) == bytes([index])
     _core.op_end(token, "")
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
     faults = _core.stats()["faults"]
@@ -234,10 +235,10 @@ def test_a_block_larger_than_the_budget_works_and_warns_once(
     for _ in range(2):
         ptr = blocks.take(40 * MIB)
         token = _core.op_begin([ptr], "", "forward")
-        _core.driver.touch(ptr, 40 * MIB)
-        _core.driver.store(ptr + 39 * MIB, b"end")
+        _core_testing.touch(ptr, 40 * MIB)
+        _core_testing.store(ptr + 39 * MIB, b"end")
         _core.op_end(token, "activation")
-        assert _core.driver.load(ptr + 39 * MIB, 3) == b"end"
+        assert _core_testing.load(ptr + 39 * MIB, 3) == b"end"
         blocks.drop(ptr)
     assert capfd.readouterr().err.count("larger than the budget") == 1
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
@@ -248,7 +249,7 @@ def five_pages_in_four(blocks: Blocks) -> list[int]:
     _core.start(options(8 * MIB))
     parts = [blocks.take(PAGE) for _ in range(5)]
     for part in parts:
-        _core.driver.store(part + 8, b"part")
+        _core_testing.store(part + 8, b"part")
     return parts
 
 
@@ -261,13 +262,13 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
         before = _core.stats()["faults"]
         token = _core.op_begin(parts, "", "forward", "strided")
         for part in parts * 50:
-            _core.driver.touch(part, 2 * MIB)
-            _core.driver.store(part + 8 + n, b"%d" % n)
+            _core_testing.touch(part, 2 * MIB)
+            _core_testing.store(part + 8 + n, b"%d" % n)
         _core.op_end(token, "activation")
         assert 5 < _core.stats()["faults"] - before <= 3 * 5
         assert _core.stats()["zero_copy_bytes"] == PAGE * n
         assert _core.stats()["peak_resident_bytes"] <= 8 * MIB
-    assert all(_core.driver.load(part + 8, 4) == b"p12t" for part in parts)
+    assert all(_core_testing.load(part + 8, 4) == b"p12t" for part in parts)
     by_operator = _core.faults_by_operator()
     assert by_operator[0][0] == "strided"
     assert sum(count for _, count in by_operator) <= _core.stats()["faults"]
@@ -278,9 +279,9 @@ def test_an_op_that_goes_around_too_many_pages_leaves_on_the_host_what_does_not_
     assert "A budget of 10.0 MiB ends that" in said
     for part in parts:
         token = _core.op_begin([part], "", "forward", "small")
-        _core.driver.touch(part, 2 * MIB)
+        _core_testing.touch(part, 2 * MIB)
         _core.op_end(token, "activation")
-        assert _core.driver.page_states(part, 2 * MIB) == ["device"]
+        assert _core_testing.page_states(part, 2 * MIB) == ["device"]
 
 
 def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
@@ -295,12 +296,12 @@ def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
     one_op()
     before = _core.stats()["faults"]
     for part in parts * 50:
-        _core.driver.touch(part, 2 * MIB)
+        _core_testing.touch(part, 2 * MIB)
     assert _core.stats()["faults"] - before <= 3 * 5
     one_op()
     said = capfd.readouterr().err
     assert said.count("code between two operators went again and again through more memory") == 1
-    assert all(_core.driver.load(part + 8, 4) == b"part" for part in parts)
+    assert all(_core_testing.load(part + 8, 4) == b"part" for part in parts)
 
 
 def test_the_share_of_small_blocks_is_that_at_the_peak(blocks: Blocks) -> None:
@@ -324,7 +325,7 @@ def test_pages_that_fault_once_an_op_never_thrash(blocks: Blocks) -> None:
     ptrs = [blocks.take(2 * MIB) for _ in range(6)]
     for ptr in ptrs * 20:
         token = _core.op_begin([ptr], "", "forward")
-        _core.driver.touch(ptr, 2 * MIB)
+        _core_testing.touch(ptr, 2 * MIB)
         _core.op_end(token, "")
     assert _core.stats()["zero_copy_bytes"] == 0
     assert _core.stats()["faults"] >= 6 * 20
@@ -405,7 +406,7 @@ def test_budget_changes_both_ways(blocks: Blocks) -> None:
     _core.start(options(32 * MIB))
     ptrs = [blocks.take(4 * MIB) for _ in range(8)]
     for index, ptr in enumerate(ptrs):
-        _core.driver.store(ptr, bytes([index]))
+        _core_testing.store(ptr, bytes([index]))
     _core.set_budget(12 * MIB, 0)
     assert _core.stats()["resident_bytes"] <= 12 * MIB
     _core.reset_peak_stats()
@@ -418,7 +419,7 @@ def test_budget_changes_both_ways(blocks: Blocks) -> None:
     moved = _core.stats()["bytes_in"]
     for index, ptr in enumerate(ptrs):
         use(ptr)
-        assert _core.driver.load(ptr, 1) == bytes([index])
+        assert _core_testing.load(ptr, 1) == bytes([index])
     assert _core.stats()["bytes_in"] == moved  # all of it fits now
     with pytest.raises(ConfigError, match="floor"):
         _core.set_budget(FLOOR - 1, 0)
@@ -430,15 +431,15 @@ def test_policy_can_change_at_run_time(blocks: Blocks) -> None:
     for policy in ("lru", "none", "conv_lru", "none"):
         for index, ptr in enumerate(ptrs):
             token = _core.op_begin([ptr], "", "forward")
-            _core.driver.store(ptr, bytes([index]))
+            _core_testing.store(ptr, bytes([index]))
             _core.op_end(token, "")
-        _core.set_policy(policy)
+        _core_testing.set_policy(policy)
         for index, ptr in enumerate(ptrs):
             use(ptr)
-            assert _core.driver.load(ptr, 1) == bytes([index])
+            assert _core_testing.load(ptr, 1) == bytes([index])
     assert _core.stats()["peak_resident_bytes"] <= 16 * MIB
     with pytest.raises(ConfigError, match="conv_lru"):
-        _core.set_policy("clever")
+        _core_testing.set_policy("clever")
 
 
 def test_start_again(blocks: Blocks) -> None:
@@ -447,15 +448,15 @@ def test_start_again(blocks: Blocks) -> None:
     with pytest.raises(StateError, match="other options"):
         _core.start(options(64 * MIB))
     ptr = blocks.take(4 * MIB)
-    _core.driver.store(ptr, b"alive")
+    _core_testing.store(ptr, b"alive")
     _core.stop()
     with pytest.raises(StateError, match="not running"):
         _core.allocate(1)
-    assert _core.driver.load(ptr, 5) == b"alive"
+    assert _core_testing.load(ptr, 5) == b"alive"
     with pytest.raises(StateError, match="still alive"):
         _core.start(options(profile="h200-pcie5"))
     _core.start(options(64 * MIB))  # another budget is fine
-    assert _core.driver.load(ptr, 5) == b"alive"
+    assert _core_testing.load(ptr, 5) == b"alive"
     blocks.drop(ptr)
     _core.stop()
     _core.start(options(profile="h200-pcie5"))
@@ -512,12 +513,12 @@ def test_scratch_freed_inside_its_op_stays_until_the_op_ends(blocks: Blocks) -> 
     scratch = _core.allocate(4 * MIB)
     assert _core.release(scratch)
     _core.trim()  # releases all memory that no op uses
-    assert [row["pins"] for row in _core.blocks() if row["base"] == scratch] == [1]
+    assert [row["pins"] for row in _core_testing.blocks() if row["base"] == scratch] == [1]
     other = blocks.take(8 * MIB)
     _core.op_end(token, "")
-    assert [row["pins"] for row in _core.blocks() if row["base"] == other] == [0]
+    assert [row["pins"] for row in _core_testing.blocks() if row["base"] == other] == [0]
     _core.trim()
-    assert scratch not in {row["base"] for row in _core.blocks()}
+    assert scratch not in {row["base"] for row in _core_testing.blocks()}
 
 
 def test_disabling_inside_an_op_that_used_scratch(blocks: Blocks) -> None:
@@ -533,18 +534,18 @@ def test_disabling_inside_an_op_that_used_scratch(blocks: Blocks) -> None:
 def test_host_memory_of_dead_blocks_makes_room_for_a_large_one(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, host_budget_bytes=32 * MIB))
     first = _core.allocate(20 * MIB)  # by faults: some of it on the host
-    _core.driver.store(first, bytes([1]) * (20 * MIB))
+    _core_testing.store(first, bytes([1]) * (20 * MIB))
     _core.evict(first, 20 * MIB)
     assert _core.release(first)
     again = blocks.take(24 * MIB)  # the dead block's host memory is released first
-    _core.driver.store(again, bytes([2]) * (24 * MIB))
-    assert _core.driver.load(again + 24 * MIB - 1, 1) == bytes([2])
+    _core_testing.store(again, bytes([2]) * (24 * MIB))
+    assert _core_testing.load(again + 24 * MIB - 1, 1) == bytes([2])
 
 
 def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     ptr = blocks.take(4 * MIB)
-    _core.driver.store(ptr, bytes([7]) * (4 * MIB))
+    _core_testing.store(ptr, bytes([7]) * (4 * MIB))
 
     def evicting_moves() -> int:
         before = _core.stats()["bytes_out"]
@@ -555,14 +556,14 @@ def test_what_is_read_mostly_is_evicted_again_without_a_transfer(blocks: Blocks)
     _core.read_mostly(ptr, 4 * MIB, True)
     for _ in range(2):
         _core.prefetch(ptr, 4 * MIB)
-        assert _core.driver.load(ptr, 1) == bytes([7])
+        assert _core_testing.load(ptr, 1) == bytes([7])
         assert evicting_moves() == 0
     _core.prefetch(ptr, 4 * MIB)
-    _core.driver.store(ptr, bytes([8]) * (4 * MIB))  # the host's copy is stale now
+    _core_testing.store(ptr, bytes([8]) * (4 * MIB))  # the host's copy is stale now
     assert evicting_moves() == 4 * MIB
     _core.read_mostly(ptr, 4 * MIB, False)
     _core.prefetch(ptr, 4 * MIB)
-    assert _core.driver.load(ptr + 4 * MIB - 1, 1) == bytes([8])
+    assert _core_testing.load(ptr + 4 * MIB - 1, 1) == bytes([8])
     assert evicting_moves() == 4 * MIB
 
 
@@ -571,18 +572,18 @@ def test_a_forked_child_allocates_and_evicts_on_its_own(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     ptrs = [blocks.take(4 * MIB) for _ in range(8)]
     for index, ptr in enumerate(ptrs):
-        _core.driver.store(ptr, bytes([index]))
+        _core_testing.store(ptr, bytes([index]))
     child = os.fork()
     if child == 0:
-        good = all(_core.driver.load(ptr, 1) == bytes([i]) for i, ptr in enumerate(ptrs))
+        good = all(_core_testing.load(ptr, 1) == bytes([i]) for i, ptr in enumerate(ptrs))
         more = [_core.allocate(4 * MIB) for _ in range(8)]
         for ptr in more + ptrs:
-            _core.driver.store(ptr, b"child")
+            _core_testing.store(ptr, b"child")
         good &= all(_core.release(ptr) for ptr in more + ptrs)
         os._exit(0 if good else 1)
     _, status = os.waitpid(child, 0)
     assert status == 0
-    assert [_core.driver.load(ptr, 1)[0] for ptr in ptrs] == list(range(8))
+    assert [_core_testing.load(ptr, 1)[0] for ptr in ptrs] == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -598,41 +599,41 @@ def test_a_forked_child_allocates_and_evicts_on_its_own(blocks: Blocks) -> None:
 )
 def test_a_failing_driver_call_loses_no_data(blocks: Blocks, entry: str) -> None:
     _core.start(options(16 * MIB))
-    _core.driver.instrument()
+    _core_testing.instrument()
     values: dict[int, int] = {}
     try:
         for round_ in range(60):
-            _core.driver.inject(entry, 1 + round_ % 5, 999)
+            _core_testing.inject(entry, 1 + round_ % 5, 999)
             try:
                 ptr = blocks.take((4 + 2 * (round_ % 3)) * MIB)
                 values[ptr] = round_ % 256
-                _core.driver.store(ptr, bytes([values[ptr]]))
+                _core_testing.store(ptr, bytes([values[ptr]]))
             except Exception as error:  # noqa: BLE001 - which one is not the point here
                 assert "CUDA_ERROR_UNKNOWN" in str(error)  # noqa: PT017
             for at, value in values.items():
                 use(at)
-                assert _core.driver.load(at, 1) == bytes([value])
+                assert _core_testing.load(at, 1) == bytes([value])
             if len(values) > 4:  # the oldest (evicted) and the newest (resident) in turn
                 gone = list(values)[-(round_ % 2)]
                 del values[gone]
                 blocks.drop(gone)
     finally:
-        _core.driver.clear_injections()
+        _core_testing.clear_injections()
     for at, value in values.items():
         use(at)
-        assert _core.driver.load(at, 1) == bytes([value])
-    assert _core.driver.calls(entry) > 5  # it was really in the way
+        assert _core_testing.load(at, 1) == bytes([value])
+    assert _core_testing.calls(entry) > 5  # it was really in the way
 
 
 def test_what_the_driver_did_not_send_out_is_still_there(blocks: Blocks) -> None:
     _core.start(options())
-    _core.driver.instrument()
+    _core_testing.instrument()
     ptr = blocks.take(4 * MIB)
     before = _core.stats()["resident_bytes"]
-    _core.driver.inject("cuMemPrefetchBatchAsync", 1, 999)
+    _core_testing.inject("cuMemPrefetchBatchAsync", 1, 999)
     with pytest.raises(DriverError, match="CUDA_ERROR_UNKNOWN"):
         _core.evict(ptr, 1)
-    _core.driver.clear_injections()
+    _core_testing.clear_injections()
     assert state_of(ptr) == "device"
     assert _core.stats()["resident_bytes"] == before
     _core.evict(ptr, 1)
@@ -640,28 +641,28 @@ def test_what_the_driver_did_not_send_out_is_still_there(blocks: Blocks) -> None
 
 
 def ledger_bytes() -> int:
-    return sum(row["bytes"] for row in _core.blocks() if row["state"] in ("device", "dead"))
+    return sum(row["bytes"] for row in _core_testing.blocks() if row["state"] in ("device", "dead"))
 
 
 def test_blocks_of_other_streams_wait_for_them(blocks: Blocks) -> None:
     _core.start(options())
     ptr = blocks.take(4 * MIB)
-    _, stream = _core.driver.cuStreamCreate(1)
+    _, stream = _core_testing.cuStreamCreate(1)
     assert _core.record_stream(ptr, stream)
     assert not _core.record_stream(0x1000, stream)
-    _core.driver.launch(stream, 1000.0)  # work that takes a millisecond of virtual time
+    _core_testing.launch(stream, 1000.0)  # work that takes a millisecond of virtual time
     blocks.drop(ptr)
     assert blocks.take(4 * MIB) != ptr
-    _core.driver.cuStreamSynchronize(stream)
+    _core_testing.cuStreamSynchronize(stream)
     assert blocks.take(4 * MIB) == ptr
 
 
 def test_stop_waits_for_blocks_of_other_streams(blocks: Blocks) -> None:
     _core.start(options())
     ptr = blocks.take(4 * MIB)
-    _, stream = _core.driver.cuStreamCreate(1)
+    _, stream = _core_testing.cuStreamCreate(1)
     _core.record_stream(ptr, stream)
-    _core.driver.launch(stream, 1e6)
+    _core_testing.launch(stream, 1e6)
     blocks.drop(ptr)
     _core.stop()
     _core.start(options(profile="h200-pcie5"))  # the device was closed
@@ -674,24 +675,24 @@ def test_a_refused_block_leaves_the_accounts_right(blocks: Blocks) -> None:
     with pytest.raises(OutOfMemoryError):
         _core.allocate(100 * MIB)
     assert ledger_bytes() == _core.stats()["resident_bytes"]
-    _core.driver.instrument()
-    _core.driver.inject("cuMemDiscardBatchAsync", 1, 999)
+    _core_testing.instrument()
+    _core_testing.inject("cuMemDiscardBatchAsync", 1, 999)
     try:
         with pytest.raises(Exception, match="CUDA_ERROR_UNKNOWN"):
             _core.allocate(34 * MIB)  # reuses the dead range, at another size
     finally:
-        _core.driver.clear_injections()
+        _core_testing.clear_injections()
     assert ledger_bytes() == _core.stats()["resident_bytes"]
 
 
 def test_dead_blocks_go_without_discard_support_too(blocks: Blocks) -> None:
     not_found = 500
     _core.start(options(16 * MIB))
-    _core.driver.instrument()
+    _core_testing.instrument()
     try:
         for entry in ("cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync"):
             for nth in range(1, 50):
-                _core.driver.inject(entry, nth, not_found)
+                _core_testing.inject(entry, nth, not_found)
         blocks.drop(blocks.take(12 * MIB))
         kept = [blocks.take(6 * MIB), blocks.take(8 * MIB)]
         assert [state_of(ptr) for ptr in kept] == ["device", "device"]
@@ -700,16 +701,16 @@ def test_dead_blocks_go_without_discard_support_too(blocks: Blocks) -> None:
         assert _core.stats()["faults"] == 0
         assert _core.stats()["bytes_out"] == 12 * MIB  # as if it were live: decision 0012
     finally:
-        _core.driver.clear_injections()
+        _core_testing.clear_injections()
 
 
 def test_the_ledger_is_right_after_a_time_without_policy(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=64 * MIB, policy="none"))
     ptrs = [blocks.take(4 * MIB) for _ in range(10)]
     for ptr in ptrs:
-        _core.driver.touch(ptr, 4 * MIB)
+        _core_testing.touch(ptr, 4 * MIB)
     blocks.drop(ptrs.pop())
-    _core.set_policy("lru")
+    _core_testing.set_policy("lru")
     assert _core.stats()["resident_bytes"] <= 16 * MIB
     for ptr in ptrs:
         use(ptr)
@@ -724,7 +725,7 @@ def test_a_segment_that_was_away_stays_once_used(blocks: Blocks) -> None:
     for _ in range(5):
         token = _core.op_begin([], "", "forward")
         inner = blocks.take(1000)
-        _core.driver.store(inner, b"x")
+        _core_testing.store(inner, b"x")
         _core.op_end(token, "temp")
         blocks.drop(inner)
     assert _core.stats()["faults"] == 0
@@ -764,12 +765,12 @@ def test_the_guard_counts_small_blocks_and_keeps_the_cache(blocks: Blocks) -> No
         blocks.take(2 * MIB - 300)
     with pytest.raises(OutOfMemoryError, match="UMEM_GUARD"):
         _core.allocate(2 * MIB - 300)
-    _core.driver.instrument()
+    _core_testing.instrument()
     for ptr in list(blocks.live)[:4]:
         blocks.drop(ptr)
     for _ in range(4):
         blocks.take(2 * MIB - 300)
-    assert _core.driver.calls("cuMemAllocManaged") == 0
+    assert _core_testing.calls("cuMemAllocManaged") == 0
 
 
 def test_an_op_goes_on_after_one_inside_it(blocks: Blocks) -> None:
@@ -777,9 +778,9 @@ def test_an_op_goes_on_after_one_inside_it(blocks: Blocks) -> None:
     outer = _core.op_begin([], "", "forward")
     _core.op_end(_core.op_begin([], "", "forward"), "")
     ptr = blocks.take(4 * MIB)
-    assert [row["pins"] for row in _core.blocks() if row["base"] == ptr] == [1]
+    assert [row["pins"] for row in _core_testing.blocks() if row["base"] == ptr] == [1]
     _core.op_end(outer, "")
-    assert [row["pins"] for row in _core.blocks() if row["base"] == ptr] == [0]
+    assert [row["pins"] for row in _core_testing.blocks() if row["base"] == ptr] == [0]
 
 
 def test_ops_may_end_out_of_order_but_not_elsewhere(blocks: Blocks) -> None:
@@ -802,9 +803,9 @@ def test_ops_may_end_out_of_order_but_not_elsewhere(blocks: Blocks) -> None:
     thread.join()
     assert len(caught) == 1
     _core.op_end(inner, "")
-    assert all(row["pins"] == 0 for row in _core.blocks())
+    assert all(row["pins"] == 0 for row in _core_testing.blocks())
     with pytest.raises(StateError, match="open_soft"):
-        _core.driver.close()
+        _core_testing.close()
 
 
 ACTIONS = st.lists(
@@ -831,12 +832,12 @@ def test_no_sequence_loses_bytes_or_exceeds_the_budget(
         if action == "take":
             ptr = blocks.take(nbytes)
             values[ptr] = seed % 256
-            _core.driver.store(ptr, bytes([seed % 256]))
-            _core.driver.store(ptr + nbytes - 1, bytes([seed % 256]))
+            _core_testing.store(ptr, bytes([seed % 256]))
+            _core_testing.store(ptr + nbytes - 1, bytes([seed % 256]))
         elif action == "budget":
             _core.set_budget((8 + seed % 25) * MIB, 0)
         elif action == "policy":
-            _core.set_policy(["none", "lru", "conv_lru"][seed % 3])
+            _core_testing.set_policy(["none", "lru", "conv_lru"][seed % 3])
         elif action == "trim":
             _core.trim()
         elif chosen is None:
@@ -856,7 +857,7 @@ def test_no_sequence_loses_bytes_or_exceeds_the_budget(
         stats = _core.stats()
         assert stats["resident_bytes"] <= stats["budget_bytes"]
     for ptr, value in values.items():
-        assert _core.driver.load(ptr, 1) == bytes([value])
-        assert _core.driver.load(ptr + blocks.live[ptr] - 1, 1) == bytes([value])
+        assert _core_testing.load(ptr, 1) == bytes([value])
+        assert _core_testing.load(ptr + blocks.live[ptr] - 1, 1) == bytes([value])
     blocks.clear()
     _core.stop()

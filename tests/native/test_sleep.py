@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import _core_testing
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ FRAMES = 16
 
 def free_pages() -> int:
     (memory,) = _core.device_memory()
-    assert _core.driver.cuMemGetInfo() == (0, memory["free_bytes"], memory["total_bytes"])
+    assert _core_testing.cuMemGetInfo() == (0, memory["free_bytes"], memory["total_bytes"])
     return memory["free_bytes"] // PAGE
 
 
@@ -46,7 +47,7 @@ def test_all_memory_is_given_back_and_comes_back(anyhow: Program) -> None:
     anyhow.take("freed", 6)
     anyhow.drop("freed")
     small = _core.allocate(1000)
-    _core.driver.store(small, b"x")
+    _core_testing.store(small, b"x")
     assert free_pages() < FRAMES
     number, given_back, shown_free = _core.sleep(ALL, False)
     assert shown_free
@@ -62,7 +63,7 @@ def test_all_memory_is_given_back_and_comes_back(anyhow: Program) -> None:
     assert _core.stats()["asleep_bytes"] == 0
     for name in "abc":
         anyhow.check(name)
-    assert _core.driver.load(small, 1) == b"x"
+    assert _core_testing.load(small, 1) == b"x"
     assert _core.release(small)
 
 
@@ -343,13 +344,13 @@ def test_both_ways_take_the_links_time() -> None:
         nbytes = 30 * 4 * MIB
         for i in range(30):
             program.take(str(i))
-        begin = _core.driver.now_us()
+        begin = _core_testing.now_us()
         _core.sleep(ALL, False)
-        asleep = _core.driver.now_us()
+        asleep = _core_testing.now_us()
         assert 1 <= (asleep - begin) / (nbytes / profile["gb_per_s_out"] / 1e3) < 1.2
         _core.wake(ALL, 0)
-        assert _core.driver.cuCtxSynchronize() == 0
-        awake = _core.driver.now_us()
+        assert _core_testing.cuCtxSynchronize() == 0
+        awake = _core_testing.now_us()
         assert 1 <= (awake - asleep) / (nbytes / profile["gb_per_s_in"] / 1e3) < 1.2
 
 

@@ -425,8 +425,8 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 PREAMBLE = """
 import ctypes, os, signal, sys
+import _core_testing as d
 from umem import _core
-d = _core.driver
 d.open_soft(16 * (2 << 20), "a100-pcie4")
 ptr = d.cuMemAllocManaged(64 << 20, 1)[1]
 d.touch(ptr, 64 << 20)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import _core_testing
 import numpy as np
 
 from umem import _core
@@ -109,12 +110,12 @@ class Program:
 
     def fill(self, name: str) -> None:
         value = self.values[name] = bytes([(len(self.values) * 37 + len(name)) % 256])
-        _core.driver.store(self.at[name], value)
-        _core.driver.store(self.at[name] + self.bytes[name] - 1, value)
+        _core_testing.store(self.at[name], value)
+        _core_testing.store(self.at[name] + self.bytes[name] - 1, value)
 
     def check(self, name: str) -> None:
         ends = (self.at[name], self.at[name] + self.bytes[name] - 1)
-        assert [_core.driver.load(ptr, 1) for ptr in ends] == [self.values[name]] * 2
+        assert [_core_testing.load(ptr, 1) for ptr in ends] == [self.values[name]] * 2
 
     def drop(self, name: str) -> None:
         self.check(name)
@@ -129,7 +130,7 @@ class Program:
     def op(self, *names: str) -> None:
         token = _core.op_begin([self.at[name] for name in names], "", "forward")
         for name in names:
-            _core.driver.load(self.at[name], 1)
+            _core_testing.load(self.at[name], 1)
         _core.op_end(token, "")
 
     def clear(self) -> None:
@@ -138,7 +139,7 @@ class Program:
         _core.stop()
 
     def state(self, name: str) -> str:
-        for row in _core.blocks():
+        for row in _core_testing.blocks():
             if row["base"] == self.at[name]:
                 return str(row["state"])
         raise AssertionError(f"{name} is no block")

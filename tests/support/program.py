@@ -13,7 +13,7 @@ PREAMBLE = """
 import gc, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
-import umem
+import _core_testing, umem
 from umem.base.native import core
 MIB = 1 << 20
 umem.enable(budget="8MiB", device="soft", policy=os.environ.get("TEST_POLICY", "lru"))

@@ -30,6 +30,7 @@ def test_what_is_missing_is_named(name: str) -> None:
     ("name", "problem"),
     [
         ("umem/_torch_ext-91eeb273d503ee3a.so", "built for one torch"),
+        ("umem/_core_testing.cpython-311-x86_64-linux-gnu.so", "for tests only"),
         ("tests/conftest.py", "tests/ is not umem's"),
     ],
 )

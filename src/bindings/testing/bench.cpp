@@ -2,7 +2,7 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "bindings/bind.h"
+#include "bindings/testing/testing.h"
 #include "runtime/alloc.h"
 
 namespace py = pybind11;

@@ -1,5 +1,5 @@
-// `_core.driver`: the driver table itself, entry by entry, for the contract suite, for fault
-// injection and for measurements. Calls return (CUresult, values...) and raise nothing.
+// The driver table itself, entry by entry, for the contract suite, for fault injection and for
+// measurements. Calls return (CUresult, values...) and raise nothing.
 #include <pybind11/stl.h>
 
 #include <chrono>
@@ -8,6 +8,8 @@
 
 #include "base/units.h"
 #include "bindings/bind.h"
+#include "bindings/testing/inject.h"
+#include "bindings/testing/testing.h"
 #include "driver/loader.h"
 #include "driver/table.h"
 #include "runtime/runtime.h"
@@ -116,9 +118,6 @@ void bind_control(py::module_& m) {
     raise_if_error(current().resize(bytes));
   });
   m.def("telemetry", &telemetry);
-  m.def("reset_peak", [] {
-    if (current().reset_peak) current().reset_peak();  // a real driver keeps no peak
-  });
   m.def("entries", [] {
     std::vector<std::pair<std::string, int>> result;
     for (int i = 0; i < static_cast<int>(Entry::kCount); ++i) {
@@ -358,8 +357,7 @@ void bind_device_calls(py::module_& m) {
 
 }  // namespace
 
-void bind_driver(py::module_& module) {
-  py::module_ m = module.def_submodule("driver", "The driver table, for tests and measurements.");
+void bind_driver(py::module_& m) {
   bind_control(m);
   bind_access(m);
   bind_memory_calls(m);
