@@ -26,6 +26,7 @@ WHEEL := $(BUILD_VENV)/wheel
 DEPENDENCIES := $(VENV)/.dependencies
 INSTALLED := $(VENV)/.installed
 BUILT := $(VENV)/.built
+PLATLIB := -c 'import sysconfig; print(sysconfig.get_path("platlib"))'
 # Of the installed umem, into its folder, unless it is there; not of the tree.
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
@@ -170,6 +171,7 @@ $(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/s
 # torch's libraries look for NVIDIA's when they are loaded, which the build of the extension does.
 $(CUDA_VENV)/.installed: $(CUDA_VENV)/.dependencies $(SOFTCUDA)/.built $(WHEEL)/.built
 	$(CUDA_PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
+	cp $(WHEEL)/_core_testing*.so "$$($(CUDA_BIN)/python $(PLATLIB))"
 	LD_LIBRARY_PATH='$(abspath $(SOFTCUDA)/lib)' $(CUDA_BIN)/$(BUILD_EXTENSION)
 	touch $@
 
@@ -239,15 +241,17 @@ $(BUILD_VENV)/.dependencies:
 
 # All environments get the same wheel: only the extension depends on torch, which is not here.
 # build/lib* would carry modules that were renamed or deleted into the next wheel.
-$(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES)
+$(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES) tools/build_testing.py
 	rm -rf build/lib* build/bdist* $(WHEEL)
 	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_PIP) wheel --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir $(WHEEL) .
+	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tools/build_testing.py --into $(WHEEL)
 	touch $@
 
 # First umem, also where this version is installed; then what it depends on, beside the compiler.
 $(INSTALLED): $(DEPENDENCIES) $(WHEEL)/.built
 	$(PIP) $(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
+	cp $(WHEEL)/_core_testing*.so "$$($(BIN)/python $(PLATLIB))"
 	$(PIP) $(INSTALL) "$$(echo $(WHEEL)/*.whl)[demo,dev]" & installing=$$!; \
 		$(BIN)/$(BUILD_EXTENSION); built=$$?; wait $$installing && exit $$built
 	touch $@
