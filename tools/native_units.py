@@ -26,8 +26,8 @@ PARTS = {
     "torch_ext/cuda/snapshot": "torch_ext/cuda/history",  # History in torch's snapshot format
     "torch_ext/cuda/statistics": _ALLOCATOR,
 }
-# Python modules: nothing includes them, and `bind.h` lists what `module.cpp` registers.
-_MODULES = {"bindings": "bindings/bind", "torch_ext/module": "torch_ext/module"}
+# Python modules by folder: nothing includes them, and one header lists what `module.cpp` registers.
+_MODULES = {"bindings": "bindings/bind", "bindings/testing": "bindings/testing/testing"}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _HIDDEN = re.compile(r"^namespace \{\n.*?^\}  // namespace\n", re.MULTILINE | re.DOTALL)
@@ -87,7 +87,7 @@ def _files(src: Path) -> list[Path]:
 
 def _unit(src: Path, path: Path) -> str:
     name = path.relative_to(src).with_suffix("").as_posix()
-    return PARTS.get(name) or _MODULES.get(_room(name), name)
+    return PARTS.get(name) or _MODULES.get(name.rpartition("/")[0], name)
 
 
 def _target(src: Path, path: Path, name: str) -> Path | None:

@@ -8,7 +8,6 @@
 
 #include "base/units.h"
 #include "bindings/bind.h"
-#include "bindings/testing/inject.h"
 #include "bindings/testing/testing.h"
 #include "driver/loader.h"
 #include "driver/table.h"

@@ -1,5 +1,3 @@
-#include "bindings/testing/inject.h"
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -7,6 +5,8 @@
 #include <mutex>
 #include <optional>
 #include <vector>
+
+#include "bindings/testing/testing.h"
 
 namespace umem::driver {
 namespace {
