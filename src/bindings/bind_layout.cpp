@@ -11,9 +11,9 @@ namespace py = pybind11;
 namespace umem::bindings {
 namespace {
 
-using Column = py::array_t<std::int64_t, py::array::c_style>;
+using Ints = py::array_t<std::int64_t, py::array::c_style>;
 
-void install(const Column& sizes, const Column& offsets, std::size_t total, int device) {
+void install_layout(const Ints& sizes, const Ints& offsets, std::size_t total, int device) {
   if (sizes.ndim() != 1 || offsets.ndim() != 1 || sizes.size() != offsets.size())
     throw py::value_error("install_layout: sizes and offsets are columns of one length");
   std::vector<arena::LayoutEntry> entries;
@@ -27,7 +27,7 @@ void install(const Column& sizes, const Column& offsets, std::size_t total, int 
   run([&] { return runtime::install_layout(entries, total, device); });
 }
 
-py::dict status(int device) {
+py::dict layout_status(int device) {
   const arena::LayoutStatus now = unlocked([&] { return runtime::layout_status(device); });
   py::dict result;
   result["entries"] = now.entries;
@@ -41,8 +41,8 @@ py::dict status(int device) {
 }  // namespace
 
 void bind_layout(py::module_& module) {
-  module.def("install_layout", &install, py::arg("sizes"), py::arg("offsets"), py::arg("total"),
-             py::arg("device") = 0);
+  module.def("install_layout", &install_layout, py::arg("sizes"), py::arg("offsets"),
+             py::arg("total"), py::arg("device") = 0);
   module.def(
       "clear_layout",
       [](int device) {
@@ -50,7 +50,7 @@ void bind_layout(py::module_& module) {
         runtime::clear_layout(device);
       },
       py::arg("device") = 0);
-  module.def("layout_status", &status, py::arg("device") = 0);
+  module.def("layout_status", &layout_status, py::arg("device") = 0);
 }
 
 }  // namespace umem::bindings

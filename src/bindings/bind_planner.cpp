@@ -17,16 +17,16 @@ namespace umem::bindings {
 namespace {
 
 template <class Item>
-using Column = py::array_t<Item, py::array::c_style>;
-using Ints = Column<std::int64_t>;
-using Floats = Column<double>;
+using Array = py::array_t<Item, py::array::c_style>;
+using Ints = Array<std::int64_t>;
+using Floats = Array<double>;
 
 // Sums of at most this many bytes, or places, do not overflow.
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 48;
 constexpr std::int64_t kFarthest = std::int64_t{1} << 32;
 
 template <class Item>
-std::vector<Item> rows(const char* name, const Column<Item>& column, std::size_t length) {
+std::vector<Item> rows(const char* name, const Array<Item>& column, std::size_t length) {
   if (column.ndim() != 1) throw py::value_error(std::string(name) + " is no column");
   if (static_cast<std::size_t>(column.size()) != length)
     throw py::value_error(std::string(name) + " has " + std::to_string(column.size()) +
@@ -52,12 +52,12 @@ std::vector<double> numbers(const char* name, const Floats& column, std::size_t 
 }
 
 template <class Item>
-std::size_t length(const Column<Item>& column) {
+std::size_t length(const Array<Item>& column) {
   return static_cast<std::size_t>(column.size());
 }
 
 template <class Item>
-py::array_t<Item> array(const std::vector<Item>& values) {
+py::array_t<Item> array_of(const std::vector<Item>& values) {
   return py::array_t<Item>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
@@ -74,7 +74,7 @@ py::array_t<std::int64_t> choose(const Ints& begin, const Ints& end, const Ints&
   const auto excess = between("over", over, length(over), -kMaxBytes, kMaxBytes);
   const auto first = between("order", order, length(order), 0, static_cast<std::int64_t>(gaps) - 1);
   const planner::GapPlaces columns{from, to, around, bytes, idle};
-  return array(unlocked([&] { return planner::choose(columns, excess, first); }));
+  return array_of(unlocked([&] { return planner::choose(columns, excess, first); }));
 }
 
 py::tuple return_starts(const Ints& start, const Ints& end, const Ints& sizes,
@@ -89,7 +89,7 @@ py::tuple return_starts(const Ints& start, const Ints& end, const Ints& sizes,
     throw py::value_error("room is not from " + std::to_string(-kMaxBytes));
   const auto found =
       unlocked([&] { return planner::return_starts(from, to, bytes, taken, available); });
-  return py::make_tuple(array(found.op), array(found.taken));
+  return py::make_tuple(array_of(found.op), array_of(found.taken));
 }
 
 py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& start,
@@ -124,7 +124,7 @@ py::tuple estimate(const Floats& op_us, const Floats& slack_us, const Ints& star
   const planner::QuietTimes quiet_times{last_write, first_way_out, copy};
   const auto found =
       unlocked([&] { return planner::estimate(ops, away, back, quiet_times, updates, never); });
-  return py::make_tuple(found.us, array(found.copied));
+  return py::make_tuple(found.us, array_of(found.copied));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ constexpr double kAgain = 10;  // the message is repeated after this factor of t
 // Seconds between checks, after which a new patience takes effect.
 constexpr double kShortest = 0.001, kLongest = 5;
 
-std::int64_t now_ns() {
+std::int64_t steady_ns() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
@@ -68,7 +68,7 @@ std::string Watchdog::look(WatchedCalls& calls, double patience) {
   const std::int64_t since = calls.since_ns;
   if (since != calls.seen_ns) calls.say_after = patience;
   calls.seen_ns = since;
-  const double seconds = since == 0 ? 0 : static_cast<double>(now_ns() - since) / 1e9;
+  const double seconds = since == 0 ? 0 : static_cast<double>(steady_ns() - since) / 1e9;
   if (since == 0 || seconds < calls.say_after) return {};
   calls.say_after = seconds * kAgain;
   char text[400];
@@ -85,7 +85,7 @@ std::string Watchdog::look(WatchedCalls& calls, double patience) {
 Watchdog::Call::Call(WatchedCalls* calls, const char* what) : calls_(calls) {
   if (!calls_) return;
   calls_->what = what;
-  calls_->since_ns = now_ns();
+  calls_->since_ns = steady_ns();
 }
 
 Watchdog::Call::~Call() {

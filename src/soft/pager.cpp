@@ -15,8 +15,7 @@ namespace {
 constexpr std::size_t kSpacePages = (std::size_t{1} << 40) >> kPageShift;
 // Unbacked: more than any trace can exhaust.
 constexpr std::size_t kUnbackedPages = (std::size_t{1} << 44) >> kPageShift;
-constexpr unsigned char kPoison = 0xDB;  // the contents of a discarded page under set_poison
-constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+constexpr unsigned char kPoison = 0xDB;   // the contents of a discarded page under set_poison
 constexpr std::uint32_t kMaxFetches = 2;  // of a page by faults, in one operation
 
 // How a page with a frame is mapped.

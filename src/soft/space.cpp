@@ -14,7 +14,6 @@ namespace {
 #ifndef MREMAP_DONTUNMAP
 constexpr int MREMAP_DONTUNMAP = 4;
 #endif
-constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 std::uintptr_t reserve_aligned(std::size_t bytes, int protection) {

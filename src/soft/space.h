@@ -8,6 +8,8 @@
 // mremap(MREMAP_DONTUNMAP), and moved back on eviction. So the memory remains private anonymous: a
 // forked child gets its own copy of everything, unlike with shared frames.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -15,6 +17,8 @@
 #include "base/units.h"
 
 namespace umem::soft {
+
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 
 class Space {
  public:

@@ -9,12 +9,13 @@
 #include "base/thread_role.h"
 
 namespace umem::trace {
-namespace {
 
 struct Access {
   Used used;
   std::uint32_t id;
 };
+
+namespace {
 
 // Untimed events get the mean of the op's others.
 void fill_times(std::vector<Event>& events) {
