@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.synthetic import cyclic, random_trace, training
 
 from umem import TraceError
+from umem.trace.event_columns import EventRows
 from umem.trace.schema import Alloc, Event, Free, Header, Op, Step, Validator
 from umem.trace.step_builder import StepBuilder, read_step
 from umem.trace.step_trace import Kind, StepTrace
@@ -423,6 +426,50 @@ def test_a_step_alone_is_the_same_step(seed: int) -> None:
     for name in ("op_us", "bytes", "kind", "first", "last", "source", "access_tensor"):
         assert getattr(before, name).tolist() == getattr(after, name).tolist()
     assert before.tags == after.tags
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.lists(st.integers(0, 10_000), max_size=4))
+def test_columns_in_any_batches_are_the_same_step(seed: int, cuts: list[int]) -> None:
+    rows, builder = EventRows(), StepBuilder()
+    events = list(random_trace(seed))
+    sizes: dict[int, int] = {}
+    for i, event in enumerate(events):
+        if isinstance(event, Alloc):
+            sizes[event.id] = event.bytes
+        if isinstance(event, Op) and event.reads and sizes[event.reads[0]] > 1:
+            events[i] = replace(event, parts=(0, 0, 1 + seed % (sizes[event.reads[0]] - 1)))
+        rows.add(events[i])
+    columns = rows.columns()
+    bounds = sorted({0, len(columns), *(cut % len(columns) for cut in cuts)})
+    for begin, end in pairwise(bounds):
+        builder.take(columns.slice(begin, end))
+    one_by_one, expected = StepBuilder(), build(events)
+    for event in events:
+        one_by_one.add(event)
+    step = builder.step()
+    for column in fields(StepTrace):
+        found, wanted = getattr(step, column.name), getattr(expected, column.name)
+        assert (
+            np.array_equal(found, wanted)
+            if isinstance(wanted, np.ndarray)
+            else (repr(found) == repr(wanted))
+        )
+    assert (builder.steps, builder.peak_bytes) == (one_by_one.steps, one_by_one.peak_bytes)
+
+
+def test_blocks_from_before_the_recording_are_no_part_of_its_first_step() -> None:
+    builder = StepBuilder()
+    builder.add(Alloc(0, MIB, "param"))
+    builder.add(Alloc(1, MIB, "grad"))
+    builder.begin()
+    for event in (Op("reads", (0, 1), ()), Free(1), Alloc(2, MIB, "temp"), Op("x", (), (2,))):
+        builder.add(event)
+    builder.add(Step())
+    step = builder.step()
+    assert step.source.tolist() == [0, 1, 2]
+    assert step.kind.tolist() == [Kind.PERSISTENT, Kind.CARRIED, Kind.MADE]
+    assert step.next_alias.tolist() == [-1, -1, -1]  # another size or tag
 
 
 def test_read_step_of_a_packed_file(tmp_path: Path) -> None:
