@@ -47,7 +47,7 @@ void warn_above_budget(Device& device, const char* what, std::size_t bytes) {
       stderr,
       "umem: warning: %s needs %s at once, which is larger than the budget of %s; what does "
       "not fit %s, slowly. A budget of %s ends that; smaller batches, or the "
-      "same work in parts, need less (said once; umem.summary() counts such ops)\n",
+      "same work in parts, need less (logged once; umem.summary() counts such ops)\n",
       what, format_bytes(bytes).c_str(), format_bytes(device.engine.limits().budget_bytes).c_str(),
       zero_copy ? "is used in the host's memory" : "moves by page faults",
       format_bytes(bytes).c_str());

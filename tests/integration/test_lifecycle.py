@@ -92,7 +92,7 @@ def test_a_storm_of_forks(policy: str) -> None:
     )
     assert (code, out) == (0, "40 {0} [] True\n"), err
     # Four threads compute in the floor of one.
-    assert re.fullmatch("(umem: warning: .* went again and again through more memory .*\n)*", err)
+    assert re.fullmatch("(umem: warning: .* repeatedly touched more memory .*\n)*", err)
 
 
 # The program under signals every two milliseconds; `end` tells when there were enough.

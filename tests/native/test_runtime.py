@@ -300,7 +300,7 @@ def test_code_between_two_ops_that_goes_around_too_many_pages_is_named(
     assert _core.stats()["faults"] - before <= 3 * 5
     one_op()
     said = capfd.readouterr().err
-    assert said.count("code between two operators went again and again through more memory") == 1
+    assert said.count("code between two operators repeatedly touched more memory") == 1
     assert all(_core_testing.load(part + 8, 4) == b"part" for part in parts)
 
 
