@@ -250,7 +250,7 @@ def test_dropped_exactly_when_all_are_worse_in_both(without: Cost, steps: list[C
 
 
 def chosen(steps: Sequence[Cost], *, both: bool) -> str:
-    """What each step led to: F, S or N for a choice, "-" for nothing."""
+    """Return the result of each step: F, S or N for a choice, "-" for nothing."""
     made = judge(ALL, both=both)
     made.begin(1, WITHOUT)
     verdicts = [after(made, step) for step in steps]

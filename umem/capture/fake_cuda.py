@@ -1,6 +1,6 @@
 """The torch that a planned program sees: fake tensors that behave as those of a GPU.
 
-Fake tensors are on the CPU device, the only one whose backward pass works without a GPU. Where
+Fake tensors are on the CPU device, the only one whose backward pass works without a GPU. If
 torch uses memory differently on a GPU (attention, dropout, optimizers that work on lists), it does
 so here too. Calls for `cuda` get fake tensors.
 """

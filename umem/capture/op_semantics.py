@@ -90,37 +90,37 @@ class OpSemantics:
 
     @cached_property
     def overwrites(self) -> bool:
-        """Whether it overwrites all that it changes, without reading it."""
+        """True if it overwrites all that it changes, without reading it."""
         return self.bare in OVERWRITES or self.name in RECEIVING
 
     @cached_property
     def collective(self) -> bool:
-        """Whether it exchanges data between ranks."""
+        """True if it exchanges data between ranks."""
         return self.name.startswith(COLLECTIVES)
 
     @cached_property
     def of_shards(self) -> bool:
-        """Whether it writes tensors that ranks exchange, or copies of them."""
+        """True if it writes tensors that ranks exchange, or copies of them."""
         return self.collective or self.name in _OF_SHARDS
 
     @cached_property
     def makes_empty(self) -> bool:
-        """Whether it makes or changes memory without writing it."""
+        """True if it makes or changes memory without writing it."""
         return self.bare in _MAKES_EMPTY
 
     @cached_property
     def shape_only(self) -> bool:
-        """Whether it reads the shapes of its inputs and none of their data."""
+        """True if it reads the shapes of its inputs and none of their data."""
         return self.bare in _SHAPE_ONLY
 
     @cached_property
     def repeatable(self) -> bool:
-        """Whether it may run a second time. Foreign operators may have unknown effects."""
+        """True if it may run a second time. Foreign operators may have unknown effects."""
         return self.namespace == "aten" and self.bare not in _UNREPEATABLE
 
     @cached_property
     def counted(self) -> bool:
-        """Whether a plan numbers its calls; see `is_counted`."""
+        """True if a plan numbers its calls; see `is_counted`."""
         return is_counted(self.overload)
 
     @cached_property
@@ -131,7 +131,7 @@ class OpSemantics:
 
     @cached_property
     def may_write(self) -> bool:
-        """Whether it writes any of its arguments."""
+        """True if it writes any of its arguments."""
         return bool(self.data_places or self.statistics)
 
     def written(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -33,7 +33,7 @@ def layout(step: StepTrace, pack: Packer = lowest, *, guess: bool = True) -> Lay
     """Return the layout of a step in steady state; sizes and offsets are in whole pages.
 
     A tensor that is alive into the next step is placed if it is freed there before it is allocated
-    again; otherwise it has NO_PLACE. Where the end of a lifetime is not known (a single recorded
+    again; otherwise it has NO_PLACE. If the end of a lifetime is not known (a single recorded
     step does not show gradients that are cleared before the next step's first op), the tensor is
     assumed to be freed at the end of the step, as in replay; without `guess` it has NO_PLACE.
     """

@@ -30,8 +30,8 @@ def lower(plan: Plan, address: Callable[[TensorIndex], int], *, alone: bool = Fa
     at the begin of the step in which the plan is installed. An entry for a tensor applies to all
     its pieces.
 
-    An entry for an op that does not count applies to the next op that does, or to the last one. Of
-    `read_mostly`, only persistent tensors that no op writes are kept: the driver is advised of
+    An entry for an op that does not count applies to the next op that does, or to the last one.
+    Only persistent tensors of `read_mostly` that no op writes are kept: the driver is advised of
     them, and they leave without a transfer once they have come from the host.
 
     A segment of small tensors is at its `place`, and is not part of the order of allocations.

@@ -90,7 +90,7 @@ def name_of(spec: Spec) -> str:
 
 
 def is_built_in(policy: Policy) -> bool:
-    """Whether the policy is one of umem's own, whose plans need no check."""
+    """Return True if the policy is one of umem's own, whose plans need no check."""
     homes = {f"{__package__}.{module}" for module, _ in _BUILT_IN.values()}
     return type(policy).__module__ in homes
 

@@ -65,7 +65,7 @@ class PlanJudge:
 
     Each new plan has a trial. It fails if all its first steps move clearly more and take clearly
     longer than a step without it. Its spare plan is tried next, and if that fails too, lru takes
-    over. Where the device moves bytes instead of computing, the spare plan is tried in any case,
+    over. If the device moves bytes instead of computing, the spare plan is tried in any case,
     and the plan stays that moves the fewest bytes; of nearly equal ones the first.
 
     If steps of several kinds alternate, or no two are alike, the cost of a step depends on the
@@ -93,7 +93,7 @@ class PlanJudge:
 
     @property
     def busy(self) -> bool:
-        """Whether a plan on trial has had steps and awaits more."""
+        """True if a plan on trial has had steps and awaits more."""
         return any(trial.steps or trial.steps_of_first for trial in self._trials.values())
 
     def begin(self, plan: int, without: Cost | None) -> Choice | None:

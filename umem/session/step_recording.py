@@ -24,7 +24,7 @@ class StepRecording:
 
     @property
     def on(self) -> bool:
-        """Whether steps are recorded."""
+        """True if steps are recorded."""
         return self._split is not None
 
     @property

@@ -1,7 +1,7 @@
 """A step under a policy, in virtual time: the engine that runs programs, without memory.
 
-What is replayed is the native runtime on a software device that holds no data, so figures are those
-of the engine itself, and depend on nothing but trace, policy, device and budget.
+The native runtime is replayed on a software device that holds no data, so figures are those of the
+engine itself, and depend on nothing but trace, policy, device and budget.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Result:
     peak_resident: int
     events: int  # of the whole replay
     events_per_s: float  # in real time
-    plan_hits: int  # ops that went as planned
+    plan_hits: int  # ops that followed the plan
     plan_misses: int
     raised_from: int | None  # the budget asked for, where no op of that size could be held
     peak_host: int  # of the whole replay; what was evicted once keeps its host pages until freed
@@ -138,7 +138,7 @@ class LoadedTrace(NamedTuple):
     peak_bytes: int  # of live bytes over all steps, as tensors take them on the device
     device: str  # that the trace names
     source: str  # the program that wrote it
-    # Where blocks of that step were made, "module · file:line", as far as the trace says so.
+    # The origins of that step's blocks, "module · file:line", as far as the trace has them.
     origins: Mapping[BlockId, str]
 
 

@@ -95,7 +95,7 @@ class Part:
 
     @property
     def has_ops(self) -> bool:
-        """Whether there are ops in it."""
+        """True if there are ops in it."""
         return bool((self.events.kind == OP).any())
 
     def with_new(self, values: Ints, new: int | Ints) -> Ints:

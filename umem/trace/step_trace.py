@@ -91,7 +91,7 @@ class StepTrace:
     whole: Ints | None = None  # [m]
     offset: Ints | None = None  # [m]
     exempt: Bools | None = None  # [m] the program asked to leave it in place; None: no tensor
-    # Whether the op needs the previous contents, which it does not if it overwrites them all. None:
+    # True if the op needs the previous contents, which it does not if it overwrites them all. None:
     # every access does.
     access_read: Bools | None = None
     # [m] The address of a segment of small tensors (`with_segments`), the same in all its lives; 0
@@ -281,7 +281,7 @@ class StepTrace:
 
     @property
     def is_segment(self) -> Bools:
-        """[m] Whether it is a segment of small tensors, and no tensor."""
+        """[m] True if it is a segment of small tensors, and no tensor."""
         return np.zeros(self.n_tensors, bool) if self.place is None else self.place > 0
 
     @cached_property
