@@ -57,8 +57,7 @@ static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
   std::fprintf(
       stderr,
       "umem: warning: %s repeatedly touched more memory than the budget of %s; of that, %s stayed "
-      "on "
-      "the host. A larger budget ends it (logged once; umem.stats().zero_copy_bytes counts)\n",
+      "on the host. A larger budget ends it (logged once; umem.stats().zero_copy_bytes counts)\n",
       what, format_bytes(device->engine.limits().budget_bytes).c_str(),
       format_bytes(bytes).c_str());
 }
