@@ -18,6 +18,8 @@ BUILD_BIN := $(BUILD_VENV)/bin
 INSTALL := install --disable-pip-version-check --no-compile
 PIP := $(BIN)/python -m pip
 BUILD_PIP := $(BUILD_BIN)/python -m pip
+# With its CMake and ninja, which would look for the job server of make.
+BUILDING = env -u MAKEFLAGS PATH="$(abspath $(BUILD_BIN)):$$PATH"
 NATIVE := $(shell find src tests/native tests/softcuda tests/gpu -name '*.cpp' -o -name '*.h' 2>/dev/null)
 SOURCES := $(shell find src umem -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.def' \
 	-o -name '*.py' -o -name '*.pyi' \) 2>/dev/null) setup.py CMakeLists.txt pyproject.toml
@@ -158,13 +160,13 @@ $(CUDA_VENV)/.dependencies:
 # libcuda and libcudart, for every torch.
 $(DRIVER)/.built: $(BUILD_VENV)/.dependencies $(NATIVE) tests/softcuda/CMakeLists.txt \
 		tests/softcuda/build.py
-	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tests/softcuda/build.py \
+	$(BUILDING) $(BUILD_BIN)/python tests/softcuda/build.py \
 		--without-torch --build-dir $(DRIVER)
 	touch $@
 
 $(SOFTCUDA)/.built: $(CUDA_VENV)/.dependencies $(DRIVER)/.built tests/softcuda/stubs.py \
 		tests/softcuda/stubs_cudnn.c $(wildcard tests/softcuda/nccl/*)
-	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tests/softcuda/build.py \
+	$(BUILDING) $(BUILD_BIN)/python tests/softcuda/build.py \
 		--python $(CUDA_BIN)/python --driver $(DRIVER)/lib --build-dir $(SOFTCUDA)
 	touch $@
 
@@ -243,9 +245,9 @@ $(BUILD_VENV)/.dependencies:
 # build/lib* would carry modules that were renamed or deleted into the next wheel.
 $(WHEEL)/.built: $(BUILD_VENV)/.dependencies $(SOURCES) tools/build_testing.py
 	rm -rf build/lib* build/bdist* $(WHEEL)
-	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_PIP) wheel --disable-pip-version-check --no-build-isolation --no-deps \
+	$(BUILDING) $(BUILD_PIP) wheel --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir $(WHEEL) .
-	PATH="$(abspath $(BUILD_BIN)):$$PATH" $(BUILD_BIN)/python tools/build_testing.py --into $(WHEEL)
+	$(BUILDING) $(BUILD_BIN)/python tools/build_testing.py --into $(WHEEL)
 	touch $@
 
 # First umem, also where this version is installed; then what it depends on, beside the compiler.

@@ -8,6 +8,7 @@ one.
 from __future__ import annotations
 
 import os
+import signal
 import textwrap
 from pathlib import Path
 
@@ -15,8 +16,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import forkserver  # noqa: E402
 from support.gpu import PREAMBLE  # noqa: E402
-from support.program import finish, spawn  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -93,12 +94,15 @@ def run(code: str, folder: Path, world: int, **environ: str) -> tuple[list[str],
     store.unlink(missing_ok=True)
     text = PREAMBLE + RANK + textwrap.dedent(code)
     common = {"OMP_NUM_THREADS": "1", "STORE": str(store), "WORLD_SIZE": str(world), **environ}
-    ranks = [spawn(text, {**os.environ, **common, "RANK": str(rank)}) for rank in range(world)]
+    ranks = [
+        forkserver.start(["-c", text], {**os.environ, **common, "RANK": str(rank)}, fresh=True)
+        for rank in range(world)
+    ]
     try:
-        found = [finish(rank, SECONDS) for rank in ranks]
+        found = [forkserver.finish(rank, SECONDS) for rank in ranks]
     finally:
         for process in ranks:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
     for process, (out, err) in zip(ranks, found, strict=True):
         assert process.returncode == 0, f"exit {process.returncode}\n{out}{err}"
     return [out for out, _ in found], "".join(err for _, err in found)

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "bindings/testing/testing.h"
+#include "python/lock.h"
 #include "runtime/alloc.h"
 
 namespace py = pybind11;
@@ -12,7 +13,7 @@ namespace {
 
 template <class Body>
 double ns_each(std::size_t iterations, Body body) {
-  const Unlocked unlocked;
+  const python::Unlocked unlocked;
   for (std::size_t i = 0; i < iterations / 10 + 1; ++i) body();  // warm
   const auto start = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < iterations; ++i) body();

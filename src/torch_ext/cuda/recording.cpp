@@ -1,5 +1,6 @@
 // The interface of torch's memory tools: snapshots, history, observers. Calls go to both
 // allocators, so that results include private pools.
+#include "runtime/alloc.h"
 #include "torch_ext/cuda/cuda_allocator.h"
 #include "torch_ext/unlocked.h"
 
