@@ -65,7 +65,8 @@ class Entries(Sequence[Entry], Generic[Entry]):
     """
 
     def __init__(self, kind: type[Entry], *columns: Ints) -> None:
-        self._kind, self._rows = kind, np.stack(columns, axis=1)
+        self._kind: type[Entry] = kind
+        self._rows = np.stack(columns, axis=1)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Ints:
         return self._rows

@@ -76,24 +76,25 @@ class EventColumns:
         """Return these rows, none of which is an op."""
         none = np.zeros(0, np.int64)
         chosen = rows.tolist()
-        return EventColumns(
+        lists = _LISTS if self.source else ("name", "family")
+        columns: dict[str, Any] = {
+            "source": (),
             **{name: getattr(self, name)[rows] for name in _ARRAYS},
-            **{name: [getattr(self, name)[i] for i in chosen] for name in ("name", "family")},
-            source=[self.source[i] for i in chosen] if self.source else (),
-            accesses=none, part_access=none, begin=none, end=none,
-        )  # fmt: skip
+            **{name: [getattr(self, name)[i] for i in chosen] for name in lists},
+        }
+        return EventColumns(**columns, accesses=none, part_access=none, begin=none, end=none)
 
     def then(self, more: EventColumns) -> EventColumns:
         """Return these rows and those of `more`."""
         if not len(self):
             return more
-        joined = {
+        joined: dict[str, Any] = {
             name: np.concatenate((getattr(self, name), getattr(more, name)))
             for name in (*_ARRAYS, "accesses", "begin", "end")
         }
         part = np.concatenate((self.part_access, more.part_access + len(self.accesses)))
-        lists = {name: [*getattr(self, name), *getattr(more, name)] for name in _LISTS}
-        return EventColumns(**joined, **lists, part_access=part)
+        joined |= {name: [*getattr(self, name), *getattr(more, name)] for name in _LISTS}
+        return EventColumns(**joined, part_access=part)
 
     def steps(self) -> Iterator[tuple[EventColumns, bool]]:
         """Yield the rows between the ends of steps, and whether a step ends after them."""
@@ -179,12 +180,12 @@ class EventRows:
         columns: list[Any] = list(zip(*self._rows, strict=True)) or [()] * 10
         types = [np.int64] * 4 + [np.float64] + [np.int64] * 2
         arrays = [np.array(column, dtype) for column, dtype in zip(columns, types, strict=False)]
+        made: dict[str, Any] = dict(zip(_BY_ROW, [*arrays, *columns[len(arrays) :]], strict=True))
         part_access, begin, end = np.array(self._parts, np.int64).reshape(-1, 3).T
-        name, family, source = columns[len(arrays) :]
+        accesses = np.array(self._accesses, np.int64)
         return EventColumns(
-            *arrays, np.array(self._accesses, np.int64), part_access, begin, end,
-            name, family, source,
-        )  # fmt: skip
+            **made, accesses=accesses, part_access=part_access, begin=begin, end=end
+        )
 
 
 def by_step(events: Iterable[Event]) -> Iterator[EventColumns]:
