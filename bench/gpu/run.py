@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace) -> int:
     if found["software"] and not args.smoke:
         raise SystemExit("run.py: the software driver computes nothing: only --smoke runs on it")
     versions = version_facts()
-    if versions["commit"] == "unknown" and args.commit:
+    if args.commit:
         versions["commit"] = args.commit
     about = {
         "machine": {**machine_facts(), **found, "smoke": args.smoke},
