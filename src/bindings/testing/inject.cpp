@@ -73,7 +73,7 @@ struct Wrapper<entry, CUresult (*)(Params...)> {
   static void run_half(...) {}  // no batch
 
   static void wrap(Function& slot) {
-    if (slot == &counted) return;  // wrapping the wrapper would recurse for ever
+    if (slot == &counted) return;  // wrapping the wrapper would recurse forever
     target = slot;
     slot = &counted;
   }
