@@ -223,6 +223,7 @@ def test_another_inductor_is_left_as_it_is_and_that_is_said_once(
     assert ["Triton kernels" in r.message for r in caplog.records].count(True) == 1
 
 
+@pytest.mark.nightly
 def test_the_example_ends_the_same_and_follows_its_plan(cache: str) -> None:
     words = [sys.executable, "examples/compiled_gpt.py"]
     options = {"UMEM": "1", "UMEM_SUMMARY": "1", "UMEM_DEVICE": "soft", "UMEM_BUDGET": "24MiB"}

@@ -73,6 +73,7 @@ def test_the_page_has_the_figures_of_its_report() -> None:
     assert rows == [composition.title for composition in COMPOSITIONS.values()]
 
 
+@pytest.mark.nightly
 def test_the_bench_prints_a_row_for_its_program() -> None:
     command = [sys.executable, str(ROOT / "bench" / "compose.py"), "--smoke"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)

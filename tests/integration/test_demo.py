@@ -24,7 +24,7 @@ def start(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("workload", ["resnet", "gpt"])
+@pytest.mark.parametrize("workload", [pytest.param("resnet", marks=pytest.mark.nightly), "gpt"])
 def test_the_quick_demo_is_identical_and_within_its_budget(workload: str, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     done = start("-m", "umem", "demo", "--quick", "--workload", workload, "--json",
@@ -53,6 +53,7 @@ def test_a_gpu_that_umem_cannot_use_is_said_at_once() -> None:
     assert "CUDA" in done.stderr
 
 
+@pytest.mark.nightly
 def test_the_example_ends_the_same_with_a_quarter_of_its_memory() -> None:
     plain = start("examples/train_digits.py")
     assert plain.returncode == 0, plain.stderr

@@ -34,7 +34,7 @@ def test_no_failure_of_a_driver_call_loses_anything() -> None:
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        ("overwrite", "weight 1: values"),
+        pytest.param("overwrite", "weight 1: values", marks=pytest.mark.nightly),
         pytest.param("number", "parameter 0: wrong numbers", marks=pytest.mark.nightly),
         pytest.param("leak", "stay alive", marks=pytest.mark.nightly),
     ],

@@ -117,7 +117,7 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["{}:reads"], r"tensor\.item\(\)"),
         (["{}:step_alone", "--apply"], r"return \(model, step\)"),
-        (["{}:unlike", "--apply"], "differ with equal seeds"),
+        (["{}:unlike", "--apply"], "with equal seeds differ"),
         (["{}:make_stop"], "did you mean make_step"),
         ([], "give either pkg.mod:function"),
         (["--apply", "--script", "train.py"], "--apply with --script: it needs the model"),

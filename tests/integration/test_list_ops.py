@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import inspect
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import forkserver
 
 torch = pytest.importorskip("torch")
 
@@ -291,7 +290,8 @@ torch.compiler.reset()
 with {where}():
     assert clipped() == 4.0
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    done = forkserver.run(["-c", program])
+    assert done.returncode == 0, done.stderr
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20), most=st.integers(1, 20))

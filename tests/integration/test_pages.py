@@ -149,7 +149,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if page != TUTORIAL])
+# The other pages' programs take two minutes, most of it in starts of Python.
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page == "README.md" else pytest.param(page, marks=pytest.mark.nightly)
+        for page in RUN
+        if page != TUTORIAL
+    ],
+)
 def test_the_blocks_of_a_page_do_what_it_says(page: str, folder: Path, nightly: bool) -> None:
     for block in _blocks(page):
         if _runs(block, nightly):
@@ -189,6 +197,7 @@ def test_a_block_that_does_not_do_what_its_page_says_fails(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.nightly
 def test_the_tutorial_trains_the_same_weights_with_half_of_the_memory(folder: Path) -> None:
     """The runs of the page: plain, with all of its memory, and with half of it."""
     printed = [page_blocks.run(block, folder) for block in _blocks(TUTORIAL) if _runs(block, False)]

@@ -128,6 +128,7 @@ def test_a_page_that_cannot_be_is_refused_before_the_program_runs(
     assert "ran" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_demo_writes_a_page_of_its_own_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws the demo's picture")
     done = subprocess.run(

@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def test_no_byte_is_lost_whatever_is_called(nightly: bool) -> None:
     """10,000 operations at most, always the same; every night a million others."""
     chosen = settings(
-        max_examples=20_000 if nightly else 200, stateful_step_count=50, derandomize=not nightly,
+        max_examples=20_000 if nightly else 100, stateful_step_count=50, derandomize=not nightly,
         deadline=None, database=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     run_state_machine_as_test(OnTheSoftwareDevice, settings=chosen)

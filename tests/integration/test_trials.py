@@ -26,9 +26,9 @@ MIB = 1 << 20
         ("in_backward", 125, 4),
         ("optimizers12", 123, 4),
         ("adversaries", 123, 2),
-        ("all_gather", 129, 2),
+        pytest.param("all_gather", 129, 2, marks=pytest.mark.nightly),
         ("ddp", 170, 2),
-        ("fsdp1", 136, 2),
+        pytest.param("fsdp1", 136, 2, marks=pytest.mark.nightly),
         ("fsdp2", 125, 2),
     ],
 )

@@ -39,7 +39,14 @@ def run(name: str, budget: int, policy: str) -> Run:
     return Run(losses, moved, hits / max(hits + misses, 1))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# Three that take half of the time; the others have what is special about them too.
+SLOW = ("lengths", "gan", "buckets")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly) if name in SLOW else name for name in PROGRAMS],
+)
 def test_plans_are_followed_and_move_no_more_than_lru(name: str) -> None:
     torch.manual_seed(0)
     with umem.enable(budget="4GiB", device="soft", policy="lru"):

@@ -54,7 +54,9 @@ def test_a_block_ends_it(shown: list[dict[str, Any]]) -> None:
 def test_outside_of_a_notebook_it_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
     with umem.watch():
         pass
-    assert capsys.readouterr().out.count("budget") == 1
+    # Figures of an earlier session of this process may follow, with advice on a budget.
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert rows.count("budget") == 1
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), 4000])

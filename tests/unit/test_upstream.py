@@ -42,6 +42,7 @@ def upstream(folder: Path, one: str = ONE) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_what_ends_worse_is_found_and_the_rest_of_the_file_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
