@@ -35,7 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(code: str, cache: str, **environ: str) -> str:
     """The output of a program that compiles."""
     environ = {"TORCHINDUCTOR_CACHE_DIR": cache, **environ}
-    status, out, err = program.run(code, timeout=SECONDS, **environ)
+    status, out, err = program.run(code, SECONDS, fresh=False, **environ)
     if "InvalidCxxCompiler" in err:
         pytest.skip("torch.compile finds no C++ compiler here")
     assert status == 0, out + err

@@ -183,6 +183,6 @@ def test_no_plan_loses_bytes_or_exceeds_the_budget(
             _core.install_plan(columns(tensors, **plan))
         for which, leave in steps:
             ops = plans[which % len(plans)]["ops"]
-            run_step(program, kinds, ops, leave)  # type: ignore[arg-type]
+            run_step(program, kinds, ops, leave)
     finally:
         program.clear()
