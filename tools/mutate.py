@@ -52,6 +52,9 @@ class Workshop:
         shutil.copy(ROOT / "CMakeLists.txt", self.tree)
         for python, site in self.sites.items():
             shutil.copytree(installed(python), site / "umem", dirs_exist_ok=True)
+            # It would load the library next to it, and so without a defect.
+            for module in installed(python).parent.glob("_core_testing*.so"):
+                shutil.copy(module, site)
 
     def make(self) -> str:
         """Build, and put the result into the packages. Return the compiler's errors."""

@@ -2,7 +2,8 @@
 //
 // Before Python 3.14, pthread_exit unwinds a thread that requests the lock once the interpreter has
 // ended. The unwinding passes destructors, which ends the process by std::terminate. Here such a
-// thread waits forever, as it does in Python 3.14.
+// thread waits forever, as it does in Python 3.14. It keeps the locks that it holds: take none that
+// the end of the process needs around these objects.
 #pragma once
 #include <Python.h>
 #include <unistd.h>

@@ -12,6 +12,7 @@ another thread holds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -32,7 +33,7 @@ from typing import NamedTuple, TextIO
 PREPARE = "import numpy, torch, umem.session.session, umem.trace.step_builder"
 # Prefixes of variables that Python, torch or OpenMP read while they are loaded; `UMEM` itself turns
 # umem on inside `import torch`.
-LOADED = ("PYTHON", "LD_", "OMP_", "TORCH_", "UMEM=")
+LOADED = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "UMEM=")
 _REQUEST_BYTES = 1 << 17
 _WORD = 4  # bytes of a process id and of a wait status
 
@@ -118,8 +119,9 @@ def start(
     err, their_err = os.pipe()
     report, their_report = os.pipe()
     request = Request(list(arguments), dict(environ), str(folder or Path.cwd()))
-    theirs = [their_out, their_err, their_report]
-    socket.send_fds(_server(prepare), [json.dumps(request).encode()], theirs)
+    message, theirs = json.dumps(request).encode(), [their_out, their_err, their_report]
+    assert len(message) <= _REQUEST_BYTES, "the program or its environment is too long"
+    socket.send_fds(_server(prepare), [message], theirs)
     for descriptor in theirs:
         os.close(descriptor)
     return Process(report, out, err)
@@ -190,9 +192,11 @@ def _is_program(out: int, err: int, report: int) -> bool:
     for descriptor in (out, err):
         os.close(descriptor)
     if pid:
-        os.write(report, pid.to_bytes(_WORD, "little"))
+        with contextlib.suppress(BrokenPipeError):  # the client has ended
+            os.write(report, pid.to_bytes(_WORD, "little"))
         _, status = os.waitpid(pid, 0)
-        os.write(report, status.to_bytes(_WORD, "little"))
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report, status.to_bytes(_WORD, "little"))
     os.close(report)
     return pid == 0
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from support import recorded
 from support.synthetic import training
 
 from umem.trace.device_split import DeviceSplit
-from umem.trace.event_columns import by_step
+from umem.trace.event_columns import EventColumns, by_step
 from umem.trace.ids import BlockId
 from umem.trace.schema import Alloc, Event, Free, Op, Step, Validator
 from umem.trace.step_builder import StepBuilder
@@ -145,3 +146,21 @@ def test_what_was_there_before_another_device_joins_is_the_first_ones() -> None:
     assert times(found[1]) == [("", 5), ("copy", 1), ("g", 2)]
     assert Free(A) in found[0]
     assert Free(A) not in found[1]
+
+
+def test_rows_of_the_recorder_may_precede_rows_of_a_split() -> None:
+    """The recorder's have no events that they came from, and those of a split may have some."""
+
+    def native(*events: Event) -> EventColumns:
+        (columns,) = by_step(events)
+        return replace(columns, source=())
+
+    one, builder = DeviceSplit(), StepBuilder()
+    builder.take(one.take(native(*on(0, A)))[0])
+    builder.begin()
+    second: list[Event] = [*on(1, B), Op("g", (), (B,), 1.0)]
+    later = native(*second, *on(0, C), Op("f", (A,), (C,), 1.0), *on(0, D), Step())
+    builder.take(one.take(later)[0])
+    assert builder.steps == 1
+    assert builder.step().n_ops == 1
+    assert builder.peak_bytes == 12 * MIB

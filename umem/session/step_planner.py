@@ -195,14 +195,14 @@ def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
     Raises:
         ConfigError: the trace's file cannot be written.
     """
-    if (victims := getattr(policy, "victims", None)) is not None:
-        from ..policies.victim_callback import victim_callback
-
-        core.set_advisor(victim_callback(victims))
     file = None if settings.trace is None else _open(settings, ranks.placed(settings.trace))
     follower = _follower(settings)
     if policy is None and file is None and follower is None:
         return None
+    if (victims := getattr(policy, "victims", None)) is not None:
+        from ..policies.victim_callback import victim_callback
+
+        core.set_advisor(victim_callback(victims))  # `StepPlanner.stop` takes it back
     return StepPlanner(policy, settings.layout, file, follower)
 
 

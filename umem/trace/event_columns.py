@@ -93,8 +93,15 @@ class EventColumns:
             for name in (*_ARRAYS, "accesses", "begin", "end")
         }
         part = np.concatenate((self.part_access, more.part_access + len(self.accesses)))
-        joined |= {name: [*getattr(self, name), *getattr(more, name)] for name in _LISTS}
+        joined |= {
+            "name": [*self.name, *more.name],
+            "family": [*self.family, *more.family],
+            "source": [*self._sources(), *more._sources()] if self.source or more.source else (),
+        }
         return EventColumns(**joined, part_access=part)
+
+    def _sources(self) -> Sequence[Event | None]:
+        return self.source or [None] * len(self)
 
     def steps(self) -> Iterator[tuple[EventColumns, bool]]:
         """Yield the rows between the ends of steps, and whether a step ends after them."""

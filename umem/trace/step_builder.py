@@ -95,7 +95,10 @@ class StepBuilder:
 
     def begin(self) -> None:
         """Start with the next event; blocks that are live now are not part of the first step."""
-        self._now = self._present().following()
+        part = self._present()
+        peak, self._bytes = part.peak(self._bytes)
+        self._peak_bytes = max(self._peak_bytes, peak)
+        self._now = part.following()
 
     def step(self, index: int = -1, cut: Iterable[int] = ()) -> StepTrace:
         """Return the last complete step in steady state; -2 is the one before.
