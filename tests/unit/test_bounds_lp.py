@@ -113,7 +113,7 @@ def test_paging_on_demand_is_above_the_programs(trace: StepTrace, share: float) 
     least = bounds_lp.lp_bytes_in(trace, capacity)
     assert bounds.lower_bound_bytes_in(trace, capacity) <= least
     both = bounds_lp.lp_bytes_moved(trace, capacity)
-    assert least + bounds.lower_bound_bytes_out(trace, capacity) <= both + 2
+    assert least + bounds.lower_bound_bytes_out(trace, capacity) <= both * (1 + 1e-6) + 2
     for policy in ("lru", "belady", *range(8)):
         moved = steady(trace, capacity, policy)
         assert moved.bytes_in >= least
