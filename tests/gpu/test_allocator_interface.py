@@ -84,6 +84,7 @@ def test_observers_are_told_of_requests_that_torch_rejects_in_a_pool(
         time.sleep(0.001)
     assert calls.rejections() == 1, calls.rejections()
     """,
+        fresh=True,
         PYTORCH_CUDA_ALLOC_CONF="throw_on_cudamalloc_oom:True",
     )
 

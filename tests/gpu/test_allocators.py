@@ -56,6 +56,7 @@ def test_torchs_setting_for_another_allocator_is_refused(program: Program, alloc
         raise AssertionError("umem is on")
     assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
     """,
+        fresh=True,
         PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
     )
 

@@ -159,6 +159,7 @@ def test_torchs_setting_bounds_a_budget_that_is_found(program: Program, budget: 
         umem.step()
         assert umem.stats().budget_bytes == found
         """,
+        fresh=True,
         PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.25",
     )
 
