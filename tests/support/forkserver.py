@@ -12,6 +12,7 @@ another thread holds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -162,6 +163,7 @@ def _server(prepare: str) -> socket.socket:
         nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
         words = [sys.executable, __file__, str(theirs.fileno()), prepare]
         os.posix_spawn(sys.executable, words, os.environ, file_actions=nothing)
+    atexit.register(ours.close)
     return ours
 
 
