@@ -34,7 +34,7 @@ BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
 .PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
-	test-faults test-upstream test-perfetto nightly fuzz soak mutate coverage lint dist bench \
+	test-faults test-upstream test-perfetto nightly fuzz soak mutate lint dist bench \
 	options-doc docs install setup clean
 .DELETE_ON_ERROR:
 
@@ -221,7 +221,6 @@ install: $(INSTALLED)
 # All that tests need. What the two CUDA environments share is built before the second begins.
 setup: $(INSTALLED) $(CUDA_VENV)/.installed $(WHEEL)/.built $(DRIVER)/.built
 	$(MAKE) $(OLDEST) '$(CUDA_VENV)-oldest/.installed'
-
 
 clean:
 	rm -rf build dist *.egg-info $(VENV) $(BUILD_VENV) $(CUDA_VENV) $(CUDA_VENV)-oldest \

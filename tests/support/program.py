@@ -28,14 +28,15 @@ def start(
     code: str, *, fresh: bool = False, **environ: str
 ) -> forkserver.Process | subprocess.Popen[str]:
     """Starts `code` behind the preamble, as `forkserver.start` does."""
-    code = PREAMBLE + textwrap.dedent(code)
-    return forkserver.start(["-c", code], os.environ | environ, fresh=fresh)
+    words = ["-c", PREAMBLE + textwrap.dedent(code)]
+    return forkserver.start(words, os.environ | environ, fresh=fresh)
 
 
 def run(
     code: str, timeout: float = 60, *, fresh: bool = False, **environ: str
 ) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `code`, as `start` starts it."""
-    words = ["-c", PREAMBLE + textwrap.dedent(code)]
-    done = forkserver.run(words, os.environ | environ, timeout=timeout, fresh=fresh)
-    return done.returncode, done.stdout, done.stderr
+    process = start(code, fresh=fresh, **environ)
+    out, err = forkserver.finish(process, timeout)
+    assert process.returncode is not None
+    return process.returncode, out, err
