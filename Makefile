@@ -5,12 +5,13 @@ VENV ?= .venv
 BUILD_VENV ?= .venv-build-$(notdir $(PYTHON))
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
-# At a time: commands that build and install, and processes that take a file of tests each.
+# At a time: commands that build and install, and half of the processes that take files of tests.
 JOBS ?= 2
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(JOBS)
 endif
-PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Twice as many as cores: a test often waits for a process that it started.
+PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 BUILD_BIN := $(BUILD_VENV)/bin

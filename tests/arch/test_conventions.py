@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import affected_tests
 import pytest
+from support import forkserver
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,10 +73,11 @@ def _run_tests(folder: Path, program: str, *arguments: str) -> subprocess.Comple
         "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\n    nightly: n\naddopts = --strict-markers\n"
     )
     (folder / "test_it.py").write_text(program)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, str(folder)],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return forkserver.run(
+        ["-m", "pytest", *arguments, str(folder)],
+        folder=folder,
+        prepare="import hypothesis, pytest",
+    )
 
 
 def test_setup_py_stays_thin() -> None:

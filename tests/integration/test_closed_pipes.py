@@ -47,7 +47,7 @@ CALLS = (
     "replay trace.jsonl",
     "replay trace.jsonl --json",
     "trace info trace.jsonl",
-    "demo --quick --workload gpt",
+    pytest.param("demo --quick --workload gpt", marks=pytest.mark.nightly),
     f"top --interval 0.01 {os.getpid()}",
 )
 

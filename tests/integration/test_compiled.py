@@ -96,7 +96,8 @@ def test_a_program_that_compiles_nothing_does_not_import_inductor() -> None:
     assert out.split() == ["False"]
 
 
-@pytest.mark.parametrize("net", [pytest.param("resnet", marks=pytest.mark.nightly), "gpt"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("net", ["resnet", "gpt"])
 def test_a_compiled_step_is_planned_and_moves_no_more_than_an_eager_one(
     net: str, cache: str
 ) -> None:

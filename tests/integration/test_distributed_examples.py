@@ -39,12 +39,9 @@ def last(output: str) -> str:
     return line
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("example", "budget"),
-    [
-        ("ddp_digits.py", "32MiB"),
-        pytest.param("fsdp2_gpt.py", "24MiB", marks=pytest.mark.nightly),
-    ],
+    ("example", "budget"), [("ddp_digits.py", "32MiB"), ("fsdp2_gpt.py", "24MiB")]
 )
 def test_it_ends_the_same(example: str, budget: str, tmp_path: Path) -> None:
     program = f"examples/{example}"

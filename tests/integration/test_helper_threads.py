@@ -89,7 +89,9 @@ def plain() -> list[float]:
     return train(inline)[0]
 
 
-@pytest.mark.parametrize("batches", [from_a_thread, beside_a_thread])
+@pytest.mark.parametrize(
+    "batches", [pytest.param(from_a_thread, marks=pytest.mark.nightly), beside_a_thread]
+)
 def test_a_plan_holds_beside_them(batches: Callable[[], Iterator[torch.Tensor]]) -> None:
     plain()
     with umem.enable(budget=BUDGET, device="soft"):

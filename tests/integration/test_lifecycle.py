@@ -336,7 +336,15 @@ PROFILERS = {
 }
 
 
-@pytest.mark.parametrize("profiler", PROFILERS)
+@pytest.mark.parametrize(
+    "profiler",
+    [
+        name
+        if name in ("torch.profiler", "sys.settrace")
+        else pytest.param(name, marks=pytest.mark.nightly)
+        for name in PROFILERS
+    ],
+)
 def test_a_profiler_changes_nothing(profiler: str) -> None:
     code, out, err = program.run(
         NET

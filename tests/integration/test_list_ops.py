@@ -267,7 +267,9 @@ program.trace(lambda: step)
 }
 
 
-@pytest.mark.parametrize("where", ["session", "contextlib.nullcontext"])
+@pytest.mark.parametrize(
+    "where", ["session", pytest.param("contextlib.nullcontext", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 def test_a_compiled_clip_is_one_graph(before: str, where: str) -> None:
     program = f"""

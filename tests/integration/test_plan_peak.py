@@ -124,6 +124,7 @@ def test_five_billion_parameters_in_seconds() -> None:
     assert [len(values) for values in found.over_time.values()] == [60] * len(found.over_time)
 
 
+@pytest.mark.nightly
 def test_the_example_trains() -> None:
     path = Path(__file__).parents[2] / "examples" / "gpt.py"
     runs = [

@@ -39,8 +39,8 @@ def run(name: str, budget: int, policy: str) -> Run:
     return Run(losses, moved, hits / max(hits + misses, 1))
 
 
-# Three that take half of the time; the others have what is special about them too.
-SLOW = ("lengths", "gan", "buckets")
+# Those that take most of the time; the others have what is special about them too.
+SLOW = ("lengths", "gan", "buckets", "evaluation", "early_exit")
 
 
 @pytest.mark.parametrize(
