@@ -29,9 +29,6 @@ class CMakeBuild(build_ext):
             # Not from the cache: the tools of an isolated build are gone at the next one.
             "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
             "CMAKE_BUILD_TYPE": "Debug" if self.debug else "Release",
-            # UMEM_UNITY=ON compiles many files at once: less work for a whole build, and more after
-            # a change to one file.
-            "CMAKE_UNITY_BUILD": os.environ.get("UMEM_UNITY", "OFF"),
             "Python_EXECUTABLE": sys.executable,
             "pybind11_DIR": pybind11.get_cmake_dir(),
             "UMEM_VERSION": self.distribution.get_version(),
