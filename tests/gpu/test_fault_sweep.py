@@ -38,12 +38,12 @@ def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda, nightly:
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
-        ("overwrite", "weight 1: values"),
+        pytest.param("overwrite", "weight 1: values", marks=pytest.mark.nightly),
         pytest.param("discard", "weight 0: values", marks=pytest.mark.nightly),
         pytest.param("number", "parameter 0: wrong numbers", marks=pytest.mark.nightly),
         ("crash", "it crashes"),
         pytest.param("hang", "it hangs", marks=pytest.mark.nightly),
-        ("leak", "stay alive"),
+        pytest.param("leak", "stay alive", marks=pytest.mark.nightly),
         pytest.param("type", "raises KeyError", marks=pytest.mark.nightly),
     ],
 )

@@ -111,7 +111,11 @@ def run(code: str, folder: Path, world: int, **environ: str) -> tuple[list[str],
 @needs(2)
 @pytest.mark.parametrize(
     ("kind", "budget", "seed"),
-    [("ddp", "40MiB", "5"), ("view", "40MiB", "6"), ("fsdp2", "24MiB", "5")],
+    [
+        pytest.param("ddp", "40MiB", "5", marks=pytest.mark.nightly),
+        ("view", "40MiB", "6"),
+        ("fsdp2", "24MiB", "5"),
+    ],
 )
 def test_bits_of_a_training_are_equal(kind: str, budget: str, seed: str, tmp_path: Path) -> None:
     plain, _ = run(TRAIN, tmp_path, 2, KIND=kind)

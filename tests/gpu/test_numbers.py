@@ -27,7 +27,9 @@ from support.gpu import worker  # noqa: E402
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
 WORKER = Path(__file__).with_name("numbers_worker.py")
 POLICIES = ("lru", "conv_lru", "auto")
-BUDGETS, SEEDS = ("1", "1/2", "1/4"), ("0", "1")
+BUDGETS = ("1", "1/2", "1/4")
+# Orders of the device's work: plans depend on more of it than evictions by age.
+SEEDS = {"auto": ("0", "1"), "lru": ("1",), "conv_lru": ("1",)}
 NIGHTLY_BUDGETS, NIGHTLY_SEEDS = (*BUDGETS, "1/8"), tuple(map(str, range(8)))
 
 
@@ -55,7 +57,7 @@ def plain(net: str) -> dict[str, Any]:
     ],
 )
 def test_equal_bits_at_every_budget(net: str, policy: str, nightly: bool) -> None:
-    budgets, seeds = (NIGHTLY_BUDGETS, NIGHTLY_SEEDS) if nightly else (BUDGETS, SEEDS)
+    budgets, seeds = (NIGHTLY_BUDGETS, NIGHTLY_SEEDS) if nightly else (BUDGETS, SEEDS[policy])
     want = plain(net)
     rows = runs(net, policy, "--peak", want["peak_bytes"], "--budgets", *budgets, "--seeds", *seeds)
     assert len(rows) == len(budgets) * len(seeds)
@@ -159,6 +161,7 @@ def digits(tmp_path: Path, start: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_the_digits_example_ends_with_the_same_line(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     want = digits(tmp_path, "")
