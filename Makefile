@@ -34,7 +34,7 @@ PLATLIB := -c 'import sysconfig; print(sysconfig.get_path("platlib"))'
 BUILD_EXTENSION := python -I -c \
 	'from umem.integrations.torch import build; build.find_or_build(build.own_dirs()[0])'
 
-.PHONY: demo check test test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
+.PHONY: demo check test test-random test-distributed test-cuda test-cuda-oldest test-sanitizers test-asan test-tsan \
 	test-faults test-upstream test-perfetto nightly fuzz soak mutate lint dist bench \
 	options-doc docs install setup clean
 .DELETE_ON_ERROR:
@@ -51,6 +51,15 @@ check: lint
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+# The tests in a random order with other random inputs, on a busy machine: none may fail.
+RUNS ?= 10
+test-random: $(INSTALLED)
+	$(PIP) $(INSTALL) pytest-randomly
+	for seed in $$(seq $(RUNS)); do \
+		$(BIN)/python -m pytest -q -n $$((4 * $(JOBS))) --dist loadfile -p randomly \
+			-p "no:cacheprovider" --randomly-seed=$$seed --hypothesis-seed=$$seed $(PYTEST_ARGS) || exit 1; \
+	done
 
 # What takes longer than CI may: three times the examples of each property, trainings with more
 # seeds, random inputs, and the packages.
