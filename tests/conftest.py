@@ -124,5 +124,5 @@ def _closed_devices() -> None:
 @pytest.fixture(autouse=True)
 def _no_options_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of whoever runs the tests decides nothing in them."""
-    for name in [name for name in os.environ if name.split("_")[0] == "UMEM"]:
+    for name in [name for name in os.environ if name.lstrip("_").split("_")[0] == "UMEM"]:
         monkeypatch.delenv(name)

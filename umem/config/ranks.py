@@ -1,4 +1,4 @@
-"""The rank that a launcher gave this process, and the detection of launchers.
+"""The rank that a launcher gave this process, the detection of launchers, and the owners of files.
 
 Sources: docs.pytorch.org "torchrun (Elastic Launch)", environment variables; Slurm's srun(1),
 output environment variables; Open MPI's mpirun(1), OMPI_COMM_WORLD_*.
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,3 +127,22 @@ def placed(path: Path, environ: Mapping[str, str] | None = None) -> Path:
         return path
     stem, dot, rest = path.name.partition(".")
     return path.with_name(f"{stem}.rank{mine.rank}{dot}{rest}")
+
+
+def owns(variable: str, environ: MutableMapping[str, str] | None = None) -> bool:
+    """Return whether the file that a variable of umem names belongs to this process.
+
+    It belongs to the first process that asks. The children of that process inherit the variable and
+    the answer, such as workers of a DataLoader or of a compiler. A child with another rank or
+    another value of the variable has a file of its own.
+    """
+    environ = os.environ if environ is None else environ
+    mine, process = rank(environ), str(os.getpid())
+    if _PROCESS in (value := environ.get(variable, "")):
+        return True
+    asked = f"{'' if mine is None else mine.rank} {value}"
+    owner, _, of_what = environ.get(key := f"_{variable}_OWNER", "").partition(" ")
+    if owner and of_what == asked:
+        return owner == process
+    environ[key] = f"{process} {asked}"
+    return True

@@ -161,7 +161,11 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def child_environment() -> dict[str, str]:
     """Return the environment without umem's variables, for a child with options of its own."""
-    return {name: text for name, text in os.environ.items() if not _is_ours(name)}
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if not (_is_ours(name) or name.startswith("_UMEM_"))
+    }
 
 
 def runtime_directory() -> Path | None:

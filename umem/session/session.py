@@ -10,11 +10,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..base import log as log_output
 from ..config import ranks
+from ..config.options import BY_NAME
 from ..config.settings import Settings, difference, load
 from ..errors import ConfigError, StateError
 from ..integrations.torch.version import require_torch, torch_threads
@@ -80,6 +82,12 @@ class Session:
         from . import step_planner
 
         settings = self.settings
+        if isinstance(settings.trace, Path) and not self.owns("trace"):
+            _log.info("no trace: %s belongs to a parent process", settings.trace)
+            settings = dataclasses.replace(settings, trace=None)
+        if isinstance(settings.top, Path) and not self.owns("top"):
+            _log.info("no socket: %s belongs to a parent process", settings.top)
+            settings = dataclasses.replace(settings, top=False)
         self.planner = step_planner.start(settings, policy)
         if settings.recompute != "off":
             from ..recompute.executor.automatic import Automatic
@@ -90,6 +98,11 @@ class Session:
 
             server.start(settings.top, description)
             self.at_end(server.stop)
+
+    def owns(self, option: str) -> bool:
+        """Return whether an option is this process's own, not that of a variable's first user."""
+        variable = BY_NAME[option].env
+        return self.settings.origins[option] != variable or ranks.owns(variable)
 
     def end(self) -> None:
         """Remove the parts; umem's memory and its attachment to torch stay."""
@@ -132,7 +145,7 @@ def start(settings: Settings, add_parts: Callable[[Session], None] | None = None
             disable()
             raise
         atexit.unregister(_at_exit)
-        atexit.register(_at_exit, os.getpid(), settings.summary)
+        atexit.register(_at_exit, os.getpid(), settings.summary, _current.owns("summary"))
         return _current
 
 
@@ -359,7 +372,8 @@ def _why_unplanned() -> str:
     return planner.why_unplanned() if planner is not None else ""
 
 
-def _at_exit(process: int, summary: bool) -> None:
+def _at_exit(process: int, summary: bool, is_own: bool) -> None:
+    # A worker that has inherited the options and trained nothing has nothing to say.
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
@@ -367,11 +381,12 @@ def _at_exit(process: int, summary: bool) -> None:
         if _current is not None:
             _current.leaving = True
             _current.end()
-    if summary:
+    now = stats()
+    if summary and (is_own or now.steps or now.bytes_in or now.bytes_out):
         from ..base.native import core
         from ..monitor import summary as text
 
-        sys.stderr.write(text.closing(stats(), why, core.faults_by_operator(), ranks.name()) + "\n")
+        sys.stderr.write(text.closing(now, why, core.faults_by_operator(), ranks.name()) + "\n")
 
 
 def follow_free_memory() -> None:

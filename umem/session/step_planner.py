@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("umem")
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, also for this user or process
+# No space, also for this user or process; and the file belongs to another process.
+_NO_TRACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBUSY)
 
 
 class StepPlanner:
@@ -218,7 +219,9 @@ def _follower(settings: Settings) -> AutoBudget | None:
 
 
 def _open(settings: Settings, path: Path) -> TraceFile | None:
-    """Open the trace; on a full disk warn and return None, because only the trace needs the space.
+    """Open the trace; if the disk is full or the file is another's, warn and return None.
+
+    The program needs no trace, so it goes on.
 
     Raises:
         ConfigError: the file cannot be written for another reason.
@@ -228,7 +231,7 @@ def _open(settings: Settings, path: Path) -> TraceFile | None:
     try:
         return TraceFile(path, _header)
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _NO_TRACE:
             _log.warning("the trace %s is not written: %s", path, error.strerror)
             return None
         origin, reason = settings.origins["trace"], f"{path}: {error.strerror or error}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import json
 import logging
 import os
+import stat
 import threading
 from collections.abc import Callable
 from io import FileIO
@@ -35,7 +37,8 @@ class TraceFile:
         header: called when the first events are written.
 
     Raises:
-        OSError: the file cannot be written, or is a pipe that no program reads.
+        OSError: the file cannot be written, or is a pipe that no program reads; EBUSY: another
+            process is writing it.
         StateError: umem is off.
     """
 
@@ -137,13 +140,31 @@ class TraceFile:
 
 
 def _open(path: Path) -> FileIO:
-    """Open the file for writing, without waiting for the reader of a pipe."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
+    """Open the file for writing, without waiting for the reader of a pipe, and empty it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         file = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "no program reads this pipe", str(path)) from None
         raise
-    os.set_blocking(file, True)
+    try:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            _lock(file, path)
+            os.truncate(file, 0)
+        os.set_blocking(file, True)
+    except BaseException:
+        os.close(file)
+        raise
     return FileIO(file, "wb")
+
+
+def _lock(file: int, path: Path) -> None:
+    """Keep other processes from writing the file until it is closed, where the system can."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        why = "another process is writing it; %p in the name gives each process its own file"
+        raise OSError(errno.EBUSY, why, str(path)) from None
+    except OSError as error:
+        _log.debug("the trace %s is not locked: %s", path, error.strerror)

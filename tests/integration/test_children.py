@@ -1,0 +1,119 @@
+"""Children that inherit umem's options: the files that these name belong to one process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support import forkserver
+
+from umem.config import ranks
+from umem.trace.reader import read
+from umem.trace.schema import Step
+
+PROGRAM = """
+import multiprocessing, os, subprocess, sys
+import torch
+
+def work(i):
+    return float(torch.full((1 << 20,), float(i)).sum())
+
+def train(steps):
+    net = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def spawned():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(work, [1, 2]) == [float(1 << 20), float(2 << 20)]
+
+def executed():
+    child = "import torch; torch.ones(3)"
+    subprocess.run([sys.executable, "-c", child], check=True)
+
+def forked():
+    if os.fork() == 0:
+        executed()
+        os._exit(0)
+    assert os.wait()[1] == 0
+
+if __name__ == "__main__":
+    train(3)
+    globals()[sys.argv[1]]()
+    train(3)
+"""
+
+
+def start(folder: Path, how: str, **options: str) -> str:
+    """Run the program, fresh because `import torch` turns umem on; return its error."""
+    (folder / "train.py").write_text(PROGRAM)
+    options = {"UMEM": "1", "UMEM_DEVICE": "soft", "UMEM_BUDGET": "64MiB"} | options
+    environ = os.environ | options
+    done = forkserver.run(["train.py", how], environ, folder, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert "stays off" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("how", ["spawned", "executed", "forked"])
+def test_the_trace_is_that_of_the_program(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    start(tmp_path, how, UMEM_TRACE=str(path))
+    _, events = read(path)
+    assert sum(type(event) is Step for event in events) == 6
+    assert [each.name for each in tmp_path.glob("*.jsonl*")] == ["trace.jsonl"]
+
+
+def test_each_process_has_a_file_of_its_own_if_the_name_says_so(tmp_path: Path) -> None:
+    start(tmp_path, "executed", UMEM_TRACE=str(tmp_path / "trace.%p.jsonl"))
+    assert len([*tmp_path.glob("trace.*.jsonl")]) == 2
+
+
+def test_the_socket_is_that_of_the_program(tmp_path: Path) -> None:
+    folder = tmp_path / "sockets"
+    folder.mkdir(mode=0o700)
+    assert "umem" not in start(tmp_path, "executed", UMEM_TOP=str(folder / "socket"))
+    assert not [*folder.iterdir()]  # the program removed it at its end
+
+
+def test_a_worker_that_trains_nothing_says_nothing(tmp_path: Path) -> None:
+    lines = start(tmp_path, "executed", UMEM_SUMMARY="1").splitlines()
+    assert [line.split(",")[0] for line in lines] == ["umem: 6 steps"]
+
+
+def test_a_trace_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    program = f"""
+import subprocess, sys, umem
+with umem.enable(budget="64MiB", device="soft", trace={str(path)!r}):
+    umem.step()
+    again = "import umem; umem.enable(budget='64MiB', device='soft', trace=sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", "import sys; " + again, {str(path)!r}],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    umem.step()
+print(done.stderr, end="")
+"""
+    done = forkserver.run(["-c", program])
+    assert done.returncode == 0, done.stderr
+    assert "another process is writing it; %p in the name" in done.stdout
+    _, events = read(path)
+    assert sum(type(event) is Step for event in events) == 2
+
+
+def test_a_file_belongs_to_the_first_process_of_a_rank() -> None:
+    environ = {"UMEM_TRACE": "a.jsonl"}
+    assert ranks.owns("UMEM_TRACE", environ)
+    assert ranks.owns("UMEM_TRACE", environ)
+    child = environ | {"_UMEM_TRACE_OWNER": f"{os.getpid() + 1}  a.jsonl"}
+    assert not ranks.owns("UMEM_TRACE", child)
+    assert ranks.owns("UMEM_TRACE", child | {"UMEM_TRACE": "b.jsonl"})
+    assert ranks.owns("UMEM_TRACE", child | {"UMEM_TRACE": "a.%p.jsonl"})
+    assert ranks.owns("UMEM_TRACE", child | {"RANK": "1", "WORLD_SIZE": "2"})
