@@ -585,7 +585,7 @@ void Pager::close_window(Extent extent, Moved& moved) {
 void Pager::close_all_windows(Moved& moved) {
   for (const auto& [first, count] : allocations_) {
     for (std::size_t i = first; i < first + count; ++i) {
-      pages_[i].windows = std::min<std::uint16_t>(pages_[i].windows, 1);
+      pages_[i].windows = std::min<std::uint32_t>(pages_[i].windows, 1);
       close_window({i, 1}, moved);
     }
   }

@@ -31,7 +31,7 @@ struct Page {
   bool leaves = false;         // sent to the host while held: it leaves when the last window closes
   bool thrashing = false;      // remote until the operation ends, since it faulted repeatedly
   bool untouched = false;      // fetched from the host, and not accessed by a kernel since
-  std::uint16_t windows = 0;   // system calls that access the page now
+  std::uint32_t windows = 0;   // parts of system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
   std::int8_t last_prefetch = -2;
   std::uint32_t frame = 0;

@@ -70,7 +70,8 @@ def _run_tests(folder: Path, program: str, *arguments: str) -> subprocess.Comple
     """Run the tests of one file with the conftest of this project, in `folder`."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (folder / "pytest.ini").write_text(
-        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\n    nightly: n\naddopts = --strict-markers -p no:randomly\n"
+        "[pytest]\nmarkers =\n    cpu: c\n    gpu: g\n    nightly: n\n"
+        "addopts = --strict-markers -p no:randomly\n"
     )
     (folder / "test_it.py").write_text(program)
     return forkserver.run(

@@ -189,6 +189,35 @@ def test_several_messages_are_sent_and_received(
     assert got[3000:4000] == data[7:1007]
 
 
+def test_a_page_may_be_in_as_many_parts_as_the_system_takes(
+    driver: Driver, datagrams: tuple[socket.socket, socket.socket]
+) -> None:
+    """64 messages of 1,024 parts, all in one page, which stays in place until the call ends."""
+    left, right = datagrams
+    count, parts, width = 64, 1024, 8
+    source = driver.alloc(1)
+    data = random.Random(8).randbytes(PAGE)
+    driver.calls.store(source, data)
+    spans = [(source + i * width, width) for i in range(count * parts)]
+    messages = messages_of([spans[i : i + parts] for i in range(0, len(spans), parts)])
+    left.setblocking(True)  # one call sends all
+    sent: list[int] = []
+    thread = threading.Thread(
+        target=lambda: sent.append(call("sendmmsg", left.fileno(), messages, count, 0))
+    )
+    thread.start()
+    got = [right.recv(parts * width)]
+    pressed = driver.alloc(FRAMES)
+    driver.calls.touch(pressed, FRAMES * PAGE)  # evicts all that may leave
+    assert driver.states(source, 1) == ["device"]
+    got += [right.recv(parts * width) for _ in range(count - 1)]
+    thread.join(60)
+    assert sent == [count]
+    driver.calls.touch(pressed, FRAMES * PAGE)
+    assert driver.states(source, 1) == ["host"]
+    assert b"".join(got) == data[: count * parts * width]
+
+
 def test_fewer_messages_than_asked_for_are_what_is_there(
     driver: Driver, datagrams: tuple[socket.socket, socket.socket]
 ) -> None:
