@@ -597,3 +597,18 @@ def test_a_plan_moves_the_states_itself(foreach: bool) -> None:
     assert status["complete"]
     assert status["misses"] == 0  # with hooks or without, a step has the same operators
     assert max(came for came, _ in moved[3:]) <= 2 * PARAMS
+
+
+def test_an_optimizer_that_is_gone_is_named() -> None:
+    with umem.enable(budget="32MiB", device="soft"):
+        net = torch.nn.Linear(8, 8)
+        optimizer = adam(net.parameters())
+        paged = umem.page_optimizer(optimizer, release_gradients=True)
+        del optimizer
+        gc.collect()
+        with pytest.raises(StateError, match="the optimizer .* is gone.* call remove"):
+            net(torch.ones(1, 8)).sum().backward()
+        paged.remove()
+        net(torch.ones(1, 8)).sum().backward()
+        assert all(parameter.grad is not None for parameter in net.parameters())
+        del net, paged

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from ...capture.list_parts import overlaps
+from ...errors import StateError
 
 
 class OfOptimizer:
@@ -24,7 +25,12 @@ class OfOptimizer:
     @property
     def _optimizer(self) -> Optimizer:
         found = self._reference()
-        assert found is not None, "its hooks have ended with it"
+        if found is None:
+            raise StateError(
+                "the optimizer that umem.page_optimizer() changed is gone, but its parameters are "
+                "still trained; keep the optimizer until then, or call remove() on what "
+                "page_optimizer() returned"
+            )
         return found
 
 
