@@ -21,9 +21,14 @@ def init() -> None:
 
         _enable_at_import()
     except Exception as error:  # noqa: BLE001 - no error may break `import torch`
-        import sys
-
         if os.environ.get("UMEM_STRICT", "").strip().lower() in ("1", "on", "true", "yes"):
-            print(f"umem: error: {error}", file=sys.stderr)
+            _say(f"umem: error: {error}")
             raise SystemExit(2) from None
-        print(f"umem: stays off, torch is unchanged: {error}", file=sys.stderr)
+        _say(f"umem: stays off, torch is unchanged: {error}")
+
+
+def _say(text: str) -> None:
+    import sys
+
+    if sys.stderr is not None:  # closed, as by cron; print would take stdout
+        print(text, file=sys.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,22 @@ def test_a_file_belongs_to_the_first_process_of_a_rank() -> None:
     assert ranks.owns("UMEM_TRACE", child | {"UMEM_TRACE": "b.jsonl"})
     assert ranks.owns("UMEM_TRACE", child | {"UMEM_TRACE": "a.%p.jsonl"})
     assert ranks.owns("UMEM_TRACE", child | {"RANK": "1", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_program_runs_where_a_stream_is_closed(closed: str, tmp_path: Path) -> None:
+    """As under cron. The descriptor is free, and no file of umem may take it."""
+    (tmp_path / "train.py").write_text(
+        f"import os, torch, umem\ntry: os.write({closed}, b'not in the trace')\n"
+        "except OSError: pass\numem.step()\nopen('ran', 'w').close()\n"
+    )
+    command = f"{sys.executable} -m umem run --budget 16MiB --trace t.jsonl train.py {closed}>&-"
+    environ = os.environ | {"UMEM_DEVICE": "soft"}
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "ran").exists()
+    assert done.stdout == ""
+    _, events = read(tmp_path / "t.jsonl")
+    assert sum(type(event) is Step for event in events) == 1

@@ -149,7 +149,7 @@ def test_a_script(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
         (["{}:make_step", "--batch", "1e12"], "allowed for a program: 1 to 1048576"),
         (["{}:make_step", "--optimizer", "adam"], "--optimizer describes a configuration"),
         (["{}:absent", "--batch", "2"], "has no 'absent'"),
-        (["{}"], "allowed: pkg.mod:function"),
+        (["{}"], "allowed: FILE.py:function or pkg.mod:function"),
     ],
 )
 def test_errors_are_one_line(

@@ -119,7 +119,7 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["{}:step_alone", "--apply"], r"return \(model, step\)"),
         (["{}:unlike", "--apply"], "with equal seeds differ"),
         (["{}:make_stop"], "did you mean make_step"),
-        ([], "give either pkg.mod:function"),
+        ([], "give either FILE.py:function"),
         (["--apply", "--script", "train.py"], "--apply with --script: it needs the model"),
     ],
 )

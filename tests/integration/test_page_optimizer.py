@@ -606,7 +606,7 @@ def test_an_optimizer_that_is_gone_is_named() -> None:
         paged = umem.page_optimizer(optimizer, release_gradients=True)
         del optimizer
         gc.collect()
-        with pytest.raises(StateError, match="the optimizer .* is gone.* call remove"):
+        with pytest.raises(StateError, match=r"the optimizer .* is gone.* call remove"):
             net(torch.ones(1, 8)).sum().backward()
         paged.remove()
         net(torch.ones(1, 8)).sum().backward()

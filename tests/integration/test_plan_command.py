@@ -113,9 +113,9 @@ def test_times_of_a_run_replace_the_roofline(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give either pkg.mod:function"),
+        ([], "give either FILE.py:function"),
         (["--policy", "lru", "{}:make_step"], "before --policy, which took '"),
-        (["{}"], "allowed: pkg.mod:function"),
+        (["{}"], "allowed: FILE.py:function or pkg.mod:function"),
         (["{}:reads"], "tensor.item()"),
         (["{}:make_step", "--budget", "auto"], "'auto' needs a real device"),
         (["{}:make_step", "--budget", "120%"], "--budget: '120%'"),
@@ -124,7 +124,7 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--link", "0"], "allowed: a number above 0"),
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
         (["{}:make_step", "--recompute", "al"], "allowed: all, auto"),
-        (["dir/step.py:make_step"], "as dir.step:make_step"),
+        (["dir/step.py:make_step"], "there is no file"),
         (["{}:make_step", "--times", "absent.jsonl"], "absent.jsonl"),
         (["{}:make_step", "--policy", "lru", "--out", "no/such/folder.jsonl"], "no/such/folder"),
         (["{}:make_step", "--out", "plan.txt"], "--out plan.txt; allowed: FILE.jsonl"),

@@ -430,14 +430,24 @@ def test_entries(tmp_path: Path) -> None:
     (tmp_path / "progs_a.py").write_text("def make_step():\n    return 3\nVALUE = 4\n")
     (tmp_path / "progs_b.py").write_text("import nowhere_to_be_found\n")
     (tmp_path / "progs_c.py").write_text("\nraise ValueError('no')\n")
+    (tmp_path / "email").mkdir()
+    (tmp_path / "email" / "mine.py").write_text(
+        "import beside\ndef f():\n    return beside.VALUE\n"
+    )
+    (tmp_path / "email" / "beside.py").write_text("VALUE = 5\n")
     assert program.find("progs_a:make_step", tmp_path)() == 3
+    assert program.find("email/mine.py:f", tmp_path)() == 5
+    assert program.find(f"{tmp_path}/email/mine.py:f", Path("elsewhere"))() == 5
     for text, words in [
-        ("progs_a", "allowed: pkg.mod:function"),
-        ("progs_a:", "allowed: pkg.mod:function"),
+        ("progs_a", r"allowed: FILE\.py:function or pkg\.mod:function"),
+        ("progs_a:", r"allowed: FILE\.py:function or pkg\.mod:function"),
         ("progs_a:make_stop", r"did you mean make_step\?"),
         ("progs_a:VALUE", "is a int; allowed: a function"),
         ("progs_none:f", "there is no module 'progs_none'"),
-        ("./examples/gpt.py:make_step", "as examples.gpt:make_step, run in the folder"),
+        ("folder/progs_a:f", r"a path without \.py; allowed: folder/progs_a\.py:f"),
+        ("folder/progs_none.py:f", r"there is no file .*folder/progs_none\.py"),
+        ("email.message_of_mine:f", "there is no module 'email.message_of_mine' in .*[^.]$"),
+        ("email.mine:f", r"an installed package has the name 'email'; allowed: email/mine\.py"),
     ]:
         with pytest.raises(ConfigError, match=words):
             program.find(text, tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..base import collector
+from ..base import collector, python_file
 from ..errors import ConfigError, PlanError, did_you_mean
 from . import fake_cuda, source_lines
 from .recording import Recording
@@ -29,7 +29,9 @@ STEPS = 2  # the first makes the optimizer's states; the second is the one that 
 
 
 def find(text: str, directory: Path) -> Callable[[], object]:
-    """Return the function named by `pkg.mod:name`; modules are searched in `directory` first.
+    """Return the function named by `pkg.mod:name` or `file.py:name`.
+
+    Modules are searched in `directory` first, and files are relative to it.
 
     Raises:
         ConfigError: the name has another form, or there is no such function.
@@ -37,13 +39,12 @@ def find(text: str, directory: Path) -> Callable[[], object]:
     """
     module_name, colon, name = text.partition(":")
     if not colon or not module_name or not name.isidentifier():
-        raise ConfigError(f"{text!r}; allowed: pkg.mod:function, such as examples.gpt:make_step")
-    if "/" in module_name or module_name.endswith(".py"):
-        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise ConfigError(
-            f"{text!r} has a path; allowed: pkg.mod:function, as {dotted}:{name}, run in the "
-            "folder that has it"
+            f"{text!r}; allowed: FILE.py:function or pkg.mod:function, such as "
+            "examples/gpt.py:make_step"
         )
+    if "/" in module_name and not module_name.endswith(".py"):
+        raise ConfigError(f"{text!r} is a path without .py; allowed: {module_name}.py:{name}")
     module = _import(module_name, text, directory)
     function = getattr(module, name, None)
     if function is None:
@@ -159,14 +160,22 @@ def _training(
 
 
 def _import(name: str, text: str, directory: Path) -> Any:
-    place = str(directory)
+    file = directory / name if name.endswith(".py") else None
+    # A script's own folder is searched first, as Python does.
+    place = str(directory if file is None else file.parent)
     sys.path.insert(0, place)
     try:
         # Code that is compiled at import time is planned uncompiled.
-        return importlib.import_module(name)
+        return importlib.import_module(name) if file is None else python_file.load(file)
+    except FileNotFoundError as error:
+        if file is None or file.exists():
+            raise PlanError(f"{text!r}: {name} needs a file: {error}") from error
+        raise ConfigError(f"{text!r}: there is no file {file}") from None
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(f"{text!r}: there is no module {error.name!r} in {place}") from None
+            raise ConfigError(
+                f"{text!r}: there is no module {error.name!r} in {place}{_shadow(name, directory)}"
+            ) from None
         raise PlanError(f"{text!r}: {name} needs {error.name!r}, which is not installed") from error
     except Exception as error:
         where = source_lines.of(error)
@@ -175,6 +184,14 @@ def _import(name: str, text: str, directory: Path) -> Any:
         ) from error
     finally:
         sys.path.remove(place)
+
+
+def _shadow(name: str, directory: Path) -> str:
+    """Return what to do where the file is there, but a package of the same name came first."""
+    file = Path(*name.split(".")).with_suffix(".py")
+    if not (directory / file).is_file():
+        return ""
+    return f": an installed package has the name {name.partition('.')[0]!r}; allowed: {file}:..."
 
 
 def _first_line(error: BaseException) -> str:

@@ -67,7 +67,7 @@ def trace(
             raise PlanError(
                 f"{path}: the script ended after {tracer.recording.steps} steps of an optimizer; "
                 f"planning needs {steps}: give it more data, or write a function that returns its "
-                "step (umem plan pkg.mod:function)"
+                "step (umem plan FILE.py:function)"
             )
         tracer.remark("values that the script reads were made up: a loss is 0, a branch not taken")
         return tracer.finish()

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import sys
+from pathlib import Path
 from typing import cast
 
 from ..base.version import __version__
@@ -23,17 +24,27 @@ def main(argv: list[str] | None = None) -> int:
     A reader of stdout that closes it early, as `head` does, ends the command silently, with the
     exit code that a shell reports for a program ended by SIGPIPE.
     """
+    _open_missing_streams()
     try:
         try:
             return _run(argv)
         finally:  # also after --help: errors of the interpreter's last flush cannot be caught
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         if not _nobody_reads_stdout():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _open_missing_streams() -> None:
+    """Let output that nobody can see go nowhere: a cron job or a daemon may have closed streams.
+
+    A program that `umem run` starts finds them closed, as it would without umem.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _nobody_reads_stdout() -> bool:

@@ -46,11 +46,11 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Estimate the memory of parameters, gradients, optimizer and activations: from "
         "numbers by formulas, or from a program by running its step on tensors without data.",
         usage="umem estimate --params 1.5e9 [options]\n"
-        "       umem estimate pkg.mod:function [--batch N] [--budget SIZE [--max-batch]]\n"
+        "       umem estimate FILE.py:function [--batch N] [--budget SIZE [--max-batch]]\n"
         "       umem estimate [--budget SIZE] --script train.py [args ...]",
         allow_abbrev=False,
     )
-    text = "pkg.mod:function as for umem plan; with --batch it is called as function(batch=N)"
+    text = "FILE.py:function as for umem plan; with --batch it is called as function(batch=N)"
     parser.add_argument("program", nargs="?", help=text)
     text = "run a script for three steps of its optimizer; its arguments follow"
     parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
@@ -131,11 +131,11 @@ def _of_config(args: argparse.Namespace, budget: int | None) -> estimate_text.Es
     given = {name: value for name, value in given.items() if value is not None}
     if args.max_batch or args.workspace is not None:
         option = "--max-batch" if args.max_batch else "--workspace"
-        raise ConfigError(f"{option} needs a program, such as examples.gpt:make_step")
+        raise ConfigError(f"{option} needs a program, such as examples/gpt.py:make_step")
     if "params" not in given:
         raise ConfigError(
             "nothing to estimate; give --params, such as 1.5e9, or a program, such as "
-            "examples.gpt:make_step"
+            "examples/gpt.py:make_step"
         )
     config = formulas.Config(**given, flat_buffer=args.flat_buffer)
     return estimate_text.EstimateAnswer(
@@ -158,7 +158,7 @@ def _check_program(args: argparse.Namespace) -> None:
         option = "--max-batch" if args.max_batch else "--batch"
         raise ConfigError(
             f"{option} does not work with a script, which has its own batch; write a function of "
-            "batch=N and returns its step (umem estimate pkg.mod:function)"
+            "batch=N and returns its step (umem estimate FILE.py:function)"
         )
 
 

@@ -50,7 +50,7 @@ def _about(outcome: EstimateAnswer) -> Iterator[str]:
     yield _row("config", f"{config.optimizer}, {config.precision} precision, batch {config.batch}")
     if config.sequence is not None:
         yield _row("", "activations by formula: 12 elements per token, layer and hidden unit;")
-        yield _row("", "what a program keeps: umem estimate pkg.mod:function")
+        yield _row("", "what a program keeps: umem estimate FILE.py:function")
     if config.checkpointing != "none":
         yield _row("", f"checkpoints ({config.checkpointing}): about 33% more time, to recompute")
 

@@ -40,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "tensors of equal values, tensors kept after their last use or across steps, and unused "
         "inputs and parameters; "
         "each with its bytes and the line of the program. No file is changed.",
-        usage="umem lint pkg.mod:function [options]\n"
+        usage="umem lint FILE.py:function [options]\n"
         "       umem lint [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     if args.script and (args.apply or args.values):
         option = "--apply" if args.apply else "--values"
         raise ConfigError(
-            f"{option} with --script: it needs the model; allowed: pkg.mod:function that returns "
+            f"{option} with --script: it needs the model; allowed: FILE.py:function that returns "
             "(model, step) or (model, optimizer, batch, loss_fn)"
         )
     program.need_torch()

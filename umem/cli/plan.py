@@ -35,7 +35,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="predict memory and time of a program, without a GPU",
         description="Run a training step on tensors without data and predict how much memory it "
         "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
-        usage="umem plan pkg.mod:function [options]\n"
+        usage="umem plan FILE.py:function [options]\n"
         "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )

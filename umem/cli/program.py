@@ -13,15 +13,16 @@ from ..errors import ConfigError, NotSupportedError
 if TYPE_CHECKING:
     from ..capture.recording import Recording
 
-_EXAMPLE = "examples.gpt:make_step"
+_EXAMPLE = "examples/gpt.py:make_step"
 
 
 def add_arguments(parser: argparse.ArgumentParser, steps: str) -> None:
     """Add the options that name the program; `steps` steps of a script's optimizer are run."""
-    text = "pkg.mod:function that returns a step (a function without arguments), (model, step), "
-    parser.add_argument(
-        "program", nargs="?", help=f"{text}or (model, optimizer, batch, loss_fn(model, batch))"
+    text = (
+        "FILE.py:function or pkg.mod:function that returns a step (a function without arguments), "
+        "(model, step), or (model, optimizer, batch, loss_fn(model, batch))"
     )
+    parser.add_argument("program", nargs="?", help=text)
     text = f"run a script for {steps} steps of its optimizer; its arguments follow"
     parser.add_argument("--script", nargs=argparse.REMAINDER, metavar="SCRIPT", help=text)
 
@@ -35,8 +36,8 @@ def check(args: argparse.Namespace, command: str, hint: str = "") -> None:
     refuse_script(args, command)
     if (args.program is None) == (not args.script):
         raise ConfigError(
-            f"give either pkg.mod:function, such as {_EXAMPLE},{hint} or --script train.py; umem "
-            f"{command} --help describes what the function returns"
+            f"give either FILE.py:function or pkg.mod:function, such as {_EXAMPLE},{hint} or "
+            f"--script train.py; umem {command} --help describes what the function returns"
         )
 
 

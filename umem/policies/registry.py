@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module, metadata, util
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from ..base import python_file
 from ..errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # base needs numpy, and the names alone do not
@@ -135,7 +136,7 @@ def _at(place: str) -> object:
     if not where or not attribute.isidentifier():
         raise ConfigError(f"the policy {place!r}; allowed: module:attribute or file.py:attribute")
     try:
-        module = _from_file(Path(where)) if where.endswith(".py") else _imported(where)
+        module = python_file.load(Path(where)) if where.endswith(".py") else _imported(where)
     except Exception as error:  # a stranger's code
         raise ConfigError(f"the policy {place!r} does not load: {error!r}") from error
     if not hasattr(module, attribute):
@@ -155,26 +156,6 @@ def _imported(module: str) -> object:
         return import_module(module)
     finally:
         sys.path.remove(folder)
-
-
-def _from_file(path: Path) -> object:
-    # Its name hides no module of the program. It is kept, so that two policies of a file share its
-    # globals.
-    path = path.expanduser().resolve()
-    name = f"umem_policy_{path.stem}_{abs(hash(str(path))):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise FileNotFoundError(path)
-    module = util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _as_policy(given: object, origin: str) -> Policy:

@@ -382,6 +382,8 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
             _current.leaving = True
             _current.end()
     now = stats()
+    if sys.stderr is None:  # closed, as by cron
+        return
     if summary and (is_own or now.steps or now.bytes_in or now.bytes_out):
         from ..base.native import core
         from ..monitor import summary as text

@@ -24,6 +24,7 @@ _log = logging.getLogger("umem")
 _EVENTS_AT_ONCE = 200_000
 _EVENTS_TOO_MANY = 1_000_000  # with this many the program waits for the writer
 _LOOK_S = 0.5
+_FIRST_OWN = 3  # a lower descriptor is a stream that was closed, into which libraries still print
 
 
 class TraceFile:
@@ -148,6 +149,9 @@ def _open(path: Path) -> FileIO:
         if error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "no program reads this pipe", str(path)) from None
         raise
+    if file < _FIRST_OWN:
+        low, file = file, fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_OWN)
+        os.close(low)
     try:
         if stat.S_ISREG(os.fstat(file).st_mode):
             _lock(file, path)
