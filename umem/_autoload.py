@@ -30,5 +30,5 @@ def init() -> None:
 def _say(text: str) -> None:
     import sys
 
-    if sys.stderr is not None:  # closed, as by cron; print would take stdout
+    if sys.stderr is not None:  # cron closes it, and print would use stdout then
         print(text, file=sys.stderr)

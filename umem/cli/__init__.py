@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open_missing_streams() -> None:
-    """Let output that nobody can see go nowhere: a cron job or a daemon may have closed streams.
+    """Discard output whose stream is closed, such as that of a cron job or a daemon.
 
     A program that `umem run` starts finds them closed, as it would without umem.
     """

@@ -382,7 +382,7 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
             _current.leaving = True
             _current.end()
     now = stats()
-    if sys.stderr is None:  # closed, as by cron
+    if sys.stderr is None:  # cron closes it
         return
     if summary and (is_own or now.steps or now.bytes_in or now.bytes_out):
         from ..base.native import core
