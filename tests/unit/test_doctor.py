@@ -176,7 +176,7 @@ def test_a_device_that_was_asked_for_and_cannot_be_had(
     verdict = machine_with(none, "13.0", device="cuda")
     assert verdict == {
         "works": False,
-        "because": "device=: no libcuda; use UMEM_DEVICE=soft, which is for torch's tensors "
+        "because": "device=: no libcuda; allowed here: soft, which is for torch's CPU tensors "
         "and umem.Buffer",
     }
     verdict = machine_with(probe(), None, device="cuda")

@@ -79,7 +79,7 @@ def test_a_failed_enable_leaves_torch_as_it_was(tmp_path: Path) -> None:
     code = """
         refused(umem.ConfigError, lambda: umem.enable(budget="12 parsecs"), "budget=: '12 parsecs'")
         refused(umem.ConfigError, lambda: umem.enable(device="soft", policy="lur"), "mean lru?")
-        refused(umem.NotSupportedError, lambda: umem.enable(device="cuda"), "UMEM_DEVICE=soft")
+        refused(umem.NotSupportedError, lambda: umem.enable(device="cuda"), "allowed here: soft")
         assert not umem.is_enabled()
         torch.ones(MIB)
         assert umem.stats().allocs == 0
@@ -110,6 +110,17 @@ def test_hints(tmp_path: Path) -> None:
         assert umem.stats().peak_live_bytes == 0
     """
     run(code, tmp_path)
+
+
+def test_a_message_comes_once_if_the_program_configures_logging_later(tmp_path: Path) -> None:
+    code = """
+        import logging
+        umem.enable(budget="64MiB", device="soft")
+        logging.getLogger("umem").warning("before")
+        logging.basicConfig()
+        logging.getLogger("umem").warning("after")
+    """
+    assert run(code, tmp_path).splitlines() == ["umem: before", "WARNING:umem:after"]
 
 
 def test_auto_device_without_a_gpu_says_so_once(tmp_path: Path) -> None:

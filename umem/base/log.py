@@ -16,5 +16,7 @@ def set_up(level: str, name: str = "umem") -> None:
     log.setLevel(level.upper())
     if not log.hasHandlers():
         handler = logging.StreamHandler()
+        # A program may configure logging later; each message then comes from its handlers alone.
+        handler.addFilter(lambda _: not logging.getLogger().handlers)
         handler.setFormatter(logging.Formatter(f"{name}: %(message)s"))
         log.addHandler(handler)

@@ -34,8 +34,8 @@ def device_kind(settings: Settings) -> str:
     problem = why_no_gpu()
     if problem and kind == "cuda":
         raise NotSupportedError(
-            f"{settings.origins['device']}: {problem}; use UMEM_DEVICE=soft, which is for torch's "
-            "tensors and umem.Buffer"
+            f"{settings.origins['device']}: {problem}; allowed here: soft, which is for torch's "
+            "CPU tensors and umem.Buffer"
         )
     return "soft" if problem else "cuda"
 
@@ -43,14 +43,16 @@ def device_kind(settings: Settings) -> str:
 def why_no_gpu() -> str:
     """Return why torch has no GPU to compute on; empty if it has one."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        from ..base.native import core
-
-        probe = core.probe_cuda()
-        return "" if probe["devices"] else str(probe["reason"])
-    if torch.version.cuda is None:
+    if torch is not None and torch.version.cuda is None:
         return "this torch is built without CUDA"
-    return "" if torch.cuda.device_count() else "torch sees no GPU"
+    if torch is not None and torch.cuda.device_count():
+        return ""
+    from ..base.native import core
+
+    probe = core.probe_cuda()
+    if not probe["devices"]:
+        return str(probe["reason"])
+    return "" if torch is None else "torch sees no GPU"
 
 
 def native_options(settings: Settings, threads: int) -> core.Options:
