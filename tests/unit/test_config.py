@@ -370,6 +370,16 @@ def test_the_cache_follows_xdg(tmp_path: Path) -> None:
     assert load(tmp_path, {"XDG_CACHE_HOME": "/c"}).torch_ext_cache == Path("/c/umem")
 
 
+def test_the_cache_is_elsewhere_if_the_home_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").write_text("no folder")  # root could write to a folder of any mode
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert load(tmp_path).torch_ext_cache == tmp_path / f"umem-cache-{os.getuid()}"
+
+
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither HOME nor an entry in the table of users, as for `docker run --user 12345`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,27 @@ def test_a_device_that_was_asked_for_and_cannot_be_had(
     verdict = machine_with(probe(), None, device="cuda")
     assert verdict["works"] is False
     assert "without CUDA" in verdict["because"]
+
+
+def test_the_verdict_is_no_where_the_extension_is_missing_and_cannot_be_built(
+    machine_with: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: dict[str, list[str]] = {"built": []}
+    monkeypatch.setattr(doctor, "_extension", lambda: built)
+    options = {"device": "soft", "budget": "64MiB"}
+    good, bad = str(tmp_path / "cache"), str(tmp_path / "file" / "cache")
+    (tmp_path / "file").write_text("")
+    assert machine_with(probe(), None, torch_ext_cache=good, **options)["works"] is True
+    verdict = machine_with(probe(), None, torch_ext_cache=bad, **options)
+    assert verdict["works"] is False
+    assert f"{bad} for the torch extension cannot be written" in verdict["because"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    verdict = machine_with(probe(), None, torch_ext_cache=good, **options)
+    assert verdict["works"] is False
+    assert "no C++ compiler was found" in verdict["because"]
+    built["built"] = ["extension.so"]
+    assert machine_with(probe(), None, torch_ext_cache=bad, **options)["works"] is True
 
 
 def test_absent_values_are_null_in_json_and_words_in_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -15,3 +16,9 @@ def check_folder(path: Path, option: str) -> None:
     """
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{option} {path}: the folder does not exist; create it or name another")
+
+
+def can_hold(folder: Path) -> bool:
+    """Return whether this process can write to the folder, which may have to be made first."""
+    found = next(path for path in (folder, *folder.parents) if path.exists())
+    return found.is_dir() and os.access(found, os.W_OK | os.X_OK)

@@ -251,6 +251,7 @@ def _plain(name: str, value: object) -> object:
 
 
 def _verdict() -> Facts:
+    from ..integrations.torch import build
     from ..integrations.torch.version import torch_problem
     from ..session.resolve import native_options
 
@@ -263,6 +264,8 @@ def _verdict() -> Facts:
             # `import torch` would choose it as well.
             settings = dataclasses.replace(settings, device=Device("soft"))
         options = native_options(settings, threads=1)
+        if not _extension()["built"]:
+            build.check_can_build(settings.torch_ext_cache)
     except UmemError as error:
         return _cannot(str(error))
     facts = _cuda_verdict(settings) if options.device == "cuda" else _soft_verdict(options)

@@ -145,8 +145,8 @@ OPTIONS = (
         "torch_ext_cache", "UMEM_TORCH_EXT_CACHE", "path", parsers.parse_path, "~/.cache/umem",
         "a directory",
         "Directory of the built extension for the installed torch. The default follows "
-        "`XDG_CACHE_HOME`; a user without a home has `umem-cache-UID` in the directory for "
-        "temporary files. No other user may be able to write to it.",
+        "`XDG_CACHE_HOME`; a user whose home cannot be written has `umem-cache-UID` in the "
+        "directory for temporary files. No other user may be able to write to it.",
     ),
     Option(
         "trace", "UMEM_TRACE", "file", parsers.parse_trace, "off",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base import log, trust
+from ..base import log, paths, trust
 from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
 from .parsers import Budget, Device, Share, parse_path
@@ -192,13 +192,13 @@ def _from_defaults(environ: Mapping[str, str]) -> _Layer:
 def _default_cache(environ: Mapping[str, str], usual: str) -> str:
     if xdg := environ.get("XDG_CACHE_HOME"):
         return str(Path(xdg) / "umem")
-    try:
-        parse_path(usual)
-    except ValueError:  # no home directory; another user's directory is refused later
-        import tempfile
+    with contextlib.suppress(ValueError):  # there is no home directory
+        if paths.can_hold(parse_path(usual)):
+            return usual
+    import tempfile
 
-        return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
-    return usual
+    # Another user's directory is refused later.
+    return str(Path(tempfile.gettempdir()) / f"umem-cache-{os.getuid()}")
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:

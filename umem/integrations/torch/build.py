@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NAME = "_torch_ext"
 LIBRARY = "libumem.so"
-SECONDS = 10  # approximate duration of a build, for the progress line
+SECONDS = 20  # approximate duration of a build, for the progress line
 SECONDS_CUDA = 60
 _COMPILERS = ("c++", "g++", "clang++")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
@@ -96,6 +96,7 @@ def find_or_build(
                 return cache / file_name
             if with_cuda and cuda_problem() is None:
                 break
+        check_can_build(cache, cxx)
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_cache(cache)
         with _locked(cache / f"{file_name}.lock", log):
@@ -116,6 +117,22 @@ def find_or_build(
             "set UMEM_TORCH_EXT_CACHE to a directory that can be written"
         ) from error
     return cache / file_name
+
+
+def check_can_build(cache: Path, cxx: str | None = None) -> None:
+    """Check that there is a compiler, and a place for what it makes.
+
+    Raises:
+        NotSupportedError: one of them is missing.
+    """
+    from ...base import paths
+
+    _find_compiler(cxx)
+    if not paths.can_hold(cache):
+        raise _not_supported(
+            f"the cache directory {cache} for the torch extension cannot be written; set "
+            "UMEM_TORCH_EXT_CACHE to a directory that can be written"
+        )
 
 
 def build(
