@@ -158,8 +158,12 @@ def test_a_process_that_hangs_is_killed_with_its_children(
     assert run._run(command, {"PATH": "/bin"}, 0.0) is None
     process = Path("/proc", pid.read_text().strip(), "stat")
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may be a zombie for good
-        while process.read_text().split()[2] != "Z":
+        for _ in range(3000):
+            if process.read_text().split()[2] == "Z":
+                break
             time.sleep(0.01)
+        else:
+            pytest.fail("it was not killed")
     assert run._run([sys.executable, "-c", "raise SystemExit(3)"], {}, 60.0) == 3
 
 

@@ -381,10 +381,10 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
         if _current is not None:
             _current.leaving = True
             _current.end()
-    now = stats()
-    if sys.stderr is None:  # cron closes it
+    if not summary or sys.stderr is None:  # cron closes it
         return
-    if summary and (is_own or now.steps or now.bytes_in or now.bytes_out):
+    now = stats()
+    if is_own or now.steps or now.bytes_in or now.bytes_out:
         from ..base.native import core
         from ..monitor import summary as text
 

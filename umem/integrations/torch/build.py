@@ -96,7 +96,7 @@ def find_or_build(
                 return cache / file_name
             if with_cuda and cuda_problem() is None:
                 break
-        check_can_build(cache, cxx)
+        _find_compiler(cxx)  # before the build is announced
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_cache(cache)
         with _locked(cache / f"{file_name}.lock", log):
@@ -119,7 +119,7 @@ def find_or_build(
     return cache / file_name
 
 
-def check_can_build(cache: Path, cxx: str | None = None) -> None:
+def check_can_build(cache: Path) -> None:
     """Check that there is a compiler, and a place for what it makes.
 
     Raises:
@@ -127,7 +127,7 @@ def check_can_build(cache: Path, cxx: str | None = None) -> None:
     """
     from ...base import paths
 
-    _find_compiler(cxx)
+    _find_compiler(None)
     if not paths.can_hold(cache):
         raise _not_supported(
             f"the cache directory {cache} for the torch extension cannot be written; set "
