@@ -10,7 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode whose `dispatch` gets each op below autograd in place of torch."""
+    """A mode whose `dispatch` gets each op below autograd in place of torch.
+
+    Compiled functions run compiled under it, and their parts are not seen.
+    """
+
+    supports_higher_order_operators = True  # torch refuses them otherwise
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: otherwise Dynamo would never compile again what once runs here."""
+        return True
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)  # type: ignore[no-untyped-call]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..base import collector, python_file
 from ..errors import ConfigError, PlanError, did_you_mean
@@ -94,22 +93,14 @@ def trace(
 
 
 @contextlib.contextmanager
-def recording(
-    recorder: Tracer | None = None,
-    around: Callable[
-        [Scope], contextlib.AbstractContextManager[FakeTensorMode]
-    ] = fake_cuda.like_cuda,
-) -> Iterator[Tracer]:
-    """Enter a tracer under fake tensors, with torch behaving as on a machine with a GPU.
-
-    `around` makes the mode of fake tensors, and other changes to torch that the program sees.
-    """
+def recording(recorder: Tracer | None = None) -> Iterator[Tracer]:
+    """Enter a tracer under fake tensors, with torch behaving as on a machine with a GPU."""
     tracer = Tracer() if recorder is None else recorder
     # Otherwise blocks in cycles would be freed whenever the collector happens to run.
     with collector.paused():
         gc.freeze()  # so that the end of each step does not scan older objects
         try:
-            with around(tracer.scope) as tracer.mode, tracer.scope, tracer:
+            with fake_cuda.like_cuda(tracer.scope) as tracer.mode, tracer.scope, tracer:
                 yield tracer
         finally:
             tracer._live.clear()

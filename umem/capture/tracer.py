@@ -11,7 +11,7 @@ import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -33,6 +33,18 @@ _SCALAR = "_local_scalar_dense"
 # The calls in a program that lead to these ops.
 _WAYS = {"aten._local_scalar_dense.default": "tensor.item(), or a branch on a tensor,"}
 _NO_OPS = {"prim", "prims", "profiler"}  # namespaces of queries and markers
+
+
+class OpCall(NamedTuple):
+    """An op that runs, and what was known before."""
+
+    operator: OpSemantics
+    func: Any
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    inputs: list[torch.Tensor]
+    known: set[BlockId]  # the inputs' blocks
+    phase: str
 
 
 class Tracer(DispatchMode):
@@ -124,31 +136,30 @@ class Tracer(DispatchMode):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the op on the fake tensors and record it."""
+        call = self.begin_op(func, args, named)
+        out = func(*args, **named) if call is None else self._call(func, args, named)
+        if call is not None:
+            self.end_op(call, out)
+        return out
+
+    def begin_op(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> OpCall | None:
+        """Count an op and look at its inputs, before it runs; None if it is not recorded."""
         operator = op_semantics.describe(func)
         phase = self.scope.phase()
         if phase == "forward":
             self._forward.append(operator.overload)
         # lift_fresh only wraps a literal.
         if operator.namespace in _NO_OPS or operator.bare == "lift_fresh":
-            return func(*args, **named)
+            return None
         inputs = [*strided([*args, *named.values()])]
         before = {self.block(tensor) for tensor in inputs}
-        out = self._call(func, args, named)
-        if operator.bare == _SCALAR:
-            return out  # a known number, such as the count of an optimizer's steps
-        self._note(operator, func, (args, named, out), (inputs, before), phase)
-        return out
+        return OpCall(operator, func, args, named, inputs, before, phase)
 
-    def _note(
-        self,
-        operator: OpSemantics,
-        func: Any,
-        call: tuple[tuple[Any, ...], dict[str, Any], Any],
-        before: tuple[list[torch.Tensor], set[BlockId]],
-        phase: str,
-    ) -> None:
-        args, named, out = call
-        inputs, known = before
+    def end_op(self, call: OpCall, out: Any) -> None:
+        """Record an op that has run."""
+        if call.operator.bare == _SCALAR:
+            return  # a known number, such as the count of an optimizer's steps
+        operator, func, args, named, inputs, known, phase = call
         tag, family = self.scope.result_tag(phase, inputs), operator.family
         on_host = self.scope.is_on_host(self.recording.blocks, known)
         outputs = [*strided([out])]

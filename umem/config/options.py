@@ -119,7 +119,7 @@ OPTIONS = (
         ", ".join(_RECOMPUTE),
         "The results of the forward pass that models keep for backward: all (`off`), or those that "
         "a mode of `umem.optimize` chooses; the rest is recomputed. Each outermost module that is "
-        "called in training is optimized, from its second call on.",
+        "called in training is optimized: its second call is recorded, and the third has a plan.",
     ),
     Option(
         "optimizer", "UMEM_OPTIMIZER", "share", parsers.parse_share, "device",

@@ -23,9 +23,8 @@ from torch.nn.modules import module as modules
 from ..capture import source_lines
 from ..capture.dispatch import FunctionMode
 from ..capture.fake_cuda import replaced
-from ..capture.op_semantics import OpSemantics
 from ..capture.recording import Recording
-from ..capture.tracer import Tracer, strided
+from ..capture.tracer import OpCall, Tracer, strided
 from ..trace.ids import BlockId, StorageKey
 from ..trace.schema import Op
 from .calls import NO_CALL, Call, CallNumber, call_of, in_place, way
@@ -168,21 +167,15 @@ class Watcher(Tracer):
             self.watched.asked.add(self.block(args[0]))
         return super()._call(func, args, named)
 
-    def _note(
-        self,
-        operator: OpSemantics,
-        func: Any,
-        call: tuple[tuple[Any, ...], dict[str, Any], Any],
-        before: tuple[list[torch.Tensor], set[BlockId]],
-        phase: str,
-    ) -> None:
+    def end_op(self, call: OpCall, out: Any) -> None:
+        """Record an op that has run, and what the linter wants to know of it."""
         events = self.recording.events
         count = len(events)
-        super()._note(operator, func, call, before, phase)
+        super().end_op(call, out)
         if len(events) == count or not isinstance(events[-1], Op):
             return
-        args, named, out = call
-        made = [t for t in strided([out]) if self.block(t) not in before[1]]
+        operator, func, args, named, _, known, phase = call
+        made = [t for t in strided([out]) if self.block(t) not in known]
         changed = [*strided(operator.written(args, named))]
         now, number = len(events) - 1, self._number()
         self.watched.values.note(func, (args, named), [*made, *changed], self.block, now)

@@ -25,10 +25,10 @@ def optimize(
 ) -> Model:
     """Make a model's forward pass drop activations that backward rebuilds; return the same model.
 
-    At the first training call for inputs of new shapes, the model is traced on fake tensors, and
-    the activations to drop are planned from the trace (docs/optimize.md). Gradients are
-    bit-identical where the device's kernels are deterministic. This works with umem off and on;
-    umem swaps the activations that are kept.
+    The first training step for inputs of new shapes is recorded while it runs, and the activations
+    that the next ones drop are planned from the record (docs/optimize.md): no code of the program
+    runs a second time. Gradients are bit-identical where the device's kernels are deterministic.
+    This works with umem off and on; umem swaps the activations that are kept.
 
     Args:
         model: the model to change.

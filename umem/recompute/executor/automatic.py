@@ -15,7 +15,10 @@ _log = logging.getLogger("umem")
 
 
 class Automatic:
-    """A hook that optimizes the outermost modules called in training, at their second call."""
+    """A hook that optimizes the outermost modules called in training.
+
+    Their second call is recorded, and the third has a plan.
+    """
 
     def __init__(self, mode: str) -> None:
         self._mode = mode
@@ -39,10 +42,11 @@ class Automatic:
 
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            return
-        self._seen.update(module.modules())
-        self._optimize(module)
+        with torch._C.DisableTorchFunction():  # the program's modes would see the queries
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                return
+            self._seen.update(module.modules())
+            self._optimize(module)
 
     def _optimize(self, module: nn.Module) -> None:
         from ..optimize import optimize

@@ -44,7 +44,7 @@ def choose(
     outside: int,
     swaps: bool,
 ) -> Chosen:
-    """Choose a plan for a step that was traced on fake tensors.
+    """Choose a plan for a step that was recorded.
 
     Args:
         recording: the trace.

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from ...base.units import PAGE_BYTES
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode
 from ...capture.op_semantics import OpSemantics, Place, describe, is_counted
 from ...errors import StateError
 from ...trace.ids import StorageKey
+from ..planner.candidates import EXPENSIVE
 from ..planner.plan import RecomputePlan
+from .saved_hooks import Hook, saved_hooks
 from .storage_versions import (
     READ,
     SCRATCH,
@@ -37,16 +40,64 @@ from .storage_versions import (
 )
 
 
+class Rule(Protocol):
+    """A choice of the ops of a forward pass to drop."""
+
+    keep_below: int  # smaller results are kept, in bytes
+
+    def drops(self, index: int, operator: OpSemantics) -> bool:
+        """Return whether op `index`, in a plan's count, is dropped.
+
+        Raises:
+            DeviationError: the op is not the one that was planned, nor are those after it.
+        """
+
+    def frees(self, index: int) -> bool:
+        """Return whether the rebuilt results of a dropped op are freed after each use."""
+
+
+class DeviationError(Exception):
+    """A forward pass is not the planned one."""
+
+
 class Prepared:
     """A plan in the form that a forward pass is compared with."""
 
     def __init__(self, plan: RecomputePlan) -> None:
         counted = [i for i, name in enumerate(plan.names) if is_counted(name)]
         drop, free = frozenset(plan.drop), frozenset(plan.free)
-        self.names = [sys.intern(plan.names[i]) for i in counted]
-        self.drop = [i in drop for i in counted]
-        self.free = [i in free for i in counted]
+        self._names = [sys.intern(plan.names[i]) for i in counted]
+        self._drop = [i in drop for i in counted]
+        self._free = [i in free for i in counted]
         self.keep_below = plan.keep_below
+
+    def drops(self, index: int, operator: OpSemantics) -> bool:
+        """Return whether the op is dropped, see Rule."""
+        if index < len(self._names) and self._names[index] == operator.overload:
+            return self._drop[index]
+        planned = self._names[index] if index < len(self._names) else "the end"
+        raise DeviationError(f"op {index} is {operator.overload}, planned was {planned}")
+
+    def frees(self, index: int) -> bool:
+        """Return whether its rebuilt results are freed after each use."""
+        return self._free[index]
+
+
+class Unplanned:
+    """The rule for a forward pass without a plan: drop cheap results, or nothing."""
+
+    keep_below = PAGE_BYTES
+
+    def __init__(self, *, cheap: bool) -> None:
+        self._cheap = cheap
+
+    def drops(self, _index: int, operator: OpSemantics) -> bool:
+        """Return whether the op is dropped, see Rule."""
+        return self._cheap and operator.family not in EXPENSIVE
+
+    def frees(self, _index: int) -> bool:
+        """Return True: the memory counts more than the time of one step."""
+        return True
 
 
 @dataclass
@@ -64,12 +115,29 @@ class _NotRepeatableError(Exception):
     """An op to drop cannot run again and is kept."""
 
 
+class Observer(Protocol):
+    """Learns what autograd saves, and when it asks for it."""
+
+    def saved(self, tensor: torch.Tensor) -> object:
+        """Return what lives as long as this saved tensor."""
+
+    def wanted(self, get: Callable[[], torch.Tensor], known: Any) -> torch.Tensor:
+        """Return `get()`, the saved tensor or a copy that ops make, and note its use.
+
+        `known` is what `saved` returned.
+        """
+
+
 @contextmanager
-def dropping(plan: Prepared) -> Iterator[Tally]:
-    """Run the forward pass within the context according to the plan."""
-    mode = _Dropping(plan)
+def dropping(rule: Rule, observer: Observer | None = None) -> Iterator[Tally]:
+    """Run the forward pass within the context according to the rule."""
+    mode = _Dropping(rule)
+    pack: Hook = mode.pack
+    unpack: Hook = _unpack
+    if observer is not None:
+        pack, unpack = _observed(pack, observer)
     try:
-        with torch.autograd.graph.saved_tensors_hooks(mode.pack, _unpack), mode:
+        with saved_hooks(pack, unpack), mode:
             yield mode.tally
     finally:
         mode.tally.ops = mode.counted
@@ -110,17 +178,28 @@ def _unpack(saved: _Kept | _Dropped) -> torch.Tensor:
     return saved.unpack()
 
 
+def _observed(
+    pack: Callable[[torch.Tensor], _Kept | _Dropped], observer: Observer
+) -> tuple[Hook, Hook]:
+    def observed(tensor: torch.Tensor) -> Any:
+        return pack(tensor), observer.saved(tensor)
+
+    def asked_for(saved: tuple[_Kept | _Dropped, object]) -> torch.Tensor:
+        return observer.wanted(saved[0].unpack, saved[1])
+
+    return observed, asked_for
+
+
 class _Dropping(DispatchMode):
     """A mode that numbers the ops, and records how to run dropped ones again."""
 
-    def __init__(self, plan: Prepared) -> None:
+    def __init__(self, rule: Rule) -> None:
         super().__init__()
         self.tally = Tally()
         self.counted = 0
         # Weak if the value holds the storage itself and keeps it alive.
         self.live: dict[StorageKey, Value | weakref.ref[Value]] = {}
-        self._names, self._drop, self._free = plan.names, plan.drop, plan.free
-        self._keep_below = plan.keep_below
+        self._rule = rule
         self._matches = True
         self._packing = False
         self._streams: dict[torch.device, int] = {}  # the stream on which the pass began
@@ -161,13 +240,13 @@ class _Dropping(DispatchMode):
         self.counted += 1
         if not self._matches:
             return False
-        if index < len(self._names) and self._names[index] == operator.overload:
+        try:
             # Without gradients the op is inside of a function with its own backward.
-            return self._drop[index] and torch.is_grad_enabled()
-        planned = self._names[index] if index < len(self._names) else "the end"
-        self._matches = False
-        self.tally.mismatch = f"op {index} is {operator.overload}, planned was {planned}"
-        return False
+            return self._rule.drops(index, operator) and torch.is_grad_enabled()
+        except DeviationError as error:
+            self._matches = False
+            self.tally.mismatch = str(error)
+            return False
 
     def _run_dropped(
         self, operator: OpSemantics, func: Any, args: tuple[Any, ...], named: dict[str, Any]
@@ -208,7 +287,7 @@ class _Dropping(DispatchMode):
         if operator.random:
             random = RandomState(device, named.get("generator"))
         scratch = operator.statistics if operator.updates_statistics(args) else frozenset()
-        free = self._free[self.counted - 1]  # it is counted already
+        free = self._rule.frees(self.counted - 1)  # it is counted already
         node = Node(operator, func, random, scratch, free)
         writing: list[tuple[torch.Tensor, Ref]] = []
         node.args = tuple(self._refs(node, writing, i, value) for i, value in enumerate(args))
@@ -264,7 +343,7 @@ class _Dropping(DispatchMode):
         if not _is_plain(tensor):
             return False
         storage = tensor.untyped_storage()
-        return storage._cdata not in self.live and storage.nbytes() >= self._keep_below
+        return storage._cdata not in self.live and storage.nbytes() >= self._rule.keep_below
 
     def _find(self, tensor: torch.Tensor) -> Value | None:
         """Return the tensor's value, if known, and if only ops seen here have changed it."""
@@ -290,7 +369,8 @@ class _Dropping(DispatchMode):
             value = self._at(key := tensor.untyped_storage()._cdata)
             if value is None:
                 continue
-            _privately(value)
+            with torch._C._DisableTorchDispatch():  # the program's modes would see the copy
+                _privately(value)
             self.live.pop(key, None)
 
     def _gone(self, key: StorageKey, dead: weakref.ref[Any]) -> None:

@@ -1,9 +1,8 @@
-"""Live models that run recompute plans, made at the first call for each set of shapes."""
+"""Live models that run recompute plans, made from their first step for each set of shapes."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,8 @@ from ...base.native import core
 from ...config.parsers import Budget
 from ...errors import ConfigError, UmemError
 from .choose import BY_BUDGET, Chosen, choose
-from .forward import Prepared, Tally, dropping
+from .forward import Prepared, Tally, Unplanned, dropping
+from .recorder import StepRecorder
 from .sharded import sharder_of
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("umem")
 
 _MAX_PLANS = 16  # sets of shapes; further ones use the plan of the largest inputs
-_MAX_MISMATCHES = 3  # forward passes that differ from a plan before it is given up
+_MAX_TRIES = 3  # recorded steps that no forward pass repeated, before it is given up
 _REPLAN_SHARE = 0.02  # of the budget: the min change of other memory for a new plan
-_here = threading.local()  # whether this thread is tracing
+_LOOKS_AGAIN = frozenset({2, 4, 8, 16})  # at planned calls whether other memory has changed
 
 
 @dataclass
@@ -47,13 +47,14 @@ class RecomputeReport:
 class _Case:
     """The plan for inputs of the same shapes."""
 
-    recording: Recording | None  # None once planning is done
     bytes: int  # inputs
+    recording: Recording | None = None  # None: no step is recorded, or planning is done
     outside: int = 0
     chosen: Chosen | None = None
     prepared: Prepared | None = None  # None: runs without a plan
-    calls: int = 0
-    mismatches: int = 0
+    calls: int = 0  # with the plan
+    tries: int = 0  # recorded steps that led to nothing
+    decided: bool = False  # no further step is recorded
 
 
 @dataclass(eq=False)
@@ -66,6 +67,7 @@ class OptimizedModule:
     device: str | None
     report: RecomputeReport = field(default_factory=RecomputeReport)
     _cases: dict[Any, _Case] = field(default_factory=dict)
+    _under_way: tuple[_Case, StepRecorder] | None = None  # the step that is recorded now
     _warned: set[str] = field(default_factory=set)
     _own_forward: Any = None  # a forward that was set on the model itself, not its class
 
@@ -84,12 +86,30 @@ class OptimizedModule:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model's forward, with a plan if one applies."""
         forward = self._own_forward or self._of_class
-        case = self._case(args, kwargs) if self._applies() else None
-        if case is None or case.prepared is None:
+        if not self._applies():
             return forward(*args, **kwargs)
-        with dropping(case.prepared) as tally:
-            out = forward(*args, **kwargs)
-        self._judge(case, tally)
+        # The program's modes would see the calls.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            self._take_record(args, kwargs)
+            case = self._case(args, kwargs)
+            self._look_again(case, args, kwargs)
+        if case.prepared is not None:
+            with dropping(case.prepared) as tally:
+                out = forward(*args, **kwargs)
+            self._judge(case, tally)
+            return out
+        if case.decided:
+            return forward(*args, **kwargs)
+        rule = Unplanned(cheap=not _swaps())  # with umem on, what does not fit is swapped
+        if self._under_way is not None:
+            with dropping(rule):
+                return forward(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            recorder = StepRecorder(self.model, args, kwargs)
+        out, tally = recorder.run(lambda: forward(*args, **kwargs), rule)
+        self._under_way = case, recorder
+        self.report.dropped, self.report.dropped_bytes = tally.dropped, tally.dropped_bytes
+        self.report.why_not = "this step is recorded; the next one with such inputs has a plan"
         return out
 
     def __reduce__(self) -> Any:
@@ -101,9 +121,9 @@ class OptimizedModule:
 
     def _applies(self) -> bool:
         """Return whether this is a training forward pass that no other library changes."""
-        if getattr(_here, "tracing", False) or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not self.model.training:
             return False
-        if not self.model.training or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return False
         if torch._C._current_graph_task_id() != -1:
             return False  # a forward pass inside backward: something else recomputes already
@@ -115,41 +135,67 @@ class OptimizedModule:
             self._warn(f"this forward pass runs without recomputation: {why}")
         return not why
 
-    def _case(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Case | None:
+    def _case(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Case:
         key, size = _key(args, kwargs)
         case = self._cases.get(key)
-        if case is None:
-            if len(self._cases) >= _MAX_PLANS:
-                self._warn(
-                    f"inputs have more than {_MAX_PLANS} different shapes: further ones use the "
-                    "plan of the largest"
-                )
-                return max(self._cases.values(), key=lambda case: case.bytes)
-            case = self._cases[key] = _Case(self._traced(args, kwargs), size)
-            self._plan(case, args, kwargs)
-        elif case.calls == 1 and case.recording is not None:
-            # The optimizer's state exists now, unlike in the first step.
-            self._plan_again(case, args, kwargs)
-            case.recording = None
-        case.calls += 1
+        if case is not None:
+            return case
+        if len(self._cases) >= _MAX_PLANS:
+            self._warn(
+                f"inputs have more than {_MAX_PLANS} different shapes: further ones use the plan "
+                "of the largest"
+            )
+            return max(self._cases.values(), key=lambda case: case.bytes)
+        if self.mode in BY_BUDGET:
+            self._limit()  # raises before anything has run
+        case = self._cases[key] = _Case(size)
         return case
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recording | None:
-        from .capture import step_of
-
-        _here.tracing = True
+    def _take_record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plan from the recorded step, once its backward pass has run."""
+        if self._under_way is None:
+            return
+        case, recorder = self._under_way
+        if not (recorder.saw_backward or recorder.lost or recorder.failure):
+            return
+        self._under_way = None
+        recording = recorder.finish()
         try:
-            return step_of(self.model, args, kwargs)
+            if recorder.saw_backward and not recorder.failure:
+                case.recording = recording
+                self._plan(case, args, kwargs)
+                case.decided = True
+                return
+            why = recorder.failure or "no backward pass follows its forward pass"
         except UmemError as error:
-            self.report.why_not = str(error)
-            self._warn(f"the model keeps all activations: {error}")
-            return None
-        finally:
-            _here.tracing = False
+            why = str(error)
+        self._tried(case, why)
 
-    def _plan(self, case: _Case, args: Any, kwargs: Any) -> None:
+    def _tried(self, case: _Case, why: str) -> None:
+        """Note that a recorded step was of no use; record another one, or give up."""
+        case.tries += 1
+        case.prepared = case.recording = None
+        case.decided = case.tries >= _MAX_TRIES
+        if case.decided:
+            self._warn(f"{type(self.model).__name__} keeps all activations: {why}")
+        self.report.why_not = why
+
+    def _look_again(self, case: _Case, args: Any, kwargs: Any) -> None:
+        """Plan again if other memory has changed, as after an optimizer's first step."""
         if case.recording is None:
             return
+        case.calls += 1
+        if case.calls not in _LOOKS_AGAIN:
+            return
+        if self.mode in BY_BUDGET and self.budget.percent is None:
+            now, limit = _outside(self.model, args, kwargs), self._limit().bytes or 0
+            if abs(now - case.outside) > _REPLAN_SHARE * limit:
+                self._plan(case, args, kwargs)
+        if case.calls == max(_LOOKS_AGAIN):
+            case.recording = None
+
+    def _plan(self, case: _Case, args: Any, kwargs: Any) -> None:
+        assert case.recording is not None
         budget = None
         if self.mode in BY_BUDGET:
             budget = self._limit()
@@ -167,13 +213,6 @@ class OptimizedModule:
         self.report.plans += 1
         self.report.expected = case.chosen
         self.report.why_not = "" if case.prepared else "no tensor needs to be dropped, or can be"
-
-    def _plan_again(self, case: _Case, args: Any, kwargs: Any) -> None:
-        if self.mode not in BY_BUDGET or self.budget.percent is not None:
-            return
-        now, limit = _outside(self.model, args, kwargs), self._limit().bytes or 0
-        if abs(now - case.outside) > _REPLAN_SHARE * limit:
-            self._plan(case, args, kwargs)
 
     def _limit(self) -> Budget:
         """Return the budget; if none was given, umem's or the GPU's free memory.
@@ -205,16 +244,10 @@ class OptimizedModule:
         report = self.report
         report.dropped, report.dropped_bytes = tally.dropped, tally.dropped_bytes
         report.expected, report.why_not = case.chosen, tally.mismatch
-        if not tally.mismatch or case.calls == 1:
-            return  # the first call may fill caches of the model, such as a table of positions
-        case.mismatches += 1
-        self._warn(
-            f"a forward pass of {type(self.model).__name__} was not as planned ({tally.mismatch}); "
-            "it kept all later activations"
-        )
-        if case.mismatches >= _MAX_MISMATCHES:
-            case.prepared = None
-            report.why_not = f"given up after {case.mismatches} forward passes: {tally.mismatch}"
+        if not tally.mismatch:
+            case.tries = 0
+        else:
+            self._tried(case, f"its forward passes differ: {tally.mismatch}")
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:

@@ -350,7 +350,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_IN_PLACE_OR_VIEW)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, False)
     try:
-        return tensor.detach()
+        with torch._C._DisableTorchDispatch():  # the program's modes would see it
+            return tensor.detach()
     finally:
         torch._C._dispatch_tls_set_dispatch_key_excluded(_IN_PLACE_OR_VIEW, excluded)
 
