@@ -1,0 +1,218 @@
+"""A signal handler, a destructor or a hook may call an optimizer's methods at any line of umem's.
+
+The call either has its result, or raises a StateError and changes nothing. The training goes on
+with the numbers of plain torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._pytree import tree_map_only  # noqa: E402
+
+import umem  # noqa: E402
+from umem.errors import StateError  # noqa: E402
+
+OURS = str(Path(umem.__file__).parent / "offload" / "optimizer")
+WAYS: dict[str, dict[str, Any]] = {
+    "device": {},
+    "host": {"update": "host"},
+    "overlap": {"update": "host", "overlap": True},
+    "share": {"update": "host", "share": 0.5},
+    "released": {"release_gradients": True},
+    "released, host": {"release_gradients": True, "update": "host"},
+}
+STEPS = 3
+
+
+class AtLine:
+    """Calls `act` once, at the line of umem's optimizers with this number; counts them."""
+
+    def __init__(self, act: Callable[[], None] | None, number: int) -> None:
+        self.act, self.number, self.count = act, number, 0
+        self.where = ""
+
+    def __enter__(self) -> AtLine:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(OURS) else None
+
+    def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if event == "line":
+            self.count += 1
+            if self.count == self.number and self.act is not None:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                sys.settrace(None)
+                try:
+                    self.act()
+                finally:
+                    sys.settrace(self._called)
+        return self._line
+
+
+class Training:
+    """Three steps of a small net; before or in the second one the optimizer is used again."""
+
+    def __init__(self, way: str | None) -> None:
+        torch.manual_seed(1)
+        self.net = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2, fused=True)
+        self.paged = None if way is None else umem.page_optimizer(self.optimizer, **WAYS[way])
+        self.checkpoints: list[Any] = []  # of the optimizer and the net, between steps
+
+    def loss(self, i: int) -> Any:
+        return self.net(torch.full((8, 256), 0.1 * i + 0.1)).square().mean()
+
+    def checkpoint(self) -> Any:
+        file = io.BytesIO()
+        torch.save((self.net.state_dict(), self.optimizer.state_dict()), file)
+        file.seek(0)
+        return values(torch.load(file))
+
+    def run(self, within: AtLine | None = None) -> list[Any]:
+        for i in range(STEPS):
+            if within is None or i != 1:
+                self._step(i)
+            else:
+                with within:
+                    self._step(i)
+        return values([*self.net.parameters()])
+
+    def _step(self, i: int) -> None:
+        self.loss(i).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def values(tree: Any) -> Any:
+    """The tree with bytes in place of tensors: none of them remains alive."""
+    return tree_map_only(torch.Tensor, lambda t: t.detach().numpy().tobytes(), tree)
+
+
+def plain() -> tuple[list[Any], list[Any]]:
+    """The parameters without umem, and a checkpoint after each step."""
+    training = Training(None)
+    checkpoints = []
+    for i in range(STEPS):
+        training._step(i)
+        checkpoints.append(training.checkpoint())
+    return values([*training.net.parameters()]), checkpoints
+
+
+def lines(way: str) -> int:
+    """The lines of umem's that the second step runs."""
+    counter = AtLine(None, 0)
+    Training(way).run(counter)
+    return counter.count
+
+
+def numbers(way: str, nightly: bool, most: int = 30) -> list[int]:
+    count = lines(way)
+    assert count > 20
+    return list(range(1, count + 1, 1 if nightly else max(1, count // most)))
+
+
+@pytest.fixture(autouse=True)
+def _small() -> None:
+    umem.enable(device="soft", budget="8MiB", policy="lru")
+
+
+def attempts(
+    way: str, nightly: bool, act: Callable[[Training], Any]
+) -> Iterator[tuple[str, list[Any], Any]]:
+    """Yield where `act` was called, the parameters at the end, and its result; None if refused."""
+    for number in numbers(way, nightly):
+        training, found = Training(way), []
+
+        def call(training: Training = training, found: list[Any] = found) -> None:
+            with contextlib.suppress(StateError):
+                found.append(act(training))
+
+        within = AtLine(call, number)
+        parameters = training.run(within)
+        yield f"{way}, {within.where}", parameters, found[0] if found else None
+        if training.paged is not None:
+            training.paged.remove()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_is_one_between_steps_or_refused(way: str, nightly: bool) -> None:
+    expected, checkpoints = plain()
+    wrong = []
+    for where, parameters, found in attempts(way, nightly, Training.checkpoint):
+        if parameters != expected:
+            wrong.append(f"{where}: the training differs")
+        if found is not None and found not in checkpoints[:2]:
+            wrong.append(f"{where}: the checkpoint is none")
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_may_be_dropped(way: str, nightly: bool) -> None:
+    """At any line of the step: it uses those that it began with."""
+    expected, _ = plain()
+    wrong = []
+    for where, parameters, _ in attempts(way, nightly, lambda t: t.optimizer.zero_grad()):
+        if parameters != expected:
+            wrong.append(where)
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_within_a_step_is_refused(way: str, nightly: bool) -> None:
+    expected, _ = plain()
+    wrong = []
+    for where, parameters, _ in attempts(way, nightly, lambda t: t.optimizer.step()):
+        if parameters != expected:
+            wrong.append(where)
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_group_may_be_added(way: str, nightly: bool) -> None:
+    expected, _ = plain()
+    wrong = []
+
+    def add(training: Training) -> None:
+        training.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(8))]})
+
+    for where, parameters, _ in attempts(way, nightly, add):
+        if parameters != expected:
+            wrong.append(where)
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_is_loaded_or_refused(way: str, nightly: bool) -> None:
+    """Loaded before the step or after it, as far as the program can tell."""
+    training = Training(None)
+    training._step(5)
+    other = training.optimizer.state_dict()
+
+    def load(training: Training) -> bool:
+        training.optimizer.load_state_dict(copy.deepcopy(other))
+        return True
+
+    expected, _ = plain()
+    wrong = []
+    for where, parameters, loaded in attempts(way, nightly, load):
+        same = parameters == expected
+        if not loaded and not same:
+            wrong.append(where)
+    assert not wrong
