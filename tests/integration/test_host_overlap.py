@@ -502,6 +502,10 @@ def test_masters_are_those_of_a_training_by_hand(name: str, release: bool, overl
         large = [t for s in optimizer.state.values() for t in s.values() if t.numel() > 1]
         assert {t.dtype for t in large} <= {torch.bfloat16}
         backward(model)
+        if isinstance(
+            optimizer, torch.optim.SGD
+        ):  # its fused kernel reads past half-precision ends
+            optimizer.param_groups[0]["fused"] = False  # pytorch/pytorch#191763
         optimizer.step()  # the plain one continues
         del model, optimizer, paged, large, loaded
         gc.collect()

@@ -319,12 +319,12 @@ def test_an_interrupt_in_a_step_leaves_no_update_half_made(monkeypatch: pytest.M
         before = [copies(p) for p in net.parameters()]
         add, count = host_update.HostUpdate.add, 0
 
-        def interrupted(self: Any, parameter: torch.Tensor) -> None:
+        def interrupted(self: Any, *given: torch.Tensor) -> None:
             nonlocal count
             count += 1
             if count == 4:
                 raise KeyboardInterrupt
-            add(self, parameter)
+            add(self, *given)
 
         monkeypatch.setattr(host_update.HostUpdate, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,17 +23,21 @@ from ...session import session
 Bring = Callable[[int], Iterable[int]]
 
 _lock = threading.RLock()
-_expected: dict[int, list[Bring]] = {}  # by the storage's address; one per optimizer
+# By the storage's address: who brings it, one per optimizer, and since which call of `expect`. A
+# signal handler may change it between any two lines: entries are added and removed one by one.
+_expected: dict[int, dict[tuple[Bring, int], None]] = {}
+_calls = itertools.count(1)
+_changes = 0
 _compiled = False  # torch.compile has compiled code
 _here = threading.local()  # `bringing`: this thread's operators do not wait
 
 
 def expect(storages: Iterable[int], bring: Bring) -> None:
     """Make operators that use these storages call `bring` first."""
+    entry = bring, next(_calls)
     with _lock:
         for storage in storages:
-            if bring not in (known := _expected.setdefault(storage, [])):
-                known.append(bring)
+            _expected.setdefault(storage, {})[entry] = None
         _tell()
     _listen_to_compilation()
     if _compiled or not session.sees_every_thread():
@@ -42,7 +47,10 @@ def expect(storages: Iterable[int], bring: Bring) -> None:
 def forget(bring: Bring) -> None:
     """Stop operators from calling `bring`."""
     with _lock:
-        _is_there(list(_expected), bring)
+        known = {entry for entries in list(_expected.values()) for entry in list(entries)}
+        for entry in known:
+            if entry[0] == bring:
+                _is_there(list(_expected), entry)
 
 
 def all_arrive() -> None:
@@ -114,24 +122,34 @@ def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..
 def _arrive(storage: int) -> None:
     if getattr(_here, "bringing", False):
         return
-    for bring in list(_expected.get(storage, ())):
-        there = bring(storage)
+    for entry in list(_expected.get(storage, ())):
+        there = entry[0](storage)
         with _lock:
-            _is_there(there, bring)
+            _is_there(there, entry)
 
 
-def _is_there(storages: Iterable[int], bring: Bring) -> None:
-    """Stop operators from waiting for these because of `bring`; the caller has the lock."""
-    known = [storage for storage in storages if bring in _expected.get(storage, ())]
+def _is_there(storages: Iterable[int], entry: tuple[Bring, int]) -> None:
+    """Stop operators from waiting for these because of `entry`; the caller has the lock.
+
+    A later call of `expect` has an entry of its own, which stays.
+    """
+    known = [storage for storage in storages if entry in _expected.get(storage, ())]
     for storage in known:
-        _expected[storage].remove(bring)
-        if not _expected[storage]:
-            del _expected[storage]
+        _expected.get(storage, {}).pop(entry, None)
+        if not _expected.get(storage) and (added := _expected.pop(storage, None)):
+            _expected.setdefault(storage, {}).update(added)
     if known:
         _tell()
 
 
 def _tell() -> None:
+    """Tell the observer, again if a signal handler has changed something meanwhile."""
     from ...base.native import core
 
-    core.set_awaited(list(_expected), _arrive)
+    global _changes
+    _changes += 1
+    while True:
+        told = _changes
+        core.set_awaited([storage for storage, known in list(_expected.items()) if known], _arrive)
+        if told == _changes:
+            return

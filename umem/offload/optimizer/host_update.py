@@ -49,6 +49,7 @@ class _Chunk:
     events: list[torch.cuda.Event] = field(default_factory=list)
     states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
     done: Future[None] | None = None
+    writing: threading.Lock = field(default_factory=threading.Lock)
 
     def updated(self, value: Tensor) -> Tensor:
         """Return the tensor that the optimizer updates for this copy: its master, or itself."""
@@ -79,6 +80,7 @@ class HostUpdate(OfOptimizer):
         room = settings.optimizer_buffers if settings and overlap else 0
         self._most = max(_IN_FLIGHT, room // CHUNK_BYTES)  # chunks, in addition to one being filled
         self._lock = threading.RLock()  # operators of any thread wait for their parameters
+        self._works = False  # the thread that has the lock is inside of an operation
         self._left: Any = None  # event of the stream's work when parameters were left
         self._returned: dict[int, Any] = {}  # address of a storage -> event of its copy
         self._open: _Chunk | None = None
@@ -116,7 +118,7 @@ class HostUpdate(OfOptimizer):
                     stays = name == "step" and not on_device
                     known[name] = value.to("cpu" if stays else parameter.device, copy=True)
 
-    def add(self, parameter: Tensor) -> None:
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Copy a parameter and its gradient out; they are updated by `finish` at the latest.
 
         The gradient may be freed after the call.
@@ -125,11 +127,9 @@ class HostUpdate(OfOptimizer):
             StateError: a CUDA graph is being captured.
         """
         refuse_capture()
-        gradient = parameter.grad
-        assert gradient is not None
-        with self._lock:
-            for chunk in [c for c in self._flying if parameter in c.values]:
-                self._write_back(chunk)  # no operator has used it since
+        with self._working():
+            for chunk in [c for c in tuple(self._flying) if parameter in c.values]:
+                self._write_once(chunk)  # no operator has used it since
             self._left = None
             self._add(parameter, gradient)
 
@@ -162,7 +162,7 @@ class HostUpdate(OfOptimizer):
         Raises:
             StateError: an update failed since the last call.
         """
-        with self._lock:
+        with self._working():
             self._submit()
             storages = {at for chunk in self._flying for at in chunk.storages.values()}
             if self._lanes is not None:
@@ -184,7 +184,7 @@ class HostUpdate(OfOptimizer):
         Raises:
             StateError: an update failed.
         """
-        with self._lock:
+        with self._working():
             try:
                 self._drain()
             except BaseException:
@@ -194,6 +194,16 @@ class HostUpdate(OfOptimizer):
                 if self._overlap:
                     arrivals.forget(self._bring)
             self._raise()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """Run an operation; operators within it do not wait for parameters."""
+        with self._lock:
+            before, self._works = self._works, True
+            try:
+                yield
+            finally:
+                self._works = before
 
     def _orphaned(self) -> None:
         """Finish the chunks of a deleted optimizer; its parameters may still be in use."""
@@ -228,7 +238,7 @@ class HostUpdate(OfOptimizer):
     def _drain(self) -> None:
         self._submit()
         while self._flying:
-            self._write_back(self._flying[0])
+            self._write_once(self._flying[0])
         self._returned.clear()
         if self._lanes is not None:
             torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
@@ -262,7 +272,7 @@ class HostUpdate(OfOptimizer):
         chunk.done = _submitted(part, chunk)
         self._flying.append(chunk)
         if len(self._flying) > self._most:
-            self._write_back(self._flying[0])
+            self._write_once(self._flying[0])
 
     def _has_master(self, parameter: Tensor) -> bool:
         return self._with_masters and masters.has_master(parameter)
@@ -276,25 +286,33 @@ class HostUpdate(OfOptimizer):
             The addresses of the storages that every stream sees.
         """
         with self._lock:
-            chunks = [c for c in self._flying if storage in c.storages.values()]
+            if self._works:
+                return []  # an operator of umem's own, or of a handler that interrupts umem
+            chunks = [c for c in tuple(self._flying) if storage in c.storages.values()]
             lane = None if self._lanes is None else self._lanes[1]
             stream = None if lane is None else torch.cuda.current_stream(lane.device)
             try:
                 for chunk in chunks:
-                    _elsewhere(functools.partial(self._write_back, chunk, stream))
+                    _elsewhere(functools.partial(self._write_once, chunk, stream))
             except Exception as error:  # noqa: BLE001 - must not reach torch's dispatcher
                 self._error = self._error or error
                 return []  # the next operator tries again
             if stream is None:
                 there = {storage, *(at for chunk in chunks for at in chunk.storages.values())}
                 # A storage that parameters are parts of may be in other chunks, too.
-                return there.difference(*(chunk.storages.values() for chunk in self._flying))
+                return there.difference(*(c.storages.values() for c in tuple(self._flying)))
             event = self._returned.get(storage)
             if event is not None and not event.query():
                 stream.wait_event(event)
                 return []
             self._returned.pop(storage, None)
             return [storage]
+
+    def _write_once(self, chunk: _Chunk, stream: Any = None) -> None:
+        """Write a chunk back unless another thread does so, which is awaited then."""
+        with chunk.writing:
+            if chunk in self._flying:
+                self._write_back(chunk, stream)
 
     def _write_back(self, chunk: _Chunk, stream: Any = None) -> None:
         """Copy a chunk back; after an interrupt the next call repeats it.
@@ -493,7 +511,7 @@ def _storage(parameter: Tensor) -> int:
 
 
 def _elsewhere(call: Callable[[], None]) -> None:
-    """Call `function` on a new thread, without the torch modes of the program's operator.
+    """Call a function on a new thread, without the torch modes of the program's operator.
 
     Such modes are those of torch.func, of tracing and of inference.
     """

@@ -28,6 +28,7 @@ from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
 from .release import Release
 from .states import States, acting, parameters_of, planning
+from .turns import Turn, ZeroGradHook
 
 if TYPE_CHECKING:
     from ...session.planned_step import PlannedStep
@@ -71,6 +72,7 @@ class PagedOptimizer(OfOptimizer):
         # Not requested by the program: the device does the rest, with a message.
         self._automatic = automatic
         self._states = States(optimizer)
+        self._turn = Turn(optimizer)
         self._share = host_share or 0.0
         self._undecided = _TRIED if host_share is None else 0  # steps left for the choice
         self._how = host
@@ -87,12 +89,15 @@ class PagedOptimizer(OfOptimizer):
         self._handles: list[_Handle] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
-            optimizer.register_state_dict_pre_hook(self._arrive),
+            optimizer.register_state_dict_pre_hook(self._saves),
             optimizer.register_load_state_dict_pre_hook(self._loads),
             optimizer.register_load_state_dict_post_hook(self._loaded),
+            ZeroGradHook(optimizer, self._check),
         ]
         self._release = (
-            Release(optimizer, self._states, self._host, self._takes) if release_gradients else None
+            Release(optimizer, self._states, self._host, self._takes, self._turn)
+            if release_gradients
+            else None
         )
         _paged.add(optimizer)
         self._loaded(optimizer)
@@ -116,7 +121,12 @@ class PagedOptimizer(OfOptimizer):
 
         Args:
             give_back: put states of updates on the host back on the device.
+
+        Raises:
+            StateError: it is called in the middle of a step.
         """
+        if self._handles and self._reference() is not None:
+            self._check("remove()")
         for handle in self._handles:
             handle.remove()
         if self._release is not None:
@@ -160,7 +170,10 @@ class PagedOptimizer(OfOptimizer):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Run the step except its last part, which the step itself runs."""
+        """Run the step if umem has a part in it; the step itself then finds nothing to do."""
+        self._check("step()")
+        self._turn.await_steps("step()", own=1)
+        self._turn.acts = False
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
         if self._host is not None and closure and self._automatic:
             _log.warning("%s is updated on the device: step() has a closure", _name(optimizer))
@@ -173,25 +186,30 @@ class PagedOptimizer(OfOptimizer):
             self._release.step_begins()
         if self._host is None and (closure or not acting()):
             return None  # the backward passes of a closure come first, and need the memory
-        due = [p for p in parameters_of(optimizer) if p.grad is not None]
-        rest = due if self._host is None else self._update_on_host(self._host, due)
-        last = self._all_but_last(rest) if acting() else rest
-        return None if last is due else ((part_of(optimizer, last), *args[1:]), kwargs)
+        if self._host is None and (planning() or not is_per_parameter(optimizer)):
+            self._states.bring(p for p in parameters_of(optimizer) if p.grad is not None)
+            return None
+        self._turn.acts = True
+        with self._turn.take("step()"):
+            self._run({p: p.grad for p in parameters_of(optimizer) if p.grad is not None})
+        return (part_of(optimizer, ()), *args[1:]), kwargs
 
-    def _all_but_last(self, due: list[Tensor]) -> list[Tensor]:
-        """Update these parameters except the last chunk, which is fetched and returned."""
-        if planning() or not is_per_parameter(self._optimizer):
-            self._states.bring(due)
-            return due
-        chunks = self._chunks(due)
-        if not chunks:
-            return due
+    def _run(self, due: dict[Tensor, Tensor]) -> None:
+        """Update the parameters with these gradients."""
+        rest = list(due) if self._host is None else self._update_on_host(self._host, due)
+        if not rest:
+            return
+        if not acting() or planning():
+            self._states.bring(rest)
+            update(self._optimizer, rest)
+            return
+        chunks = self._chunks(rest)
         self._states.bring(chunks[0])
         for now, then in itertools.pairwise(chunks):
             self._states.bring([*now, *then])
             update(self._optimizer, now)
             self._send(now)
-        return chunks[-1]
+        update(self._optimizer, chunks[-1])  # it is sent after the step, with all
 
     @staticmethod
     def _check_host_step(closure: bool) -> None:
@@ -202,13 +220,13 @@ class PagedOptimizer(OfOptimizer):
             )
         refuse_capture()
 
-    def _update_on_host(self, host: HostUpdate, due: list[Tensor]) -> list[Tensor]:
+    def _update_on_host(self, host: HostUpdate, due: dict[Tensor, Tensor]) -> list[Tensor]:
         """Update the chosen parameters; return the others. Errors are raised after the step."""
         rest: list[Tensor] = []
         try:
-            for parameter in due:
-                if self._takes(parameter):
-                    host.add(parameter)
+            for parameter, gradient in due.items():
+                if self._takes(parameter, gradient):
+                    host.add(parameter, gradient)
                 else:
                     rest.append(parameter)
         except BaseException:
@@ -223,16 +241,15 @@ class PagedOptimizer(OfOptimizer):
         except StateError as error:
             self._failure = error
 
-    def _takes(self, parameter: Tensor) -> bool:
-        """Return whether the host updates it.
+    def _takes(self, parameter: Tensor, gradient: Tensor) -> bool:
+        """Return whether the host updates it with this gradient.
 
         It does not after the first sparse gradient, nor once another parameter shares the memory:
         the one copied back last would undo the other one's update.
         """
         if id(parameter) not in self._chosen:
             return False
-        assert parameter.grad is not None
-        if parameter.grad.layout == torch.strided and id(parameter) not in self._shared:
+        if gradient.layout == torch.strided and id(parameter) not in self._shared:
             return True
         assert self._host is not None
         self._host.give_back([parameter])
@@ -368,13 +385,25 @@ class PagedOptimizer(OfOptimizer):
         how = self._how
         return HostUpdate(self._optimizer, with_masters=how.masters, overlap=how.overlap)
 
-    def _arrive(self, _optimizer: Optimizer) -> None:
+    def _check(self, what: str) -> None:
+        """Refuse a call in the middle of an operation, such as a backward pass that updates."""
+        self._turn.check(what)
+        if self._release is not None and torch._C._current_graph_task_id() != -1:
+            raise self._turn.refusal(what)
+
+    def _saves(self, _optimizer: Optimizer) -> None:
+        self._arrive("state_dict()")
+
+    def _arrive(self, what: str) -> None:
         """Bring the states up to date with the last step."""
+        self._check(what)
+        self._turn.await_steps(what)
         if self._host is not None:
-            self._host.finish()
+            with self._turn.take(what):
+                self._host.finish()
 
     def _loads(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        self._arrive(optimizer)
+        self._arrive("load_state_dict()")
         if self._host is not None and self._how.masters:
             self._saved = in_checkpoint(optimizer, saved)
 

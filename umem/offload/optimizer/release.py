@@ -8,7 +8,6 @@ Source: "How to save memory by fusing the optimizer step into the backward pass"
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +19,7 @@ from ...errors import StateError
 from .host_update import HostUpdate
 from .parts import OfOptimizer, update
 from .states import States, acting, parameters_of
+from .turns import Turn
 
 
 class Release(OfOptimizer):
@@ -33,12 +33,13 @@ class Release(OfOptimizer):
         optimizer: Optimizer,
         states: States,
         host: HostUpdate | None,
-        takes: Callable[[Tensor], bool],
+        takes: Callable[[Tensor, Tensor], bool],
+        turn: Turn,
     ) -> None:
         super().__init__(optimizer)
         self._states = states
         self._host, self._takes = host, takes  # the latter: the parameters that the host updates
-        self._lock = threading.Lock()  # each device has its own backward thread
+        self._turn = turn  # each device has its own backward thread
         self._hooks: dict[int, Any] = {}  # by the parameter's id
         self._done: dict[int, Tensor] = {}  # by id, since the last step, in order of gradients
         self._order: list[Tensor] = []  # the order in the step before
@@ -95,10 +96,10 @@ class Release(OfOptimizer):
     def _gradient_is_there(self, parameter: Tensor) -> None:
         if self._paused:
             return
-        with self._lock:
-            self._check(parameter)
-            if self._host is not None and self._takes(parameter):
-                self._host.add(parameter)
+        with self._turn.take("a backward pass that updates parameters"):
+            gradient = self._checked(parameter)
+            if self._host is not None and self._takes(parameter, gradient):
+                self._host.add(parameter, gradient)
                 parameter.grad = None
                 self._done[id(parameter)] = parameter
                 return
@@ -117,7 +118,12 @@ class Release(OfOptimizer):
         here = at + 1 < len(self._order) and self._order[at] is parameter
         return self._order[at + 1 : at + 2] if here else []
 
-    def _check(self, parameter: Tensor) -> None:
+    def _checked(self, parameter: Tensor) -> Tensor:
+        """Return the gradient.
+
+        Raises:
+            StateError: it cannot be released.
+        """
         of = f"a parameter of shape {tuple(parameter.shape)}"
         if parameter.grad is None:
             raise StateError(
@@ -136,3 +142,4 @@ class Release(OfOptimizer):
                 "backward pass, and run all but the last of a step inside "
                 "`with paged.accumulate():`"
             )
+        return parameter.grad
