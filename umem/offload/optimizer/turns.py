@@ -100,8 +100,9 @@ def _steps_of(optimizer: Optimizer) -> dict[int, int]:
     """Return the number of its steps that each thread is in."""
     code = getattr(type(optimizer).step, "__code__", None)
     found: dict[int, int] = {}
-    for thread, top in sys._current_frames().items():
-        frame: FrameType | None = top
+    frames: dict[int, FrameType | None] = {**sys._current_frames()}
+    while frames:  # emptied: a frame that holds itself would keep all below alive
+        thread, frame = frames.popitem()
         count = 0
         while frame is not None:
             if frame.f_code is code:
