@@ -48,16 +48,14 @@ CPP_BORDERS = {
 PY_LAYERS = (
     "_core", "errors", "base", "config", "trace", "policies", "capture", "analysis", "layout",
     "lint", "integrations", "recompute", "monitor", "session", "residency", "offload",
-    "simulation", "report", "umem", "demo", "cli", "_autoload", "__main__",
+    "simulation", "report", "umem", "demo", "cli", "__main__",
 )  # fmt: skip
 # Independent parts: none of them imports another.
 PY_APART = ("lint", "monitor", "offload.checkpoint", "offload.optimizer")
-# _autoload imports only os; integrations/torch/build.py is independent for setup.py and reads the
-# compiler, CXX.
+# integrations/torch/build.py is independent for setup.py and reads the compiler, CXX.
 ENVIRONMENT_READERS = (
     "config/settings.py",
     "config/ranks.py",
-    "_autoload.py",
     "integrations/torch/build.py",
 )
 

@@ -10,11 +10,13 @@ import contextlib
 import copy
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -224,3 +226,40 @@ def test_a_checkpoint_is_loaded_or_refused(way: str, nightly: bool) -> None:
         if not loaded and not same:
             wrong.append(where)
     assert not wrong
+
+
+def test_two_threads_train_and_a_third_one_saves() -> None:
+    """Each thread has an optimizer of its own; the third one saves both all the time."""
+    umem.disable()
+    umem.enable(device="soft", budget="32MiB", policy="lru")
+    expected, _ = plain()
+    trainings = [Training("host"), Training("overlap")]
+    found: list[Any] = [None, None]
+    saved: list[Any] = []
+
+    def train(i: int) -> None:
+        torch.set_num_threads(1)
+        try:
+            found[i] = trainings[i].run()
+        finally:
+            found[i] = found[i] or "failed"
+
+    def save() -> None:
+        while None in found:
+            saved.extend(training.checkpoint()[1] for training in trainings)
+
+    threads = [threading.Thread(target=train, args=(0,)), threading.Thread(target=train, args=(1,)),
+               threading.Thread(target=save)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected, expected]
+    # As in torch, a step may begin while a state is being copied: each step counter is a whole one.
+    counts = {float(np.frombuffer(s["step"], np.float32)[0]) for c in saved
+              for s in c["state"].values()}  # fmt: skip
+    assert counts <= {1.0, 2.0, 3.0}
+    assert saved
+    for training in trainings:
+        assert training.paged is not None
+        training.paged.remove()

@@ -1,7 +1,8 @@
 """The hook that torch calls at the end of `import torch` (entry point group `torch.backends`).
 
 An exception here would break every `import torch` on the machine, so none is raised unless the user
-requests it. This module imports only os, because torch loads it even if umem is off.
+requests it. This module imports only os, because torch loads it even if umem is off. It is outside
+of the package because a script of the user's can be named `umem.py`, and come before the package.
 """
 
 import os
@@ -17,9 +18,11 @@ def init() -> None:
     if os.environ.get("UMEM", "").strip().lower() in ("", "0", "off", "false", "no"):
         return
     try:
-        from . import _enable_at_import
+        import umem
 
-        _enable_at_import()
+        if not hasattr(umem, "__path__"):
+            raise ImportError(f"{umem.__file__} hides the package umem; give it another name")
+        umem._enable_at_import()
     except Exception as error:  # noqa: BLE001 - no error may break `import torch`
         if os.environ.get("UMEM_STRICT", "").strip().lower() in ("1", "on", "true", "yes"):
             _say(f"umem: error: {error}")
