@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.stats import Stats, plan_hit_share
 from ..base.units import format_bytes
 
+if TYPE_CHECKING:
+    from ..base.device_profiles import DeviceProfile
+    from ..trace.step_trace import StepTrace
+
+_WORTH = 1.05  # times as long as without transfers, from which a change is named
+_ELSE = (
+    "; if there is no more memory, `umem run --report FILE.html` replays the step with "
+    "recompute=auto and optimizer=auto"
+)
 _MANY_FAULTS = 10  # per operator: fewer are not worth a line
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
+
+
+class StepCost(NamedTuple):
+    """The cost of the budget in the last recorded step."""
+
+    slowdown: float  # its estimated time over that of its compute alone
+    peak_bytes: int  # with which it moves nothing
+
+    @classmethod
+    def of(cls, step: StepTrace, device: DeviceProfile, budget: int) -> StepCost:
+        """Return the cost of a budget in bytes, as the default policy estimates it."""
+        from ..policies.default.planner import Auto
+
+        us = Auto().estimate_us(step, device, budget, compare=False)
+        return cls(us / step.compute_us if step.compute_us else 1.0, step.peak_bytes)
 
 
 class Summary(str):
@@ -105,11 +130,13 @@ def closing(
     why_unplanned: str = "",
     faults: Sequence[tuple[str, int]] = (),
     name: str = "umem",
+    **known: Any,
 ) -> str:
     """Summarize the run in one line, for the end of a program, with advice in further lines.
 
     Args:
         name: the start of each line.
+        known: the other arguments of `advice`.
     """
     total = stats.plan_hits + stats.plan_misses
     share = plan_hit_share(stats.plan_hits, stats.plan_misses)
@@ -122,17 +149,27 @@ def closing(
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
     )
-    return "\n".join([line, *(f"{name}: {text}" for text in advice(stats, why_unplanned, faults))])
+    lines = advice(stats, why_unplanned, faults, **known)
+    return "\n".join([line, *(f"{name}: {text}" for text in lines)])
 
 
 def advice(
-    stats: Stats, why_unplanned: str = "", faults: Sequence[tuple[str, int]] = ()
+    stats: Stats,
+    why_unplanned: str = "",
+    faults: Sequence[tuple[str, int]] = (),
+    *,
+    step: StepCost | None = None,
+    tried: bool = False,
 ) -> list[str]:
     """Return the largest costs, and last the first thing to change; nothing if no bytes moved.
+
+    A change is named only if it makes the recorded step at least 5 % faster, as far as known.
 
     Args:
         why_unplanned: why recorded steps had no plan; empty if all had one.
         faults: the operators that took page faults, with their numbers, in descending order.
+        step: None if no step was planned.
+        tried: the run records a trace for a report, or has both options that a report tries.
     """
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return []
@@ -152,12 +189,11 @@ def advice(
             f"change first: a budget of {_of(stats.largest_op_bytes)}: {stats.ops_above_budget} "
             f"{operators} alone needed up to that, more than the budget, and were slow"
         )
-    elif short:
-        lines.append(
-            f"change first: a budget of about {_of(stats.peak_live_bytes)}, at which nothing "
-            "moves; if there is no more memory, `umem run --report FILE.html` replays the step "
-            "with recompute=auto and optimizer=auto"
-        )
+    elif short and (step is None or step.slowdown >= _WORTH):
+        peak = stats.peak_live_bytes if step is None else step.peak_bytes
+        moves = "nothing moves" if step is None else "a step moves nothing"
+        line = f"change first: a budget of about {_of(peak)}, at which {moves}"
+        lines.append(line if tried else line + _ELSE)
     return lines
 
 

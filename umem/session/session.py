@@ -25,6 +25,7 @@ from . import resolve
 from .statistics import stats
 
 if TYPE_CHECKING:
+    from ..base.stats import Stats
     from ..integrations.bindings import Attached
     from ..monitor.summary import Summary
     from ..policies.base import Policy
@@ -219,7 +220,7 @@ def summary() -> Summary:
     from ..monitor import summary as text
 
     now = stats()
-    advice = text.advice(now, _why_unplanned(), core.faults_by_operator())
+    advice = text.advice(now, _why_unplanned(), core.faults_by_operator(), **_costs(now))
     return text.Summary(now, **description(), holders=blocks.holders(), advice=advice)
 
 
@@ -372,12 +373,27 @@ def _why_unplanned() -> str:
     return planner.why_unplanned() if planner is not None else ""
 
 
+def _costs(now: Stats) -> dict[str, Any]:
+    """Return what the session knows for `monitor.summary.advice`."""
+    if _current is None or now.peak_live_bytes <= now.budget_bytes:
+        return {}
+    from ..monitor.summary import StepCost
+
+    settings = _current.settings
+    both = settings.recompute != "off" and settings.optimizer.value != 0
+    costs: dict[str, Any] = {"tried": settings.trace is not None or both}
+    planned = planned_step()
+    if planned is not None:
+        costs["step"] = StepCost.of(planned.in_segments, planned.device, now.budget_bytes)
+    return costs
+
+
 def _at_exit(process: int, summary: bool, is_own: bool) -> None:
     # A worker that has inherited the options and trained nothing has nothing to say.
     if os.getpid() != process:
         return  # a forked child; the parent prints the summary
     with _lock:
-        why = _why_unplanned()
+        why, costs = _why_unplanned(), _costs(stats()) if summary else {}
         if _current is not None:
             _current.leaving = True
             _current.end()
@@ -388,7 +404,8 @@ def _at_exit(process: int, summary: bool, is_own: bool) -> None:
         from ..base.native import core
         from ..monitor import summary as text
 
-        sys.stderr.write(text.closing(now, why, core.faults_by_operator(), ranks.name()) + "\n")
+        faults = core.faults_by_operator()
+        sys.stderr.write(text.closing(now, why, faults, ranks.name(), **costs) + "\n")
 
 
 def follow_free_memory() -> None:
