@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,6 +44,18 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         del types
         return self.dispatch(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def entered(mode: DispatchMode) -> Iterator[None]:
+    """Enter a mode within, and leave it also if an interrupt comes while torch enters it."""
+    depth = torch._C._len_torch_dispatch_stack()
+    try:
+        with mode:
+            yield
+    finally:
+        while torch._C._len_torch_dispatch_stack() > depth:
+            _pop_mode(None)
 
 
 class FunctionMode(TorchFunctionMode):

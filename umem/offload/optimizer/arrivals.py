@@ -29,7 +29,8 @@ _expected: dict[int, dict[tuple[Bring, int], None]] = {}
 _calls = itertools.count(1)
 _changes = 0
 _compiled = False  # torch.compile has compiled code
-_here = threading.local()  # `bringing`: this thread's operators do not wait
+# `bringing`: this thread's operators do not wait; `waiting`: one of them does.
+_here = threading.local()
 
 
 def expect(storages: Iterable[int], bring: Bring) -> None:
@@ -67,6 +68,21 @@ def bringing() -> Iterator[None]:
         yield
     finally:
         _here.bringing = before
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Mark within that an operator of this thread waits for contents."""
+    before, _here.waiting = is_waiting(), True
+    try:
+        yield
+    finally:
+        _here.waiting = before
+
+
+def is_waiting() -> bool:
+    """Return whether an operator of this thread waits: a signal handler may interrupt it."""
+    return getattr(_here, "waiting", False)
 
 
 @functools.cache

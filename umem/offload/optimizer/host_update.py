@@ -285,7 +285,7 @@ class HostUpdate(OfOptimizer):
         Returns:
             The addresses of the storages that every stream sees.
         """
-        with self._lock:
+        with arrivals.waiting(), self._lock:
             if self._works:
                 return []  # an operator of umem's own, or of a handler that interrupts umem
             chunks = [c for c in tuple(self._flying) if storage in c.storages.values()]

@@ -125,25 +125,32 @@ class PagedOptimizer(OfOptimizer):
         Raises:
             StateError: it is called in the middle of a step.
         """
-        if self._handles and self._reference() is not None:
-            self._check("remove()")
+        if not self._handles or self._reference() is None:
+            self._forget()
+            return
+        self._check("remove()")
+        self._turn.await_steps("remove()", own=int(self._automatic))
+        with self._turn.take("remove()"):
+            host = self._host
+            try:
+                if host is not None:
+                    host.finish()
+            finally:
+                if host is not None and give_back:
+                    host.give_back(self._updated_on_host())
+                self._forget()
+
+    def _forget(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         if self._release is not None:
             self._release.remove()
-        removed = not self._handles
         self._handles.clear()
         self._undecided = 0
-        if (optimizer := self._reference()) is None:
-            return
-        _paged.discard(optimizer)
-        if self._host is None or removed:
-            return
-        try:
-            self._host.finish()
-        finally:
-            if give_back:
-                self._host.give_back(self._updated_on_host())
+        if (optimizer := self._reference()) is not None:
+            _paged.discard(optimizer)
+        if self._host is not None:
             self._host = None
             _hosts.discard(self)
             if not _hosts:
@@ -172,7 +179,7 @@ class PagedOptimizer(OfOptimizer):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Run the step if umem has a part in it; the step itself then finds nothing to do."""
         self._check("step()")
-        self._turn.await_steps("step()", own=1)
+        self._turn.check_step()
         self._turn.acts = False
         closure = any(given is not None for given in (*args[1:], *kwargs.values()))
         if self._host is not None and closure and self._automatic:
@@ -229,10 +236,13 @@ class PagedOptimizer(OfOptimizer):
                     host.add(parameter, gradient)
                 else:
                     rest.append(parameter)
+            if self._how.overlap:
+                self._end(host.leave)
         except BaseException:
             self._end(host.finish)  # added parameters are updated even if the step is interrupted
             raise
-        self._end(host.leave if self._how.overlap else host.finish)
+        if not self._how.overlap:
+            self._end(host.finish)
         return rest
 
     def _end(self, end: Callable[[], None]) -> None:
@@ -397,7 +407,7 @@ class PagedOptimizer(OfOptimizer):
     def _arrive(self, what: str) -> None:
         """Bring the states up to date with the last step."""
         self._check(what)
-        self._turn.await_steps(what)
+        self._turn.check_checkpoint(what)
         if self._host is not None:
             with self._turn.take(what):
                 self._host.finish()

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
 from torch.optim import Optimizer
 
 from ...errors import StateError
+from . import arrivals
 from .parts import OfOptimizer
 
 _ZERO_GRAD = "zero_grad"
@@ -33,22 +35,26 @@ class Turn(OfOptimizer):
         super().__init__(optimizer)
         self.acts = False  # umem updates parameters itself in the step that runs
         self._lock = threading.RLock()
-        self._taken = False
+        self._taken_by = 0  # the thread that has the turn
 
     @contextlib.contextmanager
     def take(self, what: str) -> Iterator[None]:
         """Run the operation `what` within; nothing else of the optimizer begins meanwhile.
 
         Raises:
-            StateError: this thread is in the middle of another one.
+            StateError: this thread is in the middle of another one, or another thread does not
+                end its own.
         """
-        with self._lock:
-            self.check(what)
-            self._taken = True
-            try:
-                yield
-            finally:
-                self._taken = False
+        self.check(what)
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise self._too_late(what)
+        try:
+            self.check(what)  # a signal handler may have taken it
+            self._taken_by = threading.get_ident()
+            yield
+        finally:
+            self._taken_by = 0
+            self._lock.release()
 
     def check(self, what: str) -> None:
         """Refuse the call `what` if this thread is in the middle of an operation.
@@ -56,9 +62,31 @@ class Turn(OfOptimizer):
         Raises:
             StateError: it is.
         """
-        with self._lock:
-            if self._taken:
-                raise self.refusal(what)
+        if self._taken_by == threading.get_ident() or arrivals.is_waiting():
+            raise self.refusal(what)
+
+    def check_step(self) -> None:
+        """Refuse a step within one in which umem updates parameters, or within a checkpoint.
+
+        Raises:
+            StateError: this thread is inside of either.
+        """
+        self.check("step()")
+        me = threading.get_ident()
+        if (self.acts and self._calls("step").get(me, 0) > 1) or self._in_checkpoint(me):
+            raise self.refusal("step()")
+
+    def check_checkpoint(self, what: str) -> None:
+        """Refuse a checkpoint within another one or in the middle of a step, and await others'.
+
+        Raises:
+            StateError: this thread is inside of either, or another one remains in its step.
+        """
+        self.check(what)
+        me = threading.get_ident()
+        if self._in_checkpoint(me) > 1:
+            raise self.refusal(what)
+        self.await_steps(what)
 
     def await_steps(self, what: str, own: int = 0) -> None:
         """Wait until no other thread is inside of a step in which umem updates parameters.
@@ -68,23 +96,31 @@ class Turn(OfOptimizer):
             own: the steps that this thread may be in.
 
         Raises:
-            StateError: this thread is inside of an operation already, or another one remains in
-                its step.
+            StateError: this thread is inside of more, or another one remains in its step.
         """
         end = time.monotonic() + _PATIENCE_S
-        self.check(what)
         while self.acts:
-            steps = _steps_of(self._optimizer)
+            steps = self._calls("step")
             if steps.pop(threading.get_ident(), 0) > own:
                 raise self.refusal(what)
             if not steps:
                 return
             if time.monotonic() > end:
-                raise StateError(
-                    f"{what} has waited {_PATIENCE_S:.0f} s for the optimizer's step on another "
-                    "thread; nothing was changed. Call it where the step does not wait for it"
-                )
+                raise self._too_late(what)
             time.sleep(_POLL_S)
+
+    def _calls(self, *methods: str) -> dict[int, int]:
+        return _calls_of(self._optimizer, methods)
+
+    def _in_checkpoint(self, thread: int) -> int:
+        """Return the calls that save or load its states which a thread is in."""
+        return self._calls("state_dict", "load_state_dict").get(thread, 0)
+
+    def _too_late(self, what: str) -> StateError:
+        return StateError(
+            f"{what} has waited {_PATIENCE_S:.0f} s for the optimizer's operation on another "
+            "thread; nothing was changed. Call it where that does not wait for this thread"
+        )
 
     def refusal(self, what: str) -> StateError:
         """Return the error for the call `what`."""
@@ -96,16 +132,18 @@ class Turn(OfOptimizer):
         )
 
 
-def _steps_of(optimizer: Optimizer) -> dict[int, int]:
-    """Return the number of its steps that each thread is in."""
-    code = getattr(type(optimizer).step, "__code__", None)
+def _calls_of(optimizer: Optimizer, methods: Iterable[str]) -> dict[int, int]:
+    """Return the number of calls of its methods that each thread is in."""
+    functions = [getattr(type(optimizer), method) for method in methods]
+    codes = {each.__code__ if m == "step" else inspect.unwrap(each).__code__
+             for m, each in zip(methods, functions, strict=True)}  # fmt: skip
     found: dict[int, int] = {}
     frames: dict[int, FrameType | None] = {**sys._current_frames()}
     while frames:  # emptied: a frame that holds itself would keep all below alive
         thread, frame = frames.popitem()
         count = 0
         while frame is not None:
-            if frame.f_code is code:
+            if frame.f_code in codes:
                 count += any(held is optimizer for held in frame.f_locals.values())
             frame = frame.f_back
         if count:
@@ -128,6 +166,7 @@ class ZeroGradHook(OfOptimizer):
             check("zero_grad()")
             own(*args, **named)
 
+        zero_grad.__signature__ = inspect.signature(optimizer.zero_grad)  # type: ignore[attr-defined]
         vars(optimizer)[_ZERO_GRAD] = self._now = zero_grad
 
     def remove(self) -> None:

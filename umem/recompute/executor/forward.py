@@ -17,7 +17,7 @@ import torch
 
 from ...base.units import PAGE_BYTES
 from ...capture import op_semantics
-from ...capture.dispatch import DispatchMode
+from ...capture.dispatch import DispatchMode, entered
 from ...capture.op_semantics import OpSemantics, Place, describe, is_counted
 from ...errors import StateError
 from ...trace.ids import StorageKey
@@ -137,7 +137,7 @@ def dropping(rule: Rule, observer: Observer | None = None) -> Iterator[Tally]:
     if observer is not None:
         pack, unpack = _observed(pack, observer)
     try:
-        with saved_hooks(pack, unpack), mode:
+        with saved_hooks(pack, unpack), entered(mode):
             yield mode.tally
     finally:
         mode.tally.ops = mode.counted

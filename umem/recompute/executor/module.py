@@ -17,7 +17,7 @@ from ...config.parsers import Budget
 from ...errors import ConfigError, UmemError
 from .choose import BY_BUDGET, Chosen, choose
 from .forward import Prepared, Tally, Unplanned, dropping
-from .recorder import StepRecorder
+from .recorder import StepRecorder, is_own
 from .sharded import sharder_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _log = logging.getLogger("umem")
 _MAX_PLANS = 16  # sets of shapes; further ones use the plan of the largest inputs
 _MAX_TRIES = 3  # recorded steps that no forward pass repeated, before it is given up
 _REPLAN_SHARE = 0.02  # of the budget: the min change of other memory for a new plan
+_MAX_WAIT = 64  # calls until the backward pass of a recorded step, such as of micro-batches
 _LOOKS_AGAIN = frozenset({2, 4, 8, 16})  # at planned calls whether other memory has changed
 
 
@@ -68,6 +69,7 @@ class OptimizedModule:
     report: RecomputeReport = field(default_factory=RecomputeReport)
     _cases: dict[Any, _Case] = field(default_factory=dict)
     _under_way: tuple[_Case, StepRecorder] | None = None  # the step that is recorded now
+    _waited: int = 0  # calls since then
     _warned: set[str] = field(default_factory=set)
     _own_forward: Any = None  # a forward that was set on the model itself, not its class
 
@@ -153,12 +155,15 @@ class OptimizedModule:
 
     def _take_record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan from the recorded step, once its backward pass has run."""
-        if self._under_way is None:
+        under_way = self._under_way
+        if under_way is None:
             return
-        case, recorder = self._under_way
-        if not (recorder.saw_backward or recorder.lost or recorder.failure):
+        case, recorder = under_way
+        self._waited += 1
+        over = recorder.saw_backward or recorder.lost or recorder.failure
+        if not over and self._waited < _MAX_WAIT:
             return
-        self._under_way = None
+        self._under_way, self._waited = None, 0
         recording = recorder.finish()
         try:
             if recorder.saw_backward and not recorder.failure:
@@ -169,6 +174,10 @@ class OptimizedModule:
             why = recorder.failure or "no backward pass follows its forward pass"
         except UmemError as error:
             why = str(error)
+        except Exception as error:
+            if not is_own(error):
+                raise
+            why = f"umem cannot plan it: {type(error).__name__}: {error}"
         self._tried(case, why)
 
     def _tried(self, case: _Case, why: str) -> None:
@@ -315,7 +324,7 @@ def _outside(model: nn.Module, args: Any, kwargs: Any) -> int:
     else:
         return 0
     parameters = list(model.parameters())
-    gradients = [parameter.grad for parameter in parameters]
+    gradients = [parameter.grad for parameter in parameters if parameter.is_leaf]
     known = [*parameters, *model.buffers(), *gradients, *tree_leaves((args, kwargs))]
     sizes = {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()

@@ -1,7 +1,8 @@
 """The record of a model's training step, taken while the program itself runs it.
 
 Nothing runs that would not have run without umem: a dispatch mode sees the forward pass, hooks of
-saved tensors see what autograd keeps, and hooks of the graph's nodes see the backward pass.
+saved tensors see what autograd keeps, and hooks of the graph's nodes see the backward pass. No mode
+is active in backward, where some of torch's formulas are others under any mode.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
+from ...capture.dispatch import entered
 from ...capture.recording import OpCost
 from ...capture.tracer import Tracer, strided
 from ...trace.schema import Free, Op, Step
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
     from ...trace.ids import BlockId, StorageKey
     from .forward import Rule, Tally
 
-# These nodes of a graph are not hooked: accumulation is the parameters' own, and compiled code is
-# compiled when it first runs, on fake tensors.
-_LEFT_ALONE = ("torch::autograd::AccumulateGrad", "CompiledFunctionBackward")
+T = TypeVar("T")
+
+# It belongs to the parameter, and remains after the step.
+_ACCUMULATION = "torch::autograd::AccumulateGrad"
+_OF_UMEM_OR_TORCH = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
+_PRODUCTS = 2  # of a product's backward pass: one for each of its operands
 
 
 class StepRecorder(Tracer):
@@ -45,17 +49,13 @@ class StepRecorder(Tracer):
         super().__init__()
         self.failure = ""  # why the step stays unknown
         self.saw_backward = False
+        self._model = weakref.ref(model)
         self._saved: Counter[BlockId] = Counter()  # tensors that autograd keeps
         self._released: set[BlockId] = set()  # by all but autograd
-        self._parameters = [weakref.ref(parameter) for parameter in model.parameters()]
+        self._node: _OfNode | None = None  # the one that runs
         self._ended = False
         self._aside_depth = 0  # umem's own ops run
-        with self._own():
-            for tensor in strided([*model.parameters(), *model.buffers()]):
-                self.tag(tensor, "param")
-            for tensor in strided(tree_leaves((args, kwargs))):
-                self.tag(tensor, "input")
-            self._tag_gradients()
+        self._noting(self._begin, model, args, kwargs)
 
     @property
     def lost(self) -> bool:
@@ -65,10 +65,9 @@ class StepRecorder(Tracer):
     def run(self, forward: Callable[[], Any], rule: Rule) -> tuple[Any, Tally]:
         """Run and record the forward pass, dropping according to the rule; return its result."""
         first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        with dropping(rule, self) as tally, self:
+        with dropping(rule, self) as tally, entered(self):
             out = forward()
-        with self._own():
-            self._follow(out, first)
+        self._noting(self._follow, out, first)
         return out, tally
 
     def finish(self) -> Recording:
@@ -82,34 +81,25 @@ class StepRecorder(Tracer):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run the op and record it."""
-        call = None
-        with self._own() as on:
-            if on:
-                call = self.begin_op(func, args, named)
+        call = self._noting(self.begin_op, func, args, named)
         out = func(*args, **named)
         if call is not None:
-            with self._own() as on:
-                if on:
-                    self.end_op(call, out)
+            self._noting(self.end_op, call, out)
         return out
 
-    def saved(self, tensor: torch.Tensor) -> object:
+    def saved(self, tensor: Tensor) -> _Saved | None:
         """Count a tensor that autograd saves, until the result is gone."""
-        with self._own() as on:
-            if on and tensor.layout == torch.strided:
-                return _Saved(self, self.block(tensor))
-        return None
+        return self._noting(self._save, tensor)
 
-    def wanted(self, get: Callable[[], torch.Tensor], known: _Saved | None) -> torch.Tensor:
+    def wanted(self, get: Callable[[], Tensor], known: _Saved | None) -> Tensor:
         """Return the saved tensor, and note that an op of backward reads it."""
-        with self._aside():
+        self._aside_depth += 1
+        try:
             tensor = get()
-        with self._own() as on:
-            if on and known is not None and torch._C._current_graph_task_id() != -1:
-                self.saw_backward = True
-                self._stands_for(tensor, known.block)
-                if _get_current_dispatch_mode() is not self:
-                    self._used(known.block)
+        finally:
+            self._aside_depth -= 1
+        if known is not None and torch._C._current_graph_task_id() != -1:
+            self._noting(self._use, tensor, known)
         return tensor
 
     def gone(self, block: BlockId) -> None:
@@ -118,6 +108,71 @@ class StepRecorder(Tracer):
         if not self._saved[block] and block in self._released and not self._ended:
             self._released.discard(block)
             self.recording.events.append(Free(block))
+
+    def enter(self, node: _OfNode, gradients: Any) -> None:
+        """Note that a node of backward begins."""
+        if self._ended:
+            return
+        if not self.saw_backward:
+            self.saw_backward = True
+            Variable._execution_engine.queue_callback(lambda: self._noting(self._tag_gradients))
+        self._node = node
+        node.reads = self._noting(self._blocks, gradients) or []
+
+    def leave(self, node: _OfNode, results: Any) -> None:
+        """Note that a node of backward has ended."""
+        if self._node is node:
+            self._node = None
+            self._noting(self._end_node, node, results)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for tensor in strided([*model.parameters(), *model.buffers()]):
+            self.tag(tensor, "param")
+        for tensor in strided(tree_leaves((args, kwargs))):
+            self.tag(tensor, "input")
+        self._tag_gradients()
+
+    def _save(self, tensor: Tensor) -> _Saved | None:
+        if tensor.layout != torch.strided:
+            return None
+        return _Saved(self, self.block(tensor), self._last_op())
+
+    def _last_op(self) -> int:
+        """Return the index of the op that was recorded last, or -1."""
+        return next(reversed(self.recording.costs), -1)
+
+    def _use(self, tensor: Tensor, known: _Saved) -> None:
+        self.saw_backward = True
+        self._stands_for(tensor, known.block)
+        if self._node is not None:
+            self._node.reads.append(known.block)
+            self._node.op = max(self._node.op, known.op)
+        else:  # a node that is not hooked
+            self._note_op("unknown", [known.block], [], -1)
+
+    def _end_node(self, node: _OfNode, results: Any) -> None:
+        self._note_op(node.name, node.reads, self._blocks(results), node.op)
+
+    def _note_op(
+        self, name: str, reads: list[BlockId], writes: list[BlockId], forward: int
+    ) -> None:
+        """Record an op of backward; its operations are those of the op of forward, or none."""
+        blocks, costs = self.recording.blocks, self.recording.costs
+        known = costs.get(forward)
+        products = min(len(writes), _PRODUCTS) if known is not None and known.flops else 0
+        costs[len(self.recording.events)] = OpCost(
+            module="",
+            phase="backward",
+            flops=products * (known.flops if known is not None else 0.0),
+            bytes=sum(blocks[block].bytes for block in (*reads, *writes)),
+            precision=known.precision if known is not None else "fp32",
+        )
+        family = getattr(self.recording.events[forward], "family", "") if products else ""
+        unique = tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes))
+        self.recording.events.append(Op(name, *unique, family=family))
+
+    def _blocks(self, tensors: Any) -> list[BlockId]:
+        return [self.block(tensor, "temp") for tensor in strided([tensors])]
 
     def _died(self, key: StorageKey, number: BlockId) -> None:
         held = self._live.get(key)
@@ -129,7 +184,7 @@ class StepRecorder(Tracer):
         else:
             super()._died(key, number)
 
-    def _stands_for(self, copy: torch.Tensor, block: BlockId) -> None:
+    def _stands_for(self, copy: Tensor, block: BlockId) -> None:
         """Take a copy of a dropped tensor for the tensor."""
         storage = copy.untyped_storage()
         if (key := storage._cdata) in self._live:
@@ -141,68 +196,44 @@ class StepRecorder(Tracer):
 
         self._live[key] = block, weakref.ref(storage, forget)
 
-    def _used(self, block: BlockId) -> None:
-        """Note a use by an op of backward that is not seen itself."""
-        size = self.recording.blocks[block].bytes
-        self.recording.costs[len(self.recording.events)] = OpCost("", "backward", 0.0, size, "fp32")
-        self.recording.events.append(Op("unknown", (block,), ()))
-
     def _follow(self, out: Any, first: int) -> None:
         """Put hooks on the nodes that lead to the results and were made since number `first`."""
-        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        ahead = [result.grad_fn for result in results]
+        ahead = [leaf.grad_fn for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         seen: set[Any] = set()
         while ahead:
             node = ahead.pop()
-            if node is None or node in seen or node.name() in _LEFT_ALONE:
+            if node is None or node in seen or node.name() == _ACCUMULATION:
                 continue
             seen.add(node)
             if node._sequence_nr() >= first:
-                hooks = _OfNode(self)
+                hooks = _OfNode(self, node.name())
                 node.register_prehook(hooks.before)
                 node.register_hook(hooks.after)
                 ahead += [before for before, _ in node.next_functions]
 
-    def entered(self) -> bool:
-        """Begin an op of backward; return whether the recorder is to leave at its end."""
-        if self._ended or _get_current_dispatch_mode() is self:
-            return False
-        if not self.saw_backward:
-            self.saw_backward = True
-            Variable._execution_engine.queue_callback(self._tag_gradients)
-        _push_mode(self)
-        return True
-
-    def left(self) -> None:
-        """End an op of backward; after one that raises, torch restores the modes itself."""
-        if _get_current_dispatch_mode() is self:
-            _pop_mode(None)
-
     def _tag_gradients(self) -> None:
-        with self._own() as on:
-            known = [parameter() for parameter in self._parameters]
-            for tensor in strided(p.grad for p in known if on and p is not None):
+        model = self._model()
+        if model is not None:
+            for tensor in strided(p.grad for p in model.parameters() if p.is_leaf):
                 self.tag(tensor, "grad")
 
-    @contextmanager
-    def _own(self) -> Iterator[bool]:
-        """Yield whether the record goes on; end it at an error within, and do not record that."""
-        if self._ended or self._aside_depth:
-            yield False
-            return
-        try:
-            with self._aside(), torch._C.DisableTorchFunction():
-                yield True
-        except Exception as error:  # noqa: BLE001 - the program goes on, whatever it is
-            self.failure = f"umem cannot follow it: {type(error).__name__}: {error}"
-            self._ended = True
+    def _noting(self, note: Callable[..., T], *given: Any) -> T | None:
+        """Return `note(*given)`, or None once the record has ended or inside of umem's own ops.
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Run umem's own ops within, which are not part of the record."""
+        An error in umem's bookkeeping ends the record. One of a signal handler goes on.
+        """
+        if self._ended or self._aside_depth:
+            return None
         self._aside_depth += 1
         try:
-            yield
+            with torch._C.DisableTorchFunction():
+                return note(*given)
+        except Exception as error:
+            self._ended = True
+            self.failure = f"umem cannot follow it: {type(error).__name__}: {error}"
+            if not is_own(error):
+                raise
+            return None
         finally:
             self._aside_depth -= 1
 
@@ -210,29 +241,37 @@ class StepRecorder(Tracer):
 class _OfNode:
     """The hooks of one node."""
 
-    __slots__ = ("entered", "recorder")
+    __slots__ = ("name", "op", "reads", "recorder")
 
-    def __init__(self, recorder: StepRecorder) -> None:
-        self.recorder, self.entered = recorder, False
+    def __init__(self, recorder: StepRecorder, name: str) -> None:
+        self.recorder, self.name = recorder, name
+        self.reads: list[BlockId] = []
+        self.op = -1  # of the forward pass, in the events
 
-    def before(self, _gradients: Any) -> None:
-        self.entered = self.recorder.entered()
+    def before(self, gradients: Any) -> None:
+        self.recorder.enter(self, gradients)
 
-    def after(self, _inputs: Any, _outputs: Any) -> None:
-        if self.entered:
-            self.entered = False
-            self.recorder.left()
+    def after(self, results: Any, _gradients: Any) -> None:
+        self.recorder.leave(self, results)
 
 
 class _Saved:
     """Lives as long as autograd keeps a tensor."""
 
-    __slots__ = ("block", "recorder")
+    __slots__ = ("block", "op", "recorder")
 
-    def __init__(self, recorder: StepRecorder, block: BlockId) -> None:
-        self.recorder, self.block = recorder, block
+    def __init__(self, recorder: StepRecorder, block: BlockId, op: int) -> None:
+        self.recorder, self.block, self.op = recorder, block, op
         recorder._saved[block] += 1
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.recorder.gone(self.block)
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether code of umem or torch raised it, and not a signal handler of the program."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is None or place.tb_frame.f_code.co_filename.startswith(_OF_UMEM_OR_TORCH)

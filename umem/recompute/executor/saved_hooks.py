@@ -21,7 +21,7 @@ Hook = Callable[[Any], Any]
 
 _autograd: Any = torch._C._autograd
 _lock = threading.Lock()
-_active = 0  # on all threads
+_active: set[int] = set()  # the contexts in which hooks are active, on all threads
 
 
 @contextlib.contextmanager
@@ -32,29 +32,35 @@ def saved_hooks(pack: Hook, unpack: Hook) -> Iterator[None]:
     that refuse them.
     """
     ours = _aside(pack), _aside(unpack)
-    _replace(1)
-    try:
+    try:  # from before the first change on: an interrupt may come at any line
+        _replace(_active.add, id(ours))
         _autograd._push_saved_tensors_default_hooks(*ours)
-        try:
-            yield
-        finally:
-            _autograd._pop_saved_tensors_default_hooks()
+        yield
     finally:
-        _replace(-1)
+        if _top() == ours:
+            _autograd._pop_saved_tensors_default_hooks()
+        _replace(_active.discard, id(ours))
 
 
 @contextlib.contextmanager
 def without() -> Iterator[None]:
     """Put umem's hooks away within, where they are the innermost ones."""
-    top = _autograd._top_saved_tensors_default_hooks(True)
+    top = _top()
     if top is None or not getattr(top[0], "of_umem", False):
         yield
         return
-    _autograd._pop_saved_tensors_default_hooks()
     try:
+        _autograd._pop_saved_tensors_default_hooks()
         yield
     finally:
-        _autograd._push_saved_tensors_default_hooks(*top)
+        if _top() != top:
+            _autograd._push_saved_tensors_default_hooks(*top)
+
+
+def _top() -> tuple[Hook, Hook] | None:
+    """Return this thread's innermost hooks."""
+    found: tuple[Hook, Hook] | None = _autograd._top_saved_tensors_default_hooks(True)
+    return found
 
 
 def _aside(hook: Hook) -> Hook:
@@ -68,10 +74,9 @@ def _aside(hook: Hook) -> Hook:
     return aside
 
 
-def _replace(change: int) -> None:
-    global _active
+def _replace(change: Callable[[int], None], context: int) -> None:
     with _lock:
-        _active += change
+        change(context)
         for function, own, other in _REPLACED:
             function.__code__ = other if _active else own
 
