@@ -11,10 +11,12 @@ import contextlib
 import hashlib
 import random
 import socket
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import umem  # noqa: E402
+from umem.recompute.executor import saved_hooks  # noqa: E402
 from umem.recompute.executor.choose import LIVE_MODES  # noqa: E402
 
 WIDTH, BATCH, STEPS = 256, 2048, 4  # an activation has 2 MiB, the least that is dropped
@@ -506,6 +509,100 @@ def test_effects_are_those_of_the_plain_program(
         agree(run(kind, tmp_path / mode, mode), expected)
     with umem.enable(budget="24MiB", device="soft", recompute="auto"):
         agree(run(kind, tmp_path / "on"), expected)
+
+
+FORMULAS: dict[str, Callable[[Any], Any]] = {
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "median": lambda x: x.median(),
+    "nanmedian": lambda x: x.nanmedian(),
+    "prod": lambda x: x.sigmoid().prod(-1),
+    "amax": lambda x: x.amax(-1),
+    "cumprod": lambda x: x[:16].sigmoid().cumprod(-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "sort": lambda x: x.sort(-1).values[:, 0],
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "std": lambda x: x.std(-1),
+    "index_put": lambda x: x.index_put((torch.arange(8),), torch.zeros(())),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("scale", [-1.0, float("inf")])
+def test_autograd_has_the_formulas_of_plain_torch(name: str, scale: float) -> None:
+    """Under a dispatch mode it has others for some; inf is what a gradient scaler can give."""
+    found = []
+    for mode in (None, "memory"):
+        torch.manual_seed(2)
+        net = Net(lambda i, block, x: FORMULAS[name](block(x)) if i == 2 else block(x))
+        if mode is not None:
+            umem.optimize(net, mode=mode)
+        bits = []
+        for i in range(3):
+            net.zero_grad()
+            out = net(torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(i)))
+            out.backward(torch.full_like(out, scale))
+            bits.append([p.grad.numpy().tobytes() for p in net.parameters() if p.grad is not None])
+        found.append(bits)
+    assert found[0] == found[1]
+
+
+class OfHandlerError(Exception):
+    """As of a signal handler that limits a step's time."""
+
+
+# Python cannot raise out of a destructor or a weak reference's callback.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_of_a_signal_handler_goes_on_and_leaves_nothing(nightly: bool) -> None:
+    ours = str(Path(umem.__file__).parent / "recompute")
+    torch.manual_seed(2)
+    net, x = Net(), torch.randn(64, WIDTH)
+    count = limit = 0
+
+    def line(frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal count
+        if event == "line":
+            count += 1
+            if count == limit:
+                raise OfHandlerError
+        return line
+
+    def called(frame: FrameType, _event: str, _arg: object) -> Any:
+        return line if frame.f_code.co_filename.startswith(ours) else None
+
+    def step() -> int:
+        nonlocal count
+        count = 0
+        umem.optimize(net, mode="memory")
+        sys.settrace(called)
+        try:
+            net(x).square().mean().backward()
+        finally:
+            sys.settrace(None)
+            umem.deoptimize(net)
+        return count
+
+    lines = step()
+    raised = 0
+    for limit in range(1, lines + 1, 1 if nightly else lines // 150):  # noqa: B007
+        with contextlib.suppress(OfHandlerError):
+            step()
+            raised -= 1
+        raised += 1
+        assert torch._C._len_torch_dispatch_stack() == 0
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    assert saved_hooks._active == set()
+    assert raised > 100
+
+
+def test_parameters_may_be_swapped_between_steps() -> None:
+    net, x = Net(), torch.randn(64, WIDTH)
+    umem.optimize(net, mode="memory")
+    net(x).sum().backward()
+    net.zero_grad()
+    other = Net()
+    for mine, new in zip(net.parameters(), other.parameters(), strict=True):
+        torch.utils.swap_tensors(mine, new)
 
 
 # --- random programs

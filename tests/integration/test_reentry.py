@@ -11,6 +11,7 @@ import copy
 import io
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -263,3 +264,70 @@ def test_two_threads_train_and_a_third_one_saves() -> None:
     for training in trainings:
         assert training.paged is not None
         training.paged.remove()
+
+
+def test_two_threads_may_step_one_optimizer() -> None:
+    """As in Hogwild: neither waits for the other one's next step."""
+    training = Training("host")
+    training.loss(0).backward()
+    failed: list[BaseException] = []
+
+    def steps() -> None:
+        try:
+            for _ in range(20):
+                training.optimizer.step()
+        except BaseException as error:  # noqa: BLE001 - a test
+            failed.append(error)
+
+    threads = [threading.Thread(target=steps) for _ in range(2)]
+    begin = time.process_time()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert time.process_time() - begin < 20
+    assert training.paged is not None
+    training.paged.remove()
+
+
+@pytest.mark.parametrize("way", ["host", "overlap"])
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_a_step_within_a_checkpoint_is_refused(way: str, method: str) -> None:
+    training = Training(way)
+    training._step(0)
+    saved = training.optimizer.state_dict()
+    refused = []
+
+    def step(*_: object) -> None:
+        with pytest.raises(StateError, match=r"step\(\) was called in the middle"):
+            training.optimizer.step()
+        refused.append(method)
+
+    getattr(training.optimizer, f"register_{method}_pre_hook")(step)
+    getattr(training.optimizer, method)(*([saved] if method == "load_state_dict" else []))
+    assert refused == [method]
+    assert training.paged is not None
+    training.paged.remove()
+
+
+@pytest.mark.parametrize("way", ["host", "overlap"])
+def test_a_checkpoint_within_remove_is_right_or_refused(way: str) -> None:
+    _, checkpoints = plain()
+    counter = AtLine(None, 0)
+    for number in (0, *range(1, 400, 12)):
+        training = Training(way)
+        training._step(0)
+        found: list[Any] = []
+
+        def save(training: Training = training, found: list[Any] = found) -> None:
+            with contextlib.suppress(StateError):
+                found.append(training.checkpoint())
+
+        counter = AtLine(save, number)
+        assert training.paged is not None
+        with counter:
+            training.paged.remove()
+        assert all(each == checkpoints[0] for each in found), counter.where
+        assert training.checkpoint() == checkpoints[0]
+    assert counter.count > 30
