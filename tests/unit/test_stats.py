@@ -86,7 +86,7 @@ def test_advice_says_what_to_change() -> None:
         "optimizer=auto",
     ]
     assert len(text.advice(small, "", [("aten::mean", 9)])) == 2
-    # What the recorded step says counts, not the peak of what came before it.
+    # The recorded step counts, and not the peak of the program before it.
     plain = dataclasses.replace(small, peak_small_bytes=0)
     assert text.advice(plain, step=text.StepCost(1.04, 20 << 20)) == []
     assert text.advice(plain, step=text.StepCost(1.2, 20 << 20), tried=True) == [
