@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 
 import generate_options_doc
+import numpy as np
 from support import synthetic
 
 import umem
 from umem.base import device_profiles
 from umem.base.stats import Stats
 from umem.monitor import summary as text
+from umem.session.planned_step import PlannedStep
 from umem.simulation.replay import replay_step
 from umem.trace.step_builder import last_step
 
@@ -113,7 +115,7 @@ def test_what_the_advice_names_is_faster_in_replay() -> None:
         for share in (0.3, 0.45, 0.6, 0.75, 0.9):
             budget = max(int(step.peak_bytes * share), 16 << 20)
             run = stats(budget_bytes=budget, peak_live_bytes=2 * step.peak_bytes, bytes_in=1)
-            cost = text.StepCost.of(step, device, budget)
+            cost = PlannedStep(step, np.zeros(step.n_tensors, int), device, budget).cost(budget)
             if not text.advice(run, step=cost):
                 continue
             named += 1

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.stats import Stats, plan_hit_share
 from ..base.units import format_bytes
-
-if TYPE_CHECKING:
-    from ..base.device_profiles import DeviceProfile
-    from ..trace.step_trace import StepTrace
 
 _WORTH = 1.05  # times as long as without transfers, from which a change is named
 _ELSE = (
@@ -28,14 +24,6 @@ class StepCost(NamedTuple):
 
     slowdown: float  # its estimated time over that of its compute alone
     peak_bytes: int  # with which it moves nothing
-
-    @classmethod
-    def of(cls, step: StepTrace, device: DeviceProfile, budget: int) -> StepCost:
-        """Return the cost of a budget in bytes, as the default policy estimates it."""
-        from ..policies.default.planner import Auto
-
-        us = Auto().estimate_us(step, device, budget, compare=False)
-        return cls(us / step.compute_us if step.compute_us else 1.0, step.peak_bytes)
 
 
 class Summary(str):

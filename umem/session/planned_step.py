@@ -9,6 +9,7 @@ from ..base.native import core
 
 if TYPE_CHECKING:
     from ..base.device_profiles import DeviceProfile
+    from ..monitor.summary import StepCost
     from ..trace.step_trace import Ints, StepTrace
     from .step_recording import StepRecording
 
@@ -27,6 +28,15 @@ class PlannedStep(NamedTuple):
         from ..trace.segments import with_segments
 
         return with_segments(self.trace, self.addresses)
+
+    def cost(self, budget: int) -> StepCost:
+        """Return the cost of a budget in bytes, as the default policy estimates it."""
+        from ..monitor.summary import StepCost
+        from ..policies.default.planner import Auto
+
+        step = self.in_segments
+        us = Auto().estimate_us(step, self.device, budget, compare=False)
+        return StepCost(us / step.compute_us if step.compute_us else 1.0, step.peak_bytes)
 
     def for_policy(self, recording: StepRecording) -> tuple[StepTrace, Ints]:
         """Return the step as policies get it, and where its tensors are when it begins again.

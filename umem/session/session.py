@@ -377,14 +377,12 @@ def _costs(now: Stats) -> dict[str, Any]:
     """Return what the session knows for `monitor.summary.advice`."""
     if _current is None or now.peak_live_bytes <= now.budget_bytes:
         return {}
-    from ..monitor.summary import StepCost
-
     settings = _current.settings
     both = settings.recompute != "off" and settings.optimizer.value != 0
     costs: dict[str, Any] = {"tried": settings.trace is not None or both}
     planned = planned_step()
     if planned is not None:
-        costs["step"] = StepCost.of(planned.in_segments, planned.device, now.budget_bytes)
+        costs["step"] = planned.cost(now.budget_bytes)
     return costs
 
 
