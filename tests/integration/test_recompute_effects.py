@@ -200,18 +200,21 @@ class TensorHooks(Program):
         return out
 
 
+class CountedFunctions(TorchFunctionMode):
+    def __init__(self, calls: Counter[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), named: Any = None) -> Any:
+        self.calls[getattr(func, "__name__", str(func))] += 1
+        return func(*args, **(named or {}))
+
+
 class Modes(Program):
     """Modes of torch functions and of dispatch that count the calls of the forward pass."""
 
     def loss(self, x: Any) -> Any:
         calls: Counter[str] = Counter()
-
-        class Functions(TorchFunctionMode):
-            def __torch_function__(
-                self, func: Any, types: Any, args: Any = (), named: Any = None
-            ) -> Any:
-                calls[getattr(func, "__name__", str(func))] += 1
-                return func(*args, **(named or {}))
 
         class Ops(TorchDispatchMode):
             def __torch_dispatch__(
@@ -220,22 +223,14 @@ class Modes(Program):
                 calls[str(func)] += 1
                 return func(*args, **(named or {}))
 
-        with Functions(), Ops():
+        with CountedFunctions(calls), Ops():
             out = self.net(x)
         self.note(sorted(calls.items()))
         return out.square().mean()
 
     def backward(self, loss: Any) -> None:
         calls: Counter[str] = Counter()
-
-        class Functions(TorchFunctionMode):
-            def __torch_function__(
-                self, func: Any, types: Any, args: Any = (), named: Any = None
-            ) -> Any:
-                calls[getattr(func, "__name__", str(func))] += 1
-                return func(*args, **(named or {}))
-
-        with Functions():
+        with CountedFunctions(calls):
             loss.backward()
         self.note(sorted(calls.items()))
 

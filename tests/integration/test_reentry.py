@@ -174,25 +174,27 @@ def test_a_checkpoint_is_one_between_steps_or_refused(way: str, nightly: bool) -
     assert not wrong
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_may_be_dropped(way: str, nightly: bool) -> None:
-    """At any line: the step uses all that it began with, or it has not begun and uses none."""
-    expected = [plain()[0], plain(lambda training: training.optimizer.zero_grad())[0]]
+def comes_first_or_changes_nothing(
+    way: str, nightly: bool, act: Callable[[Training], None]
+) -> None:
+    """The training is the plain one, or the one with `act` before the second step."""
+    expected = [plain()[0], plain(act)[0]]
     wrong = []
-    for where, parameters, _ in attempts(way, nightly, lambda t: t.optimizer.zero_grad()):
+    for where, parameters, _ in attempts(way, nightly, act):
         if parameters not in expected:
             wrong.append(where)
     assert not wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_may_be_dropped(way: str, nightly: bool) -> None:
+    """At any line: the step uses all that it began with, or it has not begun and uses none."""
+    comes_first_or_changes_nothing(way, nightly, lambda t: t.optimizer.zero_grad())
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_within_a_step_comes_first_or_is_refused(way: str, nightly: bool) -> None:
-    expected = [plain()[0], plain(lambda training: training.optimizer.step())[0]]
-    wrong = []
-    for where, parameters, _ in attempts(way, nightly, lambda t: t.optimizer.step()):
-        if parameters not in expected:
-            wrong.append(where)
-    assert not wrong
+    comes_first_or_changes_nothing(way, nightly, lambda t: t.optimizer.step())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -71,7 +71,6 @@ class Turn(OfOptimizer):
         Raises:
             StateError: this thread is inside of either.
         """
-        self.check("step()")
         me = threading.get_ident()
         if (self.acts and self._calls("step").get(me, 0) > 1) or self._in_checkpoint(me):
             raise self.refusal("step()")
@@ -82,7 +81,6 @@ class Turn(OfOptimizer):
         Raises:
             StateError: this thread is inside of either, or another one remains in its step.
         """
-        self.check(what)
         me = threading.get_ident()
         if self._in_checkpoint(me) > 1:
             raise self.refusal(what)
