@@ -21,7 +21,7 @@ class Config:
     threads: tuple[int, ...] = (1, 2, 4)
     rounds: int = 7
     kernel_ms: float = 30.0  # length of the kernel that calls wait behind
-    bits: tuple[str, ...] = ("resnet_smoke", "gpt_smoke")
+    bits: tuple[str, ...] = ("gpt_smoke", "resnet50_b128")
     fits: tuple[str, ...] = ("resnet50_b128", "gpt2_small_b8", "vit_l_b64")
     outofcore: str = ""  # the network of all parts that have one, if not their own
     fractions: tuple[float, ...] = (1 / 2, 1 / 3, 1 / 4)  # of the peak, as budgets
