@@ -11,11 +11,13 @@ namespace umem::runtime {
 
 enum class Phase : unsigned char { kNone, kForward, kBackward, kOptimizer };
 
-// An op's input: a storage, and the part of it that the op uses. Null and foreign storages are
-// ignored.
+// An op's input: a storage, and the part of it that the op uses. Null storages are ignored, and
+// foreign ones only counted.
 struct Input {
   const void* storage = nullptr;
   std::size_t offset = 0, bytes = 0;  // the part; 0 bytes: the whole storage
+  std::size_t size = 0;               // of the storage; 0: unknown
+  bool on_gpu = false;
 
   const void* begin() const { return static_cast<const char*>(storage) + offset; }
 };

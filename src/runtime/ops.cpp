@@ -48,6 +48,15 @@ cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
 
 }  // namespace
 
+// Counts the storages that umem could manage and does not.
+static void count_unmanaged(State& s, const Input* all, std::size_t count) {
+  const bool gpu = s.driver.kind != driver::Kind::kSoft;
+  for (const Input* at = all; at != all + count; ++at)
+    if (at->size >= kPageBytes && at->on_gpu == gpu &&
+        s.ranges.find(at->storage) == managed::kNoRange)
+      s.unmanaged.use(at->storage, at->size);
+}
+
 // Only the software device counts page faults, and there is one of it.
 static void warn_thrashing(State& s, const char* what, std::size_t bytes) {
   const DeviceLock lock(s.slot(0));
@@ -144,6 +153,7 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
 // second device first.
 static void bring_in(Op* op, const Input* all, std::size_t count) {
   State& s = state();
+  if (s.accepting) count_unmanaged(s, all, count);
   const Inputs inputs = find_first(s, all, count);
   if (inputs.first == count || !s.open()) return;
   const bool recorded = op->trace.entered_ns != 0 && !op->scope_marker;

@@ -86,6 +86,7 @@ void add_unit(const residency::Unit& unit, std::vector<TagReport>& rows) {
 }  // namespace
 
 void reset_peaks(State& s) {
+  s.unmanaged.reset();
   each_device(s, [](Device& device) {
     device.set_peak();
     device.engine.ledger().reset_peaks();
@@ -118,6 +119,7 @@ Stats stats() {
   add_slots(s, result);
   result.steps = s.steps;
   result.plans_rolled_back = s.plans_rolled_back;
+  result.peak_unmanaged_bytes = s.unmanaged.most_bytes();
   return result;
 }
 

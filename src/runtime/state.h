@@ -18,6 +18,7 @@
 #include "runtime/scope_names.h"
 #include "runtime/shortage.h"
 #include "runtime/stats.h"
+#include "runtime/unmanaged.h"
 
 namespace umem::runtime {
 
@@ -54,6 +55,7 @@ struct State {
   std::atomic<std::uint64_t> thrashed_bytes{0};
   std::mutex faults_mutex;                                   // no other lock is taken under it
   std::unordered_map<std::string, std::uint64_t> faults_of;  // by the op's name
+  Unmanaged unmanaged;
   std::atomic<std::uint64_t> steps{0}, plans_rolled_back{0};
   std::atomic<bool> steps_given{false};           // by the program
   std::atomic<std::uint64_t> last_pin_number{0};  // numbers of pins and exemptions

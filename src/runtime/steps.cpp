@@ -26,6 +26,7 @@ static void end_step(State& s) {
   if (s.captures > 0) return;  // captured work does not run now, and must not be waited for
   runs_steps();
   ++s.steps;
+  s.unmanaged.step_ended();
   step_devices(s);
   if (trace::recording()) RecorderLock(s)->step();
   if (s.open() && s.faults_in_process) {

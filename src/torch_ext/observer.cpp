@@ -78,9 +78,11 @@ void add_storage(const c10::TensorImpl& tensor, Reads& reads) {
       (reads.only == Reads::Only::kWhole) != is_whole(tensor, storage))
     return;
   const std::size_t bytes = storage.unsafeGetStorageImpl()->nbytes();
-  const runtime::Input used = part_of(tensor, data.get(), bytes);
+  runtime::Input used = part_of(tensor, data.get(), bytes);
+  used.size = bytes;
+  used.on_gpu = data.device().is_cuda();
   if (used.storage) reads.inputs.push_back(used);
-  if (data.device().is_cuda()) reads.gpu = data.device().index();
+  if (used.on_gpu) reads.gpu = data.device().index();
 }
 
 // True if there is any tensor. Lists are homogeneous except for None, so the first other value ends

@@ -51,6 +51,45 @@ def test_a_forked_child_leaves_the_parent_alone(program: Program, child: str) ->
     assert (out, err) == ("fine\n", "")
 
 
+NOT_STARTED = """
+    warnings.simplefilter("ignore", DeprecationWarning)
+    assert soft is None or soft.calls("cuInit") == 0
+    child = os.fork()
+    if child == 0:
+        assert intact(blocks(24))
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert intact(blocks(24))
+    print("fine")
+"""
+
+
+@pytest.mark.parametrize("allocator", ["subclass", "pluggable"])
+def test_a_child_can_use_cuda_until_the_first_allocation(program: Program, allocator: str) -> None:
+    out, _ = program(f"\n    enable(allocator={allocator!r})" + NOT_STARTED)
+    assert out == "fine\n"
+
+
+def test_umem_in_the_import_of_torch_does_not_start_cuda(program: Program) -> None:
+    out, _ = program(NOT_STARTED, fresh=True, UMEM="1", UMEM_BUDGET="32MiB", UMEM_DEVICE="cuda")
+    assert out == "fine\n"
+
+
+@pytest.mark.parametrize("allocator", ["subclass", "pluggable"])
+def test_devices_may_be_chosen_until_the_first_call(program: Program, allocator: str) -> None:
+    out, _ = program(
+        f"""
+        enable(allocator={allocator!r})
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+        assert intact(blocks(24))
+        print(torch.cuda.device_count())
+        """,
+        fresh=True,
+        SOFTCUDA_DEVICES="2",
+    )
+    assert out == "1\n"
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_data_loader_workers(program: Program) -> None:
     out, _ = program(

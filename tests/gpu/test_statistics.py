@@ -255,3 +255,9 @@ def test_the_profiler_sees_memory() -> None:
     usage = [event.self_device_memory_usage for event in profile.events()]
     assert max(usage) == 8 * MIB
     assert min(usage) == -8 * MIB
+
+
+def test_memory_of_the_host_is_not_unmanaged() -> None:
+    umem.reset_peak_stats()
+    (empty(4).cpu() + 1).cuda().add_(1)
+    assert umem.stats().peak_unmanaged_bytes == 0

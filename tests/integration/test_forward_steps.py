@@ -91,6 +91,25 @@ def test_a_training_step_with_a_teacher_stays_one_and_an_evaluation_has_its_own(
 
 
 @pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("samples", [1, 5])
+def test_a_sampling_loop_is_no_part_of_the_training_step_after_it(samples: int) -> None:
+    net = Block()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        net(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    train()
+    for _ in range(6):
+        assert [steps_of(train) for _ in range(3)] == [1, 1, 1]
+        with torch.no_grad():
+            assert steps_of(times(samples, net)) == samples - 1
+        assert steps_of(train) == 2  # the last sample's, and its own
+
+
+@pytest.mark.usefixtures("session")
 def test_steps_that_the_program_marks_are_not_marked_twice() -> None:
     net = Block()
 

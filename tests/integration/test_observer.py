@@ -205,3 +205,25 @@ def test_inputs_are_there_before_the_op_needs_them() -> None:
 )
 def test_families(name: str, family: str) -> None:
     assert core.family_of(name) == family
+
+
+def test_memory_that_umem_does_not_manage_is_counted_by_step(one_thread: None) -> None:
+    del one_thread
+    early, small = torch.ones(MIB), torch.ones(MIB // 4)  # of 4 MiB, and of 1
+    array = torch.frombuffer(bytearray(8 * MIB), dtype=torch.float32)
+    umem.enable(budget="64MiB", device="soft")
+    net = torch.nn.Linear(1024, 1024)
+    net(torch.ones(2, 1024)).sum().backward()
+    small.add_(1)
+    assert umem.stats().peak_unmanaged_bytes == 0
+    for _ in range(3):
+        (early + early[1:2]).sum()
+        umem.step()
+        array.add_(1)
+        umem.step()
+    assert umem.stats().peak_unmanaged_bytes == 8 * MIB
+    (array[: MIB // 4] + early[: MIB // 4]).sum()  # parts count as what they are parts of
+    assert umem.stats().peak_unmanaged_bytes == 12 * MIB
+    assert "made before umem.enable()" in umem.summary()
+    umem.reset_peak_stats()
+    assert umem.stats().peak_unmanaged_bytes == 0

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import stubs
 
-DRIVER = ("libcuda.so.1", "libcudart.so.13")
+DRIVER = ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1")
 HERE = Path(__file__).resolve().parent
 DEFAULT_BUILD = Path(tempfile.gettempdir()) / f"umem-softcuda-{os.getuid()}"
 

@@ -79,6 +79,12 @@ def test_advice_says_what_to_change() -> None:
         "change first: a budget of 12 MiB: 2 operators alone needed up to that, more than the "
         "budget, and were slow",
     ]
+    still = stats(budget_bytes=8 << 20, peak_unmanaged_bytes=2 << 20)
+    assert text.advice(still) == [
+        "operators used 2 MiB that umem does not manage: tensors made before umem.enable(), or "
+        "memory of another library (a mapped file, an array)"
+    ]
+    assert text.advice(dataclasses.replace(still, peak_unmanaged_bytes=1 << 20)) == []
     small = dataclasses.replace(short, peak_small_bytes=40 << 20, largest_op_bytes=0, faults=90)
     assert text.advice(small, "", [("aten::mean", 60), ("aten::add", 30)]) == [
         "of 90 page faults aten::mean took 60, more than any other",

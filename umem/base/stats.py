@@ -53,6 +53,7 @@ class Stats:
     zero_copy_bytes: int
     ops_above_budget: int
     largest_op_bytes: int
+    peak_unmanaged_bytes: int
     advice_ignored: int
 
     def _repr_html_(self) -> str:

@@ -14,6 +14,7 @@ _ELSE = (
     "; if there is no more memory, `umem run --report FILE.html` replays the step with "
     "recompute=auto and optimizer=auto"
 )
+_MUCH = 8  # the part of the budget from which unmanaged bytes are worth a line
 _MANY_FAULTS = 10  # per operator: fewer are not worth a line
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
@@ -91,6 +92,7 @@ def _rows(
         *_attached(stats),
         ("dropped", _of(stats.dropped_bytes), "discarded, reclaimable by the driver"),
         ("on the host", _of(stats.host_bytes), _host(stats)),
+        *_unmanaged(stats),
         *([("pinned", _of(stats.pinned_bytes), "by pin and keep")] if stats.pinned_bytes else []),
         *([("asleep", _of(stats.asleep_bytes), "until wake")] if stats.asleep_bytes else []),
         ("moved in", _of(stats.bytes_in), _unused(stats)),
@@ -111,6 +113,12 @@ def _attached(stats: Stats) -> list[Row]:
     if stats.attached_bytes <= stats.resident_bytes + stats.dropped_bytes:
         return []
     return [("attached", _of(stats.attached_bytes), "kept by the driver, until others need it")]
+
+
+def _unmanaged(stats: Stats) -> list[Row]:
+    if not stats.peak_unmanaged_bytes:
+        return []
+    return [("unmanaged", _of(stats.peak_unmanaged_bytes), "used by one step's operators at most")]
 
 
 def closing(
@@ -149,8 +157,9 @@ def advice(
     step: StepCost | None = None,
     tried: bool = False,
 ) -> list[str]:
-    """Return the largest costs, and last the first thing to change; nothing if no bytes moved.
+    """Return what umem does not manage, the largest costs, and last the first thing to change.
 
+    Costs and changes are named only if bytes moved.
     A change is named only if it makes the recorded step at least 5 % faster, as far as known.
 
     Args:
@@ -159,9 +168,14 @@ def advice(
         step: None if no step was planned.
         tried: the run records a trace for a report, or has both options that a report tries.
     """
-    if stats.bytes_in == stats.bytes_out == stats.faults == 0:
-        return []
     lines = []
+    if stats.peak_unmanaged_bytes > stats.budget_bytes / _MUCH:
+        lines.append(
+            f"operators used {_of(stats.peak_unmanaged_bytes)} that umem does not manage: tensors "
+            "made before umem.enable(), or memory of another library (a mapped file, an array)"
+        )
+    if stats.bytes_in == stats.bytes_out == stats.faults == 0:
+        return lines
     short = stats.peak_live_bytes > stats.budget_bytes
     if faults and faults[0][1] >= _MANY_FAULTS:
         name, count = faults[0]

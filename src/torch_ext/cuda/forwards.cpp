@@ -2,12 +2,14 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/cuda/workspace_sizes.h"
 
 namespace umem::torch_ext {
 
 // The native allocator too: this makes no device memory, and private pools and IPC need it.
 void CudaAllocator::init(int device_count) {
   native_->init(device_count);
+  tell_workspace_sizes();
 }
 
 int CudaAllocator::device_count() {

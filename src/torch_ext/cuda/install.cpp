@@ -1,14 +1,13 @@
 #include "torch_ext/cuda/install.h"
 
 #include <c10/cuda/CUDAAllocatorConfig.h>
-#include <dlfcn.h>
 
-#include <array>
 #include <mutex>
 
 #include "runtime/accounts.h"
 #include "torch_ext/bench.h"
 #include "torch_ext/cuda/cuda_allocator.h"
+#include "torch_ext/cuda/workspace_sizes.h"
 
 namespace umem::torch_ext {
 namespace {
@@ -38,20 +37,6 @@ void check_replaceable(caching::CUDAAllocator& present) {
       "it, or use UMEM_ALLOCATOR=pool");
 }
 
-// By name: their header needs those of cuBLAS, which few environments have.
-void tell_workspace_sizes() {
-  void* torch = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (!torch) return;  // another build: its workspaces may be evicted, and faulted back
-  std::array<std::size_t, 2> sizes{};
-  std::size_t count = 0;
-  for (const char* name :
-       {"_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"})
-    if (auto* size = reinterpret_cast<std::size_t (*)()>(dlsym(torch, name)))
-      sizes[count++] = size();
-  dlclose(torch);
-  runtime::set_workspace_sizes(sizes.data(), count);
-}
-
 }  // namespace
 
 bool cuda_allocator_installed() {
@@ -73,7 +58,7 @@ void install_cuda_allocator() {
                 "must be enabled without it");
   }
   g_was_installed = true;
-  tell_workspace_sizes();
+  if (ours.initialized()) tell_workspace_sizes();  // else `init` does
   ours.tell_outside_bytes();
   runtime::set_memory_fraction(caching::CUDAAllocatorConfig::per_process_memory_fraction());
 }

@@ -130,7 +130,7 @@ ENTRY(cuDeviceGetCount, 2000, (int* count)) {
   SOFTCUDA_ENTER();
   if (!count) return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(check_initialized());
-  *count = config().devices;
+  *count = device_count();
   return CUDA_SUCCESS;
 }
 ENTRY(cuDeviceGet, 2000, (CUdevice * device, int ordinal)) {

@@ -6,8 +6,12 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "config.h"
@@ -37,6 +41,7 @@ State& state() {
   return *instance;
 }
 std::atomic<bool> g_initialized{false};
+std::atomic<int> g_visible{-1};  // -1: not initialized
 thread_local int t_device = -1;
 
 bool has_frame(const umem::soft::Page& page) {
@@ -76,6 +81,22 @@ std::size_t used_locked(int device, std::size_t batch) {
   return std::min(config().bytes, used + (frames << kPageShift));
 }
 
+// Devices that CUDA_VISIBLE_DEVICES leaves, which the driver reads once: in cuInit. Which ones they
+// are makes no difference here.
+int visible_devices() {
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) return config().devices;
+  std::set<int> seen;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    char* end = nullptr;
+    const long device = std::strtol(word.c_str(), &end, 10);
+    if (end == word.c_str() || *end || device < 0 || device >= config().devices) break;
+    seen.insert(static_cast<int>(device));
+  }
+  return static_cast<int>(seen.size());
+}
+
 // After src/soft's own, so that the locks are taken in their order: work, devices, src/soft.
 void register_fork_handlers() {
   const auto release = [] {
@@ -100,7 +121,7 @@ void register_fork_handlers() {
 CUresult initialize() {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
-  if (g_initialized) return CUDA_SUCCESS;
+  if (g_initialized) return g_visible > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
   umem::soft::Options options;
   options.device_bytes = config().bytes * static_cast<std::size_t>(config().devices);
   options.profile = umem::soft::find_profile("a100-pcie4");
@@ -111,8 +132,9 @@ CUresult initialize() {
   }
   umem::soft::set_poison(true);
   register_fork_handlers();
+  g_visible = visible_devices();
   g_initialized = true;
-  return CUDA_SUCCESS;
+  return g_visible > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
 CUresult check_initialized() {
@@ -135,12 +157,15 @@ CUcontext context_of(int device) {
              : nullptr;
 }
 int device_of(CUcontext context) {
-  for (int device = 0; device < config().devices; ++device)
+  for (int device = 0; device < device_count(); ++device)
     if (context == context_of(device)) return device;
   return -1;
 }
+int device_count() {
+  return g_visible >= 0 ? g_visible.load() : config().devices;
+}
 bool valid_device(int device) {
-  return device >= 0 && device < config().devices;
+  return device >= 0 && device < device_count();
 }
 int retain(int device, int change) {
   const std::lock_guard guard(state().mutex);
@@ -212,7 +237,7 @@ std::uint64_t softcuda_faults() {
   return driver.telemetry ? driver.telemetry().faults : 0;
 }
 int softcuda_device_count() {
-  return softcuda::config().devices;
+  return softcuda::device_count();
 }
 std::size_t softcuda_device_bytes() {
   return softcuda::config().bytes;

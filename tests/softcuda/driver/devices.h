@@ -24,6 +24,7 @@ int current_device();
 void set_current_device(int device);  // -1: none
 CUcontext context_of(int device);
 int device_of(CUcontext context);  // -1 if it is not one of ours
+int device_count();                // visible ones
 bool valid_device(int device);
 int retain(int device, int change);  // the primary context's new reference count
 

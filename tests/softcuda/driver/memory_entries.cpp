@@ -113,7 +113,7 @@ CUresult enqueue_batch(const Call& call, Batch kind, const CUdeviceptr* ptrs,
                        unsigned long long flags, CUstream stream) {
   RETURN_IF_FAILED(check_context());
   RETURN_IF_FAILED(check_batch(ptrs, bytes, count, flags, stream));
-  if (kind != Batch::kDiscard) RETURN_IF_FAILED(to.check(count, config().devices));
+  if (kind != Batch::kDiscard) RETURN_IF_FAILED(to.check(count, device_count()));
   if (call.torn()) count /= 2;
   std::vector<Range> ranges;
   Accesses accesses;
@@ -238,7 +238,7 @@ ENTRY(cuMemPrefetchAsync_v2, 12020,
        CUstream stream)) {
   SOFTCUDA_ENTER();
   RETURN_IF_FAILED(check_context());
-  if (flags != 0 || !valid_location(location, config().devices) || !is_managed(ptr, bytes))
+  if (flags != 0 || !valid_location(location, device_count()) || !is_managed(ptr, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const Range range{ptr, bytes, location};
   return enqueue_hint(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,13 @@ _CYCLES = 3  # marked steps that are compared
 _EXPECTED = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
+class _Calls(NamedTuple):
+    """Outermost calls without gradients between two steps that were marked elsewhere."""
+
+    all: int
+    repeated: int
+
+
 class ForwardSteps:
     """Marks the end of a step when a module called in it without gradients is called again.
 
@@ -29,13 +36,15 @@ class ForwardSteps:
 
     A training step may call a teacher, or roll out a policy, without gradients. It is not split:
     the fewest repeated calls between recent steps, marked by optimizers or `umem.step()`, belong
-    to the step. An evaluation has more.
+    to the step. An evaluation has more. If training steps call nothing without gradients, the last
+    call of an evaluation ends where a call with gradients begins.
     """
 
     def __init__(self) -> None:
         self._called: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._repeats = 0
-        self._per_cycle: deque[int] = deque(maxlen=_CYCLES)
+        self._calls = self._repeats = 0
+        self._trains = False  # a call with gradients came since the last step
+        self._per_cycle: deque[_Calls] = deque(maxlen=_CYCLES)
         self._steps = core.steps()
         self._removed = False
         self._hook = self._outermost
@@ -61,7 +70,10 @@ class ForwardSteps:
             if self._hooks.pop(self._key, None) is None:
                 return  # another thread's call came first
             self._listen_after(module)
-        if not torch.is_grad_enabled():
+        self._take_marks()
+        if torch.is_grad_enabled():
+            self._train()
+        else:
             self._forward(module)
 
     def _listen_after(self, module: nn.Module) -> None:
@@ -72,14 +84,29 @@ class ForwardSteps:
 
         handle = module.register_forward_hook(returned, always_call=True)
 
-    def _forward(self, module: nn.Module) -> None:
+    def _take_marks(self) -> None:
+        """Begin to count again if a step was marked elsewhere."""
         steps = core.steps()
-        if steps != self._steps:  # marked elsewhere
-            self._steps = steps
-            self._per_cycle.append(self._repeats)
-            self._repeats = 0
+        if steps == self._steps:
+            return
+        self._steps = steps
+        self._per_cycle.append(_Calls(self._calls, self._repeats))
+        self._calls = self._repeats = 0
+        self._trains = False
+        self._called.clear()
+
+    def _train(self) -> None:
+        usual = min((cycle.all for cycle in self._per_cycle), default=self._calls)
+        if self._calls > usual == 0 and not self._trains:
+            core.guess_step()
+            self._steps = core.steps()
+            self._calls = self._repeats = 0
             self._called.clear()
-        usual = min(self._per_cycle, default=0)
+        self._trains = True
+
+    def _forward(self, module: nn.Module) -> None:
+        self._calls += 1
+        usual = min((cycle.repeated for cycle in self._per_cycle), default=0)
         if module not in self._called:
             self._called.add(module)
             if self._repeats > usual:  # an evaluation is over
