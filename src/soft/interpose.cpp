@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bitset>
 #include <cerrno>
 #include <climits>
@@ -315,9 +316,24 @@ struct Replacement {
 };
 const Replacement* find(const char* name);
 
+std::atomic<bool> g_loaded_by_name{false};
+
+// The calls of a library are wrapped before the program has its handle. The search for a name
+// without a slash depends on the caller, so that one must be a tail call, and the next `dlsym`
+// wraps.
+void* dlopen_(const char* name, int flags) {
+  if (name && !std::strchr(name, '/')) {
+    g_loaded_by_name = true;
+    return ::dlopen(name, flags);
+  }
+  void* handle = ::dlopen(name, flags);
+  install_interposers();
+  return handle;
+}
 // Functions that a program looks up by name are wrapped too (ctypes, cffi). Handles for a place in
 // the search order are left to dlsym: it depends on its caller, so this must be a tail call.
 void* dlsym_(void* handle, const char* name) {
+  if (g_loaded_by_name && g_loaded_by_name.exchange(false)) install_interposers();
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return ::dlsym(handle, name);
   void* found = ::dlsym(handle, name);
   const Replacement* replacement = found ? find(name) : nullptr;
@@ -375,6 +391,7 @@ const Replacement kReplacements[] = {
     replace("fwrite_unlocked", fwrite_unlocked_),
     replace("sigaction", sigaction_),
     replace("signal", signal_),
+    replace("dlopen", dlopen_),
     replace("dlsym", dlsym_, dlsym_in_python),
 };
 

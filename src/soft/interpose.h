@@ -5,8 +5,9 @@
 #pragma once
 namespace umem::soft {
 
-// Wraps the calls in all libraries loaded now; libraries loaded later are wrapped by dlopen.
-// Idempotent; remains for the life of the process.
+// Wraps the calls in all libraries loaded now. Those loaded later are wrapped by dlopen; those that
+// it searches for by name, by the dlsym after it or at the end of the step. Idempotent; remains for
+// the life of the process.
 void install_interposers();
 
 }  // namespace umem::soft

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
 import os
 import pickle
 import socket
+import subprocess
 import threading
 from pathlib import Path
 
@@ -172,3 +174,32 @@ def test_what_is_resident_stays_where_it_is(tmp_path: Path, budget: str) -> None
     assert (after.faults, after.bytes_in, after.bytes_out) == (
         before.faults, before.bytes_in, before.bytes_out,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of libraries that read a file themselves."""
+    folder = tmp_path_factory.mktemp("libraries")
+    source = """#include <unistd.h>
+        long fill(int file, void* to, unsigned long bytes) { return pread(file, to, bytes, 0); }"""
+    for name in ("opened", "torchs"):
+        command = ["g++", "-x", "c", "-", "-shared", "-fPIC", "-o", str(folder / f"lib{name}.so")]
+        subprocess.run(command, input=source, text=True, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("loaded_by", ["ctypes", "torch"])
+def test_a_library_that_is_loaded_later_reads_at_once(
+    tmp_path: Path, readers: Path, loaded_by: str
+) -> None:
+    (tmp_path / "bytes").write_bytes(want := expected())
+    tensor = evicted()
+    if loaded_by == "ctypes":
+        library = ctypes.CDLL(str(readers / "libopened.so"))
+    else:
+        torch.ops.load_library(readers / "libtorchs.so")
+        library = ctypes.PyDLL(str(readers / "libtorchs.so"))
+    with open(tmp_path / "bytes", "rb") as file:
+        place, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ulong(len(want))
+        assert library.fill(file.fileno(), place, size) == len(want)
+    assert tensor.numpy().tobytes() == want
