@@ -199,7 +199,7 @@ def test_a_library_that_is_loaded_later_reads_at_once(
     else:
         torch.ops.load_library(readers / "libtorchs.so")
         library = ctypes.PyDLL(str(readers / "libtorchs.so"))
-    with open(tmp_path / "bytes", "rb") as file:
+    with (tmp_path / "bytes").open("rb") as file:
         place, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ulong(len(want))
         assert library.fill(file.fileno(), place, size) == len(want)
     assert tensor.numpy().tobytes() == want

@@ -413,7 +413,8 @@ def _find_compiler(cxx: str | None) -> list[str]:
         "the torch extension must be built once, but no C++ compiler was found "
         f"({', '.join(_COMPILERS)}, or the one in $CXX); install one "
         "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
-        "conda: conda install cxx-compiler)"
+        "conda: conda install cxx-compiler), or install a wheel that has the extension, built on "
+        "another machine next to this version of torch: pip wheel --no-build-isolation ."
     )
 
 
