@@ -292,6 +292,17 @@ def test_inside_of_a_checkpoint_or_hooks_it_is_left_alone(caplog: Any) -> None:
     assert report(net).plans == 0
 
 
+def test_new_inputs_run_without_recomputation_once_umem_is_off() -> None:
+    with umem.enable(budget="64MiB", device="soft"):
+        net, x = cnn()
+        plain = copy.deepcopy(net)
+        umem.optimize(net, mode="auto")
+        agree(net, plain, x, steps=3)
+    agree(net, plain, x, steps=18)  # looks again at some calls
+    agree(net, plain, x[:4])
+    assert "umem is off" in report(net).why_not
+
+
 def test_under_functional_transforms_it_is_left_alone() -> None:
     net = nn.Linear(8, 8)
     umem.optimize(net, mode="speed")

@@ -1,4 +1,4 @@
-"""A signal handler, a destructor or a hook may call an optimizer's methods at any line of umem's.
+"""A signal handler, a destructor or a hook may call umem, and an optimizer's methods, at any line.
 
 The call either has its result, or raises a StateError and changes nothing. The training goes on
 with the numbers of plain torch.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import sys
 import threading
@@ -25,9 +26,10 @@ torch = pytest.importorskip("torch")
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
-from umem.errors import StateError  # noqa: E402
+from umem.errors import StateError, UmemError  # noqa: E402
 
-OURS = str(Path(umem.__file__).parent / "offload" / "optimizer")
+UMEM = Path(umem.__file__).parent
+OPTIMIZERS = UMEM / "offload" / "optimizer"
 WAYS: dict[str, dict[str, Any]] = {
     "device": {},
     "host": {"update": "host"},
@@ -40,10 +42,12 @@ STEPS = 3
 
 
 class AtLine:
-    """Calls `act` once, at the line of umem's optimizers with this number; counts them."""
+    """Calls `act` once, at the line with this number of those in `folder`; counts them."""
 
-    def __init__(self, act: Callable[[], None] | None, number: int) -> None:
-        self.act, self.number, self.count = act, number, 0
+    def __init__(
+        self, act: Callable[..., None] | None, number: int, folder: Path = OPTIMIZERS
+    ) -> None:
+        self.act, self.number, self.count, self.folder = act, number, 0, str(folder)
         self.where = ""
 
     def __enter__(self) -> AtLine:
@@ -54,7 +58,7 @@ class AtLine:
         sys.settrace(None)
 
     def _called(self, frame: FrameType, _event: str, _arg: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(OURS) else None
+        return self._line if frame.f_code.co_filename.startswith(self.folder) else None
 
     def _line(self, frame: FrameType, event: str, _arg: object) -> Any:
         if event == "line":
@@ -337,3 +341,80 @@ def test_a_checkpoint_within_remove_is_right_or_refused(way: str) -> None:
         assert all(each == checkpoints[0] for each in found), counter.where
         assert training.checkpoint() == checkpoints[0]
     assert counter.count > 30
+
+
+def off_and_on() -> None:
+    umem.disable()
+    umem.enable(device="soft", budget="8MiB")
+
+
+def asleep_and_awake() -> None:
+    umem.sleep()
+    umem.wake()
+
+
+def pinned(net: torch.nn.Module) -> None:
+    with umem.pin(net):
+        pass
+
+
+FUNCTIONS: dict[str, Callable[[torch.nn.Module], object]] = {
+    "disable": lambda _: umem.disable(),
+    "off and on": lambda _: off_and_on(),
+    "more": lambda _: umem.set_budget("24MiB"),
+    "less": lambda _: umem.set_budget("6MiB"),
+    "asleep": lambda _: asleep_and_awake(),
+    "step": lambda _: umem.step(),
+    "evict": lambda net: umem.evict(net),
+    "prefetch": lambda net: umem.prefetch(net),
+    "pin": pinned,
+    "figures": lambda net: (umem.stats(), str(umem.summary()), umem.tensors(), umem.where(net)),
+}
+
+
+def planned_training(within: AtLine | None = None) -> list[Any]:
+    """Five steps with plans, recomputation and updates on the host; `within` is in three."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(5)])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+    if within is not None:
+        umem.optimize(net, mode="auto")
+        act = within.act
+        within.act = act and functools.partial(act, net)
+    paged = None if within is None else umem.page_optimizer(optimizer, update="host")
+    for i in range(5):
+        with within if within is not None and i in (1, 2, 3) else contextlib.nullcontext():
+            net(torch.full((512, 512), 0.1 * i + 0.1)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = values([*net.parameters()])
+    if paged is not None:
+        paged.remove()
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_function_may_be_called_at_any_line(name: str, nightly: bool, caplog: Any) -> None:
+    umem.disable()
+    expected = planned_training()
+    umem.enable(device="soft", budget="8MiB")
+    counter = AtLine(None, 0, UMEM)
+    assert planned_training(counter) == expected
+    assert counter.count > 5000
+    # Each function at lines of its own.
+    share = (list(FUNCTIONS).index(name) + 1) * 0.618 % 1
+    points = 200 if nightly else 3
+    wrong = []
+    for number in (int((i + share) * counter.count / points) for i in range(points)):
+        umem.disable()
+        umem.enable(device="soft", budget="8MiB")
+
+        def call(net: torch.nn.Module) -> None:
+            with contextlib.suppress(UmemError):
+                FUNCTIONS[name](net)
+
+        within = AtLine(call, number, UMEM)
+        if planned_training(within) != expected:
+            wrong.append(within.where)
+    assert not wrong
+    assert "raised" not in caplog.text  # such as a policy that failed

@@ -61,6 +61,7 @@ class DevicePlanner:
         self._plans = InstalledPlans(number)
         self._judge: PlanJudge | None = None  # from the first plan on, if plans are judged
         self._meter = Meter(number)
+        self._clears = 0  # how often all plans were dropped
         self._last = 0  # the plan that the step before followed
         self._recorded: PlannedStep | None = None  # the last one
         self._reported = False  # problems of a plan were logged
@@ -77,6 +78,7 @@ class DevicePlanner:
 
     def clear(self) -> None:
         """Forget all plans."""
+        self._clears += 1
         self._plans.clear()
         self._judge = self._recorded = None
 
@@ -168,7 +170,7 @@ class DevicePlanner:
         recorded = self._recorded_step()
         if recorded is None:
             return
-        self._recorded = recorded
+        clears, self._recorded = self._clears, recorded
         trace, places = recorded.for_policy(self._recording)
         plan = self._policy.plan(trace, recorded.device, recorded.budget)
         if plan is None:
@@ -181,6 +183,8 @@ class DevicePlanner:
         except ValueError as error:
             self.not_planned(str(error))
             return
+        if self._clears != clears:
+            return  # a signal handler changed the budget, or turned umem off
         second = getattr(self._policy, "second", None)
         spare = second and partial(second, trace, recorded.device, recorded.budget)
         number = self._plans.install(columns, plan, spare, recorded)

@@ -57,16 +57,27 @@ class StepPlanner:
         self._planners: dict[int, DevicePlanner] = {}  # by device
         self._steps = 0
         self._off = policy is None
+        self._busy = False  # at the end of a step
         core.set_step_listener(self.step_ended)
 
     def step_ended(self) -> None:
-        """Take the end of a step from native code, which passes interrupts on to the program."""
-        if self._follower is not None and self._follower.step_ended():
-            self.restart()
-        if not self._off:
-            self._plan()
-        if self._file is not None:
-            self._file.step_ended()
+        """Take the end of a step from native code, which passes interrupts on to the program.
+
+        A signal handler or a destructor may end another step meanwhile, which becomes a part of the
+        next one, or turn umem off.
+        """
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            if self._follower is not None and self._follower.step_ended():
+                self.restart()
+            if not self._off:
+                self._plan()
+            if self._file is not None:
+                self._file.step_ended()
+        finally:
+            self._busy = False
 
     def stop(self) -> None:
         """Stop all of it, before umem is turned off."""
@@ -124,6 +135,8 @@ class StepPlanner:
             if core.is_interrupt(error):
                 self._record(False)  # it may be incomplete; the next step begins another
                 raise
+            if self._off:  # turned off meanwhile
+                return
             _log.warning(
                 "policy %s raised %s; falling back to lru: %s",
                 self._policy.name, type(error).__name__, error, exc_info=error,

@@ -148,8 +148,12 @@ class OptimizedModule:
                 "of the largest"
             )
             return max(self._cases.values(), key=lambda case: case.bytes)
-        if self.mode in BY_BUDGET:
-            self._limit()  # raises before anything has run
+        if self.mode in BY_BUDGET and self._limit() is None:
+            if not self._cases:
+                raise _no_budget()  # before anything has run
+            why = self.report.why_not = "umem is off, and umem.optimize() was given no budget"
+            self._warn(f"this forward pass runs without recomputation: {why}")
+            return _Case(size, decided=True)
         case = self._cases[key] = _Case(size)
         return case
 
@@ -197,8 +201,9 @@ class OptimizedModule:
         if case.calls not in _LOOKS_AGAIN:
             return
         if self.mode in BY_BUDGET and self.budget.percent is None:
-            now, limit = _outside(self.model, args, kwargs), self._limit().bytes or 0
-            if abs(now - case.outside) > _REPLAN_SHARE * limit:
+            now, limit = _outside(self.model, args, kwargs), self._limit()
+            size = None if limit is None else limit.bytes  # unknown once umem was turned off
+            if size is not None and abs(now - case.outside) > _REPLAN_SHARE * size:
                 self._plan(case, args, kwargs)
         if case.calls == max(_LOOKS_AGAIN):
             case.recording = None
@@ -208,6 +213,8 @@ class OptimizedModule:
         budget = None
         if self.mode in BY_BUDGET:
             budget = self._limit()
+            if budget is None:
+                raise _no_budget()
             # A percentage refers to this step alone.
             case.outside = 0 if budget.percent else _outside(self.model, args, kwargs)
         case.chosen = choose(
@@ -223,11 +230,10 @@ class OptimizedModule:
         self.report.expected = case.chosen
         self.report.why_not = "" if case.prepared else "no tensor needs to be dropped, or can be"
 
-    def _limit(self) -> Budget:
+    def _limit(self) -> Budget | None:
         """Return the budget; if none was given, umem's or the GPU's free memory.
 
-        Raises:
-            ConfigError: umem is off and there is no GPU.
+        None if umem is off and there is no GPU.
         """
         if self.budget.bytes is not None or self.budget.percent is not None:
             return self.budget
@@ -236,10 +242,7 @@ class OptimizedModule:
         if torch.cuda.is_available():
             free, _ = torch.cuda.mem_get_info()
             return Budget(bytes=free + torch.cuda.memory_reserved())
-        raise ConfigError(
-            "umem.optimize(): there is no default budget with umem off and without a GPU; allowed: "
-            "budget= in bytes, such as 8GiB, or in percent of the step's own peak, such as 50%"
-        )
+        return None
 
     def _profile(self) -> DeviceProfile:
         if self.device is not None:
@@ -294,6 +297,13 @@ def _in_the_way() -> str:
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return "a CUDA graph is being captured"
     return ""
+
+
+def _no_budget() -> ConfigError:
+    return ConfigError(
+        "umem.optimize(): there is no default budget with umem off and without a GPU; allowed: "
+        "budget= in bytes, such as 8GiB, or in percent of the step's own peak, such as 50%"
+    )
 
 
 def _swaps() -> bool:
