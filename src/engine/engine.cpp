@@ -59,13 +59,18 @@ Status Engine::admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag 
   return {};
 }
 
-Status Engine::check_host(std::size_t bytes) {
+Status Engine::check_host(RangeId id, std::size_t bytes) {
   const std::size_t host = state_.limits.host_budget_bytes;
   if (host > 0 && state_.ledger.live_bytes() + bytes > state_.limits.budget_bytes + host)
     return {Code::kOutOfHostMemory, "live bytes would exceed the budget and the host budget"};
+  // A range that is used again has its host memory already.
+  std::size_t held = 0;
+  state_.ranges.each_piece(id, [&](RangeId piece) {
+    if (state_.ledger.has(piece)) held += state_.ledger.at(piece).host_bytes;
+  });
   const auto too_large = [&] {
     return host > 0 && bytes > state_.limits.budget_bytes &&
-           state_.ledger.host_bytes() + bytes > host;
+           state_.ledger.host_bytes() - held + bytes > host;
   };
   if (too_large()) moves_.release_cached();
   if (!too_large()) return {};
@@ -76,7 +81,7 @@ Status Engine::check_host(std::size_t bytes) {
 Status Engine::admit(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,
                      cu::CUstream stream) {
   if (!state_.managed) return admit_unmanaged(id, bytes, segment, tag, family);
-  UMEM_RETURN_IF_ERROR(check_host(bytes));
+  UMEM_RETURN_IF_ERROR(check_host(id, bytes));
   if (state_.ranges.whole(id)) {  // the common case
     UMEM_RETURN_IF_ERROR(admit_piece(id, bytes, segment, tag, family, stream));
     tell_policy(id);

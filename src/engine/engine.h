@@ -159,7 +159,7 @@ class Engine {
   std::uint64_t hook_errors() { return state_.errors + transfers_.failures(); }
 
  private:
-  Status check_host(std::size_t bytes);
+  Status check_host(RangeId id, std::size_t bytes);
   Status admit_unmanaged(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family);
   void tell_policy(RangeId admitted);
   Status admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag, Family family,

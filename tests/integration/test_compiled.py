@@ -241,3 +241,39 @@ def test_the_example_ends_the_same_and_follows_its_plan(cache: str) -> None:
     found = re.search(r"plan hits ([\d.]+) %", done.stderr)
     assert found is not None, done.stderr
     assert float(found[1]) >= 95
+
+
+COMPILED_STEPS = """
+umem.disable()
+from torch._dynamo.utils import counters
+
+def trained(prepare):
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    paged = prepare(optimizer)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(6):
+        optimizer.zero_grad()
+        net(torch.ones(64, 1024)).square().mean().backward()
+        step()
+    weights = [p.detach().numpy().tobytes() for p in net.parameters()]
+    return weights, counters["frames"]["total"]
+
+expected, most = trained(lambda _: None)
+with umem.enable(budget="16MiB", device="soft"):
+    weights, frames = trained(umem.page_optimizer if PAGED else lambda _: None)
+    stats = umem.stats()
+assert weights == expected
+assert 0 < frames <= most, (frames, most)
+assert stats.plan_hits > 0.95 * (stats.plan_hits + stats.plan_misses) > 0, stats
+"""
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_compiled_optimizer_step_compiles_nothing_of_umem(paged: bool) -> None:
+    status, _, err = program.run(f"PAGED = {paged}" + COMPILED_STEPS, SECONDS)
+    assert status == 0, err
+    assert "raised" not in err  # such as a policy

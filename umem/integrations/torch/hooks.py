@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
 from ...base.native import core
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode
+from .untraced import untraced
 
 # Steps in which everything is tagged; later 1 in `_TAG_EVERY`, since addresses seldom change.
 _TAG_ALWAYS = 3
@@ -55,10 +56,12 @@ class Tagger:
             handle.remove()
         _stepping.clear()
 
+    @untraced
     def _registered(self, _module: object, _name: str, parameter: object) -> None:
         if isinstance(parameter, torch.Tensor):
             _tag(parameter, "param")
 
+    @untraced
     def _before_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if torch.is_grad_enabled():
             _stepping.clear()  # not inside another's step: the rest are steps that raised
@@ -71,6 +74,7 @@ class Tagger:
                 if parameter.grad is not None:
                     _tag(parameter.grad, "grad")
 
+    @untraced
     def _after_step(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         _stepping.discard(id(optimizer))
         if self._is_due(optimizer):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...base.units import format_bytes
 from ...errors import ConfigError, StateError
+from ...integrations.torch.untraced import untraced
 from ...session import session
 from ...session.host_share import host_updated
 from ...session.statistics import stats
@@ -174,6 +175,7 @@ class PagedOptimizer(OfOptimizer):
         if self._handles and (number := self._handles[0].id) in hooks:
             hooks.move_to_end(number)
 
+    @untraced
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -346,6 +348,7 @@ class PagedOptimizer(OfOptimizer):
     def _updated_on_host(self) -> list[Tensor]:
         return [p for p in parameters_of(self._optimizer) if id(p) in self._chosen]
 
+    @untraced
     def _after_step(self, _optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         if self._release is not None:
             self._release.step_ended()
@@ -401,6 +404,7 @@ class PagedOptimizer(OfOptimizer):
         if self._release is not None and torch._C._current_graph_task_id() != -1:
             raise self._turn.refusal(what)
 
+    @untraced
     def _saves(self, _optimizer: Optimizer) -> None:
         self._arrive("state_dict()")
 
@@ -412,11 +416,13 @@ class PagedOptimizer(OfOptimizer):
             with self._turn.take(what):
                 self._host.finish()
 
+    @untraced
     def _loads(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         self._arrive("load_state_dict()")
         if self._host is not None and self._how.masters:
             self._saved = in_checkpoint(optimizer, saved)
 
+    @untraced
     def _loaded(self, _optimizer: Optimizer) -> None:
         if self._host is not None:
             saved, self._saved = self._saved, {}

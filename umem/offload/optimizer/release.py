@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import StateError
+from ...integrations.torch.untraced import untraced
 from .host_update import HostUpdate
 from .parts import OfOptimizer, update
 from .states import States, acting, parameters_of
@@ -93,6 +94,7 @@ class Release(OfOptimizer):
             if key not in self._hooks:
                 self._hooks[key] = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
+    @untraced
     def _gradient_is_there(self, parameter: Tensor) -> None:
         if self._paused:
             return
