@@ -90,10 +90,6 @@ class Session:
             _log.info("no socket: %s belongs to a parent process", settings.top)
             settings = dataclasses.replace(settings, top=False)
         self.planner = step_planner.start(settings, policy)
-        if settings.allocator != "none":
-            from ..integrations.torch.untraced import untraced
-
-            untraced(step_planner.StepPlanner.step_ended)
         if settings.recompute != "off":
             from ..recompute.executor.automatic import Automatic
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..base.current_device import gpu_name
 from ..base.native import core
+from ..base.untraced import untraced
 from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, refusal
@@ -58,7 +59,7 @@ class StepPlanner:
         self._steps = 0
         self._off = policy is None
         self._busy = False  # at the end of a step
-        core.set_step_listener(self.step_ended)
+        core.set_step_listener(untraced(self.step_ended))
 
     def step_ended(self) -> None:
         """Take the end of a step from native code, which passes interrupts on to the program.
@@ -216,7 +217,7 @@ def start(settings: Settings, policy: Policy | None) -> StepPlanner | None:
     if (victims := getattr(policy, "victims", None)) is not None:
         from ..policies.victim_callback import victim_callback
 
-        core.set_advisor(victim_callback(victims))  # `StepPlanner.stop` takes it back
+        core.set_advisor(untraced(victim_callback(victims)))  # `StepPlanner.stop` takes it back
     return StepPlanner(policy, settings.layout, file, follower)
 
 

@@ -23,9 +23,9 @@ from torch.optim.optimizer import (
 )
 
 from ...base.native import core
+from ...base.untraced import untraced
 from ...capture import op_semantics
 from ...capture.dispatch import DispatchMode
-from .untraced import untraced
 
 # Steps in which everything is tagged; later 1 in `_TAG_EVERY`, since addresses seldom change.
 _TAG_ALWAYS = 3

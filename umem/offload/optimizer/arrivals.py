@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ...base.untraced import untraced
 from ...session import session
 
 # Brings the contents of the storage at this address, on the operator's thread. Returns the
@@ -135,6 +136,7 @@ def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..
     return called
 
 
+@untraced
 def _arrive(storage: int) -> None:
     if getattr(_here, "bringing", False):
         return

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...base.units import format_bytes
+from ...base.untraced import untraced
 from ...errors import ConfigError, StateError
-from ...integrations.torch.untraced import untraced
 from ...session import session
 from ...session.host_share import host_updated
 from ...session.statistics import stats

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...base.untraced import untraced
 from ...errors import StateError
-from ...integrations.torch.untraced import untraced
 from .host_update import HostUpdate
 from .parts import OfOptimizer, update
 from .states import States, acting, parameters_of
