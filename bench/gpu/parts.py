@@ -79,7 +79,7 @@ def _outofcore(letter: str, *nets: str) -> list[Part]:
 
 PARTS = (
     # Equal bits, as figures of wrong results are worth nothing; then what the driver's calls cost.
-    Part("bits", "a", "trainings.bits", 120),
+    Part("bits", "a", "trainings.bits", 180),
     Part("ways", "a", "ways.run", 100),
     Part("calls", "a", "calls.run", 100),
     Part("contents", "a", "contents.run", 80),

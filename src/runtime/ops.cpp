@@ -48,13 +48,15 @@ cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
 
 }  // namespace
 
-// Counts the storages that umem could manage and does not.
+// Counts what umem could manage and does not. What a program does before its first step, such as
+// loading weights, does not come again.
 static void count_unmanaged(State& s, const Input* all, std::size_t count) {
+  if (s.steps == 0) return;
   const bool gpu = s.driver.kind != driver::Kind::kSoft;
   for (const Input* at = all; at != all + count; ++at)
     if (at->size >= kPageBytes && at->on_gpu == gpu &&
         s.ranges.find(at->storage) == managed::kNoRange)
-      s.unmanaged.use(at->storage, at->size);
+      s.unmanaged.use(at->storage, at->bytes > 0 ? at->bytes : at->size);
 }
 
 // Only the software device counts page faults, and there is one of it.

@@ -4,27 +4,28 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <unordered_set>
+#include <unordered_map>
 
 namespace umem::runtime {
 
 class Unmanaged {
  public:
-  // An operator uses the storage. Small storages do not count.
+  // An operator uses so many bytes of the storage. Few bytes do not count.
   void use(const void* storage, std::size_t bytes) noexcept;
-  void step_ended() noexcept;
-  void reset() noexcept;
-  // The most bytes that the operators of one step used.
+  void step_ended() noexcept { ended_ = true; }
+  void reset() noexcept {
+    ended_ = true;
+    most_ = 0;
+  }
+  // The most bytes that the operators of one step used, by the largest use of each storage.
   std::uint64_t most_bytes() const noexcept { return most_; }
 
  private:
-  // Never waits, so that a fork at any moment leaves no lock behind that a child would wait for: a
-  // use that meets another thread's is not counted.
-  template <class Change>
-  void change(Change change) noexcept;
-
+  // Never waited for, so that a fork at any moment leaves no lock behind that a child would wait
+  // for: a use that meets another thread's is not counted.
   std::atomic_flag busy_;
-  std::unordered_set<const void*> step_;  // storages of the present step
+  std::atomic<bool> ended_{false};                     // the step of `step_`
+  std::unordered_map<const void*, std::size_t> step_;  // bytes used, by storage
   std::uint64_t step_bytes_ = 0;
   std::atomic<std::uint64_t> most_{0};
 };

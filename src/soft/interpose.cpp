@@ -319,15 +319,15 @@ const Replacement* find(const char* name);
 std::atomic<bool> g_loaded_by_name{false};
 
 // The calls of a library are wrapped before the program has its handle. The search for a name
-// without a slash depends on the caller, so that one must be a tail call, and the next `dlsym`
-// wraps.
+// without a slash, or with $ORIGIN, depends on the caller, so that one must be a tail call, and the
+// next `dlsym` wraps.
 void* dlopen_(const char* name, int flags) {
-  if (name && !std::strchr(name, '/')) {
+  if (name && (!std::strchr(name, '/') || std::strchr(name, '$'))) {
     g_loaded_by_name = true;
     return ::dlopen(name, flags);
   }
   void* handle = ::dlopen(name, flags);
-  install_interposers();
+  if (handle) install_interposers();
   return handle;
 }
 // Functions that a program looks up by name are wrapped too (ctypes, cffi). Handles for a place in
@@ -520,8 +520,9 @@ bool is_excluded(const char* path) {
 }
 
 struct Scan {
-  unsigned long long seen = 0;   // libraries ever loaded, at the last scan that was complete
-  const void* python = nullptr;  // an address in the interpreter
+  unsigned long long seen = 0;  // libraries ever loaded, at the last scan that was complete
+  // An address in the interpreter. Looked up once, as that changes what `dlerror` returns.
+  const void* python = ::dlsym(RTLD_DEFAULT, "Py_IsInitialized");
   bool complete = true;
 };
 
@@ -552,7 +553,6 @@ void install_interposers() {
   unsigned long long loaded = 0;
   dl_iterate_phdr(count_loaded, &loaded);
   if (loaded == scan.seen) return;
-  scan.python = ::dlsym(RTLD_DEFAULT, "Py_IsInitialized");
   scan.complete = true;
   dl_iterate_phdr(visit, &scan);
   if (scan.complete) scan.seen = loaded;

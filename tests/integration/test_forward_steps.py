@@ -110,6 +110,39 @@ def test_a_sampling_loop_is_no_part_of_the_training_step_after_it(samples: int) 
 
 
 @pytest.mark.usefixtures("session")
+def test_two_optimizers_of_a_step_one_of_which_follows_a_pass_without_gradients() -> None:
+    """A GAN, or a critic with a target: as many steps as without such passes."""
+    nets = [Block(), Block()]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+
+    def both() -> None:
+        with torch.no_grad():
+            times(1, nets[1])()
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            net(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+
+    assert [steps_of(both) for _ in range(8)][2:] == [2] * 6
+
+
+@pytest.mark.usefixtures("session")
+def test_a_teacher_that_comes_later_splits_one_step_at_most() -> None:
+    student, teacher = Block(), Block()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+
+    def train(*teachers: Block) -> None:
+        with torch.no_grad():
+            for net in teachers:
+                times(1, net)()
+        student(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+    for _ in range(4):
+        train()
+    assert [steps_of(lambda: train(teacher)) for _ in range(5)] == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.usefixtures("session")
 def test_steps_that_the_program_marks_are_not_marked_twice() -> None:
     net = Block()
 

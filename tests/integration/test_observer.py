@@ -213,6 +213,8 @@ def test_memory_that_umem_does_not_manage_is_counted_by_step(one_thread: None) -
     array = torch.frombuffer(bytearray(8 * MIB), dtype=torch.float32)
     umem.enable(budget="64MiB", device="soft")
     net = torch.nn.Linear(1024, 1024)
+    array.sum()  # before the first step, such as while weights are loaded
+    umem.step()
     net(torch.ones(2, 1024)).sum().backward()
     small.add_(1)
     assert umem.stats().peak_unmanaged_bytes == 0
@@ -222,7 +224,10 @@ def test_memory_that_umem_does_not_manage_is_counted_by_step(one_thread: None) -
         array.add_(1)
         umem.step()
     assert umem.stats().peak_unmanaged_bytes == 8 * MIB
-    (array[: MIB // 4] + early[: MIB // 4]).sum()  # parts count as what they are parts of
+    (array[:MIB] + early).sum()  # as far as it is used
+    assert umem.stats().peak_unmanaged_bytes == 8 * MIB
+    (array[MIB:] + early).sum()
+    (array + 1).sum()
     assert umem.stats().peak_unmanaged_bytes == 12 * MIB
     assert "made before umem.enable()" in umem.summary()
     umem.reset_peak_stats()

@@ -26,7 +26,10 @@ torch = pytest.importorskip("torch")
 from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import umem  # noqa: E402
+from umem.base.native import core  # noqa: E402
 from umem.errors import StateError, UmemError  # noqa: E402
+from umem.session.recording_schedule import RecordingSchedule  # noqa: E402
+from umem.session.step_recording import StepRecording  # noqa: E402
 
 UMEM = Path(umem.__file__).parent
 OPTIMIZERS = UMEM / "offload" / "optimizer"
@@ -345,7 +348,7 @@ def test_a_checkpoint_within_remove_is_right_or_refused(way: str) -> None:
 
 def off_and_on() -> None:
     umem.disable()
-    umem.enable(device="soft", budget="8MiB")
+    umem.enable(device="soft", budget="12MiB")
 
 
 def asleep_and_awake() -> None:
@@ -353,22 +356,27 @@ def asleep_and_awake() -> None:
     umem.wake()
 
 
-def pinned(net: torch.nn.Module) -> None:
-    with umem.pin(net):
+def pinned(net: Any) -> None:
+    with umem.pin(net[0]):
         pass
 
 
-FUNCTIONS: dict[str, Callable[[torch.nn.Module], object]] = {
+FUNCTIONS: dict[str, Callable[[Any], object]] = {
     "disable": lambda _: umem.disable(),
     "off and on": lambda _: off_and_on(),
     "more": lambda _: umem.set_budget("24MiB"),
-    "less": lambda _: umem.set_budget("6MiB"),
+    "less": lambda _: umem.set_budget("8MiB"),
     "asleep": lambda _: asleep_and_awake(),
     "step": lambda _: umem.step(),
     "evict": lambda net: umem.evict(net),
     "prefetch": lambda net: umem.prefetch(net),
     "pin": pinned,
-    "figures": lambda net: (umem.stats(), str(umem.summary()), umem.tensors(), umem.where(net)),
+    "figures": lambda net: (
+        umem.stats(),
+        str(umem.summary()),
+        umem.tensors(),
+        umem.where(net[0].weight),
+    ),
 }
 
 
@@ -397,24 +405,58 @@ def planned_training(within: AtLine | None = None) -> list[Any]:
 def test_any_function_may_be_called_at_any_line(name: str, nightly: bool, caplog: Any) -> None:
     umem.disable()
     expected = planned_training()
-    umem.enable(device="soft", budget="8MiB")
-    counter = AtLine(None, 0, UMEM)
-    assert planned_training(counter) == expected
+    umem.enable(device="soft", budget="12MiB")
+    for _ in range(2):  # the first one imports modules
+        counter = AtLine(None, 0, UMEM)
+        assert planned_training(counter) == expected
     assert counter.count > 5000
     # Each function at lines of its own.
     share = (list(FUNCTIONS).index(name) + 1) * 0.618 % 1
     points = 200 if nightly else 3
-    wrong = []
+    wrong, done = [], 0
     for number in (int((i + share) * counter.count / points) for i in range(points)):
         umem.disable()
-        umem.enable(device="soft", budget="8MiB")
+        umem.enable(device="soft", budget="12MiB")
 
         def call(net: torch.nn.Module) -> None:
+            nonlocal done
             with contextlib.suppress(UmemError):
                 FUNCTIONS[name](net)
+                done += 1
 
         within = AtLine(call, number, UMEM)
         if planned_training(within) != expected:
             wrong.append(within.where)
+        assert within.where
     assert not wrong
+    assert done > 0
     assert "raised" not in caplog.text  # such as a policy that failed
+
+
+@pytest.mark.parametrize("steps", range(3))
+def test_nothing_is_recorded_once_umem_is_off(steps: int, monkeypatch: Any) -> None:
+    """Turned off by a handler within the end of a step, which then goes on."""
+    umem.disable()
+    umem.enable(device="soft", budget="12MiB")
+    used, start = RecordingSchedule.step_used, StepRecording.start
+    started: list[bool] = []
+    seen = 0
+
+    def step_used(self: RecordingSchedule) -> None:
+        nonlocal seen
+        used(self)
+        seen += 1
+        if seen > steps:
+            umem.disable()
+
+    def starts(self: StepRecording) -> None:
+        started.append(core.running())
+        start(self)
+
+    monkeypatch.setattr(RecordingSchedule, "step_used", step_used)
+    monkeypatch.setattr(StepRecording, "start", starts)
+    training = Training(None)
+    for i in range(steps + 2):
+        training._step(i)
+    assert not umem.is_enabled()
+    assert all(started)

@@ -182,10 +182,20 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("libraries")
     source = """#include <unistd.h>
         long fill(int file, void* to, unsigned long bytes) { return pread(file, to, bytes, 0); }"""
-    for name in ("opened", "torchs"):
-        command = ["g++", "-x", "c", "-", "-shared", "-fPIC", "-o", str(folder / f"lib{name}.so")]
-        subprocess.run(command, input=source, text=True, check=True)
+    beside = """#include <dlfcn.h>
+        int finds(void) { return dlopen("$ORIGIN/libopened.so", RTLD_NOW) != 0; }"""
+    for name, text in {"opened": source, "torchs": source, "finder": beside}.items():
+        link(folder, name, text)
+    link(folder, "needed", "")
+    link(folder, "needing", "", "-L", str(folder), "-Wl,--no-as-needed", "-lneeded")
+    (folder / "libneeded.so").unlink()
     return folder
+
+
+def link(folder: Path, name: str, source: str, *more: str) -> None:
+    place = str(folder / f"lib{name}.so")
+    command = ["g++", "-x", "c", "-", "-shared", "-fPIC", "-o", place, *more]
+    subprocess.run(command, input=source, text=True, check=True)
 
 
 @pytest.mark.parametrize("loaded_by", ["ctypes", "torch"])
@@ -203,3 +213,10 @@ def test_a_library_that_is_loaded_later_reads_at_once(
         place, size = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ulong(len(want))
         assert library.fill(file.fileno(), place, size) == len(want)
     assert tensor.numpy().tobytes() == want
+
+
+def test_libraries_load_as_without_umem(readers: Path) -> None:
+    evicted()
+    with pytest.raises(OSError, match=r"libneeded\.so: cannot open shared object file"):
+        ctypes.CDLL(str(readers / "libneeding.so"))
+    assert ctypes.CDLL(str(readers / "libfinder.so")).finds() == 1

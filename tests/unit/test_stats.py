@@ -81,8 +81,8 @@ def test_advice_says_what_to_change() -> None:
     ]
     still = stats(budget_bytes=8 << 20, peak_unmanaged_bytes=2 << 20)
     assert text.advice(still) == [
-        "operators used 2 MiB that umem does not manage: tensors made before umem.enable(), or "
-        "memory of another library (a mapped file, an array)"
+        "a step used 2 MiB that umem does not manage: tensors made before umem.enable() or in "
+        "another pool, or memory of another library (a mapped file, an array)"
     ]
     assert text.advice(dataclasses.replace(still, peak_unmanaged_bytes=1 << 20)) == []
     small = dataclasses.replace(short, peak_small_bytes=40 << 20, largest_op_bytes=0, faults=90)

@@ -171,8 +171,9 @@ def advice(
     lines = []
     if stats.peak_unmanaged_bytes > stats.budget_bytes / _MUCH:
         lines.append(
-            f"operators used {_of(stats.peak_unmanaged_bytes)} that umem does not manage: tensors "
-            "made before umem.enable(), or memory of another library (a mapped file, an array)"
+            f"a step used {_of(stats.peak_unmanaged_bytes)} that umem does not manage: tensors "
+            "made before umem.enable() or in another pool, or memory of another library (a mapped "
+            "file, an array)"
         )
     if stats.bytes_in == stats.bytes_out == stats.faults == 0:
         return lines

@@ -183,11 +183,12 @@ class DevicePlanner:
         except ValueError as error:
             self.not_planned(str(error))
             return
-        if self._clears != clears:
-            return  # a signal handler changed the budget, or turned umem off
         second = getattr(self._policy, "second", None)
         spare = second and partial(second, trace, recorded.device, recorded.budget)
         number = self._plans.install(columns, plan, spare, recorded)
+        if self._clears != clears:  # a signal handler changed the budget, or turned umem off
+            self._plans.clear()
+            return
         _log.info(
             "step %d planned by %s%s in %.0f ms: plan %d of %d ops, %d moves",
             self.schedule.steps, self._policy.name, self._here(),

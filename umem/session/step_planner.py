@@ -85,8 +85,9 @@ class StepPlanner:
         core.set_step_listener(None)
         core.set_advisor(None)
         self._plan_no_more()
-        if self._file is not None:
-            self._file.close()
+        file, self._file, self._follower = self._file, None, None
+        if file is not None:
+            file.close()
 
     def restart(self) -> None:
         """Forget all plans: the budget changed, or the tensors that have to stay."""
@@ -166,6 +167,8 @@ class StepPlanner:
                 planner.schedule.step_passed()
             else:
                 planner.step_ended(recorded=recorded)
+        if self._off:  # a signal handler turned umem off meanwhile
+            return
         if not all(planner.makes_plans for planner in planners):
             self._plan_no_more()
             return
@@ -196,7 +199,7 @@ class StepPlanner:
         if not on:
             for planner in self._planners.values():
                 planner.schedule.wants_step = False
-        if on == self._recording.on:
+        if on == self._recording.on or (on and self._off):
             return
         if on:
             self._recording.start()

@@ -414,7 +414,8 @@ def _find_compiler(cxx: str | None) -> list[str]:
         f"({', '.join(_COMPILERS)}, or the one in $CXX); install one "
         "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
         "conda: conda install cxx-compiler), or install a wheel that has the extension, built on "
-        "another machine next to this version of torch: pip wheel --no-build-isolation ."
+        "another machine next to this version of torch, in umem's source tree: "
+        "pip wheel --no-build-isolation --no-deps ."
     )
 
 

@@ -36,8 +36,8 @@ class ForwardSteps:
 
     A training step may call a teacher, or roll out a policy, without gradients. It is not split:
     the fewest repeated calls between recent steps, marked by optimizers or `umem.step()`, belong
-    to the step. An evaluation has more. If training steps call nothing without gradients, the last
-    call of an evaluation ends where a call with gradients begins.
+    to the step. An evaluation has more. Its last call ends where a call with gradients begins, if
+    some recent step had no call without gradients, and none had as many.
     """
 
     def __init__(self) -> None:
@@ -96,12 +96,10 @@ class ForwardSteps:
         self._called.clear()
 
     def _train(self) -> None:
-        usual = min((cycle.all for cycle in self._per_cycle), default=self._calls)
-        if self._calls > usual == 0 and not self._trains:
+        recent = [cycle.all for cycle in self._per_cycle] or [self._calls]
+        if self._calls > max(recent) and min(recent) == 0 and not self._trains:
             core.guess_step()
             self._steps = core.steps()
-            self._calls = self._repeats = 0
-            self._called.clear()
         self._trains = True
 
     def _forward(self, module: nn.Module) -> None:

@@ -101,6 +101,8 @@ class OptimizedModule:
             self._judge(case, tally)
             return out
         if case.decided:
+            self.report.dropped = self.report.dropped_bytes = 0
+            self.report.expected = None
             return forward(*args, **kwargs)
         rule = Unplanned(cheap=not _swaps())  # with umem on, what does not fit is swapped
         if self._under_way is not None:
