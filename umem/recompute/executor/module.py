@@ -101,8 +101,6 @@ class OptimizedModule:
             self._judge(case, tally)
             return out
         if case.decided:
-            self.report.dropped = self.report.dropped_bytes = 0
-            self.report.expected = None
             return forward(*args, **kwargs)
         rule = Unplanned(cheap=not _swaps())  # with umem on, what does not fit is swapped
         if self._under_way is not None:
@@ -155,6 +153,8 @@ class OptimizedModule:
                 raise _no_budget()  # before anything has run
             why = self.report.why_not = "umem is off, and umem.optimize() was given no budget"
             self._warn(f"this forward pass runs without recomputation: {why}")
+            self.report.dropped = self.report.dropped_bytes = 0
+            self.report.expected = None
             return _Case(size, decided=True)
         case = self._cases[key] = _Case(size)
         return case
