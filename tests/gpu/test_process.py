@@ -66,12 +66,14 @@ NOT_STARTED = """
 
 @pytest.mark.parametrize("allocator", ["subclass", "pluggable"])
 def test_a_child_can_use_cuda_until_the_first_allocation(program: Program, allocator: str) -> None:
-    out, _ = program(f"\n    enable(allocator={allocator!r})" + NOT_STARTED)
+    code = f"\n    enable(allocator={allocator!r})" + NOT_STARTED
+    out, _ = program(code, fresh=True, SOFTCUDA_NVML="1")
     assert out == "fine\n"
 
 
 def test_umem_in_the_import_of_torch_does_not_start_cuda(program: Program) -> None:
-    out, _ = program(NOT_STARTED, fresh=True, UMEM="1", UMEM_BUDGET="32MiB", UMEM_DEVICE="cuda")
+    options = {"UMEM": "1", "UMEM_BUDGET": "32MiB", "UMEM_DEVICE": "cuda"}
+    out, _ = program(NOT_STARTED, fresh=True, SOFTCUDA_NVML="1", **options)
     assert out == "fine\n"
 
 
@@ -85,6 +87,7 @@ def test_devices_may_be_chosen_until_the_first_call(program: Program, allocator:
         print(torch.cuda.device_count())
         """,
         fresh=True,
+        SOFTCUDA_NVML="1",
         SOFTCUDA_DEVICES="2",
     )
     assert out == "1\n"

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import stubs
 
-DRIVER = ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1")
+DRIVER = ("libcuda.so.1", "libcudart.so.13", "nvml/libnvidia-ml.so.1")
 HERE = Path(__file__).resolve().parent
 DEFAULT_BUILD = Path(tempfile.gettempdir()) / f"umem-softcuda-{os.getuid()}"
 
@@ -79,6 +79,7 @@ def build_for_torch(python: str, folder: Path, driver: Path, include: str | None
         SOFTCUDA_TORCH=libraries[0].parents[1],
     )
     for name in DRIVER:
+        (lib / name).parent.mkdir(exist_ok=True)
         (lib / name).unlink(missing_ok=True)  # not overwritten: a process may have it loaded
         shutil.copy2(driver / name, lib / name)
     return lib

@@ -3,7 +3,8 @@
 Call `load()` before `import torch`: torch then finds its CUDA libraries loaded already. The
 environment at that moment configures the device (driver/config.h): SOFTCUDA_DEVICES,
 SOFTCUDA_BYTES, SOFTCUDA_SEED, SOFTCUDA_FAIL, SOFTCUDA_VERSION, SOFTCUDA_MISSING, SOFTCUDA_NO_CMA,
-SOFTCUDA_RACES, SOFTCUDA_LOG.
+SOFTCUDA_RACES, SOFTCUDA_LOG. With SOFTCUDA_NVML the library with which torch counts devices is
+loaded too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import sys
 from pathlib import Path
 
 LIBRARY_VARIABLE = "SOFTCUDA_LIB"
+# Apart from the others, for programs that count devices: torch asks a driver beside it for entry
+# points that this one lacks.
+MANAGEMENT = "nvml/libnvidia-ml.so.1"
 _loaded: list[ctypes.CDLL] = []  # kept: closing a driver that others use ends badly
 
 
@@ -117,6 +121,8 @@ def load(folder: str | os.PathLike[str] | None = None) -> Softcuda:
             raise RuntimeError("torch is imported already; load() must come before it")
         first = ["libcuda.so.1", "libcudart.so.13"]
         others = sorted(p.name for p in place.glob("lib*.so.*") if p.name not in first)
+        if os.environ.get("SOFTCUDA_NVML"):
+            others.append(MANAGEMENT)
         for name in first + others:
             _loaded.append(ctypes.CDLL(str(place / name), mode=ctypes.RTLD_GLOBAL))
         _check_first(place)
