@@ -48,10 +48,8 @@ cu::CUstream stream_on(Device& device, const Op& op, RangeId used) {
 
 }  // namespace
 
-// Counts what umem could manage and does not. The first step does not count: it includes all that a
-// program does at its start, as loading weights.
+// Counts what umem could manage and does not.
 static void count_unmanaged(State& s, const Input* all, std::size_t count) {
-  if (s.steps == 0) return;
   const bool gpu = s.driver.kind != driver::Kind::kSoft;
   for (const Input* at = all; at != all + count; ++at)
     if (at->size >= kPageBytes && at->on_gpu == gpu &&

@@ -179,6 +179,7 @@ Status start(const Options& options) {
     return options == s.options
                ? Status()
                : Status(Code::kBadState, "umem is running with other options; disable it first");
+  s.unmanaged.begin();
   if (s.open()) {
     const HeldDevices all(s, s.opened);
     all.each([](Device& device) { retire_reclaimed(device); });

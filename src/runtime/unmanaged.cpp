@@ -13,7 +13,7 @@ constexpr std::size_t kMost = 1 << 16;  // storages of a step that are told apar
 }  // namespace
 
 void Unmanaged::use(const void* storage, std::size_t bytes) noexcept {
-  if (bytes < kPageBytes || busy_.test_and_set(std::memory_order_acquire)) return;
+  if (!counts_ || bytes < kPageBytes || busy_.test_and_set(std::memory_order_acquire)) return;
   if (ended_.exchange(false)) {
     step_.clear();
     step_bytes_ = 0;

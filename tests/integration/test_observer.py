@@ -211,6 +211,10 @@ def test_memory_that_umem_does_not_manage_is_counted_by_step(one_thread: None) -
     del one_thread
     early, small = torch.ones(MIB), torch.ones(MIB // 4)  # of 4 MiB, and of 1
     array = torch.frombuffer(bytearray(8 * MIB), dtype=torch.float32)
+    with umem.enable(budget="64MiB", device="soft"):  # another session has its own figures
+        umem.step()
+        array.sum()
+        assert umem.stats().peak_unmanaged_bytes == 8 * MIB
     umem.enable(budget="64MiB", device="soft")
     net = torch.nn.Linear(1024, 1024)
     array.sum()  # before the first step, such as while weights are loaded
