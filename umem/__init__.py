@@ -133,6 +133,7 @@ def enable(
     policy: Policy | PlanFunction | str | None = None,
     min_swap: str | int | None = None,
     device: str | None = None,
+    backing: str | None = None,
     allocator: str | None = None,
     log: str | None = None,
     guard: bool | None = None,

@@ -21,6 +21,7 @@ struct Options {
   std::size_t floor_bytes = 0;            // the minimum budget
   std::size_t piece_bytes = kPieceBytes;  // larger blocks are moved in pieces, each on its own
   std::string policy = "lru";
+  std::string backing = "managed";  // "managed" | "mapped": how a GPU's memory can leave it
   bool guard = false;
   double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: never
   bool backed = true;     // false: a software device of addresses and virtual time, without memory

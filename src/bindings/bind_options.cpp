@@ -21,6 +21,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("floor_bytes", &Options::floor_bytes)
       .def_readwrite("piece_bytes", &Options::piece_bytes)
       .def_readwrite("policy", &Options::policy)
+      .def_readwrite("backing", &Options::backing)
       .def_readwrite("guard", &Options::guard)
       .def_readwrite("watchdog_s", &Options::watchdog_s)
       .def_readwrite("backed", &Options::backed)

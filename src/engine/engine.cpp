@@ -146,6 +146,7 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
   state_.ledger.add(id, bytes, segment, tag, family);
   state_.ledger.set_stream(id, stream);
   if (!captured) return settle(id, false, stream);
+  if (state_.mapped()) return transfers_.place(id, false);
   state_.attach(id);  // populated by page faults of the graph's replay
   return {};
 }
@@ -155,6 +156,10 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
     if (state_.active()) ++state_.counters.left_out;
+    if (state_.mapped()) {
+      const bool on_host = use_on_host(id);
+      return transfers_.place(id, on_host);
+    }
     one_.assign(1, id);
     // Otherwise page faults bring in what fits, in addition to the accounted bytes.
     if (!use_on_host(id)) state_.attach(id);
@@ -243,6 +248,7 @@ void Engine::finish_all_retired() {
 }
 
 Ticket Engine::forget(RangeId id) {
+  if (state_.mapped()) transfers_.finish_issuing();
   const managed::Range& range = state_.ranges[state_.ranges[id].head];
   state_.attached.detach({range.base, range.bytes});
   std::erase_if(retired_, [&](const Retired& retired) {
@@ -273,7 +279,8 @@ void Engine::begin_collective(const RangeId* ids, std::size_t count) {
 }
 
 bool Engine::begin_cut(RangeId id) {
-  if (!state_.managed || (state_.place.captures && *state_.place.captures > 0)) return false;
+  if (!state_.managed || state_.mapped()) return false;  // mapped memory moves as it was placed
+  if (state_.place.captures && *state_.place.captures > 0) return false;
   bool may = true;
   const auto each_unit = [&](auto act) {
     state_.ranges.each_piece(id, [&](RangeId piece) {

@@ -79,8 +79,8 @@ class Engine {
   bool in_use(RangeId id) const;
   // Call it before the range's units are cut, with the program's pins taken off: ends the advice
   // that the engine gave for them. False if they must stay whole: an op uses one, a graph is
-  // captured, or their ids are known elsewhere (workspaces, sleeping units, live blocks of a
-  // layout).
+  // captured, the memory is mapped, or their ids are known elsewhere (workspaces, sleeping units,
+  // live blocks of a layout).
   bool begin_cut(RangeId id);
   // The piece was cut: its bytes from `at` on are the piece `rest`.
   void split(RangeId piece, RangeId rest, std::size_t at);

@@ -76,6 +76,8 @@ struct EngineState {
     else if (policy->victims)
       policy->victims(view(), need, out);
   }
+  // Null: the driver moves the memory, and brings what is used by page faults.
+  managed::MappedMemory* mapped() const { return ranges.mapped(); }
   // True if prefetches to the host take time and a thread of their own; they are started early.
   bool asynchronous() const { return place.context != nullptr; }
   std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
@@ -87,7 +89,7 @@ struct EngineState {
   CandidateView view() const {
     const std::size_t alive = taken() - ledger.dead_bytes();
     return {ledger, limits.min_swap_bytes,
-            limits.budget_bytes - std::min(alive, limits.budget_bytes)};
+            limits.budget_bytes - std::min(alive, limits.budget_bytes), mapped() != nullptr};
   }
   managed::MemSpan span(RangeId id) const { return {ranges[id].base, ledger.at(id).bytes}; }
   // While the stream captures a graph, its work does not run now, and umem's calls would become
@@ -99,11 +101,12 @@ struct EngineState {
   }
   // The driver holds device memory for the unit from now on.
   void attach(RangeId id) {
-    if (asynchronous()) attached.attach(span(id));
+    if (asynchronous() && !mapped()) attached.attach(span(id));
   }
   // Device memory that the driver holds for umem's addresses, with or without contents.
   std::size_t attached_bytes() const {
     const std::size_t resident = ledger.resident_bytes();
+    if (mapped()) return resident;  // what leaves is given back
     if (!asynchronous() || !managed) return resident + ledger.dropped_bytes();
     const std::size_t held = attached.bytes() - std::min(attached.bytes(), recycled_bytes);
     return std::max(resident, std::min(held, total_bytes));

@@ -41,7 +41,8 @@ Status Hints::check_user_pins(std::size_t more, std::size_t budget) const {
 Result<std::size_t> Hints::discard_live(RangeId id, managed::MemSpan part, cu::CUstream stream) {
   const Unit unit = state_.ledger.at(id);
   if (unit.op_pins > 0) return Status(Code::kBadState, "the block is in use by a running op");
-  if (!state_.managed || !transfers_.local().can_discard()) return std::size_t{0};
+  if (!state_.managed || state_.mapped() || !transfers_.local().can_discard())
+    return std::size_t{0};
   const CallScope scope(state_.table, state_.place);
   if (driver::capturing(state_.table, state_.place, stream))
     return Status(Code::kBadState,

@@ -1,6 +1,7 @@
 #include "engine/lane.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "base/assert.h"
@@ -90,13 +91,13 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& span
   if (threaded_) {
     {
       const std::lock_guard guard(mutex_);
-      waiting_.push_back({ticket, verb, spans, after});
+      waiting_.push_back({ticket, verb, spans, after, std::exchange(before_, {})});
       waiting_bytes_ += leaving(verb, spans);
     }
     changed_.notify_all();
     return ticket;
   }
-  Status status = issue(verb, spans, after);
+  Status status = issue(verb, spans, after, {});
   const std::lock_guard guard(mutex_);
   const Status finished = finish(ticket, leaving(verb, spans));
   if (status.ok() && !finished.ok()) failures_++;
@@ -105,13 +106,64 @@ Result<Ticket> Lane::submit(Verb verb, const std::vector<managed::MemSpan>& span
 }
 
 Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
-                   const std::vector<cu::CUevent>& after) {
+                   const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
+  if (mapped_) {
+    UMEM_RETURN_IF_ERROR(wait_for(after, before));
+    const Watchdog::Call call(watched_, what(verb));
+    const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
+    return run_mapped(verb, spans);
+  }
   const Watchdog::Call call(watched_, what(verb));
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(
         check(table_.cuStreamWaitEvent(stream_, event, 0), Entry::cuStreamWaitEvent));
   const LaneLog::Entry logged(log_, verb, bytes_of(spans), stream_);
   return run(verb, spans);
+}
+
+// The calls that change mappings act at once, so the thread waits, not the stream.
+Status Lane::wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
+  for (cu::CUevent event : after)
+    UMEM_RETURN_IF_ERROR(check(table_.cuEventSynchronize(event), Entry::cuEventSynchronize));
+  for (const Before& each : before) each.lane->wait_complete(each.ticket);
+  return {};
+}
+
+// Polls, because an event that is waited for could be recorded again for a later submission.
+void Lane::wait_complete(Ticket ticket) {
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+  while (true) {
+    poll();
+    if (ticket <= complete_ || under_way_.empty()) return;
+    guard.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(10));
+    guard.lock();
+  }
+}
+
+Status Lane::run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans) {
+  FirstError error;
+  for (const managed::MemSpan& span : spans) {
+    switch (verb) {
+      case Verb::kBringIn:
+        error.keep(mapped_->bring_in(span, stream_));
+        break;
+      case Verb::kPopulate:
+      case Verb::kPopulateFresh:
+        error.keep(mapped_->populate(span));
+        break;
+      case Verb::kDiscard:
+        error.keep(mapped_->discard(span));
+        break;
+      case Verb::kSendOut:
+      case Verb::kDrop:
+      case Verb::kWriteBack:
+        error.keep(mapped_->send_out(span, stream_));
+        break;
+    }
+  }
+  return error.take();
 }
 
 Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
@@ -198,6 +250,12 @@ Status Lane::finish(Ticket ticket, std::size_t bytes) {
     spare_events_.push_back(under_way_.front().event);
     under_way_.pop_front();
   }
+  return {};
+}
+
+Status Lane::make_wait(Lane& lane, Ticket ticket) {
+  if (!lane.mapped_) return make_wait(lane.stream_, ticket);
+  if (ticket > 0) lane.before_.push_back({this, ticket});
   return {};
 }
 
@@ -299,7 +357,7 @@ void Lane::work() {
     const Job job = std::move(waiting_.front());
     waiting_.pop_front();
     guard.unlock();
-    const Status status = issue(job.verb, job.spans, job.after);
+    const Status status = issue(job.verb, job.spans, job.after, job.before);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
@@ -307,6 +365,12 @@ void Lane::work() {
     const Status finished = finish(job.ticket, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
     changed_.notify_all();
+    if (mapped_ && job.verb == Verb::kSendOut && waiting_.empty()) {
+      guard.unlock();
+      const Status mapped = mapped_->map_left();
+      guard.lock();
+      failures_ += mapped.ok() ? 0 : 1;
+    }
   }
 }
 

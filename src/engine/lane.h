@@ -2,7 +2,8 @@
 // submission.
 //
 // A real driver's prefetch to the host blocks the thread that calls it until the copies are done,
-// so that lane is driven by a thread of its own.
+// so that lane is driven by a thread of its own. So are all lanes of mapped memory, whose moves
+// take calls at their time: the thread waits for what they come after.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -17,6 +18,7 @@
 #include "driver/table.h"
 #include "engine/lane_log.h"
 #include "engine/watchdog.h"
+#include "managed/mapped_memory.h"
 #include "managed/memory_ops.h"
 
 namespace umem::engine {
@@ -25,12 +27,15 @@ using Ticket = std::uint64_t;  // number of a submission; 0: none
 
 class Lane {
  public:
-  Lane(const driver::Table& table, driver::Place place, bool threaded)
+  // `mapped`: null if the memory is the driver's to move.
+  Lane(const driver::Table& table, driver::Place place, bool threaded,
+       managed::MappedMemory* mapped)
       : table_(table),
         place_(place),
         memory_ops_(table, place.device),
+        mapped_(mapped),
         log_(table, place),
-        threaded_(threaded) {}
+        threaded_(threaded || mapped) {}
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -44,8 +49,8 @@ class Lane {
                         const std::vector<cu::CUevent>& after);
   // Makes later work on the stream wait for the submission. Waits until the thread has issued it.
   Status make_wait(cu::CUstream stream, Ticket ticket);
-  // Makes another lane wait.
-  Status make_wait(Lane& lane, Ticket ticket) { return make_wait(lane.stream_, ticket); }
+  // Makes another lane's later submissions wait.
+  Status make_wait(Lane& lane, Ticket ticket);
   // Waits until the thread has issued the submission. Does not need the caller's lock.
   void issue_until(Ticket ticket);
   // The first submission after which at most `allowed` bytes are under way; 0 if that is so now.
@@ -65,11 +70,16 @@ class Lane {
   LaneLog& log() { return log_; }
 
  private:
+  struct Before {
+    Lane* lane;
+    Ticket ticket;
+  };
   struct Job {
     Ticket ticket;
     Verb verb;
     std::vector<managed::MemSpan> spans;
     std::vector<cu::CUevent> after;
+    std::vector<Before> before;
   };
   struct Issued {
     Ticket ticket;
@@ -79,8 +89,11 @@ class Lane {
   };
 
   Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
-               const std::vector<cu::CUevent>& after);
+               const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
+  Status wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
+  void wait_complete(Ticket ticket);
   Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
+  Status run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status catch_up();
   Status write_back(const std::vector<managed::MemSpan>& spans);
   Status drop(const std::vector<managed::MemSpan>& spans);
@@ -93,11 +106,13 @@ class Lane {
   const driver::Table& table_;
   driver::Place place_;
   managed::MemoryOps memory_ops_;
+  managed::MappedMemory* const mapped_;
   LaneLog log_;
   const bool threaded_;
   WatchedCalls* watched_ = nullptr;  // of a real driver only
   cu::CUstream stream_ = nullptr;
   std::atomic<Ticket> last_{0};  // submitted
+  std::vector<Before> before_;   // of the next submission
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;

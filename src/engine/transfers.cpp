@@ -9,9 +9,9 @@ using driver::CallScope;
 
 Transfers::Transfers(EngineState& state)
     : state_(state),
-      in_(state.table, state.place, false),
-      out_(state.table, state.place, state.asynchronous()),
-      local_(state.table, state.place, false),
+      in_(state.table, state.place, false, state.mapped()),
+      out_(state.table, state.place, state.asynchronous(), state.mapped()),
+      local_(state.table, state.place, false, state.mapped()),
       streams_(state.table, state.place) {}
 
 Status Transfers::open() {
@@ -60,6 +60,15 @@ Status Transfers::after_death(RangeId id) {
   return streams_.after_time(unit.stream, unit.death, state_.ledger.now(), events_);
 }
 
+// After the last uses of dead and live units.
+Status Transfers::after_deaths(const std::vector<RangeId>& ids) {
+  for (RangeId id : ids)
+    UMEM_RETURN_IF_ERROR(state_.ledger.live(id) || state_.ledger.at(id).death == 0
+                             ? after_home(id)
+                             : after_death(id));
+  return {};
+}
+
 // Likewise for several units' streams, once per stream.
 Status Transfers::after_homes(const std::vector<RangeId>& ids) {
   homes_.clear();
@@ -77,6 +86,12 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
   for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
   events_.clear();
+  // Uses on the host must be over. The driver sees to that where it moves the bytes.
+  if (state_.mapped())
+    for (RangeId id : ids)
+      if (const Unit& unit = state_.ledger.at(id); unit.used_away)
+        UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
+                                            state_.ledger.now(), events_));
   Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) {
@@ -84,6 +99,29 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
     state_.ledger.set_arrival(id, ticket.value());
   }
   return consumer ? await(ticket.value(), 0, *consumer) : Status();
+}
+
+Status Transfers::place(RangeId id, bool on_host) {
+  const Unit& unit = state_.ledger.at(id);
+  one_.assign(1, id);
+  if (unit.death > 0) {
+    events_.clear();
+    UMEM_RETURN_IF_ERROR(after_death(id));
+    Result<Ticket> dropped = submit_discard(spans_of(one_), unit.arrival, unit.departure);
+    if (!dropped.ok()) return dropped.take_status();
+  }
+  Lane& lane = on_host ? out_ : in_;
+  UMEM_RETURN_IF_ERROR(local_.make_wait(lane, last_discard_));
+  events_.clear();
+  Result<Ticket> placed =
+      lane.submit(on_host ? Verb::kSendOut : Verb::kBringIn, spans_of(one_), events_);
+  if (!placed.ok()) return placed.take_status();
+  lane.issue_until(placed.value());
+  return {};
+}
+
+void Transfers::finish_issuing() {
+  for (Lane* lane : {&in_, &out_, &local_}) lane->issue_until(lane->last());
 }
 
 Status Transfers::populate(RangeId id) {
@@ -113,7 +151,7 @@ Result<Ticket> Transfers::submit_discard(const std::vector<managed::MemSpan>& sp
 
 Status Transfers::discard(const std::vector<RangeId>& ids) {
   events_.clear();
-  UMEM_RETURN_IF_ERROR(after_homes(ids));
+  UMEM_RETURN_IF_ERROR(state_.mapped() ? after_deaths(ids) : after_homes(ids));
   Ticket departure = 0, arrival = 0;
   for (RangeId id : ids) {
     departure = std::max(departure, state_.ledger.at(id).departure);

@@ -22,6 +22,11 @@ class Transfers {
   // Brings the units in. Later work on the consumer waits for their bytes; without a consumer
   // nothing waits.
   Status bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
+  // Mapped memory only: gives a unit without contents memory, on the device or the host, and
+  // returns when it is usable. Where the driver brings pages by faults nothing else is needed.
+  Status place(RangeId id, bool on_host);
+  // Waits until the threads have issued all submissions.
+  void finish_issuing();
   // Populates the unit on the device without a copy.
   Status populate(RangeId id);
   // Drops the dead bytes of the units.
@@ -56,6 +61,7 @@ class Transfers {
  private:
   Status after_home(RangeId id);
   Status after_death(RangeId id);
+  Status after_deaths(const std::vector<RangeId>& ids);
   Status after_homes(const std::vector<RangeId>& ids);
   // After `events_`, and after those moves.
   Result<Ticket> submit_discard(const std::vector<managed::MemSpan>& spans, Ticket arrival,

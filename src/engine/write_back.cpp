@@ -11,7 +11,8 @@ using driver::CallScope;
 using managed::Where;
 
 Status WriteBack::advise(RangeId id, bool on, bool by_policy) {
-  if (!state_.managed) return {};
+  // Mapped memory has one place, and writes to it are not noticed.
+  if (!state_.managed || state_.mapped()) return {};
   const CallScope scope(state_.table, state_.place);
   Ledger& ledger = state_.ledger;
   // A drop suspends the advice meanwhile.
@@ -68,7 +69,7 @@ Status WriteBack::begin(RangeId id) {
   Ledger& ledger = state_.ledger;
   const Unit& unit = ledger.at(id);
   const bool here = unit.state == State::kDevice;
-  if (!state_.managed || unit.read_mostly || unit.op_pins > 0 ||
+  if (!state_.managed || state_.mapped() || unit.read_mostly || unit.op_pins > 0 ||
       (!here && unit.state != State::kHost))
     return {};
   if (here && !moves_.fits_on_host(id)) return {};

@@ -14,7 +14,9 @@ bool ZeroCopy::use(RangeId id) {
   const managed::MemSpan span = state_.span(id);
   Advised& advised = advised_[id];
   if (advised.span.bytes < span.bytes) {  // otherwise it is a smaller block of the same range
-    const Status status = managed::advise_zero_copy(state_.table, span, state_.place.device);
+    const Status status = state_.mapped()
+                              ? Status()  // usable on the host without advice
+                              : managed::advise_zero_copy(state_.table, span, state_.place.device);
     advised.span = span;
     if (!status.ok()) {
       state_.count_error(status);
@@ -47,8 +49,9 @@ void ZeroCopy::end(RangeId id) {
   const auto found = advised_.find(id);
   if (found == advised_.end()) return;
   const CallScope scope(state_.table, state_.place);
-  const Status status =
-      managed::end_zero_copy(state_.table, found->second.span, state_.place.device);
+  const Status status = state_.mapped() ? Status()
+                                        : managed::end_zero_copy(state_.table, found->second.span,
+                                                                 state_.place.device);
   state_.count_error(status);
   if (status.ok()) advised_.erase(found);
 }

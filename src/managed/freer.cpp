@@ -80,7 +80,7 @@ Status Freer::enter_context() {
 Status Freer::free(const Job& job) {
   UMEM_RETURN_IF_ERROR(enter_context());
   ready_(job.after);
-  return driver::check(table_.cuMemFree(job.raw), driver::Entry::cuMemFree);
+  return release_(job.raw);
 }
 
 void Freer::work() {

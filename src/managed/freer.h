@@ -25,10 +25,15 @@ class Freer {
     std::uint64_t after = 0;  // for `ready`
   };
   // Called on the thread: `ready` waits until the moves up to a ticket are issued, which must not
-  // come after the addresses are freed; `freed` receives the bytes of each freed range.
+  // come after the addresses are freed; `release` frees what the driver returned; `freed` receives
+  // the bytes of each freed range.
   Freer(const driver::Table& table, driver::Place place, std::function<void(std::uint64_t)> ready,
-        std::function<void(std::size_t)> freed)
-      : table_(table), place_(place), ready_(std::move(ready)), freed_(std::move(freed)) {}
+        std::function<Status(std::uintptr_t)> release, std::function<void(std::size_t)> freed)
+      : table_(table),
+        place_(place),
+        ready_(std::move(ready)),
+        release_(std::move(release)),
+        freed_(std::move(freed)) {}
   ~Freer();
   Freer(const Freer&) = delete;
   Freer& operator=(const Freer&) = delete;
@@ -56,6 +61,7 @@ class Freer {
   const driver::Table& table_;
   const driver::Place place_;
   const std::function<void(std::uint64_t)> ready_;
+  const std::function<Status(std::uintptr_t)> release_;
   const std::function<void(std::size_t)> freed_;
 
   bool entered_ = false;  // used by the thread only

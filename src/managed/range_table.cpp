@@ -23,10 +23,20 @@ std::size_t range_bytes(std::size_t block) {
   return align_up(pages, step) << kPageShift;
 }
 
-Status RangeTable::reserve(std::size_t bytes, cu::CUdeviceptr& ptr) {
+Status RangeTable::reserve(std::size_t bytes, int device, cu::CUdeviceptr& ptr) {
+  if (uses_mapped_) {
+    Result<cu::CUdeviceptr> addresses = mapped_.reserve(bytes, device);
+    if (addresses.ok()) ptr = addresses.value();
+    return addresses.take_status();
+  }
   if (!managed_) return check(table_.cuMemAlloc(&ptr, bytes), Entry::cuMemAlloc);
   return check(table_.cuMemAllocManaged(&ptr, bytes, cu::CU_MEM_ATTACH_GLOBAL),
                Entry::cuMemAllocManaged);
+}
+
+Status RangeTable::release(std::uintptr_t raw) const {
+  if (uses_mapped_) return mapped_.free(raw);
+  return check(table_.cuMemFree(raw), Entry::cuMemFree);
 }
 
 // With the first block, because kNoRange has an entry too.
@@ -173,7 +183,7 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
   std::uintptr_t base = 0;
   Result<cu::CUdeviceptr> raw = [&] {
     const driver::CallScope scope(table_, place);
-    return reserve_aligned(bytes, base);
+    return reserve_aligned(bytes, place.device, base);
   }();
   if (!raw.ok()) {
     freed(bytes);
@@ -188,17 +198,18 @@ Result<RangeId> RangeTable::create(std::size_t bytes, const driver::Place& place
 
 // Only whole pages can be evicted and discarded: if the driver's address is not page-aligned,
 // allocates enough to contain an aligned range.
-Result<cu::CUdeviceptr> RangeTable::reserve_aligned(std::size_t bytes, std::uintptr_t& base) {
+Result<cu::CUdeviceptr> RangeTable::reserve_aligned(std::size_t bytes, int device,
+                                                    std::uintptr_t& base) {
   cu::CUdeviceptr raw = 0;
-  UMEM_RETURN_IF_ERROR(reserve(bytes, raw));
+  UMEM_RETURN_IF_ERROR(reserve(bytes, device, raw));
   base = raw;
   if (base % kPageBytes != 0) {
-    UMEM_RETURN_IF_ERROR(check(table_.cuMemFree(raw), Entry::cuMemFree));
-    UMEM_RETURN_IF_ERROR(reserve(bytes + kPageBytes, raw));
+    UMEM_RETURN_IF_ERROR(release(raw));
+    UMEM_RETURN_IF_ERROR(reserve(bytes + kPageBytes, device, raw));
     base = align_up(raw, kPageBytes);
   }
   if (!PageMap::covers(base, bytes)) {
-    UMEM_RETURN_IF_ERROR(check(table_.cuMemFree(raw), Entry::cuMemFree));
+    UMEM_RETURN_IF_ERROR(release(raw));
     return Status(Code::kNotSupported, "the driver returned an address beyond 48 bits");
   }
   return raw;
@@ -243,7 +254,7 @@ Status RangeTable::destroy(RangeId id, const driver::Place& place, Freer* freer)
     return {};
   }
   const driver::CallScope scope(table_, place);
-  if (Status status = check(table_.cuMemFree(range.raw), Entry::cuMemFree); !status.ok()) {
+  if (Status status = release(range.raw); !status.ok()) {
     each_piece(id, [&](RangeId piece) {
       map_.set(at(piece).base, piece_bytes(piece, range.bytes), piece);
     });

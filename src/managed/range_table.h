@@ -15,6 +15,7 @@
 #include "driver/place.h"
 #include "driver/table.h"
 #include "managed/freer.h"
+#include "managed/mapped_memory.h"
 #include "managed/page_map.h"
 
 namespace umem::managed {
@@ -51,6 +52,12 @@ class RangeTable {
   // Upper bound of the bytes of all ranges; 0: unbounded. Ranges that are being freed count.
   void set_limit(std::size_t bytes) { limit_ = bytes; }
   void set_managed(bool managed) { managed_ = managed; }
+  // Ranges made from now on are mapped memory; false: the driver's. No range may exist.
+  void set_mapped(bool mapped) { uses_mapped_ = mapped; }
+  // Null: ranges are not mapped memory.
+  MappedMemory* mapped() const { return uses_mapped_ ? &mapped_ : nullptr; }
+  // Gives a range's memory back to the driver: `raw` is the driver's address. Waits for the device.
+  Status release(std::uintptr_t raw) const;
   // The size of pieces of ranges made from now on, a multiple of 2 MiB.
   void set_piece(std::size_t bytes) { piece_ = bytes; }
   // From now on ranges for blocks of this size are cut into smaller pieces, because ops use parts
@@ -131,8 +138,8 @@ class RangeTable {
   }
   void set(RangeId id, const Range& range);
   Status count(std::size_t bytes);
-  Result<cu::CUdeviceptr> reserve_aligned(std::size_t bytes, std::uintptr_t& base);
-  Status reserve(std::size_t bytes, cu::CUdeviceptr& ptr);
+  Result<cu::CUdeviceptr> reserve_aligned(std::size_t bytes, int device, std::uintptr_t& base);
+  Status reserve(std::size_t bytes, int device, cu::CUdeviceptr& ptr);
   bool ids_for(std::size_t bytes) const;
   RangeId take_id();
   void give_back_ids(RangeId head);
@@ -143,7 +150,8 @@ class RangeTable {
   PageMap map_;
   const std::unique_ptr<std::atomic<Range*>[]> blocks_;
   std::atomic<std::size_t> limit_{0}, piece_{kPieceBytes};
-  std::atomic<bool> managed_{true};
+  std::atomic<bool> managed_{true}, uses_mapped_{false};
+  mutable MappedMemory mapped_{table_};
 
   mutable std::mutex mutex_;  // guards the members below; no driver call is made under it
   RangeId next_id_ = 1;

@@ -78,6 +78,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   unit.segment = segment;
   unit.prefetched_unused = false;
   unit.last_use = ++clock_;
+  unit.fresh = true;
   unit.born = ++births_;
   set_tag(id, tag, family);
   set_state(id, State::kVoid);
@@ -89,6 +90,7 @@ void Ledger::revive(RangeId id, Tag tag, Family family) {
   set_state(id, State::kDevice);
   set_tag(id, tag, family);
   touch(id);
+  units_[id].fresh = true;
 }
 
 void Ledger::split(RangeId id, RangeId rest, std::size_t at) {
@@ -153,6 +155,7 @@ void Ledger::set_state(RangeId id, State state) {
   unit.dropped = unit.discarded = false;
   if (state != State::kDevice) unit.in_collective = false;
   if (state == State::kDevice) unit.first_use = 0;
+  if (state == State::kHost) unit.used_away = false;
   account(unit, false);
   if (List* list = list_of(unit.state)) unlink(*list, id);
   unit.state = state;
@@ -219,6 +222,8 @@ void Ledger::set_tag(RangeId id, Tag tag, Family family) {
 void Ledger::touch(RangeId id) {
   Unit& unit = units_[id];
   unit.last_use = ++clock_;
+  unit.used_away = unit.used_away || away(id);
+  unit.fresh = false;
   if (unit.first_use == 0) unit.first_use = unit.last_use;
   unit.prefetched_unused = unit.discarded = false;
   List* list = list_of(unit.state);

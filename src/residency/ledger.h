@@ -55,6 +55,8 @@ struct Unit {
   bool discarded = false;          // live, but without contents until something is written
   bool read_mostly = false;        // advised: the driver keeps a copy on the host until a write
   bool by_policy = false;          // advised by the policy
+  bool used_away = false;          // used since it left the device, where it was then
+  bool fresh = false;              // allocated, and no op that used it has ended
   bool clean = false;              // the host's copy is valid as far as umem knows
   // A collective may be using it, on its own stream or thread, until a later op uses it.
   bool in_collective = false;
@@ -63,6 +65,9 @@ struct Unit {
   std::uint64_t arrival = 0;      // the inbound lane's ticket; 0: nothing is under way
   std::uint64_t departure = 0;    // the outbound lane's ticket
   std::uint64_t populated = 0;    // the local lane's ticket
+
+  // An op that is not over may have allocated it for itself, or a block in it.
+  bool may_be_used_unseen() const { return segment || fresh; }
 };
 
 class Ledger {

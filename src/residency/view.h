@@ -11,13 +11,14 @@ struct CandidateView {
   const Ledger& ledger;
   std::size_t min_swap_bytes;
   std::size_t available_bytes = 0;  // fits without evicting live units
+  bool mapped = false;              // memory that must not be used while it moves
 
   // May be evicted now: resident, live, not in use by a running op or a collective, and not kept by
   // the program.
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
     return unit.state == State::kDevice && unit.op_pins == 0 && !unit.in_collective &&
-           !ledger.kept_in_place(id);
+           !ledger.kept_in_place(id) && !(mapped && unit.may_be_used_unseen());
   }
   // The program wants it left in place.
   bool kept_in_place(RangeId id) const { return ledger.kept_in_place(id); }

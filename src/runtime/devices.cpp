@@ -47,6 +47,7 @@ Status look_at_driver(State& s) {
     s.managed.reset();
     return status;
   }
+  if (s.options.backing == "mapped") return {};  // which needs no managed memory
   const std::string problem = driver::managed_memory_problem(found);
   if (problem.empty()) return {};
   s.managed = false;
@@ -196,6 +197,15 @@ Status open_device(State& s, DeviceLock& lock, int ordinal) {
   UMEM_RETURN_IF_ERROR(look_at_driver(s));
   Result<driver::Place> found = find_place(s, ordinal);
   if (!found.ok()) return found.take_status();
+  const bool mapped = s.options.backing == "mapped";
+  if (mapped) {
+    if (Status able = managed::MappedMemory::check_support(s.driver.table, ordinal); !able.ok()) {
+      const Status released = release_place(s, found.value());
+      (void)released;
+      return able;
+    }
+  }
+  if (s.opened == 0) s.ranges.set_mapped(mapped);
   Result<std::unique_ptr<Device>> made = make_device(s, found.value());
   if (made.ok()) {
     lock.slot().device = std::move(made.value());

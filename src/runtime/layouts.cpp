@@ -18,6 +18,8 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
         "allocation)"};
   if (!device->engine.managed())
     return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
+  if (s.ranges.mapped())
+    return {Code::kNotSupported, "mapped memory moves in whole blocks, which share no pages"};
   if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
   // The memory that the layout's blocks used so far is in the cache.
   UMEM_RETURN_IF_ERROR(release_all_cached(lock));

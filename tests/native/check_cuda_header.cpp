@@ -1,6 +1,7 @@
 // Compares umem's own declarations of the driver API (driver/types.h, driver/symbols.def) with the
 // real cuda.h and cudaTypedefs.h. The compiler compares: differences do not build. If the headers
 // are not on the include path the program reports that nothing was compared.
+#include <cstddef>
 #include <cstdio>
 
 #include "driver/table.h"
@@ -56,6 +57,10 @@ SAME(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS);
 SAME(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
 SAME(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES);
 SAME(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+SAME(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME(CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(CU_MEM_ATTACH_GLOBAL);
 SAME(CU_MEM_ATTACH_HOST);
 SAME(CU_MEM_ADVISE_SET_READ_MOSTLY);
@@ -123,6 +128,10 @@ struct SameCall<R (*)(Ours...), S (*)(Theirs...)>
 
 static_assert(same_shape<umem::cu::CUstream*, ::CUstream*>());
 static_assert(same_shape<umem::cu::CUmemLocation*, ::CUmemLocation*>());
+static_assert(same_shape<umem::cu::CUmemAllocationProp, ::CUmemAllocationProp>());
+static_assert(same_shape<umem::cu::CUmemAccessDesc, ::CUmemAccessDesc>());
+static_assert(offsetof(umem::cu::CUmemAllocationProp, allocFlags) ==
+              offsetof(::CUmemAllocationProp, allocFlags));
 static_assert(!same_shape<unsigned*, std::size_t*>());
 static_assert(!same_shape<const char**, char**>());
 static_assert(!same_shape<umem::cu::CUmemLocation, ::CUdeviceptr>());

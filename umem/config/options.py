@@ -37,6 +37,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 _OBSERVERS = ("auto", "native", "python", "off")
 _RECOMPUTE = ("off", "auto", "recompute", "per_block", "speed", "memory")
 _LAYOUTS = ("auto", "on", "off")
+_BACKINGS = ("managed", "mapped")
 _ALLOCATORS = ("auto", "subclass", "pluggable", "pool", "none")
 
 OPTIONS = (
@@ -87,6 +88,14 @@ OPTIONS = (
         "sees (CUDA_VISIBLE_DEVICES chooses); with SIZE umem occupies the rest of their memory, so "
         "that a program runs as on a GPU of that size. `auto` is `cuda` if torch sees a GPU, else "
         "`soft`.",
+    ),
+    Option(
+        "backing", "UMEM_BACKING", "choice", parsers.choice(*_BACKINGS), "managed",
+        ", ".join(_BACKINGS),
+        "The memory that a GPU's tensors are in. `managed`: the driver's managed memory, where a "
+        "wrong decision, or an access that umem does not see, costs only time. `mapped`: device "
+        "memory that is copied to the host and back at the link's whole rate; programs whose GPU "
+        "work is not all operators of torch must not use it (docs/cuda.md).",
     ),
     Option(
         "allocator", "UMEM_ALLOCATOR", "choice", parsers.choice(*_ALLOCATORS), "auto",

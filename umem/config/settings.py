@@ -38,6 +38,7 @@ class Settings:
     device: Device
     log: str
     guard: bool
+    backing: str
     allocator: str
     observer: str
     recompute: str

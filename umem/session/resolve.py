@@ -85,6 +85,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     # Native code runs some policies itself; `planned` runs the plans of all others.
     options.policy = str(settings.policy) if is_native(settings.policy) else PLANNED
     options.guard = settings.guard
+    options.backing = settings.backing
     options.watchdog_s = settings.watchdog
     return options
 
@@ -239,6 +240,9 @@ def _check_device(settings: Settings, kind: str) -> None:
         if wanted.profile not in known:
             reason = f"there is no {wanted.profile!r}{did_you_mean(wanted.profile, known)}"
             raise settings.refusal("device", reason, ", ".join(known))
+    if kind == "soft" and settings.backing != "managed":
+        reason = "'mapped' is memory of a GPU, and the device is the software device"
+        raise settings.refusal("backing", reason, "managed, or device=cuda")
     if kind == "cuda" and wanted.bytes is not None and settings.guard:
         reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
         raise settings.refusal("device", reason, "cuda, or guard=off")

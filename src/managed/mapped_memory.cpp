@@ -1,0 +1,271 @@
+#include "managed/mapped_memory.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/units.h"
+#include "driver/capabilities.h"
+
+namespace umem::managed {
+
+using driver::check;
+using driver::Entry;
+
+namespace {
+
+// Making host memory takes 7 ms for 32 MiB: this much is kept for other units of the same size.
+constexpr std::size_t kMostSpare = GiB;
+
+cu::CUmemAllocationProp properties(cu::CUmemLocationType type, int id) {
+  cu::CUmemAllocationProp made{};
+  made.type = cu::CU_MEM_ALLOCATION_TYPE_PINNED;
+  made.location = {type, id};
+  return made;
+}
+
+}  // namespace
+
+Status MappedMemory::check_support(const driver::Table& table, int device) {
+  for (cu::CUdevice_attribute attribute :
+       {cu::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+        cu::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED}) {
+    int value = 0;
+    if (table.cuDeviceGetAttribute(&value, attribute, device) != cu::CUDA_SUCCESS || value == 0)
+      return {Code::kNotSupported,
+              "the NVIDIA driver cannot map host memory at a device's addresses, which "
+              "backing=mapped needs; use backing=managed, or update the driver"};
+  }
+  return {};
+}
+
+Result<cu::CUdeviceptr> MappedMemory::reserve(std::size_t bytes, int device) {
+  cu::CUdeviceptr base = 0;
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemAddressReserve(&base, bytes, kPageBytes, 0, 0),
+                             Entry::cuMemAddressReserve));
+  const std::lock_guard guard(mutex_);
+  reserved_[base] = {bytes, device};
+  return base;
+}
+
+Status MappedMemory::free(std::uintptr_t base) {
+  UMEM_RETURN_IF_ERROR(check(table_.cuCtxSynchronize(), Entry::cuCtxSynchronize));
+  const std::lock_guard guard(mutex_);
+  const std::size_t bytes = reserved_.at(base).bytes;
+  for (auto chunk = chunks_.lower_bound(base);
+       chunk != chunks_.end() && chunk->first < base + bytes;)
+    UMEM_RETURN_IF_ERROR(dissolve(chunk++));
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemAddressFree(base, bytes), Entry::cuMemAddressFree));
+  reserved_.erase(base);
+  return {};
+}
+
+// The chunk of exactly these bytes; made if they have none.
+Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span) {
+  const std::size_t bytes = align_up(span.bytes, kPageBytes);
+  auto next = chunks_.lower_bound(span.base);
+  if (next != chunks_.end() && next->first == span.base && next->second.bytes == bytes) return next;
+  const bool begins_within =
+      next != chunks_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > span.base;
+  if (begins_within || (next != chunks_.end() && next->first < span.base + bytes))
+    return Status(Code::kBadState, "memory is moved in other units than it was placed in");
+  Chunk made;
+  made.bytes = bytes;
+  made.device = std::prev(reserved_.upper_bound(span.base))->second.device;
+  return chunks_.emplace_hint(next, span.base, made);
+}
+
+// The same for bytes without contents, which may have been part of other units.
+Result<MappedMemory::Chunks::iterator> MappedMemory::place(MemSpan span) {
+  const std::size_t bytes = align_up(span.bytes, kPageBytes);
+  auto chunk = chunks_.upper_bound(span.base);
+  if (chunk != chunks_.begin() &&
+      std::prev(chunk)->first + std::prev(chunk)->second.bytes > span.base)
+    --chunk;
+  while (chunk != chunks_.end() && chunk->first < span.base + bytes) {
+    const auto here = chunk++;
+    if (here->first == span.base && here->second.bytes == bytes) return here;
+    UMEM_RETURN_IF_ERROR(dissolve(here));
+  }
+  return find(span);
+}
+
+Status MappedMemory::dissolve(Chunks::iterator chunk) {
+  UMEM_RETURN_IF_ERROR(unmap(chunk->first, chunk->second));
+  if (chunk->second.host.memory != 0)
+    UMEM_RETURN_IF_ERROR(keep_spare(chunk->second.bytes, std::exchange(chunk->second.host, {})));
+  chunks_.erase(chunk);
+  return {};
+}
+
+Status MappedMemory::map(std::uintptr_t base, const Chunk& chunk, Handle memory) {
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemMap(base, chunk.bytes, 0, memory, 0), Entry::cuMemMap));
+  const cu::CUmemAccessDesc access{{cu::CU_MEM_LOCATION_TYPE_DEVICE, chunk.device},
+                                   cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  Status status =
+      check(table_.cuMemSetAccess(base, chunk.bytes, &access, 1), Entry::cuMemSetAccess);
+  if (!status.ok()) (void)table_.cuMemUnmap(base, chunk.bytes);
+  return status;
+}
+
+// No memory is mapped any more; device memory is given back.
+Status MappedMemory::unmap(std::uintptr_t base, Chunk& chunk) {
+  if (chunk.at == At::kDevice || chunk.at == At::kHost)
+    UMEM_RETURN_IF_ERROR(check(table_.cuMemUnmap(base, chunk.bytes), Entry::cuMemUnmap));
+  chunk.at = At::kNowhere;
+  if (chunk.memory == 0) return {};
+  return check(table_.cuMemRelease(std::exchange(chunk.memory, 0)), Entry::cuMemRelease);
+}
+
+Status MappedMemory::map_device(std::uintptr_t base, Chunk& chunk) {
+  const cu::CUmemAllocationProp device = properties(cu::CU_MEM_LOCATION_TYPE_DEVICE, chunk.device);
+  Handle memory = 0;
+  UMEM_RETURN_IF_ERROR(
+      check(table_.cuMemCreate(&memory, chunk.bytes, &device, 0), Entry::cuMemCreate));
+  if (Status status = map(base, chunk, memory); !status.ok()) {
+    (void)table_.cuMemRelease(memory);
+    return status;
+  }
+  chunk.memory = memory;
+  chunk.at = At::kDevice;
+  return {};
+}
+
+Status MappedMemory::map_host(std::uintptr_t base, Chunk& chunk) {
+  UMEM_RETURN_IF_ERROR(take_host(chunk));
+  UMEM_RETURN_IF_ERROR(map(base, chunk, chunk.host.memory));
+  chunk.at = At::kHost;
+  return {};
+}
+
+Status MappedMemory::take_host(Chunk& chunk) {
+  if (chunk.host.memory != 0) return {};
+  if (const auto spare = spare_.find(chunk.bytes); spare != spare_.end()) {
+    chunk.host = spare->second;
+    spare_.erase(spare);
+    spare_bytes_ -= chunk.bytes;
+    return {};
+  }
+  return make_host(chunk, chunk.host);
+}
+
+Status MappedMemory::make_host(const Chunk& chunk, Host& host) {
+  const int node = std::max(driver::nearest_host_node(table_, chunk.device), 0);
+  const cu::CUmemAllocationProp near = properties(cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
+  Host made;
+  const cu::CUresult created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+  if (created == cu::CUDA_ERROR_OUT_OF_MEMORY)
+    return {Code::kOutOfHostMemory, "the host has no more memory that a GPU can use"};
+  UMEM_RETURN_IF_ERROR(check(created, Entry::cuMemCreate));
+  Status status = check(table_.cuMemAddressReserve(&made.alias, chunk.bytes, kPageBytes, 0, 0),
+                        Entry::cuMemAddressReserve);
+  if (status.ok()) {
+    status = map(made.alias, chunk, made.memory);
+    if (!status.ok()) (void)table_.cuMemAddressFree(made.alias, chunk.bytes);
+  }
+  if (!status.ok()) {
+    (void)table_.cuMemRelease(made.memory);
+    return status;
+  }
+  host = made;
+  return {};
+}
+
+Status MappedMemory::keep_spare(std::size_t bytes, Host host) {
+  spare_.emplace(bytes, host);
+  spare_bytes_ += bytes;
+  while (spare_bytes_ > kMostSpare) {
+    const auto largest = std::prev(spare_.end());
+    const auto [size, released] = *largest;
+    spare_.erase(largest);
+    spare_bytes_ -= size;
+    UMEM_RETURN_IF_ERROR(release(size, released));
+  }
+  return {};
+}
+
+Status MappedMemory::release(std::size_t bytes, const Host& host) {
+  FirstError error;
+  error.keep(check(table_.cuMemUnmap(host.alias, bytes), Entry::cuMemUnmap));
+  error.keep(check(table_.cuMemAddressFree(host.alias, bytes), Entry::cuMemAddressFree));
+  error.keep(check(table_.cuMemRelease(host.memory), Entry::cuMemRelease));
+  return error.take();
+}
+
+Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
+  const std::lock_guard guard(mutex_);
+  Result<Chunks::iterator> found = find(span);
+  if (!found.ok()) return found.take_status();
+  auto& [base, chunk] = *found.value();
+  if (chunk.at == At::kDevice) return {};
+  const bool contents = chunk.at != At::kNowhere;
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
+  Status status = map_device(base, chunk);
+  if (!status.ok()) {
+    const Status mapped = map_host(base, chunk);
+    return mapped.ok() ? std::move(status) : Status(mapped.code(), mapped.message());
+  }
+  if (!contents) return {};
+  return check(table_.cuMemcpyAsync(base, chunk.host.alias, chunk.bytes, stream),
+               Entry::cuMemcpyAsync);
+}
+
+Status MappedMemory::populate(MemSpan span) {
+  const std::lock_guard guard(mutex_);
+  Result<Chunks::iterator> found = place(span);
+  if (!found.ok()) return found.take_status();
+  auto& [base, chunk] = *found.value();
+  if (chunk.at == At::kDevice) return {};
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
+  Status status = map_device(base, chunk);
+  if (status.ok()) return {};
+  const Status mapped = map_host(base, chunk);
+  return mapped.ok() ? std::move(status) : Status(mapped.code(), mapped.message());
+}
+
+Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
+  std::unique_lock guard(mutex_);
+  Result<Chunks::iterator> found = find(span);
+  if (!found.ok()) return found.take_status();
+  auto& [base, chunk] = *found.value();
+  if (chunk.at == At::kNowhere) return map_host(base, chunk);
+  if (chunk.at != At::kDevice) return {};
+  UMEM_RETURN_IF_ERROR(take_host(chunk));
+  UMEM_RETURN_IF_ERROR(check(table_.cuMemcpyAsync(chunk.host.alias, base, chunk.bytes, stream),
+                             Entry::cuMemcpyAsync));
+  guard.unlock();
+  FirstError error;
+  error.keep(map_left());  // while the copy is under way
+  const Status copied = check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize);
+  if (!copied.ok()) return {copied.code(), copied.message()};
+  guard.lock();
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
+  chunk.at = At::kLeft;
+  left_.push_back(base);
+  return error.take();
+}
+
+Status MappedMemory::map_left() {
+  FirstError error;
+  while (true) {
+    const std::lock_guard guard(mutex_);  // not for long: others bring bytes in
+    if (left_.empty()) return error.take();
+    const std::uintptr_t base = left_.back();
+    left_.pop_back();
+    const auto found = chunks_.find(base);
+    if (found != chunks_.end() && found->second.at == At::kLeft)
+      error.keep(map_host(base, found->second));
+  }
+}
+
+Status MappedMemory::discard(MemSpan span) {
+  const std::lock_guard guard(mutex_);
+  const std::uintptr_t end = span.base + align_up(span.bytes, kPageBytes);
+  FirstError error;
+  for (auto chunk = chunks_.lower_bound(span.base);
+       chunk != chunks_.end() && chunk->first + chunk->second.bytes <= end; ++chunk)
+    error.keep(unmap(chunk->first, chunk->second));
+  return error.take();
+}
+
+}  // namespace umem::managed

@@ -1,0 +1,99 @@
+// Memory of a GPU that leaves it by copies, at addresses that stay: a unit's address is mapped to
+// device memory while it is there, and to host memory while it is not (cuMemMap). The copies use
+// the link's whole rate, which the driver's moves of managed memory do not (docs/decisions/0026).
+//
+// There are no page faults. Host memory that is mapped is used in place, at the link's rate. An
+// access while a unit moves fails, or is lost, so the caller orders each move after all uses.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "driver/table.h"
+#include "managed/memory_ops.h"
+
+namespace umem::managed {
+
+// Thread-safe, but no two calls move the same bytes at once. Spans are those of units: the bytes
+// that one call placed, another one moves whole. The device's context is current.
+class MappedMemory {
+ public:
+  explicit MappedMemory(const driver::Table& table) : table_(table) {}
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+
+  // kNotSupported, with the reason, if the device's driver cannot map memory so.
+  static Status check_support(const driver::Table& table, int device);
+
+  // Addresses of whole pages, aligned to pages, without memory.
+  Result<cu::CUdeviceptr> reserve(std::size_t bytes, int device);
+  // Waits for the device, as cuMemFree does.
+  Status free(std::uintptr_t base);
+
+  // Each acts at once: its caller has waited for the work that uses the bytes.
+
+  // Maps device memory. Contents are copied on the stream: later work on it finds them. If the
+  // device has no more memory, the bytes stay usable where they are (kOutOfDeviceMemory).
+  Status bring_in(MemSpan span, cu::CUstream stream);
+  // Maps device memory without contents; host memory if the device has no more
+  // (kOutOfDeviceMemory).
+  Status populate(MemSpan span);
+  // Copies the bytes to the host and gives their device memory back. Bytes without contents get
+  // host memory. What has left becomes usable on the host by the next `map_left`, which this calls
+  // for earlier ones while it waits.
+  Status send_out(MemSpan span, cu::CUstream stream);
+  Status map_left();
+  // Gives device memory back; the bytes have no contents, and no memory.
+  Status discard(MemSpan span);
+
+ private:
+  using Handle = cu::CUmemGenericAllocationHandle;
+  enum class At : unsigned char {
+    kNowhere,
+    kDevice,
+    kHost,
+    kLeft,  // its contents are on the host, and no memory is mapped
+  };
+  struct Host {
+    Handle memory = 0;
+    cu::CUdeviceptr alias = 0;  // where it is always mapped, for copies
+  };
+  struct Chunk {
+    std::size_t bytes = 0;
+    int device = 0;
+    At at = At::kNowhere;
+    Handle memory = 0;  // of the device
+    Host host;          // kept until the chunk is dissolved
+  };
+  struct Reserved {
+    std::size_t bytes;
+    int device;
+  };
+  using Chunks = std::map<std::uintptr_t, Chunk>;
+
+  // These require the lock.
+  Result<Chunks::iterator> find(MemSpan span);
+  Result<Chunks::iterator> place(MemSpan span);
+  Status dissolve(Chunks::iterator chunk);
+  Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);
+  Status unmap(std::uintptr_t base, Chunk& chunk);
+  Status map_device(std::uintptr_t base, Chunk& chunk);
+  Status map_host(std::uintptr_t base, Chunk& chunk);
+  Status take_host(Chunk& chunk);
+  Status make_host(const Chunk& chunk, Host& host);
+  Status keep_spare(std::size_t bytes, Host host);
+  Status release(std::size_t bytes, const Host& host);
+
+  const driver::Table& table_;
+  std::mutex mutex_;  // guards the members below
+  std::map<std::uintptr_t, Reserved> reserved_;
+  Chunks chunks_;
+  std::vector<std::uintptr_t> left_;
+  std::multimap<std::size_t, Host> spare_;  // by size
+  std::size_t spare_bytes_ = 0;
+};
+
+}  // namespace umem::managed
