@@ -146,7 +146,7 @@ Status Engine::admit_piece(RangeId id, std::size_t bytes, bool segment, Tag tag,
   state_.ledger.add(id, bytes, segment, tag, family);
   state_.ledger.set_stream(id, stream);
   if (!captured) return settle(id, false, stream);
-  if (state_.mapped()) return transfers_.place(id, false);
+  if (state_.mapped()) return transfers_.make_usable(id, managed::Where::kDevice);
   state_.attach(id);  // populated by page faults of the graph's replay
   return {};
 }
@@ -156,11 +156,12 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
   if (!state_.active() || bytes > state_.limits.budget_bytes || !moves_.make_room(bytes)) {
     if (state_.active()) ++state_.counters.left_out;
-    if (state_.mapped()) {
-      const bool on_host = use_on_host(id);
-      return transfers_.place(id, on_host);
-    }
     one_.assign(1, id);
+    if (state_.mapped()) {
+      if (state_.ledger.at(id).death > 0) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
+      if (use_on_host(id)) return {};
+      return transfers_.make_usable(id, managed::Where::kDevice);
+    }
     // Otherwise page faults bring in what fits, in addition to the accounted bytes.
     if (!use_on_host(id)) state_.attach(id);
     if (had_frames) UMEM_RETURN_IF_ERROR(transfers_.discard(one_));
@@ -328,7 +329,8 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
           transfers_.await(newest, populated, stream));  // fetched for another stream, or by a hint
     if (!wanted_.empty()) state_.count_error(moves_.fetch(wanted_, &stream));
     for (RangeId id : wanted_)
-      if (state_.ledger.away(id) && !state_.fits(state_.ledger.at(id).bytes)) use_on_host(id);
+      if (state_.ledger.away(id) && (state_.mapped() || !state_.fits(state_.ledger.at(id).bytes)))
+        use_on_host(id);
   }
   // Units that died since the last op have made room: fetches that start now overlap with this op.
   if (state_.follows_plans()) apply_pending(stream);
@@ -338,7 +340,11 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
 // the advice, and where the host has no room.
 bool Engine::use_on_host(RangeId id) {
   if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
-  if (!moves_.fits_on_host(id) || !zero_copy_.use(id)) return false;
+  if (state_.mapped())  // beyond the host budget, as nothing else would make it usable
+    state_.count_error(transfers_.make_usable(id, managed::Where::kHost));
+  else if (!moves_.fits_on_host(id))
+    return false;
+  if (!zero_copy_.use(id)) return false;
   if (state_.ledger.at(id).state == State::kVoid) state_.ledger.set_state(id, State::kHost);
   return true;
 }
@@ -463,6 +469,15 @@ void Engine::check_invariants() const {
               "the driver holds device memory for all that is resident");
 }
 
+void Engine::end_moves() {
+  zero_copy_.clear();
+  if (!state_.mapped()) return;
+  const CallScope scope(state_.table, state_.place);
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
+    if (state_.ledger.live(id) && state_.ledger.away(id))
+      state_.count_error(transfers_.make_usable(id, managed::Where::kDevice));
+}
+
 Status Engine::set_limits(Limits limits) {
   const CallScope scope(state_.table, state_.place);
   if (const Status fits = hints_.check_user_pins(0, limits.budget_bytes); !fits.ok())
@@ -494,7 +509,7 @@ void Engine::set_policy(const policy::Policy& policy) {
   if (was_active == state_.active()) return;
   const CallScope scope(state_.table, state_.place);
   if (!state_.active()) {
-    zero_copy_.clear();
+    end_moves();
     // From now on the driver moves pages as it likes, and the ledger cannot track them.
     while (state_.ledger.oldest_resident() != kNoRange)
       state_.ledger.set_state(state_.ledger.oldest_resident(), State::kVoid);

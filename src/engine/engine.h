@@ -108,8 +108,8 @@ class Engine {
   void set_preferred_victims(std::vector<RangeId> ids) {
     moves_.set_preferred_victims(std::move(ids));
   }
-  // Leaves residency to the driver from now on: the end of a session.
-  void end_zero_copy() { zero_copy_.clear(); }
+  // Leaves residency to the driver from now on: the end of a session. Mapped memory is made usable.
+  void end_moves();
   // Applies the policy's pending requests; `stream` is the one where compute may have to wait.
   void apply_pending(cu::CUstream stream);
 

@@ -80,6 +80,13 @@ struct EngineState {
   managed::MappedMemory* mapped() const { return ranges.mapped(); }
   // True if prefetches to the host take time and a thread of their own; they are started early.
   bool asynchronous() const { return place.context != nullptr; }
+  // Nothing brings mapped memory back while the policy moves nothing.
+  Status check_moves() const {
+    if (!mapped() || active()) return {};
+    return {Code::kNotSupported,
+            "with backing=mapped and the policy none nothing leaves the device; choose another "
+            "policy, or backing=managed"};
+  }
   std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
   // The part of the budget that is not used outside of umem.
   std::size_t share() const {

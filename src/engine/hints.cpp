@@ -18,6 +18,7 @@ Status Hints::check_evictable(RangeId id) const {
 
 Status Hints::evict(RangeId id) {
   UMEM_RETURN_IF_ERROR(check_evictable(id));
+  UMEM_RETURN_IF_ERROR(state_.check_moves());
   const CallScope scope(state_.table, state_.place);
   if (!state_.active()) return transfers_.send_back({id});
   if (state_.ledger.at(id).state != State::kDevice) return {};

@@ -22,7 +22,8 @@ std::size_t bytes_of(const std::vector<managed::MemSpan>& spans) {
 
 // Bytes that make room when they have left.
 std::size_t leaving(Verb verb, const std::vector<managed::MemSpan>& spans) {
-  return verb == Verb::kWriteBack ? 0 : bytes_of(spans);
+  const bool stays = verb == Verb::kWriteBack || verb == Verb::kUseOnHost;
+  return stays ? 0 : bytes_of(spans);
 }
 
 // For messages.
@@ -40,6 +41,8 @@ const char* what(Verb verb) {
       return "evict memory to the host";
     case Verb::kWriteBack:
       return "copy memory to the host";
+    case Verb::kUseOnHost:
+      return "map memory of the host";
   }
   return "";
 }
@@ -161,6 +164,9 @@ Status Lane::run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans) {
       case Verb::kWriteBack:
         error.keep(mapped_->send_out(span, stream_));
         break;
+      case Verb::kUseOnHost:
+        error.keep(mapped_->use_on_host(span));
+        break;
     }
   }
   return error.take();
@@ -181,6 +187,8 @@ Status Lane::run(Verb verb, const std::vector<managed::MemSpan>& spans) {
       return drop(spans);
     case Verb::kWriteBack:
       return write_back(spans);
+    case Verb::kUseOnHost:
+      return {};  // by page faults
   }
   return {};
 }
@@ -365,12 +373,6 @@ void Lane::work() {
     const Status finished = finish(job.ticket, bytes);
     failures_ += (status.ok() ? 0 : 1) + (finished.ok() ? 0 : 1);
     changed_.notify_all();
-    if (mapped_ && job.verb == Verb::kSendOut && waiting_.empty()) {
-      guard.unlock();
-      const Status mapped = mapped_->map_left();
-      guard.lock();
-      failures_ += mapped.ok() ? 0 : 1;
-    }
   }
 }
 

@@ -35,6 +35,8 @@ const char* name(Verb verb) {
       return "drop";
     case Verb::kWriteBack:
       return "write back";
+    case Verb::kUseOnHost:
+      return "use on host";
   }
   return "";
 }

@@ -21,6 +21,7 @@ enum class Verb : unsigned char {
   kSendOut,        // device -> host
   kDrop,           // the same for read-mostly spans, without a transfer if the host's copy is valid
   kWriteBack,      // device -> host, and stays: the spans are read-mostly from now on
+  kUseOnHost,      // mapped memory: make bytes usable that are away
 };
 
 // For messages.

@@ -60,6 +60,7 @@ Status Sleep::check(const SleepRequest& wanted) {
   if (!state_.managed)
     return {Code::kNotSupported,
             "managed memory cannot be used here, so nothing can be put to sleep"};
+  UMEM_RETURN_IF_ERROR(state_.check_moves());
   const std::vector<RangeId> ids = units_to_sleep(wanted);
   for (RangeId id : ids)
     if (state_.ledger.at(id).op_pins > 0)

@@ -101,23 +101,18 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   return consumer ? await(ticket.value(), 0, *consumer) : Status();
 }
 
-Status Transfers::place(RangeId id, bool on_host) {
+Status Transfers::make_usable(RangeId id, managed::Where where) {
   const Unit& unit = state_.ledger.at(id);
   one_.assign(1, id);
-  if (unit.death > 0) {
-    events_.clear();
-    UMEM_RETURN_IF_ERROR(after_death(id));
-    Result<Ticket> dropped = submit_discard(spans_of(one_), unit.arrival, unit.departure);
-    if (!dropped.ok()) return dropped.take_status();
-  }
-  Lane& lane = on_host ? out_ : in_;
-  UMEM_RETURN_IF_ERROR(local_.make_wait(lane, last_discard_));
+  UMEM_RETURN_IF_ERROR(out_.make_wait(in_, unit.departure));
+  UMEM_RETURN_IF_ERROR(local_.make_wait(in_, last_discard_));
   events_.clear();
-  Result<Ticket> placed =
-      lane.submit(on_host ? Verb::kSendOut : Verb::kBringIn, spans_of(one_), events_);
-  if (!placed.ok()) return placed.take_status();
-  lane.issue_until(placed.value());
-  return {};
+  Result<Ticket> usable = in_.submit(
+      where == managed::Where::kHost ? Verb::kUseOnHost : Verb::kBringIn, spans_of(one_), events_);
+  if (!usable.ok()) return usable.take_status();
+  state_.ledger.set_arrival(id, usable.value());
+  in_.issue_until(usable.value());
+  return where == managed::Where::kHost ? Status() : await(usable.value(), 0, unit.stream);
 }
 
 void Transfers::finish_issuing() {

@@ -22,9 +22,9 @@ class Transfers {
   // Brings the units in. Later work on the consumer waits for their bytes; without a consumer
   // nothing waits.
   Status bring_in(const std::vector<RangeId>& ids, const cu::CUstream* consumer);
-  // Mapped memory only: gives a unit without contents memory, on the device or the host, and
-  // returns when it is usable. Where the driver brings pages by faults nothing else is needed.
-  Status place(RangeId id, bool on_host);
+  // Mapped memory only: what page faults do for managed memory. Maps a unit that is away, with its
+  // contents if it has any, and waits until this is issued.
+  Status make_usable(RangeId id, managed::Where where);
   // Waits until the threads have issued all submissions.
   void finish_issuing();
   // Populates the unit on the device without a copy.

@@ -60,23 +60,9 @@ Status MappedMemory::free(std::uintptr_t base) {
   return {};
 }
 
-// The chunk of exactly these bytes; made if they have none.
-Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span) {
-  const std::size_t bytes = align_up(span.bytes, kPageBytes);
-  auto next = chunks_.lower_bound(span.base);
-  if (next != chunks_.end() && next->first == span.base && next->second.bytes == bytes) return next;
-  const bool begins_within =
-      next != chunks_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > span.base;
-  if (begins_within || (next != chunks_.end() && next->first < span.base + bytes))
-    return Status(Code::kBadState, "memory is moved in other units than it was placed in");
-  Chunk made;
-  made.bytes = bytes;
-  made.device = std::prev(reserved_.upper_bound(span.base))->second.device;
-  return chunks_.emplace_hint(next, span.base, made);
-}
-
-// The same for bytes without contents, which may have been part of other units.
-Result<MappedMemory::Chunks::iterator> MappedMemory::place(MemSpan span) {
+// The chunk of exactly these bytes, made if there is none. Other chunks there are dissolved: those
+// of earlier units. kBadState if one has contents that are kept.
+Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span, bool keep_contents) {
   const std::size_t bytes = align_up(span.bytes, kPageBytes);
   auto chunk = chunks_.upper_bound(span.base);
   if (chunk != chunks_.begin() &&
@@ -85,9 +71,14 @@ Result<MappedMemory::Chunks::iterator> MappedMemory::place(MemSpan span) {
   while (chunk != chunks_.end() && chunk->first < span.base + bytes) {
     const auto here = chunk++;
     if (here->first == span.base && here->second.bytes == bytes) return here;
+    if (keep_contents && here->second.at != At::kNowhere)
+      return Status(Code::kBadState, "memory is moved in other units than it was placed in");
     UMEM_RETURN_IF_ERROR(dissolve(here));
   }
-  return find(span);
+  Chunk made;
+  made.bytes = bytes;
+  made.device = std::prev(reserved_.upper_bound(span.base))->second.device;
+  return chunks_.emplace(span.base, made).first;
 }
 
 Status MappedMemory::dissolve(Chunks::iterator chunk) {
@@ -192,6 +183,14 @@ Status MappedMemory::release(std::size_t bytes, const Host& host) {
   return error.take();
 }
 
+Status MappedMemory::map_device_or_host(std::uintptr_t base, Chunk& chunk) {
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
+  Status status = map_device(base, chunk);
+  if (status.ok()) return {};
+  Status mapped = map_host(base, chunk);
+  return mapped.ok() ? std::move(status) : std::move(mapped);
+}
+
 Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
   const std::lock_guard guard(mutex_);
   Result<Chunks::iterator> found = find(span);
@@ -199,12 +198,7 @@ Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
   auto& [base, chunk] = *found.value();
   if (chunk.at == At::kDevice) return {};
   const bool contents = chunk.at != At::kNowhere;
-  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
-  Status status = map_device(base, chunk);
-  if (!status.ok()) {
-    const Status mapped = map_host(base, chunk);
-    return mapped.ok() ? std::move(status) : Status(mapped.code(), mapped.message());
-  }
+  UMEM_RETURN_IF_ERROR(map_device_or_host(base, chunk));
   if (!contents) return {};
   return check(table_.cuMemcpyAsync(base, chunk.host.alias, chunk.bytes, stream),
                Entry::cuMemcpyAsync);
@@ -212,15 +206,10 @@ Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
 
 Status MappedMemory::populate(MemSpan span) {
   const std::lock_guard guard(mutex_);
-  Result<Chunks::iterator> found = place(span);
+  Result<Chunks::iterator> found = find(span, false);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
-  if (chunk.at == At::kDevice) return {};
-  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
-  Status status = map_device(base, chunk);
-  if (status.ok()) return {};
-  const Status mapped = map_host(base, chunk);
-  return mapped.ok() ? std::move(status) : Status(mapped.code(), mapped.message());
+  return chunk.at == At::kDevice ? Status() : map_device_or_host(base, chunk);
 }
 
 Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
@@ -228,34 +217,24 @@ Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
   Result<Chunks::iterator> found = find(span);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
-  if (chunk.at == At::kNowhere) return map_host(base, chunk);
   if (chunk.at != At::kDevice) return {};
   UMEM_RETURN_IF_ERROR(take_host(chunk));
   UMEM_RETURN_IF_ERROR(check(table_.cuMemcpyAsync(chunk.host.alias, base, chunk.bytes, stream),
                              Entry::cuMemcpyAsync));
   guard.unlock();
-  FirstError error;
-  error.keep(map_left());  // while the copy is under way
-  const Status copied = check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize);
-  if (!copied.ok()) return {copied.code(), copied.message()};
+  UMEM_RETURN_IF_ERROR(check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize));
   guard.lock();
   UMEM_RETURN_IF_ERROR(unmap(base, chunk));
-  chunk.at = At::kLeft;
-  left_.push_back(base);
-  return error.take();
+  chunk.at = At::kAway;
+  return {};
 }
 
-Status MappedMemory::map_left() {
-  FirstError error;
-  while (true) {
-    const std::lock_guard guard(mutex_);  // not for long: others bring bytes in
-    if (left_.empty()) return error.take();
-    const std::uintptr_t base = left_.back();
-    left_.pop_back();
-    const auto found = chunks_.find(base);
-    if (found != chunks_.end() && found->second.at == At::kLeft)
-      error.keep(map_host(base, found->second));
-  }
+Status MappedMemory::use_on_host(MemSpan span) {
+  const std::lock_guard guard(mutex_);
+  Result<Chunks::iterator> found = find(span);
+  if (!found.ok()) return found.take_status();
+  auto& [base, chunk] = *found.value();
+  return chunk.at == At::kNowhere || chunk.at == At::kAway ? map_host(base, chunk) : Status();
 }
 
 Status MappedMemory::discard(MemSpan span) {

@@ -1,15 +1,16 @@
-// Memory of a GPU that leaves it by copies, at addresses that stay: a unit's address is mapped to
-// device memory while it is there, and to host memory while it is not (cuMemMap). The copies use
-// the link's whole rate, which the driver's moves of managed memory do not (docs/decisions/0026).
+// Memory of a GPU that leaves it by copies, at addresses that stay: device memory is mapped there
+// while the bytes are on the device (cuMemMap), and host memory where they are used on the host.
+// The copies use the link's whole rate, which the driver's moves of managed memory do not
+// (docs/decisions/0027).
 //
-// There are no page faults. Host memory that is mapped is used in place, at the link's rate. An
-// access while a unit moves fails, or is lost, so the caller orders each move after all uses.
+// There are no page faults. The address of bytes that are away is mapped to nothing, and an access
+// there fails; an access while they move fails, or is lost. So the caller brings in, or maps, what
+// is used, and orders each move after all uses.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "base/status.h"
 #include "driver/table.h"
@@ -35,18 +36,16 @@ class MappedMemory {
 
   // Each acts at once: its caller has waited for the work that uses the bytes.
 
-  // Maps device memory. Contents are copied on the stream: later work on it finds them. If the
-  // device has no more memory, the bytes stay usable where they are (kOutOfDeviceMemory).
+  // Maps device memory; contents are copied on the stream. If the device has no more memory, the
+  // bytes are usable on the host (kOutOfDeviceMemory).
   Status bring_in(MemSpan span, cu::CUstream stream);
-  // Maps device memory without contents; host memory if the device has no more
-  // (kOutOfDeviceMemory).
+  // The same without contents.
   Status populate(MemSpan span);
-  // Copies the bytes to the host and gives their device memory back. Bytes without contents get
-  // host memory. What has left becomes usable on the host by the next `map_left`, which this calls
-  // for earlier ones while it waits.
+  // Copies contents to the host, and gives device memory back.
   Status send_out(MemSpan span, cu::CUstream stream);
-  Status map_left();
-  // Gives device memory back; the bytes have no contents, and no memory.
+  // Makes bytes that are away usable on the host.
+  Status use_on_host(MemSpan span);
+  // Gives device memory back; the bytes have no contents.
   Status discard(MemSpan span);
 
  private:
@@ -54,8 +53,8 @@ class MappedMemory {
   enum class At : unsigned char {
     kNowhere,
     kDevice,
-    kHost,
-    kLeft,  // its contents are on the host, and no memory is mapped
+    kAway,  // its contents are on the host, and no memory is mapped
+    kHost,  // they are used there
   };
   struct Host {
     Handle memory = 0;
@@ -75,13 +74,13 @@ class MappedMemory {
   using Chunks = std::map<std::uintptr_t, Chunk>;
 
   // These require the lock.
-  Result<Chunks::iterator> find(MemSpan span);
-  Result<Chunks::iterator> place(MemSpan span);
+  Result<Chunks::iterator> find(MemSpan span, bool keep_contents = true);
   Status dissolve(Chunks::iterator chunk);
   Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);
   Status unmap(std::uintptr_t base, Chunk& chunk);
   Status map_device(std::uintptr_t base, Chunk& chunk);
   Status map_host(std::uintptr_t base, Chunk& chunk);
+  Status map_device_or_host(std::uintptr_t base, Chunk& chunk);
   Status take_host(Chunk& chunk);
   Status make_host(const Chunk& chunk, Host& host);
   Status keep_spare(std::size_t bytes, Host host);
@@ -91,7 +90,6 @@ class MappedMemory {
   std::mutex mutex_;  // guards the members below
   std::map<std::uintptr_t, Reserved> reserved_;
   Chunks chunks_;
-  std::vector<std::uintptr_t> left_;
   std::multimap<std::size_t, Host> spare_;  // by size
   std::size_t spare_bytes_ = 0;
 };

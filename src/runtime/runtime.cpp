@@ -197,7 +197,7 @@ Status stop() {
     s.accepting = false;
     each_device(s, [&](Device& device) {
       end_pins(s, device);
-      device.engine.end_zero_copy();
+      device.engine.end_moves();
     });
     s.exemptions.clear();
     for (const trace::Sink sink : {trace::kPlan, trace::kFile}) RecorderLock(s)->stop(sink);

@@ -19,12 +19,21 @@ bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
 #endif
 }
 
+// A replay uses its inputs at times that umem does not see.
+void check_graphs() {
+  TORCH_CHECK(
+      runtime::serves_graphs(),
+      "umem: with backing=mapped no CUDA graph can be captured, because its replays would use "
+      "memory that umem may be moving; use backing=managed (UMEM_BACKING=managed)");
+}
+
 }  // namespace
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                                         Pools::Filter filter) {
-  native_->beginAllocateToPool(device, id, filter);
   const bool capture = announces_capture(device, filter);
+  if (capture) check_graphs();
+  native_->beginAllocateToPool(device, id, filter);
   if (capture) runtime::capture_begin();
   pools_.begin(device, id, std::move(filter), capture);
 }
@@ -37,6 +46,7 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
+  check_graphs();
   runtime::capture_begin();
   native_->markCaptureBegin(device);
 }
