@@ -25,7 +25,8 @@ class Config:
     fits: tuple[str, ...] = ("resnet50_b128", "gpt2_small_b8", "vit_l_b64")
     outofcore: str = ""  # the network of all parts that have one, if not their own
     fractions: tuple[float, ...] = (1 / 2, 1 / 3, 1 / 4)  # of the peak, as budgets
-    policies: tuple[str, ...] = ("auto", "lru")
+    # A policy, and after a slash the backing. The slowest last: the time may end in it.
+    ways: tuple[str, ...] = ("auto/mapped", "lru/mapped", "auto/managed", "lru/managed")
     warm_steps: int = 12  # `auto` records a step, plans, and judges its plan
     steps: int = 6
     fits_rounds: int = 8  # of two steps each

@@ -28,7 +28,9 @@ AMPLE = 1.2  # times the peak, as the budget of a step that fits
 TARGET = 1.01  # times torch's step, for a step that fits
 
 
-def environment(budget: int, host_budget: int, cache: str) -> dict[str, str]:
+def environment(
+    budget: int, host_budget: int, cache: str, backing: str = "managed"
+) -> dict[str, str]:
     """Return the environment of every child: the guard is on, and both budgets are always set."""
     path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     return {
@@ -37,6 +39,7 @@ def environment(budget: int, host_budget: int, cache: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "OMP_NUM_THREADS": "1",  # equal bits on the software driver; a GPU's do not depend on it
         "UMEM_GUARD": "1",
+        "UMEM_BACKING": backing,
         "UMEM_BUDGET": str(budget),
         "UMEM_HOST_BUDGET": str(host_budget),
     }
@@ -44,15 +47,18 @@ def environment(budget: int, host_budget: int, cache: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def training(
-    bench: Bench, net: str, policy: str = TORCH, deterministic: bool = False
+    bench: Bench, net: str, way: str = TORCH, deterministic: bool = False
 ) -> Iterator[WorkerProcess]:
-    """Start a training. Under umem it holds all of the guard's room until it ends.
+    """Start a training: `way` is torch's, or a policy/backing.
+
+    Under umem it holds all of the guard's room until it ends.
 
     Raises:
         GuardError: the guard has no room.
         StateError: it does not start, or fails later.
     """
-    room, under_umem = bench.guard.limit, policy != TORCH
+    room, under_umem = bench.guard.limit, way != TORCH
+    policy, _, backing = way.partition("/")
     half = room // 2 // PAGE_BYTES * PAGE_BYTES
     options: dict[str, Any] = {"policy": policy, "budget": half} if under_umem else {}
     share = bench.guard.share(room, f"{net} under umem") if under_umem else contextlib.nullcontext()
@@ -63,7 +69,7 @@ def training(
             on_note=lambda text: print(text, file=sys.stderr, flush=True),
             timeout=bench.part.seconds,
             command=[sys.executable, "-W", "ignore", "-m", "gpu.worker"],
-            environment=environment(half, room - half, bench.cache),
+            environment=environment(half, room - half, bench.cache, backing or "managed"),
         ) as process,
     ):
         yield process
@@ -100,12 +106,12 @@ def _same_bits(bench: Bench, net: str) -> None:
     """
     found = bench.record.details.setdefault("weights", {}).setdefault(net, {})
     peak = 0
-    for name in (TORCH, f"{TORCH} again", *bench.config.policies):
-        policy = name if name in bench.config.policies else TORCH
+    for name in (TORCH, f"{TORCH} again", *bench.config.ways):
+        way = name if name in bench.config.ways else TORCH
         digests, evictions = [], 0
-        with training(bench, net, policy, deterministic=True) as process:
+        with training(bench, net, way, deterministic=True) as process:
             for fraction in bench.config.fractions:
-                sizes = budgets(bench, fraction * peak) if policy != TORCH else {}
+                sizes = budgets(bench, fraction * peak) if way != TORCH else {}
                 did = process.call("train", steps=bench.config.warm_steps + 2, **sizes)["did"]
                 digests.append(process.call("digest")["sha256"])
                 evictions += did.get("evictions", 0)
@@ -126,7 +132,10 @@ def fits(bench: Bench) -> None:
 def _fit(bench: Bench, net: str) -> None:
     """Train in two processes."""
     config, record = bench.config, bench.record
-    with training(bench, net) as plain, training(bench, net, registry.DEFAULT) as under:
+    with (
+        training(bench, net) as plain,
+        training(bench, net, f"{registry.DEFAULT}/managed") as under,
+    ):
         plain.call("train", steps=config.warm_steps)
         peak = peak_of(bench, net, plain)
         under.call("train", steps=config.warm_steps, **budgets(bench, AMPLE * peak))
@@ -154,7 +163,7 @@ def outofcore(bench: Bench) -> None:
     lower bound of the step time, which takes no time on the device.
     """
     bench.record.details |= {"net": bench.config.outofcore or bench.part.net, "rows": []}
-    under_umem = {policy: partial(_in_less, bench, policy) for policy in bench.config.policies}
+    under_umem = {way: partial(_in_less, bench, way) for way in bench.config.ways}
     bench.record.take({TORCH: partial(_plain, bench), **under_umem}, bench.deadline)
 
 
@@ -169,18 +178,19 @@ def _plain(bench: Bench) -> None:
             bench.record.details.setdefault("peak_bytes", peak_of(bench, net, process))
 
 
-def _in_less(bench: Bench, policy: str) -> None:
-    """Train at each budget under one policy."""
+def _in_less(bench: Bench, way: str) -> None:
+    """Train at each budget with one policy and backing."""
     details, warm = bench.record.details, bench.config.warm_steps
-    with training(bench, details["net"], policy) as process:
+    plans = way.partition("/")[0] == registry.DEFAULT
+    with training(bench, details["net"], way) as process:
         for fraction in bench.config.fractions:
             if not bench.deadline.left:
-                bench.record.leave_out(f"{policy} at {fraction:.2f} of the peak", TIME_USED_UP)
+                bench.record.leave_out(f"{way} at {fraction:.2f} of the peak", TIME_USED_UP)
                 continue
             sizes = budgets(bench, fraction * details["peak_bytes"])
-            process.call("train", steps=warm if policy == registry.DEFAULT else 2, **sizes)
+            process.call("train", steps=warm if plans else 2, **sizes)
             answer = process.call("train", steps=bench.config.steps)
-            _keep(bench, {"way": policy, "fraction": fraction, **answer, **sizes})
+            _keep(bench, {"way": way, "fraction": fraction, **answer, **sizes})
 
 
 def _keep(bench: Bench, row: dict[str, Any]) -> None:
