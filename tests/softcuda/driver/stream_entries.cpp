@@ -70,7 +70,7 @@ ENTRY(cuStreamSynchronize, 2000, (CUstream stream)) {
     RETURN_IF_FAILED(check_not_capturing(s));
     RETURN_IF_FAILED(check_unsafe());
     wait_stream(lock, s);
-    return CUDA_SUCCESS;
+    return device_state();
   });
 }
 ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
@@ -82,8 +82,8 @@ ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
     const bool waits =
         std::any_of(s->waits.begin(), s->waits.end(), [](const Moment& m) { return !m.reached(); });
     if (!now(s).reached() || waits) return CUDA_ERROR_NOT_READY;
-    races().host_knows(s->strand.clock);
-    return CUDA_SUCCESS;
+    for (const KnownRef& known : all_known_after(s->strand)) races().host_knows(known->clock);
+    return device_state();
   });
 }
 ENTRY(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned)) {
@@ -102,6 +102,54 @@ ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* 
     return CUDA_SUCCESS;
   };
   return enqueue_host_function(stream, work);
+}
+
+namespace {
+
+// Any memory that the driver knows; the word must be aligned.
+bool is_word(CUdeviceptr ptr) {
+  Allocation found;
+  return ptr % sizeof(std::uint32_t) == 0 && find_allocation(ptr, found);
+}
+
+CUresult wait_for_word(CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags) {
+  constexpr unsigned kAtLeast = 0, kEqual = 1;
+  RETURN_IF_FAILED(check_context());
+  if (!is_word(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != kAtLeast && flags != kEqual) return CUDA_ERROR_NOT_SUPPORTED;
+  auto flag = std::make_shared<Flag>();
+  flag->word = reinterpret_cast<const std::uint32_t*>(ptr);
+  flag->value = value;
+  flag->equal = flags == kEqual;
+  return enqueue_wait(stream, flag);
+}
+
+CUresult write_word(CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags) {
+  RETURN_IF_FAILED(check_context());
+  if (!is_word(ptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags != 0) return CUDA_ERROR_NOT_SUPPORTED;
+  return enqueue_write(stream, reinterpret_cast<std::uint32_t*>(ptr), value);
+}
+
+}  // namespace
+
+ENTRY(cuStreamWaitValue32_v2, 11070,
+      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  return wait_for_word(stream, ptr, value, flags);
+}
+ENTRY(cuStreamWaitValue32, 8000,
+      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
+  return cuStreamWaitValue32_v2(stream, ptr, value, flags);
+}
+ENTRY(cuStreamWriteValue32_v2, 11070,
+      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  return write_word(stream, ptr, value, flags);
+}
+ENTRY(cuStreamWriteValue32, 8000,
+      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
+  return cuStreamWriteValue32_v2(stream, ptr, value, flags);
 }
 
 ENTRY(cuEventCreate, 2000, (CUevent * event, unsigned flags)) {
@@ -136,8 +184,8 @@ ENTRY(cuEventQuery, 2000, (CUevent event)) {
     RETURN_IF_FAILED(check_unsafe());
     poll();
     if (e.recorded && !e.at.reached()) return CUDA_ERROR_NOT_READY;
-    races().host_knows(e.clock);
-    return CUDA_SUCCESS;
+    if (e.known) races().host_knows(e.known->clock);
+    return device_state();
   });
 }
 ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
@@ -146,10 +194,10 @@ ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
     if (e.capture) return kCapturedEvent;
     RETURN_IF_FAILED(check_unsafe());
     const Moment at = e.at;  // the present record, regardless of later ones
-    const Clock known = e.clock;
+    const KnownRef known = e.known;
     if (e.recorded) wait(lock, [&] { return at.reached(); });
-    races().host_knows(known);
-    return CUDA_SUCCESS;
+    if (known) races().host_knows(known->clock);
+    return device_state();
   });
 }
 ENTRY(cuEventElapsedTime_v2, 12080, (float* milliseconds, CUevent start, CUevent end)) {

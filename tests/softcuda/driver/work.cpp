@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <random>
 #include <unordered_map>
 
 #include "capture.h"
 #include "config.h"
 #include "devices.h"
+#include "probes.h"
 #include "softcuda.h"
+#include "vmm.h"
 
 namespace softcuda {
 namespace {
@@ -24,7 +27,8 @@ struct State {
   std::uint64_t seed = config().seed;
   std::mt19937_64 random{config().seed};
   std::uint64_t failures = 0;
-  std::uint64_t hints_called = 0, hints_done = 0;  // the worker's
+  std::uint64_t hints_called = 0, hints_done = 0;           // the worker's
+  std::unordered_map<const std::uint32_t*, Clock> writers;  // of words
 
   bool one_worker() const {
     return config().hints == Hints::kWorker || (config().hints == Hints::kBoth && seed % 2 == 1);
@@ -63,11 +67,29 @@ void run_all_runnable() {
   }
 }
 
+void judge_all() {
+  bool any = true;
+  while (any) {
+    any = false;
+    for (const StreamRef& stream : state().all) any = judge(stream->strand) || any;
+  }
+}
+
+void see(Flag& flag) {
+  if (flag.seen) return;
+  flag.seen = true;
+  const auto writer = state().writers.find(flag.word);
+  if (writer != state().writers.end()) flag.writer = writer->second;
+  judge_all();
+}
+
 void run_on_own_thread(const StreamRef& stream, Work work) {
   stream->busy = true;
   std::thread([stream, work = std::move(work)] {
     work();
     const std::lock_guard guard(state().mutex);
+    if (stream->flag) see(*stream->flag);
+    stream->flag = nullptr;
     stream->busy = false;
     ++stream->completed;
     if (state().seed == 0) run_all_runnable();
@@ -85,8 +107,14 @@ bool run_one() {
   const StreamRef stream = ready[s.random() % ready.size()];
   Operation operation = std::move(stream->queue.front());
   stream->queue.pop_front();
+  if (operation.flag && (operation.flag->seen || operation.flag->satisfied())) {
+    see(*operation.flag);
+    ++stream->completed;
+    return true;
+  }
   if (operation.on_own_thread()) {
-    if (operation.host_function) races().host_knows(operation.known);
+    if (operation.host_function) races().host_knows(operation.known->clock);
+    stream->flag = operation.flag;
     run_on_own_thread(stream, std::move(operation.work));
     return true;
   }
@@ -128,10 +156,27 @@ void add_implicit_order(const StreamRef& stream, std::vector<Moment>& after) {
 
 void enter_operation(const StreamRef& stream, Operation& operation) {
   Strand& strand = stream->strand;
-  for_streams_before(stream,
-                     [&](const StreamRef& other) { strand.clock.join(other->strand.clock); });
-  races().enqueued(strand, operation.accesses);
-  if (operation.host_function) operation.known = strand.clock;
+  for_streams_before(stream, [&](const StreamRef& other) { follow(strand, other->strand); });
+  Judgement judgement{std::move(operation.accesses), {}, operation.flag, {}};
+  if (operation.known) judgement.results.push_back(operation.known);
+  enter(strand, std::move(judgement));
+}
+
+// The device checks addresses when the work runs.
+void check_addresses(Operation& operation, int device) {
+  if (!touches_reserved(operation.accesses)) return;
+  operation.work = [work = std::move(operation.work), accesses = operation.accesses, device] {
+    const Access* illegal = find_illegal(accesses, device);
+    if (!illegal) return work();
+    std::fprintf(stderr, "softcuda: %s uses 0x%zx+%zu, which device %d may not: illegal address\n",
+                 illegal->name, illegal->begin, illegal->end - illegal->begin, device);
+    lose_device(CUDA_ERROR_ILLEGAL_ADDRESS);
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  };
+}
+
+void wait_until_satisfied(const Flag& flag) {
+  while (!flag.satisfied()) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 }  // namespace
@@ -200,6 +245,7 @@ Moment now(const StreamRef& stream) {
 }
 
 CUresult enqueue(const StreamRef& stream, Operation operation) {
+  check_addresses(operation, stream->device);
   if (stream->capture) {
     if (stream->capture->invalid) return kCaptureInvalidated;
     stream->capture->nodes.push_back(std::move(operation.work));
@@ -250,7 +296,40 @@ CUresult enqueue_on(CUstream handle, Work work, Accesses accesses, bool waits) {
 CUresult enqueue_host_function(CUstream handle, Work work) {
   const auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
-  return stream ? enqueue(stream, {std::move(work), {}, true}) : CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  Operation operation{std::move(work), {}, true};
+  operation.known = std::make_shared<Known>();
+  return enqueue(stream, std::move(operation));
+}
+
+CUresult enqueue_wait(CUstream handle, const FlagRef& flag) {
+  const auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) return check_not_capturing(stream);
+  Operation operation;
+  operation.work = [flag] {
+    wait_until_satisfied(*flag);
+    return CUDA_SUCCESS;
+  };
+  operation.waits = true;
+  operation.flag = flag;
+  return enqueue(stream, std::move(operation));
+}
+
+CUresult enqueue_write(CUstream handle, std::uint32_t* word, std::uint32_t value) {
+  const auto lock = lock_work();
+  const StreamRef stream = find_stream(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) return check_not_capturing(stream);
+  Operation operation;
+  operation.known = std::make_shared<Known>();
+  operation.work = [word, value, known = operation.known] {
+    state().writers[word] = known->clock;
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    return CUDA_SUCCESS;
+  };
+  return enqueue(stream, std::move(operation));
 }
 
 CUresult record(Event& event, const StreamRef& stream) {
@@ -269,7 +348,7 @@ CUresult record(Event& event, const StreamRef& stream) {
   };
   event.at = {stream, stream->issued + 1};
   const CUresult result = enqueue(stream, std::move(operation));
-  event.clock = stream->strand.clock;
+  event.known = known_after(stream->strand);
   return result;
 }
 
@@ -280,6 +359,17 @@ void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done)
   }
 }
 
+namespace {
+// The program knows afterwards what those moments tell.
+void wait_for_all(std::unique_lock<std::mutex>& lock, const std::vector<Moment>& all,
+                  const std::vector<KnownRef>& known) {
+  wait(lock, [&] {
+    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
+  });
+  for (const KnownRef& each : known) races().host_knows(each->clock);
+}
+}  // namespace
+
 void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream) {
   // Waits that no operation follows are part of what the stream has been given.
   const std::vector<Moment> waits = stream->waits;
@@ -287,34 +377,38 @@ void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream) {
   const bool legacy = stream == state().legacy[static_cast<std::size_t>(stream->device)];
   std::vector<Moment> all = waits;
   all.push_back(last);
-  Clock known = stream->strand.clock;
+  std::vector<KnownRef> known = all_known_after(stream->strand);
   if (legacy) {
     add_implicit_order(stream, all);
-    for_streams_before(stream, [&](const StreamRef& other) { known.join(other->strand.clock); });
+    for_streams_before(
+        stream, [&](const StreamRef& other) { known.push_back(known_after(other->strand)); });
   }
-  wait(lock, [&] {
-    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
-  });
-  races().host_knows(known);
+  wait_for_all(lock, all, known);
 }
 
 void wait_device(std::unique_lock<std::mutex>& lock, int device) {
   std::vector<Moment> all;
-  Clock known = races().of_gone_streams();
+  std::vector<KnownRef> known{std::make_shared<Known>(Known{races().of_gone_streams(), true})};
   for (const StreamRef& stream : state().all) {
     if (device >= 0 && stream->device != device) continue;
     all.push_back(now(stream));
-    known.join(stream->strand.clock);
+    known.push_back(known_after(stream->strand));
   }
-  wait(lock, [&] {
-    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
-  });
-  races().host_knows(known);
+  wait_for_all(lock, all, known);
 }
 
 void poll() {
   const std::uint64_t steps = 1 + state().random() % 3;
   for (std::uint64_t i = 0; i < steps && run_one(); ++i) {
+  }
+}
+
+void see_flags() {
+  for (const StreamRef& stream : state().all) {
+    const FlagRef flag = stream->busy        ? stream->flag
+                         : runnable(*stream) ? stream->queue.front().flag
+                                             : nullptr;
+    if (flag && flag->satisfied()) see(*flag);
   }
 }
 

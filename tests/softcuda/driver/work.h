@@ -54,10 +54,11 @@ struct Operation {
   std::vector<Moment> after;
   bool host_function = false;  // it may take the program's locks
   Accesses accesses = {};
-  Clock known = {};  // a host function's
+  KnownRef known = {};  // a host function's, and that of the write of a word
   Hint hint = Hint::kNone;
   std::uint64_t arrival = 0;  // a worker's hint: its number
   bool waits = false;         // for what other streams or processes do
+  FlagRef flag = {};          // or for a word
 
   bool on_own_thread() const { return host_function || waits; }
 };
@@ -69,6 +70,7 @@ struct Stream {
   std::deque<Operation> queue;
   std::uint64_t issued = 0, completed = 0;
   bool busy = false;  // a host function runs, or what waits
+  FlagRef flag;       // for which the running operation waits
   std::vector<Moment> waits;
   std::shared_ptr<Capture> capture;
   Strand strand;
@@ -83,7 +85,7 @@ struct Event {
   Moment at;
   std::shared_ptr<std::int64_t> nanoseconds;
   std::shared_ptr<Capture> capture;
-  Clock clock;  // the knowledge gained by its wait
+  KnownRef known;  // what its wait tells; null before the first record
 };
 
 // A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if it does not exist.
@@ -97,6 +99,9 @@ bool remove_event(CUevent handle);
 // Takes the lock, and enqueues on the stream of that handle.
 CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {}, bool waits = false);
 CUresult enqueue_host_function(CUstream handle, Work work);
+// The stream goes on once the word has its value, or writes it.
+CUresult enqueue_wait(CUstream handle, const FlagRef& flag);
+CUresult enqueue_write(CUstream handle, std::uint32_t* word, std::uint32_t value);
 
 // Around fork: the child's copy is consistent because no thread was inside.
 void lock_for_fork();
@@ -116,6 +121,8 @@ void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream);
 void wait_device(std::unique_lock<std::mutex>& lock, int device);
 // Polling runs something if anything may run, so that a polling loop ends.
 void poll();
+// Looks at the words for which streams wait now.
+void see_flags();
 std::uint64_t pending();
 bool deferred();
 void set_seed(std::uint64_t seed);
