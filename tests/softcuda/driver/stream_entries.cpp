@@ -104,54 +104,6 @@ ENTRY(cuLaunchHostFunc, 10000, (CUstream stream, void (*function)(void*), void* 
   return enqueue_host_function(stream, work);
 }
 
-namespace {
-
-// Any memory that the driver knows; the word must be aligned.
-bool is_word(CUdeviceptr ptr) {
-  Allocation found;
-  return ptr % sizeof(std::uint32_t) == 0 && find_allocation(ptr, found);
-}
-
-CUresult wait_for_word(CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags) {
-  constexpr unsigned kAtLeast = 0, kEqual = 1;
-  RETURN_IF_FAILED(check_context());
-  if (!is_word(ptr)) return CUDA_ERROR_INVALID_VALUE;
-  if (flags != kAtLeast && flags != kEqual) return CUDA_ERROR_NOT_SUPPORTED;
-  auto flag = std::make_shared<Flag>();
-  flag->word = reinterpret_cast<const std::uint32_t*>(ptr);
-  flag->value = value;
-  flag->equal = flags == kEqual;
-  return enqueue_wait(stream, flag);
-}
-
-CUresult write_word(CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags) {
-  RETURN_IF_FAILED(check_context());
-  if (!is_word(ptr)) return CUDA_ERROR_INVALID_VALUE;
-  if (flags != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  return enqueue_write(stream, reinterpret_cast<std::uint32_t*>(ptr), value);
-}
-
-}  // namespace
-
-ENTRY(cuStreamWaitValue32_v2, 11070,
-      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
-  SOFTCUDA_ENTER();
-  return wait_for_word(stream, ptr, value, flags);
-}
-ENTRY(cuStreamWaitValue32, 8000,
-      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
-  return cuStreamWaitValue32_v2(stream, ptr, value, flags);
-}
-ENTRY(cuStreamWriteValue32_v2, 11070,
-      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
-  SOFTCUDA_ENTER();
-  return write_word(stream, ptr, value, flags);
-}
-ENTRY(cuStreamWriteValue32, 8000,
-      (CUstream stream, CUdeviceptr ptr, std::uint32_t value, unsigned flags)) {
-  return cuStreamWriteValue32_v2(stream, ptr, value, flags);
-}
-
 ENTRY(cuEventCreate, 2000, (CUevent * event, unsigned flags)) {
   SOFTCUDA_ENTER();
   constexpr unsigned kInterprocess = 4;

@@ -19,7 +19,7 @@ namespace {
 
 struct State {
   std::mutex mutex;
-  std::condition_variable host_function_done;
+  std::condition_variable changed;
   std::unordered_map<void*, StreamRef> streams;
   std::unordered_map<void*, std::shared_ptr<Event>> events;
   std::vector<StreamRef> all;  // with destroyed streams whose work has not run
@@ -27,8 +27,7 @@ struct State {
   std::uint64_t seed = config().seed;
   std::mt19937_64 random{config().seed};
   std::uint64_t failures = 0;
-  std::uint64_t hints_called = 0, hints_done = 0;           // the worker's
-  std::unordered_map<const std::uint32_t*, Clock> writers;  // of words
+  std::uint64_t hints_called = 0, hints_done = 0;  // the worker's
 
   bool one_worker() const {
     return config().hints == Hints::kWorker || (config().hints == Hints::kBoth && seed % 2 == 1);
@@ -67,22 +66,6 @@ void run_all_runnable() {
   }
 }
 
-void judge_all() {
-  bool any = true;
-  while (any) {
-    any = false;
-    for (const StreamRef& stream : state().all) any = judge(stream->strand) || any;
-  }
-}
-
-void see(Flag& flag) {
-  if (flag.seen) return;
-  flag.seen = true;
-  const auto writer = state().writers.find(flag.word);
-  if (writer != state().writers.end()) flag.writer = writer->second;
-  judge_all();
-}
-
 void run_on_own_thread(const StreamRef& stream, Work work) {
   stream->busy = true;
   std::thread([stream, work = std::move(work)] {
@@ -93,7 +76,7 @@ void run_on_own_thread(const StreamRef& stream, Work work) {
     stream->busy = false;
     ++stream->completed;
     if (state().seed == 0) run_all_runnable();
-    state().host_function_done.notify_all();
+    state().changed.notify_all();
   }).detach();
 }
 
@@ -173,10 +156,6 @@ void check_addresses(Operation& operation, int device) {
     lose_device(CUDA_ERROR_ILLEGAL_ADDRESS);
     return CUDA_ERROR_ILLEGAL_ADDRESS;
   };
-}
-
-void wait_until_satisfied(const Flag& flag) {
-  while (!flag.satisfied()) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
 }  // namespace
@@ -268,6 +247,7 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   }
   if (s.seed != 0) {
     stream->queue.push_back(std::move(operation));
+    s.changed.notify_all();  // it may write the word that others wait for
     // A device may also be early.
     if (s.random() % 4 == 0) poll();
     return CUDA_SUCCESS;
@@ -302,34 +282,12 @@ CUresult enqueue_host_function(CUstream handle, Work work) {
   return enqueue(stream, std::move(operation));
 }
 
-CUresult enqueue_wait(CUstream handle, const FlagRef& flag) {
-  const auto lock = lock_work();
-  const StreamRef stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  if (stream->capture) return check_not_capturing(stream);
-  Operation operation;
-  operation.work = [flag] {
-    wait_until_satisfied(*flag);
-    return CUDA_SUCCESS;
-  };
-  operation.waits = true;
-  operation.flag = flag;
-  return enqueue(stream, std::move(operation));
-}
-
-CUresult enqueue_write(CUstream handle, std::uint32_t* word, std::uint32_t value) {
-  const auto lock = lock_work();
-  const StreamRef stream = find_stream(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  if (stream->capture) return check_not_capturing(stream);
-  Operation operation;
-  operation.known = std::make_shared<Known>();
-  operation.work = [word, value, known = operation.known] {
-    state().writers[word] = known->clock;
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
-    return CUDA_SUCCESS;
-  };
-  return enqueue(stream, std::move(operation));
+void judge_streams() {
+  bool any = true;
+  while (any) {
+    any = false;
+    for (const StreamRef& stream : state().all) any = judge(stream->strand) || any;
+  }
 }
 
 CUresult record(Event& event, const StreamRef& stream) {
@@ -355,7 +313,7 @@ CUresult record(Event& event, const StreamRef& stream) {
 void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done) {
   while (!done()) {
     if (run_one()) continue;
-    state().host_function_done.wait(lock);
+    state().changed.wait(lock);
   }
 }
 

@@ -99,9 +99,6 @@ bool remove_event(CUevent handle);
 // Takes the lock, and enqueues on the stream of that handle.
 CUresult enqueue_on(CUstream handle, Work work, Accesses accesses = {}, bool waits = false);
 CUresult enqueue_host_function(CUstream handle, Work work);
-// The stream goes on once the word has its value, or writes it.
-CUresult enqueue_wait(CUstream handle, const FlagRef& flag);
-CUresult enqueue_write(CUstream handle, std::uint32_t* word, std::uint32_t value);
 
 // Around fork: the child's copy is consistent because no thread was inside.
 void lock_for_fork();
@@ -123,6 +120,8 @@ void wait_device(std::unique_lock<std::mutex>& lock, int device);
 void poll();
 // Looks at the words for which streams wait now.
 void see_flags();
+void see(Flag& flag);  // with its value; in words.cpp
+void judge_streams();
 std::uint64_t pending();
 bool deferred();
 void set_seed(std::uint64_t seed);
