@@ -1,4 +1,4 @@
-"""What the programs on virtual memory management share, for `programs`."""
+"""The shared part of the programs on virtual memory management."""
 
 from __future__ import annotations
 
@@ -137,4 +137,4 @@ def launch(ptr, size, stream, written=1):
 
 def vmm_program(code: str, **environ: str) -> str:
     program = CALLS + KERNEL + textwrap.dedent(code)
-    return driver_program(program, SOFTCUDA_BYTES=str(16 << 20), **environ)[0]
+    return driver_program(program, 0, SOFTCUDA_BYTES=str(16 << 20), **environ)[0]

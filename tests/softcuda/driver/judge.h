@@ -13,7 +13,7 @@
 
 namespace softcuda {
 
-// What a strand relies on after one of its operations; final once that has been judged.
+// A strand's clock after one of its operations; final once that has been judged.
 struct Known {
   Clock clock;
   bool final = false;
@@ -48,7 +48,7 @@ struct Strand {
   std::deque<Judgement> unjudged;  // in order
 };
 
-// What the strand relies on after its last operation.
+// The strand's clock after its last operation.
 KnownRef known_after(Strand& strand);
 // The same with the events for which no operation has waited yet.
 std::vector<KnownRef> all_known_after(Strand& strand);

@@ -316,7 +316,7 @@ ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, C
   RETURN_IF_FAILED(check_initialized());
   Allocation found;
   const bool backed = find_allocation(ptr, found);
-  // Of reserved addresses, the range is the reservation, mapped or not.
+  // At reserved addresses, the range is the reservation, mapped or not.
   AddressRange range{found.base, found.bytes};
   if (!find_reservation(ptr, range) && !backed) return CUDA_ERROR_INVALID_VALUE;
   switch (static_cast<int>(attribute)) {

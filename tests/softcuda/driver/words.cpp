@@ -11,7 +11,7 @@ using namespace softcuda;  // NOLINT
 
 namespace {
 
-// What a stream relied on when it wrote the word.
+// The clock of the stream that wrote the word, at that time.
 std::unordered_map<const std::uint32_t*, Clock>& writers() {
   static auto* instance = new std::unordered_map<const std::uint32_t*, Clock>;
   return *instance;
