@@ -59,7 +59,8 @@ int softcuda_enqueue(void* stream, const SoftcudaKernel* kernel, void (*run)(voi
                      void (*drop)(void*), void* data, int waits);
 int softcuda_device_count();
 std::size_t softcuda_device_bytes();
-// True for a device or managed pointer; `managed` may be null.
+// True for the device's address of device, managed or mapped memory. `managed`, which may be null:
+// it is the host's too.
 bool softcuda_is_device_pointer(const void* ptr, bool* managed);
 // A free in stream order.
 int softcuda_free_async(void* ptr, void* stream);

@@ -49,7 +49,7 @@ def test_an_unknown_name_is_not_found_and_said_once() -> None:
 
 
 def test_a_name_without_meaning_is_not_supported() -> None:
-    driver_program("assert d.cuMemCreate() == 801")
+    driver_program("assert d.cuMulticastCreate() == 801")
 
 
 def test_memory_oversubscribes_and_keeps_its_bytes() -> None:

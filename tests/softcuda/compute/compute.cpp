@@ -17,6 +17,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -345,24 +346,36 @@ class Call {
     return list;
   }
 
+  Stack computed_on_host() const {
+    Stack host;
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (is_out(i) && given(i).isTensor())
+        host.push_back(at::empty({0}, given(i).toTensor().options().device(c10::kCPU)));
+      else
+        host.push_back(Argument(given(i)).on_host());
+    }
+    op_.callBoxed(&host);
+    return host;
+  }
+
   void now() {
     TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
                 "softcuda: ", schema().name(),
                 " needs its values at the call, and a graph is being captured");
-    // For ordering, its stream reads its inputs.
-    enqueue(name(), ranges(arguments(), false), [] {});
-    c10::cuda::getCurrentCUDAStream().synchronize();
     Stack host;
-    {
-      const AsKernel as_kernel;
-      for (std::size_t i = 0; i < count(); ++i) {
-        if (is_out(i) && given(i).isTensor())
-          host.push_back(at::empty({0}, given(i).toTensor().options().device(c10::kCPU)));
-        else
-          host.push_back(Argument(given(i)).on_host());
+    std::exception_ptr failure;
+    // On its stream too: until then, nothing moves its inputs.
+    enqueue(name(), ranges(arguments(), false), [&] {
+      try {
+        host = computed_on_host();
+      } catch (...) {
+        failure = std::current_exception();
       }
-      op_.callBoxed(&host);
-    }
+    });
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    if (failure) std::rethrow_exception(failure);
+    TORCH_CHECK(host.size() == schema().returns().size(), "softcuda: ", schema().name(),
+                " was skipped");
     std::vector<IValue> results;
     for (std::size_t k = 0; k < schema().returns().size(); ++k) {
       const c10::Argument& result = schema().returns()[k];

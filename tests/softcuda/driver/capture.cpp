@@ -103,7 +103,7 @@ CUresult wait_event(const StreamRef& stream, const Event& event) {
     stream->capture->invalid = true;
     return static_cast<CUresult>(905);  // STREAM_CAPTURE_ISOLATION
   }
-  stream->strand.clock.join(event.clock);
+  if (event.known) follow(stream->strand, event.known);
   if (event.recorded && !event.at.reached()) stream->waits.push_back(event.at);
   return CUDA_SUCCESS;
 }

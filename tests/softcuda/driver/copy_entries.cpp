@@ -12,6 +12,7 @@
 #include "entry.h"
 #include "soft/rules.h"
 #include "softcuda.h"
+#include "vmm.h"
 #include "work.h"
 
 using namespace softcuda;  // NOLINT
@@ -33,6 +34,7 @@ Accesses touching(CUdeviceptr ptr, std::size_t span, Use use, const char* name) 
 }
 
 bool inside_allocation(CUdeviceptr ptr, std::size_t span) {
+  if (AddressRange reserved; find_reservation(ptr, reserved)) return is_mapped(ptr, span);
   Allocation found;
   if (!find_allocation(ptr, found)) return true;  // the program's own memory: not checked
   return umem::soft::inside(ptr, span, found.base, found.bytes);
@@ -92,7 +94,7 @@ CUresult copy(Rectangle r, CUstream handle, bool wait_for_it, const char* name) 
   RETURN_IF_FAILED(enqueue(stream, {copy_work(r, staged), {}, false, std::move(accesses)}));
   if (wait_for_it || (!stream->capture && side_of(r.to) == Side::kPageable))
     wait_stream(lock, stream);
-  return CUDA_SUCCESS;
+  return device_state();
 }
 
 CUresult copy_line(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream,

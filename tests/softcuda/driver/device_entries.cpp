@@ -9,6 +9,10 @@
 
 using namespace softcuda;  // NOLINT
 
+CUresult softcuda::device_state() {
+  return static_cast<CUresult>(lost());
+}
+
 CUresult softcuda::check_context() {
   RETURN_IF_FAILED(check_initialized());
   return current_device() < 0 ? kInvalidContext : CUDA_SUCCESS;
@@ -55,10 +59,13 @@ int attribute_value(int attribute) {
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-    case 31:  // CONCURRENT_KERNELS
-    case 40:  // ASYNC_ENGINE_COUNT
-    case 78:  // STREAM_PRIORITIES_SUPPORTED
-    case 99:  // HOST_REGISTER_SUPPORTED
+    case 31:   // CONCURRENT_KERNELS
+    case 40:   // ASYNC_ENGINE_COUNT
+    case 78:   // STREAM_PRIORITIES_SUPPORTED
+    case 92:   // CAN_USE_STREAM_MEM_OPS_V1
+    case 99:   // HOST_REGISTER_SUPPORTED
+    case 102:  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+    case 141:  // HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
       return 1;
     default:
       return 0;
@@ -256,7 +263,7 @@ ENTRY(cuCtxSynchronize, 2000, ()) {
   auto lock = lock_work();
   RETURN_IF_FAILED(check_unsafe());
   wait_device(lock, current_device());
-  return CUDA_SUCCESS;
+  return device_state();
 }
 ENTRY(cuCtxGetStreamPriorityRange, 5050, (int* least, int* greatest)) {
   SOFTCUDA_ENTER();

@@ -72,7 +72,7 @@ void for_framed(int device, Visit visit) {
 std::size_t used_locked(int device, std::size_t batch) {
   std::size_t used = 0;
   for (const auto& [base, allocation] : state().allocations)
-    if (allocation.kind == Kind::kDevice && allocation.device == device)
+    if (allocation.kind == Kind::kDevice && allocation.device == device && !allocation.mapped)
       used += umem::pages_of(allocation.bytes) << kPageShift;
   std::size_t frames = 0;
   for_framed(device, [&](std::size_t, const umem::soft::Page&) { ++frames; });
@@ -245,6 +245,7 @@ std::size_t softcuda_device_bytes() {
 bool softcuda_is_device_pointer(const void* ptr, bool* managed) {
   softcuda::Allocation found;
   if (!softcuda::find_allocation(reinterpret_cast<std::uintptr_t>(ptr), found)) return false;
-  if (managed) *managed = found.kind == softcuda::Kind::kManaged;
-  return found.kind != softcuda::Kind::kHost;
+  const bool mapped_host = found.mapped && found.kind == softcuda::Kind::kHost;
+  if (managed) *managed = found.kind == softcuda::Kind::kManaged || mapped_host;
+  return found.kind != softcuda::Kind::kHost || mapped_host;
 }

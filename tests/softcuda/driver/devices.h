@@ -35,6 +35,7 @@ struct Allocation {
   Kind kind = Kind::kDevice;
   int device = 0;
   bool registered = false;  // host memory of the program, not ours
+  bool mapped = false;      // by cuMemMap
 };
 // All below take the devices' own lock. False / null result: no allocation contains the address.
 bool find_allocation(std::uintptr_t address, Allocation& found);

@@ -13,6 +13,8 @@ struct Entry {
 
 // Initialised, and the calling thread has a context.
 CUresult check_context();
+// The error of a lost device.
+CUresult device_state();
 
 }  // namespace softcuda
 

@@ -11,6 +11,7 @@
 #include "entry.h"
 #include "soft/rules.h"
 #include "softcuda.h"
+#include "vmm.h"
 #include "work.h"
 
 using namespace softcuda;    // NOLINT
@@ -32,7 +33,7 @@ CUresult wait_for_everything() {
   auto lock = lock_work();
   RETURN_IF_FAILED(check_unsafe());
   wait_device(lock, -1);
-  return CUDA_SUCCESS;
+  return device_state();
 }
 
 void add_memory(const Allocation& allocation) {
@@ -44,7 +45,7 @@ void add_memory(const Allocation& allocation) {
 // Nothing for an unknown address.
 Accesses freeing(CUdeviceptr ptr, const char* name) {
   Allocation found;
-  if (!find_allocation(ptr, found) || found.base != ptr) return {};
+  if (!find_allocation(ptr, found) || found.base != ptr || found.mapped) return {};
   return {{ptr, ptr + found.bytes, Use::kFree, name}};
 }
 
@@ -55,7 +56,8 @@ void enter_free(CUdeviceptr ptr, const char* name) {
 
 CUresult release(CUdeviceptr ptr) {
   Allocation found;
-  if (!find_allocation(ptr, found) || found.base != ptr || found.kind == Kind::kHost)
+  if (!find_allocation(ptr, found) || found.base != ptr || found.mapped ||
+      found.kind == Kind::kHost)
     return CUDA_ERROR_INVALID_VALUE;
   remove_allocation(ptr);
   return soft().cuMemFree(ptr);
@@ -204,11 +206,21 @@ ENTRY(cuMemFreeHost, 2000, (void* ptr)) {
   Allocation found;
   const auto address = reinterpret_cast<std::uintptr_t>(ptr);
   if (!find_allocation(address, found) || found.base != address || found.kind != Kind::kHost ||
-      found.registered)
+      found.registered || found.mapped)
     return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(wait_for_everything());
   remove_allocation(address);
   munmap(ptr, found.bytes);
+  return CUDA_SUCCESS;
+}
+ENTRY(cuMemHostGetDevicePointer_v2, 3020, (CUdeviceptr * device, void* ptr, unsigned flags)) {
+  SOFTCUDA_ENTER();
+  RETURN_IF_FAILED(check_context());
+  Allocation found;
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  if (!device || flags != 0 || !find_allocation(address, found) || found.kind != Kind::kHost)
+    return CUDA_ERROR_INVALID_VALUE;
+  *device = address;
   return CUDA_SUCCESS;
 }
 ENTRY(cuMemHostRegister_v2, 6050, (void* ptr, std::size_t bytes, unsigned)) {
@@ -303,7 +315,22 @@ ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, C
   if (!data) return CUDA_ERROR_INVALID_VALUE;
   RETURN_IF_FAILED(check_initialized());
   Allocation found;
-  if (!find_allocation(ptr, found)) return CUDA_ERROR_INVALID_VALUE;
+  const bool backed = find_allocation(ptr, found);
+  // At reserved addresses, the range is the reservation, mapped or not.
+  AddressRange range{found.base, found.bytes};
+  if (!find_reservation(ptr, range) && !backed) return CUDA_ERROR_INVALID_VALUE;
+  switch (static_cast<int>(attribute)) {
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      *static_cast<CUdeviceptr*>(data) = range.base;
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      *static_cast<std::size_t*>(data) = range.bytes;
+      return CUDA_SUCCESS;
+    case 13:  // MAPPED
+      *static_cast<bool*>(data) = backed;
+      return CUDA_SUCCESS;
+  }
+  if (!backed) return CUDA_ERROR_INVALID_VALUE;
   switch (static_cast<int>(attribute)) {
     case 1:  // CONTEXT
       *static_cast<CUcontext*>(data) = context_of(found.device);
@@ -321,12 +348,6 @@ ENTRY(cuPointerGetAttribute, 4000, (void* data, CUpointer_attribute attribute, C
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(data) = found.device;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      *static_cast<CUdeviceptr*>(data) = found.base;
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      *static_cast<std::size_t*>(data) = found.bytes;
       return CUDA_SUCCESS;
     default:
       return CUDA_ERROR_INVALID_VALUE;

@@ -113,6 +113,13 @@ void Probe::reset() {
   skipped_ = false;
 }
 
+void lose_device(int error) {
+  g_lost = error;
+}
+int lost() {
+  return g_lost;
+}
+
 Call::Call(Probe& probe) : planned_(softcuda_enter(&probe)) {}
 Call::~Call() {
   softcuda_leave();

@@ -45,6 +45,10 @@ class Probe {
 // `function` may carry the version suffix of an exported name (cuMemFree_v2): it is dropped.
 Probe& probe_of(const char* function);
 
+// All later calls that need the device fail, until it is reset.
+void lose_device(int error);
+int lost();  // its error, or 0
+
 // A call in progress. Another entry point's call is not counted and never fails: it is not the
 // program's.
 class Call {

@@ -1,6 +1,7 @@
 // Accesses to the same bytes without an order guaranteed by CUDA.
 //
-// Work is judged when it is enqueued, according to CUDA's guarantees and not the actual order:
+// Work is judged when it is enqueued (or as in judge.h), according to CUDA's guarantees and not the
+// actual order:
 // order within a stream, events, the legacy stream's rules, and the work that the program waited
 // for or knows to be complete. The program's threads count as one strand, the host: they are
 // ordered by the program's own locks, which are not visible here.
@@ -17,17 +18,11 @@
 #include <tuple>
 #include <vector>
 
-#include "shadow.h"
+#include "judge.h"
 
 namespace softcuda {
 
 inline constexpr StrandId kHost = 0;
-
-// A stream's knowledge. It gets its id with its first operation.
-struct Strand {
-  StrandId id = kHost;
-  Clock clock;
-};
 
 // One text for all equal ones, for the life of the process.
 const char* intern(std::string_view text);

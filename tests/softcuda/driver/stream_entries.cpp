@@ -70,7 +70,7 @@ ENTRY(cuStreamSynchronize, 2000, (CUstream stream)) {
     RETURN_IF_FAILED(check_not_capturing(s));
     RETURN_IF_FAILED(check_unsafe());
     wait_stream(lock, s);
-    return CUDA_SUCCESS;
+    return device_state();
   });
 }
 ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
@@ -82,8 +82,8 @@ ENTRY(cuStreamQuery, 2000, (CUstream stream)) {
     const bool waits =
         std::any_of(s->waits.begin(), s->waits.end(), [](const Moment& m) { return !m.reached(); });
     if (!now(s).reached() || waits) return CUDA_ERROR_NOT_READY;
-    races().host_knows(s->strand.clock);
-    return CUDA_SUCCESS;
+    for (const KnownRef& known : all_known_after(s->strand)) races().host_knows(known->clock);
+    return device_state();
   });
 }
 ENTRY(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned)) {
@@ -136,8 +136,8 @@ ENTRY(cuEventQuery, 2000, (CUevent event)) {
     RETURN_IF_FAILED(check_unsafe());
     poll();
     if (e.recorded && !e.at.reached()) return CUDA_ERROR_NOT_READY;
-    races().host_knows(e.clock);
-    return CUDA_SUCCESS;
+    if (e.known) races().host_knows(e.known->clock);
+    return device_state();
   });
 }
 ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
@@ -146,10 +146,10 @@ ENTRY(cuEventSynchronize, 2000, (CUevent event)) {
     if (e.capture) return kCapturedEvent;
     RETURN_IF_FAILED(check_unsafe());
     const Moment at = e.at;  // the present record, regardless of later ones
-    const Clock known = e.clock;
+    const KnownRef known = e.known;
     if (e.recorded) wait(lock, [&] { return at.reached(); });
-    races().host_knows(known);
-    return CUDA_SUCCESS;
+    if (known) races().host_knows(known->clock);
+    return device_state();
   });
 }
 ENTRY(cuEventElapsedTime_v2, 12080, (float* milliseconds, CUevent start, CUevent end)) {

@@ -3,20 +3,23 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <random>
 #include <unordered_map>
 
 #include "capture.h"
 #include "config.h"
 #include "devices.h"
+#include "probes.h"
 #include "softcuda.h"
+#include "vmm.h"
 
 namespace softcuda {
 namespace {
 
 struct State {
   std::mutex mutex;
-  std::condition_variable host_function_done;
+  std::condition_variable changed;
   std::unordered_map<void*, StreamRef> streams;
   std::unordered_map<void*, std::shared_ptr<Event>> events;
   std::vector<StreamRef> all;  // with destroyed streams whose work has not run
@@ -68,10 +71,12 @@ void run_on_own_thread(const StreamRef& stream, Work work) {
   std::thread([stream, work = std::move(work)] {
     work();
     const std::lock_guard guard(state().mutex);
+    if (stream->flag) see(*stream->flag);
+    stream->flag = nullptr;
     stream->busy = false;
     ++stream->completed;
     if (state().seed == 0) run_all_runnable();
-    state().host_function_done.notify_all();
+    state().changed.notify_all();
   }).detach();
 }
 
@@ -85,8 +90,14 @@ bool run_one() {
   const StreamRef stream = ready[s.random() % ready.size()];
   Operation operation = std::move(stream->queue.front());
   stream->queue.pop_front();
+  if (operation.flag && (operation.flag->seen || operation.flag->satisfied())) {
+    see(*operation.flag);
+    ++stream->completed;
+    return true;
+  }
   if (operation.on_own_thread()) {
-    if (operation.host_function) races().host_knows(operation.known);
+    if (operation.host_function) races().host_knows(operation.known->clock);
+    stream->flag = operation.flag;
     run_on_own_thread(stream, std::move(operation.work));
     return true;
   }
@@ -128,10 +139,23 @@ void add_implicit_order(const StreamRef& stream, std::vector<Moment>& after) {
 
 void enter_operation(const StreamRef& stream, Operation& operation) {
   Strand& strand = stream->strand;
-  for_streams_before(stream,
-                     [&](const StreamRef& other) { strand.clock.join(other->strand.clock); });
-  races().enqueued(strand, operation.accesses);
-  if (operation.host_function) operation.known = strand.clock;
+  for_streams_before(stream, [&](const StreamRef& other) { follow(strand, other->strand); });
+  Judgement judgement{std::move(operation.accesses), {}, operation.flag, {}};
+  if (operation.known) judgement.results.push_back(operation.known);
+  enter(strand, std::move(judgement));
+}
+
+// The device checks addresses when the work runs.
+void check_addresses(Operation& operation, int device) {
+  if (!touches_reserved(operation.accesses)) return;
+  operation.work = [work = std::move(operation.work), accesses = operation.accesses, device] {
+    const Access* illegal = find_illegal(accesses, device);
+    if (!illegal) return work();
+    std::fprintf(stderr, "softcuda: %s uses 0x%zx+%zu, which device %d may not: illegal address\n",
+                 illegal->name, illegal->begin, illegal->end - illegal->begin, device);
+    lose_device(CUDA_ERROR_ILLEGAL_ADDRESS);
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+  };
 }
 
 }  // namespace
@@ -200,6 +224,7 @@ Moment now(const StreamRef& stream) {
 }
 
 CUresult enqueue(const StreamRef& stream, Operation operation) {
+  check_addresses(operation, stream->device);
   if (stream->capture) {
     if (stream->capture->invalid) return kCaptureInvalidated;
     stream->capture->nodes.push_back(std::move(operation.work));
@@ -222,6 +247,7 @@ CUresult enqueue(const StreamRef& stream, Operation operation) {
   }
   if (s.seed != 0) {
     stream->queue.push_back(std::move(operation));
+    s.changed.notify_all();  // it may write the word that others wait for
     // A device may also be early.
     if (s.random() % 4 == 0) poll();
     return CUDA_SUCCESS;
@@ -250,7 +276,18 @@ CUresult enqueue_on(CUstream handle, Work work, Accesses accesses, bool waits) {
 CUresult enqueue_host_function(CUstream handle, Work work) {
   const auto lock = lock_work();
   const StreamRef stream = find_stream(handle);
-  return stream ? enqueue(stream, {std::move(work), {}, true}) : CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  Operation operation{std::move(work), {}, true};
+  operation.known = std::make_shared<Known>();
+  return enqueue(stream, std::move(operation));
+}
+
+void judge_streams() {
+  bool any = true;
+  while (any) {
+    any = false;
+    for (const StreamRef& stream : state().all) any = judge(stream->strand) || any;
+  }
 }
 
 CUresult record(Event& event, const StreamRef& stream) {
@@ -269,16 +306,27 @@ CUresult record(Event& event, const StreamRef& stream) {
   };
   event.at = {stream, stream->issued + 1};
   const CUresult result = enqueue(stream, std::move(operation));
-  event.clock = stream->strand.clock;
+  event.known = known_after(stream->strand);
   return result;
 }
 
 void wait(std::unique_lock<std::mutex>& lock, const std::function<bool()>& done) {
   while (!done()) {
     if (run_one()) continue;
-    state().host_function_done.wait(lock);
+    state().changed.wait(lock);
   }
 }
+
+namespace {
+// The program knows afterwards what those moments tell.
+void wait_for_all(std::unique_lock<std::mutex>& lock, const std::vector<Moment>& all,
+                  const std::vector<KnownRef>& known) {
+  wait(lock, [&] {
+    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
+  });
+  for (const KnownRef& each : known) races().host_knows(each->clock);
+}
+}  // namespace
 
 void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream) {
   // Waits that no operation follows are part of what the stream has been given.
@@ -287,34 +335,38 @@ void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream) {
   const bool legacy = stream == state().legacy[static_cast<std::size_t>(stream->device)];
   std::vector<Moment> all = waits;
   all.push_back(last);
-  Clock known = stream->strand.clock;
+  std::vector<KnownRef> known = all_known_after(stream->strand);
   if (legacy) {
     add_implicit_order(stream, all);
-    for_streams_before(stream, [&](const StreamRef& other) { known.join(other->strand.clock); });
+    for_streams_before(
+        stream, [&](const StreamRef& other) { known.push_back(known_after(other->strand)); });
   }
-  wait(lock, [&] {
-    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
-  });
-  races().host_knows(known);
+  wait_for_all(lock, all, known);
 }
 
 void wait_device(std::unique_lock<std::mutex>& lock, int device) {
   std::vector<Moment> all;
-  Clock known = races().of_gone_streams();
+  std::vector<KnownRef> known{std::make_shared<Known>(Known{races().of_gone_streams(), true})};
   for (const StreamRef& stream : state().all) {
     if (device >= 0 && stream->device != device) continue;
     all.push_back(now(stream));
-    known.join(stream->strand.clock);
+    known.push_back(known_after(stream->strand));
   }
-  wait(lock, [&] {
-    return std::all_of(all.begin(), all.end(), [](const Moment& m) { return m.reached(); });
-  });
-  races().host_knows(known);
+  wait_for_all(lock, all, known);
 }
 
 void poll() {
   const std::uint64_t steps = 1 + state().random() % 3;
   for (std::uint64_t i = 0; i < steps && run_one(); ++i) {
+  }
+}
+
+void see_flags() {
+  for (const StreamRef& stream : state().all) {
+    const FlagRef flag = stream->busy        ? stream->flag
+                         : runnable(*stream) ? stream->queue.front().flag
+                                             : nullptr;
+    if (flag && flag->satisfied()) see(*flag);
   }
 }
 

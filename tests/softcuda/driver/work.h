@@ -54,10 +54,11 @@ struct Operation {
   std::vector<Moment> after;
   bool host_function = false;  // it may take the program's locks
   Accesses accesses = {};
-  Clock known = {};  // a host function's
+  KnownRef known = {};  // a host function's, and that of the write of a word
   Hint hint = Hint::kNone;
   std::uint64_t arrival = 0;  // a worker's hint: its number
   bool waits = false;         // for what other streams or processes do
+  FlagRef flag = {};          // or for a word
 
   bool on_own_thread() const { return host_function || waits; }
 };
@@ -69,6 +70,7 @@ struct Stream {
   std::deque<Operation> queue;
   std::uint64_t issued = 0, completed = 0;
   bool busy = false;  // a host function runs, or what waits
+  FlagRef flag;       // for which the running operation waits
   std::vector<Moment> waits;
   std::shared_ptr<Capture> capture;
   Strand strand;
@@ -83,7 +85,7 @@ struct Event {
   Moment at;
   std::shared_ptr<std::int64_t> nanoseconds;
   std::shared_ptr<Capture> capture;
-  Clock clock;  // the knowledge gained by its wait
+  KnownRef known;  // what its wait tells; null before the first record
 };
 
 // A stream's handle with 0, 1 (legacy) and 2 (per thread) resolved; null if it does not exist.
@@ -116,6 +118,10 @@ void wait_stream(std::unique_lock<std::mutex>& lock, const StreamRef& stream);
 void wait_device(std::unique_lock<std::mutex>& lock, int device);
 // Polling runs something if anything may run, so that a polling loop ends.
 void poll();
+// Looks at the words for which streams wait now.
+void see_flags();
+void see(Flag& flag);  // with its value; in words.cpp
+void judge_streams();
 std::uint64_t pending();
 bool deferred();
 void set_seed(std::uint64_t seed);
