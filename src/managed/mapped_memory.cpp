@@ -27,16 +27,22 @@ cu::CUmemAllocationProp properties(cu::CUmemLocationType type, int id) {
 }  // namespace
 
 Status MappedMemory::check_support(const driver::Table& table, int device) {
+  bool able = true;
+  for (Entry entry :
+       {Entry::cuMemAddressReserve, Entry::cuMemAddressFree, Entry::cuMemCreate,
+        Entry::cuMemRelease, Entry::cuMemMap, Entry::cuMemUnmap, Entry::cuMemSetAccess})
+    able = able && driver::supports(table, entry);
   for (cu::CUdevice_attribute attribute :
        {cu::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
         cu::CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED}) {
     int value = 0;
-    if (table.cuDeviceGetAttribute(&value, attribute, device) != cu::CUDA_SUCCESS || value == 0)
-      return {Code::kNotSupported,
-              "the NVIDIA driver cannot map host memory at a device's addresses, which "
-              "backing=mapped needs; use backing=managed, or update the driver"};
+    able = able && table.cuDeviceGetAttribute(&value, attribute, device) == cu::CUDA_SUCCESS &&
+           value != 0;
   }
-  return {};
+  if (able) return {};
+  return {Code::kNotSupported,
+          "the NVIDIA driver cannot map host memory at a device's addresses, which backing=mapped "
+          "needs; use backing=managed, or update the driver"};
 }
 
 Result<cu::CUdeviceptr> MappedMemory::reserve(std::size_t bytes, int device) {

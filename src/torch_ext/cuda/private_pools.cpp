@@ -7,15 +7,18 @@
 namespace umem::torch_ext {
 namespace {
 
-// torch 2.13 and later report the start of a capture. Earlier versions reveal it by a filter: a
-// graph's matches streams that capture, which none does yet; that of torch.cuda.use_mem_pool
-// matches immediately.
-bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
-                       [[maybe_unused]] const Pools::Filter& filter) {
+// A graph's filter matches streams that capture, which none does yet; that of
+// torch.cuda.use_mem_pool matches immediately.
+bool is_of_graph(c10::DeviceIndex device, const Pools::Filter& filter) {
+  return !filter(c10::cuda::getCurrentCUDAStream(device).stream());
+}
+
+// torch 2.13 and later report the start of a capture.
+bool announces_capture([[maybe_unused]] bool graph) {
 #if UMEM_TORCH_AT_LEAST(2, 13)
   return false;
 #else
-  return !filter(c10::cuda::getCurrentCUDAStream(device).stream());
+  return graph;
 #endif
 }
 
@@ -31,8 +34,9 @@ void check_graphs() {
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                                         Pools::Filter filter) {
-  const bool capture = announces_capture(device, filter);
-  if (capture) check_graphs();
+  const bool graph = is_of_graph(device, filter);
+  if (graph) check_graphs();  // before the capture begins
+  const bool capture = announces_capture(graph);
   native_->beginAllocateToPool(device, id, filter);
   if (capture) runtime::capture_begin();
   pools_.begin(device, id, std::move(filter), capture);
@@ -46,7 +50,6 @@ void CudaAllocator::endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t 
 
 #if UMEM_TORCH_AT_LEAST(2, 13)
 void CudaAllocator::markCaptureBegin(c10::DeviceIndex device) {
-  check_graphs();
   runtime::capture_begin();
   native_->markCaptureBegin(device);
 }

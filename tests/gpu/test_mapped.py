@@ -1,0 +1,169 @@
+"""backing=mapped: memory that leaves the device by copies, at addresses that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torch")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
+Program = Callable[..., tuple[str, str]]
+HELPERS = """
+load.compute()
+def used():
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // MIB
+def start(budget="16MiB", **options):
+    return enable(budget, backing="mapped", **options)
+"""
+
+
+def run(program: Program, code: str, **environ: str) -> list[str]:
+    """What the code prints, a word each; it must leave nothing on standard error."""
+    environ = {"SOFTCUDA_BYTES": str(64 << 20), **environ}
+    indented = "\n".join(" " * 8 + line for line in HELPERS.splitlines())
+    out, err = program(indented + code, **environ)
+    assert err == "", err
+    return out.split()
+
+
+def test_evicted_memory_is_free_for_others_and_comes_back(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            tensors = blocks(16)
+            torch.cuda.synchronize()
+            print(used() <= 16, umem.stats().bytes_out >= 16 * MIB, intact(tensors))
+            print(umem.stats().hook_errors, soft.faults())
+            del tensors
+        torch.cuda.empty_cache()
+        print(used())
+        """,
+    )
+    assert words == ["True", "True", "True", "0", "0", "0"]
+
+
+def test_an_operator_above_the_budget_uses_the_host(program: Program) -> None:
+    out, err = program(
+        HELPERS.replace("\n", "\n        ")
+        + """
+        with start():
+            a, b = (torch.full((2 * MIB,), v, device="cuda") for v in (1.0, 2.0))
+            c = a + b  # 24 MiB
+            print(bool(c.cpu().eq(3.0).all()), umem.stats().zero_copy_bytes > 0)
+            print(umem.stats().hook_errors)
+            del a, b, c
+        """,
+        SOFTCUDA_BYTES=str(64 << 20),
+    )
+    assert out.split() == ["True", "True", "0"], err
+    assert "is used in the host's memory" in err
+
+
+def test_disable_leaves_all_tensors_usable(program: Program) -> None:
+    words = run(
+        program,
+        """
+        session = start()
+        tensors = blocks(12)
+        umem.disable()
+        print(intact(tensors), [float((t + 1)[0]) for t in tensors] == list(range(1, 13)))
+        """,
+    )
+    assert words == ["True", "True"]
+
+
+def test_blocks_of_other_sizes_take_the_addresses(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start():
+            for mib in (10, 6, 4, 12, 2, 8) * 3:
+                kept = [torch.full((mib * MIB // 4,), float(i), device="cuda") for i in range(4)]
+                print(intact(kept))
+                del kept
+            print(umem.stats().hook_errors)
+        """,
+    )
+    assert words == ["True"] * 18 + ["0"]
+
+
+@pytest.mark.parametrize(
+    ("call", "nth"),
+    [("cuMemCreate", 5), ("cuMemCreate", 12), ("cuMemMap", 9), ("cuMemcpyAsync", 2)],
+)
+def test_a_refused_call_loses_no_bytes(program: Program, call: str, nth: int) -> None:
+    """The bytes stay where they are usable; the failure is counted."""
+    words = run(
+        program,
+        f"""
+        with start():
+            first = blocks(6)
+            torch.cuda.synchronize()
+            soft.inject("{call}", {nth}, 2)
+            tensors = first + [torch.full((MIB // 2,), i + 6.0, device="cuda") for i in range(6)]
+            print(intact(tensors), intact(tensors))
+            del first, tensors
+        """,
+    )
+    assert words == ["True", "True"]
+
+
+def test_sleeping_memory_leaves_the_device(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start("32MiB"):
+            tensors = blocks(8)
+            umem.sleep()
+            print(used(), intact(tensors))
+            umem.sleep()
+            umem.wake()
+            print(intact(tensors), used())
+            del tensors
+        """,
+    )
+    assert words[1:3] == ["True", "True"]
+    assert int(words[0]) <= 2
+    assert int(words[3]) >= 16
+
+
+def test_what_it_cannot_serve_is_refused_by_name(program: Program) -> None:
+    words = run(
+        program,
+        """
+        with start(policy="none"):
+            x = torch.ones(MIB, device="cuda")
+            for refused in (lambda: umem.evict(x), umem.sleep):
+                try:
+                    refused()
+                except umem.NotSupportedError as error:
+                    print("policy" in str(error))
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph):
+                    x + 1
+            except RuntimeError as error:
+                print("backing=managed" in str(error))
+            del x, graph
+        """,
+    )
+    assert words == ["True", "True", "True"]
+
+
+def test_a_driver_without_the_calls_is_named(program: Program) -> None:
+    words = run(
+        program,
+        """
+        start()
+        try:
+            torch.ones(MIB, device="cuda")
+        except Exception as error:
+            print("backing=mapped" in str(error))
+        """,
+        SOFTCUDA_MISSING="cuMemCreate",
+    )
+    assert words == ["True"]
