@@ -77,7 +77,7 @@ Status resolve_budget(const State& s, const driver::Place& place, std::size_t ou
 
 Status limit_ranges(State& s, const driver::Place& place) {
   s.ranges.set_limit(0);
-  if (!s.options.guard) return {};
+  if (!s.options.guard || s.options.backing == "mapped") return {};  // it bounds managed memory
   Result<driver::MemoryInfo> memory = driver::memory_info(s.driver.table, place);
   if (!memory.ok()) return memory.take_status();
   s.ranges.set_limit(memory.value().free_bytes);

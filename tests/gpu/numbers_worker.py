@@ -54,12 +54,13 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="*", type=Fraction, default=[Fraction(1)])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--backing", default="managed")
     parser.add_argument("--skip", help="a driver call that does nothing: a planted fault")
     parser.add_argument("--peak", type=int, default=0, help="bytes; of what budgets are parts")
     options = parser.parse_args()
     with_umem = options.policy != PLAIN
     if with_umem:
-        umem.enable(budget="512MiB", policy=options.policy, device="cuda")
+        umem.enable(budget="512MiB", policy=options.policy, device="cuda", backing=options.backing)
     load.compute()
     torch.set_num_threads(1)
     for budget in options.budgets:

@@ -30,6 +30,7 @@ POLICIES = ("lru", "conv_lru", "auto")
 BUDGETS = ("1", "1/2", "1/4")
 # Orders of the device's work: plans depend on more of it than evictions by age.
 SEEDS = {"auto": ("0", "1"), "lru": ("1",), "conv_lru": ("1",)}
+MAPPED = ("cnn", "auto"), ("streams", "lru")  # in CI; the others nightly
 NIGHTLY_BUDGETS, NIGHTLY_SEEDS = (*BUDGETS, "1/8"), tuple(map(str, range(8)))
 
 
@@ -69,6 +70,29 @@ def test_equal_bits_at_every_budget(net: str, policy: str, nightly: bool) -> Non
     if int(want["peak_bytes"]) >= 32 << 20:
         tight = "1/2" if net == "graph" else "1/4"
         assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == tight), rows
+
+
+@pytest.mark.parametrize(
+    ("net", "policy"),
+    [
+        pytest.param(net, policy, marks=[] if (net, policy) in MAPPED else [pytest.mark.nightly])
+        for net, policy in itertools.product(NETS, ("lru", "auto"))
+        if net != "graph"  # refused
+    ],
+)
+def test_equal_bits_in_mapped_memory(net: str, policy: str, nightly: bool) -> None:
+    """There are no page faults: memory that is used while it is away or moves fails."""
+    budgets, seeds = (NIGHTLY_BUDGETS, NIGHTLY_SEEDS) if nightly else (("1/2", "1/4"), ("0", "1"))
+    want = plain(net)
+    rows = runs(
+        net, policy, "--backing", "mapped", "--peak", want["peak_bytes"],
+        "--budgets", *budgets, "--seeds", *seeds,
+    )  # fmt: skip
+    wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
+    assert not wrong, wrong
+    assert not any(row["races"] for row in rows), rows
+    if int(want["peak_bytes"]) >= 32 << 20:
+        assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == "1/4"), rows
 
 
 def test_a_training_that_fits_evicts_nothing() -> None:
