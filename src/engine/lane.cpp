@@ -352,6 +352,11 @@ std::uint64_t Lane::failures() {
   return failures_;
 }
 
+Status Lane::retry(const Job& job) {
+  UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
+  return issue(job.verb, job.spans, job.after, job.before);
+}
+
 void Lane::work() {
   // A capture on any thread would forbid this thread's calls, although they touch no captured
   // stream.
@@ -365,7 +370,9 @@ void Lane::work() {
     const Job job = std::move(waiting_.front());
     waiting_.pop_front();
     guard.unlock();
-    const Status status = issue(job.verb, job.spans, job.after, job.before);
+    Status status = issue(job.verb, job.spans, job.after, job.before);
+    // Nothing else would make mapped bytes usable, so a call that fails once is made again.
+    if (mapped_ && !status.ok()) status = retry(job);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");

@@ -101,6 +101,7 @@ class Lane {
   Result<cu::CUevent> take_event();
   void poll();
   std::size_t bytes_under_way() const;
+  Status retry(const Job& job);
   void work();
 
   const driver::Table& table_;

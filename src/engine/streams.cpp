@@ -61,7 +61,7 @@ Status Streams::mark(cu::CUstream stream, std::uint64_t now) {
 }
 
 Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
-                      std::vector<cu::CUevent>& events) {
+                      std::vector<cu::CUevent>& events, bool strict) {
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     if ((mask >> std::min<std::size_t>(i, 31) & 1) == 0) continue;
     Stream& stream = streams_[i];
@@ -69,7 +69,10 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     if (mark == stream.marks.end()) {
       // Captured work does not run now.
       if (driver::capturing(table_, place_, stream.handle)) continue;
-      if (!record(stream, now).ok()) continue;
+      if (Status recorded = record(stream, now); !recorded.ok()) {
+        if (strict) return recorded;
+        continue;
+      }
       mark = std::prev(stream.marks.end());
     }
     if (std::find(events.begin(), events.end(), mark->event) == events.end())

@@ -25,10 +25,10 @@ class Streams {
   // Ops up to ledger time `now` are enqueued on the stream. Records an event every few ops.
   Status mark(cu::CUstream stream, std::uint64_t now);
   // Appends an event for each stream of the mask that is reached after its uses up to ledger time
-  // `used`. Records one (at time `now`) if there is none yet. A stream that refuses is skipped: for
-  // a transfer, the order only affects speed.
+  // `used`. Records one (at time `now`) if there is none yet. A stream that refuses is skipped if
+  // the order only affects speed: that of a move by the driver; else it is an error (`strict`).
   Status after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
-               std::vector<cu::CUevent>& events);
+               std::vector<cu::CUevent>& events, bool strict);
   // Appends an event that is reached after the stream's work up to ledger time `time`, or returns
   // an error, for example if the stream captures a graph.
   Status after_time(cu::CUstream stream, std::uint64_t time, std::uint64_t now,

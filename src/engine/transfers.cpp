@@ -91,7 +91,8 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
     for (RangeId id : ids)
       if (const Unit& unit = state_.ledger.at(id); unit.used_away)
         UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
-                                            state_.ledger.now(), events_));
+                                            state_.ledger.now(), events_,
+                                            state_.mapped() != nullptr));
   Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) {
@@ -167,7 +168,8 @@ Result<bool> Transfers::discard_live(RangeId id, managed::MemSpan part, cu::CUst
   events_.clear();
   UMEM_RETURN_IF_ERROR(after_home(id));
   UMEM_RETURN_IF_ERROR(streams_.after_all(stream, state_.ledger.now(), events_));
-  UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on, unit.last_use, state_.ledger.now(), events_));
+  UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on, unit.last_use, state_.ledger.now(), events_,
+                                      state_.mapped() != nullptr));
   Result<Ticket> ticket = submit_discard({part}, unit.arrival, unit.departure);
   if (!ticket.ok()) return ticket.take_status();
   if (!local_.can_discard()) return false;          // the driver has just reported it
@@ -190,7 +192,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
   for (RangeId id : ids) {
     const Unit& unit = state_.ledger.at(id);
     UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
-                                        state_.ledger.now(), events_));
+                                        state_.ledger.now(), events_, state_.mapped() != nullptr));
     // Units that no op waited for may still be on their way in, or being populated.
     if (unit.prefetched_unused || state_.asynchronous())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));

@@ -88,7 +88,7 @@ Result<MappedMemory::Chunks::iterator> MappedMemory::find(MemSpan span, bool kee
 }
 
 Status MappedMemory::dissolve(Chunks::iterator chunk) {
-  UMEM_RETURN_IF_ERROR(unmap(chunk->first, chunk->second));
+  UMEM_RETURN_IF_ERROR(unmap(chunk->first, chunk->second, At::kNowhere));
   if (chunk->second.host.memory != 0)
     UMEM_RETURN_IF_ERROR(keep_spare(chunk->second.bytes, std::exchange(chunk->second.host, {})));
   chunks_.erase(chunk);
@@ -105,11 +105,11 @@ Status MappedMemory::map(std::uintptr_t base, const Chunk& chunk, Handle memory)
   return status;
 }
 
-// No memory is mapped any more; device memory is given back.
-Status MappedMemory::unmap(std::uintptr_t base, Chunk& chunk) {
+// No memory is mapped any more; device memory is given back. `then`: whether there are contents.
+Status MappedMemory::unmap(std::uintptr_t base, Chunk& chunk, At then) {
   if (chunk.at == At::kDevice || chunk.at == At::kHost)
     UMEM_RETURN_IF_ERROR(check(table_.cuMemUnmap(base, chunk.bytes), Entry::cuMemUnmap));
-  chunk.at = At::kNowhere;
+  chunk.at = then;
   if (chunk.memory == 0) return {};
   return check(table_.cuMemRelease(std::exchange(chunk.memory, 0)), Entry::cuMemRelease);
 }
@@ -189,8 +189,8 @@ Status MappedMemory::release(std::size_t bytes, const Host& host) {
   return error.take();
 }
 
-Status MappedMemory::map_device_or_host(std::uintptr_t base, Chunk& chunk) {
-  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
+Status MappedMemory::map_device_or_host(std::uintptr_t base, Chunk& chunk, At then) {
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk, then));
   Status status = map_device(base, chunk);
   if (status.ok()) return {};
   Status mapped = map_host(base, chunk);
@@ -204,10 +204,13 @@ Status MappedMemory::bring_in(MemSpan span, cu::CUstream stream) {
   auto& [base, chunk] = *found.value();
   if (chunk.at == At::kDevice) return {};
   const bool contents = chunk.at != At::kNowhere;
-  UMEM_RETURN_IF_ERROR(map_device_or_host(base, chunk));
+  UMEM_RETURN_IF_ERROR(map_device_or_host(base, chunk, contents ? At::kAway : At::kNowhere));
   if (!contents) return {};
-  return check(table_.cuMemcpyAsync(base, chunk.host.alias, chunk.bytes, stream),
-               Entry::cuMemcpyAsync);
+  Status copied = check(table_.cuMemcpyAsync(base, chunk.host.alias, chunk.bytes, stream),
+                        Entry::cuMemcpyAsync);
+  if (copied.ok()) return {};
+  UMEM_RETURN_IF_ERROR(unmap(base, chunk, At::kAway));
+  return copied;
 }
 
 Status MappedMemory::populate(MemSpan span) {
@@ -215,7 +218,7 @@ Status MappedMemory::populate(MemSpan span) {
   Result<Chunks::iterator> found = find(span, false);
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
-  return chunk.at == At::kDevice ? Status() : map_device_or_host(base, chunk);
+  return chunk.at == At::kDevice ? Status() : map_device_or_host(base, chunk, At::kNowhere);
 }
 
 Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
@@ -230,9 +233,7 @@ Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
   guard.unlock();
   UMEM_RETURN_IF_ERROR(check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize));
   guard.lock();
-  UMEM_RETURN_IF_ERROR(unmap(base, chunk));
-  chunk.at = At::kAway;
-  return {};
+  return unmap(base, chunk, At::kAway);
 }
 
 Status MappedMemory::use_on_host(MemSpan span) {
@@ -249,7 +250,7 @@ Status MappedMemory::discard(MemSpan span) {
   FirstError error;
   for (auto chunk = chunks_.lower_bound(span.base);
        chunk != chunks_.end() && chunk->first + chunk->second.bytes <= end; ++chunk)
-    error.keep(unmap(chunk->first, chunk->second));
+    error.keep(unmap(chunk->first, chunk->second, At::kNowhere));
   return error.take();
 }
 

@@ -77,10 +77,10 @@ class MappedMemory {
   Result<Chunks::iterator> find(MemSpan span, bool keep_contents = true);
   Status dissolve(Chunks::iterator chunk);
   Status map(std::uintptr_t base, const Chunk& chunk, Handle memory);
-  Status unmap(std::uintptr_t base, Chunk& chunk);
+  Status unmap(std::uintptr_t base, Chunk& chunk, At then);
   Status map_device(std::uintptr_t base, Chunk& chunk);
   Status map_host(std::uintptr_t base, Chunk& chunk);
-  Status map_device_or_host(std::uintptr_t base, Chunk& chunk);
+  Status map_device_or_host(std::uintptr_t base, Chunk& chunk, At then);
   Status take_host(Chunk& chunk);
   Status make_host(const Chunk& chunk, Host& host);
   Status keep_spare(std::size_t bytes, Host host);

@@ -199,7 +199,12 @@ Status open_device(State& s, DeviceLock& lock, int ordinal) {
   if (!found.ok()) return found.take_status();
   const bool mapped = s.options.backing == "mapped";
   if (mapped) {
-    if (Status able = managed::MappedMemory::check_support(s.driver.table, ordinal); !able.ok()) {
+    Status able = s.opened == 0
+                      ? managed::MappedMemory::check_support(s.driver.table, ordinal)
+                      : Status(Code::kNotSupported,
+                               "backing=mapped serves one GPU, and another one is in use; choose "
+                               "backing=managed, or one GPU by CUDA_VISIBLE_DEVICES");
+    if (!able.ok()) {
       const Status released = release_place(s, found.value());
       (void)released;
       return able;
