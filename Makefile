@@ -10,6 +10,9 @@ JOBS ?= 2
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(JOBS)
 endif
+# Compiled once, by the first program that imports it, whatever the environment says: tests start
+# hundreds, and torch's modules take seconds.
+export PYTHONDONTWRITEBYTECODE :=
 # Twice as many as cores: a test often waits for a process that it started.
 PARALLEL = -n $$((2 * $(JOBS))) --dist loadfile --no-loadscope-reorder
 

@@ -43,6 +43,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _durations[report.nodeid] = _durations.get(report.nodeid, 0.0) + report.duration
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    # pytest keeps a failed test's traceback for debuggers, which are done now: the tensors in its
+    # frames would be alive in every later test.
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     cache = getattr(session.config, "cache", None)
     if cache is not None and _durations and not hasattr(session.config, "workerinput"):
@@ -113,12 +122,16 @@ def _closed_devices() -> None:
 
     A device stays while a tensor on it lives, and garbage in a cycle lives for as long as it likes.
     Live objects are frozen: the collections before each test need not look at all of torch.
+    Garbage that was frozen while it was alive is found if it keeps a device open.
     """
-    gc.unfreeze()
     gc.collect()
+    if core := sys.modules.get("umem._core"):
+        core.stop()
+        if core.opened_devices():
+            gc.unfreeze()
+            gc.collect()
+            core.stop()
     gc.freeze()
-    if "umem._core" in sys.modules:
-        sys.modules["umem._core"].stop()
 
 
 @pytest.fixture(autouse=True)

@@ -312,18 +312,17 @@ sighandler_t signal_(int number, sighandler_t handler) {
 struct Replacement {
   const char* name;
   void* function;
-  void* in_python;  // in the interpreter itself
 };
 const Replacement* find(const char* name);
 
-std::atomic<bool> g_loaded_by_name{false};
+std::atomic<bool> g_wraps_later{false};  // by the next `dlsym`
 
 // The calls of a library are wrapped before the program has its handle. The search for a name
 // without a slash, or with $ORIGIN, depends on the caller, so that one must be a tail call, and the
 // next `dlsym` wraps.
 void* dlopen_(const char* name, int flags) {
   if (name && (!std::strchr(name, '/') || std::strchr(name, '$'))) {
-    g_loaded_by_name = true;
+    g_wraps_later = true;
     return ::dlopen(name, flags);
   }
   void* handle = ::dlopen(name, flags);
@@ -333,22 +332,16 @@ void* dlopen_(const char* name, int flags) {
 // Functions that a program looks up by name are wrapped too (ctypes, cffi). Handles for a place in
 // the search order are left to dlsym: it depends on its caller, so this must be a tail call.
 void* dlsym_(void* handle, const char* name) {
-  if (g_loaded_by_name && g_loaded_by_name.exchange(false)) install_interposers();
+  if (g_wraps_later && g_wraps_later.exchange(false)) install_interposers();
   if (handle == RTLD_NEXT || handle == RTLD_DEFAULT) return ::dlsym(handle, name);
   void* found = ::dlsym(handle, name);
   const Replacement* replacement = found ? find(name) : nullptr;
   return replacement && found == ::dlsym(RTLD_DEFAULT, name) ? replacement->function : found;
 }
-// Python looks up a module's PyInit function right after loading the module.
-void* dlsym_in_python(void* handle, const char* name) {
-  install_interposers();
-  return dlsym_(handle, name);
-}
 
 template <class F>
-Replacement replace(const char* name, F* function, F* in_python = nullptr) {
-  if (!in_python) in_python = function;
-  return {name, reinterpret_cast<void*>(function), reinterpret_cast<void*>(in_python)};
+Replacement replace(const char* name, F* function) {
+  return {name, reinterpret_cast<void*>(function)};
 }
 const Replacement kReplacements[] = {
     replace("read", read_),
@@ -392,7 +385,7 @@ const Replacement kReplacements[] = {
     replace("sigaction", sigaction_),
     replace("signal", signal_),
     replace("dlopen", dlopen_),
-    replace("dlsym", dlsym_, dlsym_in_python),
+    replace("dlsym", dlsym_),
 };
 
 #if defined(__x86_64__)
@@ -419,7 +412,6 @@ struct Module {
   const char* strings = nullptr;
   const ElfW(Rela) * tables[2] = {nullptr, nullptr};
   std::size_t counts[2] = {0, 0};
-  bool is_python = false;
 };
 
 Module parse(const dl_phdr_info& info) {
@@ -503,7 +495,7 @@ bool patch(const Module& module) {
       const char* name = module.strings + module.symbols[ELF64_R_SYM(entry.r_info)].st_name;
       if (const Replacement* found = find(name))
         complete &= patch_slot(module, reinterpret_cast<void**>(module.base + entry.r_offset),
-                               module.is_python ? found->in_python : found->function);
+                               found->function);
     }
   }
   return complete;
@@ -521,8 +513,6 @@ bool is_excluded(const char* path) {
 
 struct Scan {
   unsigned long long seen = 0;  // libraries ever loaded, at the last scan that was complete
-  // An address in the interpreter. Looked up once, as that changes what `dlerror` returns.
-  const void* python = ::dlsym(RTLD_DEFAULT, "Py_IsInitialized");
   bool complete = true;
 };
 
@@ -531,9 +521,7 @@ int visit(dl_phdr_info* info, std::size_t, void* data) {
   auto* scan = static_cast<Scan*>(data);
   if (is_excluded(info->dlpi_name)) return 0;
   if (holds(*info, reinterpret_cast<const void*>(&install_interposers))) return 0;
-  Module module = parse(*info);
-  module.is_python = scan->python && holds(*info, scan->python);
-  scan->complete &= patch(module);
+  scan->complete &= patch(parse(*info));
   return 0;
 }
 
@@ -547,9 +535,13 @@ int count_loaded(dl_phdr_info* info, std::size_t, void* data) {
 void install_interposers() {
   static std::mutex mutex;
   static Scan scan;
-  // Another thread is at it; or was, in the parent of this forked process.
+  // Another thread is at it and may have passed the library; or was, in the parent of this forked
+  // process.
   std::unique_lock guard(mutex, std::try_to_lock);
-  if (!guard) return;
+  if (!guard) {
+    g_wraps_later = true;
+    return;
+  }
   unsigned long long loaded = 0;
   dl_iterate_phdr(count_loaded, &loaded);
   if (loaded == scan.seen) return;

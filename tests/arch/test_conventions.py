@@ -66,6 +66,47 @@ def test_what_each_test_takes_is_recorded(tmp_path: Path) -> None:
     assert 0.25 <= seconds["test_it.py::test_it"] < 60
 
 
+LEAVING_TENSORS = """
+import pytest, torch
+kept = []
+
+@pytest.fixture
+def tensor(on):
+    return torch.ones(1 << 20)
+
+def test_fails(on):
+    tensor = torch.ones(1 << 20)
+    assert not tensor.any()
+
+def test_fails_with_a_fixture(tensor):
+    assert not tensor.any()
+
+@pytest.mark.xfail(raises=KeyError)
+def test_is_expected_to_fail(tensor):
+    {}[tensor]
+
+def test_passes(tensor): pass
+
+def test_keeps(tensor):
+    kept.append(tensor)
+
+def test_keeps_nothing(tensor): pass
+"""
+
+
+def test_only_a_test_that_keeps_tensors_is_reported_for_them(tmp_path: Path) -> None:
+    """A failed test's tensors, which its traceback held, made every later one an error."""
+    (folder := tmp_path / "integration").mkdir()
+    (folder / "conftest.py").write_text((ROOT / "tests/integration/conftest.py").read_text())
+    (folder / "test_tensors.py").write_text(LEAVING_TENSORS)
+    done = _run_tests(tmp_path, "", "-rA", "-p", "no:cacheprovider")
+    outcomes = re.findall(r"^(ERROR|FAILED) \S+::(test_\w+) - (.*)", done.stdout, re.MULTILINE)
+    assert [(kind, name) for kind, name, _ in outcomes] == [
+        ("ERROR", "test_keeps"), ("FAILED", "test_fails"), ("FAILED", "test_fails_with_a_fixture"),
+    ], done.stdout  # fmt: skip
+    assert "the test left" in outcomes[0][2]
+
+
 def _run_tests(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the tests of one file with the conftest of this project, in `folder`."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())

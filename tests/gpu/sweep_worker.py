@@ -325,6 +325,7 @@ def main() -> None:
     os.dup2(2, 1)  # the output of libraries is not an answer
     expected = undisturbed()
     gc.collect()
+    gc.freeze()  # each case collects, and need not look at all of torch
     if CUDA:
         torch.cuda.empty_cache()
     for line in sys.stdin:

@@ -25,24 +25,27 @@ def cycle(held):
 """
 
 
-def test_the_budget_auto_stays_while_umem_evicts(program: Program, softcuda: Softcuda) -> None:
+def test_the_budget_auto_stays_while_umem_evicts(
+    program: Program, softcuda: Softcuda, nightly: bool
+) -> None:
     """A1: umem's own frames looked like another process, and the budget fell to its minimum."""
+    cycles = 200 if nightly else 60  # 44 use each block
     out, _ = program(
         CYCLE
-        + """
+        + f"""
 from umem.session import auto_budget
 auto_budget.EVERY_S = 0.0
 enable(budget="auto", policy="lru")
 held = blocks(44, 16)  # 704 MiB of 512
 first = umem.stats().budget_bytes
 budgets = []
-for _ in range(200):
+for _ in range({cycles}):
     cycle(held[:12])
     held.append(held.pop(0))
     umem.step()
     budgets.append(umem.stats().budget_bytes)
 assert min(budgets) >= 0.98 * first and max(budgets) <= 1.02 * first, (first, budgets)
-assert umem.stats().evictions > 100
+assert umem.stats().evictions > {cycles // 2}
 print("steady")
 """,
         SOFTCUDA_BYTES=str(512 * MIB),

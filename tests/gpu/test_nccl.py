@@ -17,11 +17,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from support import forkserver  # noqa: E402
-from support.gpu import PREAMBLE  # noqa: E402
+from support.gpu import PREAMBLE, PREPARE  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 SECONDS = 90  # for a run that hangs
+IMPORTED = f"{PREPARE}\nimport torch.distributed.fsdp"
 
 RANK = """
 import hashlib
@@ -88,14 +89,19 @@ def needs(world: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not _enough_devices(world), reason=f"needs {world} devices")
 
 
-def run(code: str, folder: Path, world: int, **environ: str) -> tuple[list[str], str]:
-    """Runs `code` on ranks; returns outputs and all errors. AssertionError if one fails."""
+def run(
+    code: str, folder: Path, world: int, *, fresh: bool = False, **environ: str
+) -> tuple[list[str], str]:
+    """Runs `code` on ranks; returns outputs and all errors. AssertionError if one fails.
+
+    fresh: as for `support.gpu.program`.
+    """
     store = folder / "store"
     store.unlink(missing_ok=True)
     text = PREAMBLE + RANK + textwrap.dedent(code)
-    common = {"OMP_NUM_THREADS": "1", "STORE": str(store), "WORLD_SIZE": str(world), **environ}
+    common = {**os.environ, "STORE": str(store), "WORLD_SIZE": str(world), **environ}
     ranks = [
-        forkserver.start(["-c", text], {**os.environ, **common, "RANK": str(rank)}, fresh=True)
+        forkserver.start(["-c", text], {**common, "RANK": str(rank)}, prepare=IMPORTED, fresh=fresh)
         for rank in range(world)
     ]
     try:
@@ -264,4 +270,5 @@ def test_no_managed_memory_is_registered(tmp_path: Path) -> None:
     assert y.sum() == plain.sum() == world * MIB
     end()
     """
-    run(code, tmp_path, 2, BUDGET="24MiB", TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK="1")
+    hook = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "1"}
+    run(code, tmp_path, 2, fresh=True, BUDGET="24MiB", **hook)

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from softcuda.load import Softcuda  # noqa: E402
 from support.cuda_nets import NETS  # noqa: E402
-from support.gpu import worker  # noqa: E402
+from support.gpu import program, worker  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("softcuda")]
 WORKER = Path(__file__).with_name("numbers_worker.py")
@@ -117,12 +117,7 @@ def test_a_forgotten_wait_changes_the_numbers(call: str) -> None:
 
 
 def test_an_operator_without_a_cpu_kernel_is_refused() -> None:
-    code = f"""
-import sys
-sys.path[:0] = [{str(WORKER.parents[1] / "softcuda")!r}]
-import load
-load.load()
-import torch
+    code = """
 assert load.compute() > 1000
 cell = torch.nn.GRUCell(4, 4).cuda()
 try:
@@ -136,10 +131,7 @@ assert x.gt(2).nonzero().flatten().tolist() == [3, 4, 5]
 assert torch.topk(x, 2).values.tolist() == [5.0, 4.0]
 assert str(x.unique().sum()) == "tensor(15., device='cuda:0')"
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    program(code)
 
 
 def test_compute_names_what_must_come_before(softcuda: Softcuda) -> None:

@@ -11,15 +11,26 @@ torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
 
+_left = 0  # bytes alive after the last test
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # so it ends after all others, which hold log records
+def pytest_runtest_teardown(item: pytest.Function) -> Iterator[None]:
+    """Report a test that leaves tensors alive, which would fix the device options of the next."""
+    global _left
+    try:
+        return (yield)
+    finally:
+        item.funcargs.clear()  # pytest would hold them for longer
+        # A collection visits every object that torch has imported.
+        if umem.stats().live_bytes > _left:
+            gc.collect()
+        before, _left = _left, umem.stats().live_bytes
+        assert _left <= before, f"the test left {_left - before} bytes alive"
+
 
 @pytest.fixture(autouse=True)
 def _off_afterwards() -> Iterator[None]:
-    # Here, because pytest holds a test's fixtures until after their teardown. A collection visits
-    # every object that torch has imported, so it runs only if something is alive.
-    if umem.stats().live_bytes:
-        gc.collect()
-    left = umem.stats().live_bytes
-    assert left == 0, f"an earlier test left {left} bytes alive, which bind the device's options"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 import umem  # noqa: E402
 
-SIDE, ROWS, STEPS = 1024, 2048, 12
-BUDGET = "80MiB"  # at a peak of 184 MiB
+SIDE, ROWS, STEPS = 1024, 1024, 12
+BUDGET = "60MiB"  # at a peak of 132 MiB
 
 
 def batch(step: int) -> torch.Tensor:

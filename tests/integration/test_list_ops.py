@@ -292,7 +292,7 @@ torch.compiler.reset()
 with {where}():
     assert clipped() == 4.0
 """
-    done = forkserver.run(["-c", program])
+    done = forkserver.run(["-c", program], prepare="import torch, umem.session.session")
     assert done.returncode == 0, done.stderr
 
 

@@ -696,7 +696,7 @@ PROGRAM = st.lists(st.sampled_from(sorted(STAGES)), min_size=1, max_size=5)
 
 
 @pytest.mark.filterwarnings("default")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(PROGRAM, st.sampled_from(LIVE_MODES), st.sampled_from([False, False, False, True]))
 def test_random_programs_are_those_of_plain_torch(drawn: list[str], mode: str, on: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

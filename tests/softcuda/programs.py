@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from support import forkserver
+
 HERE = Path(__file__).resolve().parent
 # A Python with the CUDA build of torch; the one that runs the tests if it has it.
 PYTHON_VARIABLE = "SOFTCUDA_PYTHON"
@@ -73,10 +75,11 @@ def discard(ptr, size, stream):
 
 TORCH = f"""
 import ctypes, os, sys, warnings
+os.environ["OMP_NUM_THREADS"] = "1"  # for equal bits in any order of work
 sys.path.insert(0, {str(HERE)!r})
 import load
 soft = load.load()
-import torch
+import torch, torch._dynamo, torch._meta_registrations  # for load.compute(), in 3 s
 MIB = 1 << 20
 def pattern(n, start=0):
     return torch.arange(start, start + n, dtype=torch.int32)
@@ -110,16 +113,15 @@ def reason_without_torch() -> str | None:
     return None
 
 
-def _run(python: str, code: str, expected: int, environ: dict[str, str]) -> tuple[str, str]:
+def _run(
+    python: str, code: str, expected: int, environ: dict[str, str], prepare: str = ""
+) -> tuple[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("SOFTCUDA_")}
-    done = subprocess.run(
-        [python, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=inherited | {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"]} | environ,
-    )
+    done = forkserver.run(
+        ["-c", code],
+        inherited | {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"]} | environ,
+        prepare=prepare, fresh=not prepare, python=python,
+    )  # fmt: skip
     assert done.returncode == expected, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout, done.stderr
 
@@ -134,4 +136,4 @@ def driver_program(code: str, expected: int = 0, **environ: str) -> tuple[str, s
 
 def torch_program(code: str, expected: int = 0, **environ: str) -> tuple[str, str]:
     """Runs `code` with the CUDA build of torch on the driver, as `driver_program` does."""
-    return _run(torch_python(), TORCH + textwrap.dedent(code), expected, environ)
+    return _run(torch_python(), TORCH + textwrap.dedent(code), expected, environ, TORCH)

@@ -282,5 +282,4 @@ def test_torchs_conditional_nodes_compute(seed: str) -> None:
         assert (left.item(), x.cpu().tolist()) == (0, [1608.0] * 4)
         """,
         SOFTCUDA_SEED=seed,
-        OMP_NUM_THREADS="1",
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -30,8 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, TextIO
 
-# The server executes this before the first fork.
-PREPARE = "import numpy, torch, umem.session.session, umem.trace.step_builder"
+# The server executes this before the first fork. Optimizers import torch._dynamo, which takes 3 s.
+PREPARE = "import numpy, torch, torch._dynamo, umem.session.session, umem.trace.step_builder"
 # Prefixes of variables that Python, torch or OpenMP read while they are loaded; `UMEM` itself turns
 # umem on inside `import torch`.
 LOADED = ("PYTHON", "LD_", "OMP_", "KMP_", "MKL_", "MALLOC_", "TORCH_", "PYTORCH_", "UMEM=")
@@ -98,7 +99,7 @@ class Process:
 
 def start(
     arguments: Sequence[str], environ: Mapping[str, str], folder: Path | None = None,
-    *, prepare: str = PREPARE, fresh: bool = False,
+    *, prepare: str = PREPARE, fresh: bool = False, python: str = sys.executable,
 ) -> Process | subprocess.Popen[str]:  # fmt: skip
     """Starts `python ARGUMENTS` in a session of its own; its output and error are pipes.
 
@@ -107,7 +108,7 @@ def start(
     """
     if fresh:
         return subprocess.Popen(
-            [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [python, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, env=environ, cwd=folder, start_new_session=True,
         )  # fmt: skip
     changed = {
@@ -122,7 +123,7 @@ def start(
     request = Request(list(arguments), dict(environ), str(folder or Path.cwd()))
     message, theirs = json.dumps(request).encode(), [their_out, their_err, their_report]
     assert len(message) <= _REQUEST_BYTES, "the program or its environment is too long"
-    socket.send_fds(_server(prepare), [message], theirs)
+    socket.send_fds(_server(prepare, python), [message], theirs)
     for descriptor in theirs:
         os.close(descriptor)
     return Process(report, out, err)
@@ -131,14 +132,14 @@ def start(
 def run(
     arguments: Sequence[str], environ: Mapping[str, str] | None = None,
     folder: Path | None = None, timeout: float = 120, *, prepare: str = PREPARE,
-    fresh: bool = False,
+    fresh: bool = False, python: str = sys.executable,
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Runs `python ARGUMENTS` to its end, as `start` starts it; environ: None is this process's.
 
     AssertionError, with what it has printed, if it does not end in `timeout` seconds.
     """
     environ = os.environ if environ is None else environ
-    process = start(arguments, environ, folder, prepare=prepare, fresh=fresh)
+    process = start(arguments, environ, folder, prepare=prepare, fresh=fresh, python=python)
     out, err = finish(process, timeout)
     assert process.returncode is not None
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -155,14 +156,14 @@ def finish(process: Process | subprocess.Popen[str], timeout: float) -> tuple[st
 
 
 @functools.cache
-def _server(prepare: str) -> socket.socket:
+def _server(prepare: str, python: str) -> socket.socket:
     """The connection to this process's server, which ends with it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         theirs.set_inheritable(True)
         nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1)]
-        words = [sys.executable, __file__, str(theirs.fileno()), prepare]
-        os.posix_spawn(sys.executable, words, os.environ, file_actions=nothing)
+        words = [python, __file__, str(theirs.fileno()), prepare]
+        os.posix_spawn(python, words, os.environ, file_actions=nothing)
     atexit.register(ours.close)
     return ours
 
@@ -240,6 +241,8 @@ def _without_frames_of_this_file(
 
 def _main() -> None:
     exec(sys.argv[2], {})
+    gc.collect()
+    gc.freeze()  # no program's collections look at all of torch
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         _run(request)

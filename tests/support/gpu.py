@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,17 +11,24 @@ import pytest
 
 from support import forkserver
 
-SOFTCUDA = Path(__file__).resolve().parents[1] / "softcuda"
+TESTS = Path(__file__).resolve().parents[1]
 
 IMPORTS = f"""
 import ctypes, gc, os, sys, threading, time, warnings
-sys.path.insert(0, {str(SOFTCUDA)!r})
-import load
+sys.path.insert(0, {str(TESTS)!r})
+from softcuda import load
 soft = load.load() if os.environ.get(load.LIBRARY_VARIABLE) else None
 import torch
 import umem
 """
-PREPARE = f"{IMPORTS}\nimport umem.session.session, umem.trace.step_builder"
+# One thread, for equal bits in any order of work. Optimizers, and the kernels of load.compute(),
+# import torch._dynamo, which takes 3 s.
+PREPARE = f"""
+import os
+os.environ["OMP_NUM_THREADS"] = "1"
+{IMPORTS}
+import torch._dynamo, torch._meta_registrations, umem.session.session, umem.trace.step_builder
+"""
 PREAMBLE = f"""{IMPORTS}
 MIB = 1 << 20
 def enable(budget="32MiB", **options):
@@ -75,9 +80,6 @@ def worker(path: Path, *arguments: str, timeout: float) -> str:
     """
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("SOFTCUDA_", "UMEM_"))}
     environ |= {"SOFTCUDA_LIB": os.environ["SOFTCUDA_LIB"], "SOFTCUDA_BYTES": str(1 << 30)}
-    done = subprocess.run(
-        [sys.executable, str(path), *arguments],
-        capture_output=True, text=True, check=False, timeout=timeout, env=environ,
-    )  # fmt: skip
+    done = forkserver.run([str(path), *arguments], environ, timeout=timeout, prepare=PREPARE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

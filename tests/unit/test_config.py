@@ -21,7 +21,7 @@ from umem.config import settings as config
 from umem.config.parsers import Budget, Device
 from umem.config.settings import Settings
 from umem.errors import ConfigError, NotSupportedError
-from umem.session.resolve import soft_budget
+from umem.session.resolve import planning_policy, soft_budget
 
 
 def load(tmp_path: Path, environ: dict[str, str] | None = None, **given: object) -> Settings:
@@ -348,11 +348,23 @@ def test_environment_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {k: v for k, v in environment.items() if k.startswith("UMEM")}
     usual = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
     assert ours == {**usual, "UMEM": "1", "UMEM_POLICY": "none", "UMEM_BUDGET": "8GiB"}
+    loaded = config.load(environ=environment)
+    assert (loaded.origins["budget"], loaded.origins["policy"]) == ("--budget", "UMEM_POLICY")
+    changed = config.load(environ=environment | {"UMEM_BUDGET": "4GiB"})  # by the program
+    assert changed.origins["budget"] == "UMEM_BUDGET"
     assert not [name for name in config.child_environment() if name.startswith("UMEM")]
     assert "PATH" in config.child_environment()
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     with pytest.raises(NotSupportedError, match="unset it"):
         config.run_environment({})
+
+
+def test_the_program_of_a_run_names_the_option_that_was_typed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def plan(trace, device, budget): ...\n")
+    place = f"{tmp_path / 'mine.py'}:plam"
+    loaded = config.load(environ=config.run_environment({"policy": place}))
+    with pytest.raises(ConfigError, match=r"^--policy: the policy '.*/mine.py:plam': .* has no"):
+        planning_policy(loaded.policy, loaded.origins["policy"])
 
 
 def test_the_table_the_settings_and_the_call_agree() -> None:

@@ -34,3 +34,11 @@ def test_the_native_core_raises_them() -> None:
     options.budget_bytes = 64 << 20
     with pytest.raises((errors.ConfigError, errors.NotSupportedError)):
         core.start(options)
+
+
+def test_a_core_of_other_sources_is_said_to_be_one() -> None:
+    from umem.base.native import core
+
+    with pytest.raises(AttributeError, match="no 'of_tomorrow': it was built from other sources"):
+        core.of_tomorrow  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(core, "of_tomorrow")

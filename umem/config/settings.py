@@ -128,6 +128,9 @@ def difference(now: Settings, asked: Settings) -> str:
 
 # `umem run` sets these unless the environment or the command line does.
 _RUN_USUAL = {"UMEM_STRICT": "1", "UMEM_SUMMARY": "1"}
+# The variables that `umem run` set from its command line, one NAME=TEXT a line: errors of the
+# program name the option that the user typed.
+_TYPED = "_UMEM_TYPED"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +160,8 @@ def run_environment(given: Mapping[str, str]) -> dict[str, str]:
             "umem.enable() in the program"
         )
     texts = {BY_NAME[name].env: text for name, text in given.items()}
-    return {**_RUN_USUAL, **os.environ, "UMEM": "1", **texts}
+    typed = "\n".join(f"{name}={text}" for name, text in texts.items())
+    return {**_RUN_USUAL, **os.environ, "UMEM": "1", **texts, _TYPED: typed}
 
 
 def child_environment() -> dict[str, str]:
@@ -203,6 +207,7 @@ def _default_cache(environ: Mapping[str, str], usual: str) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    typed = environ.get(_TYPED, "").split("\n")
     for name in filter(_is_ours, environ):
         if name not in BY_ENV:
             hint = did_you_mean(name, list(BY_ENV))
@@ -211,7 +216,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
                 f"{', '.join(BY_ENV)}"
             )
         if environ[name].strip():  # an empty variable counts as unset, as usual in shells
-            yield BY_ENV[name], name, environ[name]
+            option, text = BY_ENV[name], environ[name]
+            yield option, option.flag if f"{name}={text}" in typed else name, text
 
 
 def _from_call(given: Mapping[str, object], flags: bool) -> _Layer:

@@ -100,10 +100,12 @@ class Session:
             server.start(settings.top, description)
             self.at_end(server.stop)
 
-    def owns(self, option: str) -> bool:
+    def owns(self, name: str) -> bool:
         """Return whether an option is this process's own, not that of a variable's first user."""
-        variable = BY_NAME[option].env
-        return self.settings.origins[option] != variable or ranks.owns(variable)
+        option = BY_NAME[name]
+        # `umem run` passes what follows its flags on by variables.
+        by_variable = self.settings.origins[name] in (option.env, option.flag)
+        return not by_variable or ranks.owns(option.env)
 
     def end(self) -> None:
         """Remove the parts; umem's memory and its attachment to torch stay."""
