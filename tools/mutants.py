@@ -76,7 +76,8 @@ MUTANTS = (
     ),
     Mutant(
         "a discard does not wait for the work before it", _TRANSFERS,
-        "UMEM_RETURN_IF_ERROR(after_homes(ids));", "", STREAMS,
+        "UMEM_RETURN_IF_ERROR(state_.mapped() ? after_deaths(ids) : after_homes(ids));", "",
+        STREAMS,
     ),
     Mutant(
         "an event from before the last use will do", "engine/streams.cpp",

@@ -53,6 +53,13 @@ Status Transfers::after_home(RangeId id) {
   return streams_.after_all(state_.ledger.at(id).stream, state_.ledger.now(), events_);
 }
 
+// Adds events after the unit's last use on each stream that used it.
+Status Transfers::after_uses(RangeId id) {
+  const Unit& unit = state_.ledger.at(id);
+  return streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
+                        state_.ledger.now(), events_, state_.mapped() != nullptr);
+}
+
 // Adds an event after the work that the stream had when the unit's last block was freed. Later work
 // does not use the bytes, so a busy stream is not waited for.
 Status Transfers::after_death(RangeId id) {
@@ -89,10 +96,7 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   // Uses on the host must be over. The driver sees to that where it moves the bytes.
   if (state_.mapped())
     for (RangeId id : ids)
-      if (const Unit& unit = state_.ledger.at(id); unit.used_away)
-        UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
-                                            state_.ledger.now(), events_,
-                                            state_.mapped() != nullptr));
+      if (state_.ledger.at(id).used_away) UMEM_RETURN_IF_ERROR(after_uses(id));
   Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) {
@@ -191,8 +195,7 @@ Status Transfers::submit_out(Verb verb, const std::vector<RangeId>& ids) {
   events_.clear();
   for (RangeId id : ids) {
     const Unit& unit = state_.ledger.at(id);
-    UMEM_RETURN_IF_ERROR(streams_.after(unit.used_on | streams_.bit(unit.stream), unit.last_use,
-                                        state_.ledger.now(), events_, state_.mapped() != nullptr));
+    UMEM_RETURN_IF_ERROR(after_uses(id));
     // Units that no op waited for may still be on their way in, or being populated.
     if (unit.prefetched_unused || state_.asynchronous())
       UMEM_RETURN_IF_ERROR(in_.make_wait(out_, unit.arrival));

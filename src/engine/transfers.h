@@ -59,6 +59,7 @@ class Transfers {
   std::uint64_t failures() { return in_.failures() + out_.failures() + local_.failures(); }
 
  private:
+  Status after_uses(RangeId id);
   Status after_home(RangeId id);
   Status after_death(RangeId id);
   Status after_deaths(const std::vector<RangeId>& ids);

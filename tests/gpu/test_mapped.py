@@ -21,7 +21,7 @@ def start(budget="16MiB", **options):
 
 
 def run(program: Program, code: str, **environ: str) -> list[str]:
-    """What the code prints, a word each; it must leave nothing on standard error."""
+    """The words that the code prints; it must leave nothing on standard error."""
     environ = {"SOFTCUDA_BYTES": str(64 << 20), **environ}
     indented = "\n".join(" " * 8 + line for line in HELPERS.splitlines())
     out, err = program(indented + code, **environ)

@@ -242,6 +242,7 @@ def test_every_training_has_umems_own_guard_and_budgets_that_sum_to_the_limit(
     assert {name: text for name, text in seen.items() if name.startswith("UMEM_")} == {
         "UMEM_TORCH_EXT_CACHE": "cache",
         "UMEM_GUARD": "1",
+        "UMEM_BACKING": "managed",
         "UMEM_BUDGET": str(GIB // 2),
         "UMEM_HOST_BUDGET": str(GIB // 2),
     }
@@ -262,7 +263,7 @@ def test_other_bits_than_torchs_are_an_error(
     bench = bench_of(gpu, tmp_path, "bits")
     same = [Process(["x", "y", "z"]) for _ in range(3)]
     record = trained(gpu, monkeypatch, bench, "bits", *same, Process(["x", "y", "other"]))
-    assert "lru has other bits than torch" in record.errors["net"]
+    assert "lru/mapped has other bits than torch" in record.errors["net"]
     unlike = [result.spread.median for result in record.results]
     assert unlike == [0.0, 0.0, 0.0, 1.0]
     budgets = [options["budget"] for name, options in same[2].calls if name == "train"]
@@ -290,11 +291,11 @@ def test_the_report_joins_records_and_adds_lower_bounds(
     assert "| ways, discards | this driver cannot |" in page
     found = json.loads(data.read_text())["results"]
     figures = {result["name"]: result["spread"]["median"] for result in found}
-    step = "resnet_smoke, auto at 0.25 of the peak"
+    step = "resnet_smoke, auto/managed at 0.25 of the peak"
     assert figures[f"{step}: a step"] == 200.0
     assert figures[f"{step}: operators that followed a plan"] == 90.0
     assert 0 < figures[f"{step}: to the lower bound"] < 0.1  # at 1 MB/s each step takes long
-    assert len(training.details["rows"]) == 8
+    assert len(training.details["rows"]) == 2 + 4 * 3
     ways.about = {**ABOUT, "machine": {**ABOUT["machine"], "software": True}}
     assert "figures mean nothing" in report.write([ways], tmp_path, False)[1].read_text()
 
