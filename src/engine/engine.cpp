@@ -185,6 +185,7 @@ void Engine::prepare(RangeId id) {
   const CallScope scope(state_.table, state_.place);
   one_.assign(1, id);
   state_.count_error(moves_.fetch(one_, &stream));
+  if (state_.mapped() && state_.ledger.away(id)) use_on_host(id);
 }
 
 void Engine::retire(RangeId id) {
@@ -276,7 +277,8 @@ bool Engine::in_use(RangeId id) const {
 
 void Engine::begin_collective(const RangeId* ids, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i)
-    state_.ledger.begin_collective(ids[i], state_.limits.budget_bytes / 4);
+    state_.ledger.begin_collective(
+        ids[i], state_.mapped() ? state_.limits.budget_bytes : state_.limits.budget_bytes / 4);
 }
 
 bool Engine::begin_cut(RangeId id) {
@@ -349,12 +351,12 @@ bool Engine::use_on_host(RangeId id) {
   return true;
 }
 
-void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
+void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream, bool inner) {
   wanted_.clear();
   const std::uint32_t bit = transfers_.streams().bit(stream);
   for (std::size_t i = 0; i < count; ++i) {
     state_.ledger.unpin(ids[i]);
-    state_.ledger.touch(ids[i]);
+    state_.ledger.touch(ids[i], inner);
     state_.ledger.use_on(ids[i], bit);
     const bool away = state_.ledger.away(ids[i]) && !zero_copy_.contains(ids[i]);
     if (away && state_.ledger.at(ids[i]).op_pins == 0) wanted_.push_back(ids[i]);
@@ -409,7 +411,8 @@ void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
 
 void Engine::step_ended() {
   check_invariants();
-  (void)state_.ledger.end_collectives();  // the result, whether there was any, is not needed
+  if (!state_.mapped())
+    (void)state_.ledger.end_collectives();  // whether there was any is not needed
   moves_.step_ended();
   zero_copy_.step_ended();
   if (!state_.active() || !state_.follows_plans()) return;
@@ -473,9 +476,14 @@ void Engine::end_moves() {
   zero_copy_.clear();
   if (!state_.mapped()) return;
   const CallScope scope(state_.table, state_.place);
-  for (RangeId id = 1; id < state_.ledger.capacity(); ++id)
-    if (state_.ledger.live(id) && state_.ledger.away(id))
-      state_.count_error(transfers_.make_usable(id, managed::Where::kDevice));
+  state_.count_error(transfers_.finish());  // it may use what is on the host
+  for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
+    if (!state_.ledger.live(id) || !state_.ledger.away(id)) continue;
+    const bool fits = state_.fits(state_.ledger.at(id).bytes);
+    if (fits) state_.ledger.set_state(id, State::kDevice);
+    state_.count_error(
+        transfers_.make_usable(id, fits ? managed::Where::kDevice : managed::Where::kHost));
+  }
 }
 
 Status Engine::set_limits(Limits limits) {
@@ -504,6 +512,7 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(const policy::Policy& policy) {
   const bool was_active = state_.active();
+  if (state_.mapped()) state_.count_error(transfers_.finish());  // work that umem did not see
   write_back_.clear();
   state_.set_policy(policy);
   if (was_active == state_.active()) return;
@@ -523,12 +532,14 @@ void Engine::set_policy(const policy::Policy& policy) {
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     if (state_.ledger.at(id).state == State::kGone) dropped_.push_back(id);
     if (state_.ledger.at(id).state != State::kVoid) continue;
-    state_.ledger.set_state(id, State::kHost);
-    moved_.push_back(id);
+    // Mapped memory is where it was placed.
+    state_.ledger.set_state(id, state_.mapped() ? State::kDevice : State::kHost);
+    if (!state_.mapped()) moved_.push_back(id);
   }
   if (!dropped_.empty()) state_.count_error(transfers_.discard(dropped_));
   sharing_.lose_track(true);
   if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
+  if (state_.mapped()) moves_.make_room(0);
 }
 
 }  // namespace umem::engine

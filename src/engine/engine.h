@@ -88,8 +88,9 @@ class Engine {
   // Call it before an op on `stream` with its units, each a whole range or a piece: pins them and
   // brings in those that are away.
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
-  // Call it after the op: unpins the units and marks them as used now.
-  void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
+  // Call it after the op: unpins the units and marks them as used now. `inner`: another op of this
+  // thread goes on, and may use what this one allocated.
+  void end_use(const RangeId* ids, std::size_t count, cu::CUstream stream, bool inner = false);
   // Call it once per op, after all its `end_use`: tells the policy, and applies its pending
   // requests.
   void op_ended(const OpUse& op, cu::CUstream stream);

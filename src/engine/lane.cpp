@@ -128,17 +128,20 @@ Status Lane::issue(Verb verb, const std::vector<managed::MemSpan>& spans,
 Status Lane::wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before) {
   for (cu::CUevent event : after)
     UMEM_RETURN_IF_ERROR(check(table_.cuEventSynchronize(event), Entry::cuEventSynchronize));
-  for (const Before& each : before) each.lane->wait_complete(each.ticket);
+  for (const Before& each : before) UMEM_RETURN_IF_ERROR(each.lane->wait_complete(each.ticket));
   return {};
 }
 
 // Polls, because an event that is waited for could be recorded again for a later submission.
-void Lane::wait_complete(Ticket ticket) {
+Status Lane::wait_complete(Ticket ticket) {
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
   while (true) {
     poll();
-    if (ticket <= complete_ || under_way_.empty()) return;
+    if (ticket <= complete_ || under_way_.empty()) return {};
+    const cu::CUresult reached = table_.cuEventQuery(under_way_.front().event);
+    if (reached != cu::CUDA_SUCCESS && reached != cu::CUDA_ERROR_NOT_READY)
+      return check(reached, Entry::cuEventQuery);  // nothing on this device ends any more
     guard.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(10));
     guard.lock();
@@ -352,6 +355,22 @@ std::uint64_t Lane::failures() {
   return failures_;
 }
 
+// Out of device memory, the bytes are usable on the host. Other failures are for the few
+// submissions whose outcome is asked for.
+void Lane::note(Ticket ticket, const Status& status) {
+  const std::lock_guard guard(mutex_);
+  if (!status.ok()) failed_.emplace_back(ticket, Status(status.code(), status.message()));
+  if (failed_.size() > kNoted) failed_.pop_front();
+}
+
+Status Lane::outcome(Ticket ticket) {
+  std::unique_lock guard(mutex_);
+  changed_.wait(guard, [&] { return issued_ >= ticket; });
+  for (const auto& [failed, status] : failed_)
+    if (failed == ticket) return {status.code(), status.message()};
+  return {};
+}
+
 Status Lane::retry(const Job& job) {
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
   return issue(job.verb, job.spans, job.after, job.before);
@@ -373,6 +392,7 @@ void Lane::work() {
     Status status = issue(job.verb, job.spans, job.after, job.before);
     // Nothing else would make mapped bytes usable, so a call that fails once is made again.
     if (mapped_ && !status.ok()) status = retry(job);
+    if (mapped_ && status.code() != Code::kOutOfDeviceMemory) note(job.ticket, status);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");

@@ -11,6 +11,7 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -62,8 +63,10 @@ class Lane {
   // True if the submission is under way; false on the software device.
   bool under_way(Ticket ticket);
   Ticket last() const { return last_; }
+  // Mapped memory only: waits until the submission is issued; an error if its bytes are not usable.
+  Status outcome(Ticket ticket);
 
-  bool can_discard() const { return memory_ops_.can_discard(); }
+  bool can_discard() const { return mapped_ || memory_ops_.can_discard(); }
   std::uint64_t failures();
 
   // The log requires an open lane and the place's context.
@@ -91,7 +94,7 @@ class Lane {
   Status issue(Verb verb, const std::vector<managed::MemSpan>& spans,
                const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
   Status wait_for(const std::vector<cu::CUevent>& after, const std::vector<Before>& before);
-  void wait_complete(Ticket ticket);
+  Status wait_complete(Ticket ticket);
   Status run(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans);
   Status catch_up();
@@ -102,6 +105,7 @@ class Lane {
   void poll();
   std::size_t bytes_under_way() const;
   Status retry(const Job& job);
+  void note(Ticket ticket, const Status& status);
   void work();
 
   const driver::Table& table_;
@@ -126,6 +130,8 @@ class Lane {
   std::deque<Issued> under_way_;  // by ticket
   std::vector<cu::CUevent> spare_events_;
   std::uint64_t failures_ = 0;
+  static constexpr std::size_t kNoted = 64;
+  std::deque<std::pair<Ticket, Status>> failed_;  // the last ones
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -127,7 +127,7 @@ bool Moves::make_room(std::size_t bytes) {
     const std::uint64_t before = state_.counters.evictions;
     evict(wanted);
     // Slow, because the collective may be using them, but faster than page faults.
-    if (!state_.fits(wanted) && state_.ledger.end_collectives()) evict(wanted);
+    if (!state_.fits(wanted) && !state_.mapped() && state_.ledger.end_collectives()) evict(wanted);
     short_now_ = short_now_ || state_.counters.evictions > before;
   }
   return state_.fits(bytes);
@@ -206,7 +206,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
 
 void Moves::bring(RangeId id) {
   const std::size_t bytes = state_.ledger.at(id).bytes;
-  if (!state_.ledger.away(id)) return;
+  if (!state_.ledger.away(id) || used_in_place(id)) return;
   if (!state_.fits(bytes)) discard_dead(bytes);
   if (!state_.fits(bytes)) return;
   one_.assign(1, id);
@@ -214,8 +214,13 @@ void Moves::bring(RangeId id) {
   if (!state_.ledger.away(id)) state_.ledger.set_prefetched(id);
 }
 
+// Mapped memory must not move while a running operator uses it on the host.
+bool Moves::used_in_place(RangeId id) const {
+  return state_.mapped() && (state_.ledger.at(id).op_pins > 0 || state_.ledger.at(id).fresh);
+}
+
 Status Moves::prefetch(RangeId id) {
-  if (!state_.managed || !state_.ledger.away(id)) return {};
+  if (!state_.managed || !state_.ledger.away(id) || used_in_place(id)) return {};
   const CallScope scope(state_.table, state_.place);
   one_.assign(1, id);
   if (!state_.active()) return transfers_.bring_in(one_, nullptr);

@@ -45,6 +45,7 @@ class Moves {
   Status prefetch(RangeId id);
 
  private:
+  bool used_in_place(RangeId id) const;
   Status wait_for_space(Lane& lane);
   void discard_dead(std::size_t bytes);
   void drop_dead(std::size_t bytes);

@@ -60,6 +60,15 @@ Status Transfers::after_uses(RangeId id) {
                         state_.ledger.now(), events_, state_.mapped() != nullptr);
 }
 
+Status Transfers::after_uses_away(const std::vector<RangeId>& ids) {
+  for (RangeId id : ids) {
+    const Unit& unit = state_.ledger.at(id);
+    if (unit.used_away) UMEM_RETURN_IF_ERROR(after_uses(id));
+    if (unit.segment) UMEM_RETURN_IF_ERROR(after_home(id));  // also by ops that are not over
+  }
+  return {};
+}
+
 // Adds an event after the work that the stream had when the unit's last block was freed. Later work
 // does not use the bytes, so a busy stream is not waited for.
 Status Transfers::after_death(RangeId id) {
@@ -94,9 +103,7 @@ Status Transfers::bring_in(const std::vector<RangeId>& ids, const cu::CUstream* 
   for (RangeId id : ids) UMEM_RETURN_IF_ERROR(out_.make_wait(in_, state_.ledger.at(id).departure));
   events_.clear();
   // Uses on the host must be over. The driver sees to that where it moves the bytes.
-  if (state_.mapped())
-    for (RangeId id : ids)
-      if (state_.ledger.at(id).used_away) UMEM_RETURN_IF_ERROR(after_uses(id));
+  if (state_.mapped()) UMEM_RETURN_IF_ERROR(after_uses_away(ids));
   Result<Ticket> ticket = in_.submit(Verb::kBringIn, spans_of(ids), events_);
   if (!ticket.ok()) return ticket.take_status();
   for (RangeId id : ids) {
@@ -116,12 +123,18 @@ Status Transfers::make_usable(RangeId id, managed::Where where) {
       where == managed::Where::kHost ? Verb::kUseOnHost : Verb::kBringIn, spans_of(one_), events_);
   if (!usable.ok()) return usable.take_status();
   state_.ledger.set_arrival(id, usable.value());
-  in_.issue_until(usable.value());
+  UMEM_RETURN_IF_ERROR(in_.outcome(usable.value()));
   return where == managed::Where::kHost ? Status() : await(usable.value(), 0, unit.stream);
 }
 
 void Transfers::finish_issuing() {
   for (Lane* lane : {&in_, &out_, &local_}) lane->issue_until(lane->last());
+}
+
+Status Transfers::finish() {
+  finish_issuing();
+  const CallScope scope(state_.table, state_.place);
+  return driver::check(state_.table.cuCtxSynchronize(), driver::Entry::cuCtxSynchronize);
 }
 
 Status Transfers::populate(RangeId id) {
@@ -135,6 +148,7 @@ Status Transfers::populate(RangeId id) {
   const Verb verb = unit.death > 0 ? Verb::kPopulate : Verb::kPopulateFresh;
   Result<Ticket> ticket = local_.submit(verb, spans_of(one_), events_);
   if (!ticket.ok()) return ticket.take_status();
+  if (state_.mapped()) UMEM_RETURN_IF_ERROR(local_.outcome(ticket.value()));
   state_.attach(id);
   state_.ledger.set_populated(id, ticket.value());
   return await(0, ticket.value(), unit.stream);

@@ -27,6 +27,8 @@ class Transfers {
   Status make_usable(RangeId id, managed::Where where);
   // Waits until the threads have issued all submissions.
   void finish_issuing();
+  // Waits for them, and for all other work on the device.
+  Status finish();
   // Populates the unit on the device without a copy.
   Status populate(RangeId id);
   // Drops the dead bytes of the units.
@@ -60,6 +62,7 @@ class Transfers {
 
  private:
   Status after_uses(RangeId id);
+  Status after_uses_away(const std::vector<RangeId>& ids);
   Status after_home(RangeId id);
   Status after_death(RangeId id);
   Status after_deaths(const std::vector<RangeId>& ids);

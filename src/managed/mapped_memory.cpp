@@ -63,7 +63,7 @@ Status MappedMemory::free(std::uintptr_t base) {
     UMEM_RETURN_IF_ERROR(dissolve(chunk++));
   UMEM_RETURN_IF_ERROR(check(table_.cuMemAddressFree(base, bytes), Entry::cuMemAddressFree));
   reserved_.erase(base);
-  return {};
+  return reserved_.empty() ? release_spare(0) : Status();
 }
 
 // The chunk of exactly these bytes, made if there is none. Other chunks there are dissolved: those
@@ -150,7 +150,11 @@ Status MappedMemory::make_host(const Chunk& chunk, Host& host) {
   const int node = std::max(driver::nearest_host_node(table_, chunk.device), 0);
   const cu::CUmemAllocationProp near = properties(cu::CU_MEM_LOCATION_TYPE_HOST_NUMA, node);
   Host made;
-  const cu::CUresult created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+  cu::CUresult created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+  if (created == cu::CUDA_ERROR_OUT_OF_MEMORY && spare_bytes_ > 0) {
+    UMEM_RETURN_IF_ERROR(release_spare(0));
+    created = table_.cuMemCreate(&made.memory, chunk.bytes, &near, 0);
+  }
   if (created == cu::CUDA_ERROR_OUT_OF_MEMORY)
     return {Code::kOutOfHostMemory, "the host has no more memory that a GPU can use"};
   UMEM_RETURN_IF_ERROR(check(created, Entry::cuMemCreate));
@@ -171,7 +175,11 @@ Status MappedMemory::make_host(const Chunk& chunk, Host& host) {
 Status MappedMemory::keep_spare(std::size_t bytes, Host host) {
   spare_.emplace(bytes, host);
   spare_bytes_ += bytes;
-  while (spare_bytes_ > kMostSpare) {
+  return release_spare(kMostSpare);
+}
+
+Status MappedMemory::release_spare(std::size_t most) {
+  while (spare_bytes_ > most) {
     const auto largest = std::prev(spare_.end());
     const auto [size, released] = *largest;
     spare_.erase(largest);
@@ -248,8 +256,9 @@ Status MappedMemory::discard(MemSpan span) {
   const std::lock_guard guard(mutex_);
   const std::uintptr_t end = span.base + align_up(span.bytes, kPageBytes);
   FirstError error;
-  for (auto chunk = chunks_.lower_bound(span.base);
-       chunk != chunks_.end() && chunk->first + chunk->second.bytes <= end; ++chunk)
+  // A chunk that ends later is of a larger block, which lived there before.
+  for (auto chunk = chunks_.lower_bound(span.base); chunk != chunks_.end() && chunk->first < end;
+       ++chunk)
     error.keep(unmap(chunk->first, chunk->second, At::kNowhere));
   return error.take();
 }

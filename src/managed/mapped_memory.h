@@ -84,6 +84,7 @@ class MappedMemory {
   Status take_host(Chunk& chunk);
   Status make_host(const Chunk& chunk, Host& host);
   Status keep_spare(std::size_t bytes, Host host);
+  Status release_spare(std::size_t most);
   Status release(std::size_t bytes, const Host& host);
 
   const driver::Table& table_;

@@ -219,11 +219,11 @@ void Ledger::set_tag(RangeId id, Tag tag, Family family) {
   units_[id].family = family;
 }
 
-void Ledger::touch(RangeId id) {
+void Ledger::touch(RangeId id, bool inner) {
   Unit& unit = units_[id];
   unit.last_use = ++clock_;
   unit.used_away = unit.used_away || away(id);
-  unit.fresh = false;
+  unit.fresh = unit.fresh && inner;
   if (unit.first_use == 0) unit.first_use = unit.last_use;
   unit.prefetched_unused = unit.discarded = false;
   List* list = list_of(unit.state);

@@ -112,7 +112,8 @@ class Ledger {
   void remove(RangeId id);
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);
-  void touch(RangeId id);  // marks the unit as used now, and newest in its list
+  // `inner`: by an op within another one.
+  void touch(RangeId id, bool inner = false);  // marks the unit as used now, and newest in its list
   std::uint64_t now() const { return clock_; }
   void pin(RangeId id) {
     UMEM_ASSERT(has(id), "only a unit is pinned");

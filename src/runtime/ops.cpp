@@ -217,6 +217,13 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
   }
 }
 
+// True if an operator of this thread goes on, not only a range of the program.
+static bool within_an_op() {
+  for (const Op* op = t_op; op; op = op->parent)
+    if (!op->scope_marker) return true;
+  return false;
+}
+
 // Tags the op's blocks that outlive it, marks its operands as used now, and unpins them.
 static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUse& used,
                       residency::Tag tag) {
@@ -232,7 +239,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
   if (op.exchanges) tag_exchanged(ledger, used);
   const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
                                              : reinterpret_cast<cu::CUstream>(op.stream);
-  if (used.count > 0) device.engine.end_use(used.ids, used.count, stream);
+  if (used.count > 0) device.engine.end_use(used.ids, used.count, stream, within_an_op());
   if (op.collective) device.engine.begin_collective(used.ids, used.count);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);

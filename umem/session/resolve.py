@@ -243,6 +243,9 @@ def _check_device(settings: Settings, kind: str) -> None:
     if kind == "soft" and settings.backing != "managed":
         reason = "'mapped' is memory of a GPU, and the device is the software device"
         raise settings.refusal("backing", reason, "managed, or device=cuda")
+    if settings.backing == "mapped" and settings.allocator == "pool":
+        reason = "torch hands the blocks of a pool out again without telling umem"
+        raise settings.refusal("backing", reason, "managed, or another allocator than pool")
     if kind == "cuda" and wanted.bytes is not None and settings.guard:
         reason = "a smaller GPU is made by holding the rest of its memory, which the guard forbids"
         raise settings.refusal("device", reason, "cuda, or guard=off")
