@@ -19,6 +19,7 @@ CORE = tuple(
 )  # fmt: skip
 DEVICE = tuple(f"{_NATIVE}/test_{name}.py" for name in ("driver_contract", "soft_device", "replay"))
 # On the software driver, where work is late: stream order.
+MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
 STREAMS = (
     "tests/gpu/test_streams.py", "tests/gpu/test_hints.py", "tests/gpu/test_races.py",
     "tests/gpu/test_frames.py",
@@ -80,6 +81,18 @@ MUTANTS = (
         STREAMS,
     ),
     Mutant(
+        "mapped memory moves before what uses it has ended", "engine/lane.cpp",
+        "UMEM_RETURN_IF_ERROR(wait_for(after, before));", "", MAPPED,
+    ),
+    Mutant(
+        "mapped memory comes in while it is used on the host", _TRANSFERS,
+        "if (unit.used_away) UMEM_RETURN_IF_ERROR(after_uses(id));", "", MAPPED,
+    ),
+    Mutant(
+        "the contents of mapped memory are forgotten as it leaves", "managed/mapped_memory.cpp",
+        "return unmap(base, chunk, At::kAway);", "return unmap(base, chunk, At::kNowhere);", MAPPED,
+    ),
+    Mutant(
         "an event from before the last use will do", "engine/streams.cpp",
         "return mark.time < t;", "return mark.time + 16 < t;", STREAMS,
     ),
@@ -135,7 +148,7 @@ MUTANTS = (
         (f"{_NATIVE}/test_victim_callback.py",),
     ),
     Mutant("an op keeps its pins", _ENGINE, "state_.ledger.unpin(ids[i]);\n    state_", "state_"),
-    Mutant("a use does not count", _ENGINE, "state_.ledger.touch(ids[i]);", ""),
+    Mutant("a use does not count", _ENGINE, "state_.ledger.touch(ids[i], inner);", ""),
     Mutant(
         "a block of another size takes over dead bytes", _ENGINE,
         "(state_.ledger.at(id).bytes == bytes ||", "(true ||",
@@ -150,8 +163,9 @@ MUTANTS = (
     ),
     Mutant(
         "bytes that the driver moved meanwhile are where they were", _ENGINE,
-        "state_.ledger.set_state(id, State::kHost);\n    moved_.push_back(id);\n  }\n  if (!dropp",
-        "state_.ledger.set_state(id, State::kDevice);\n  }\n  if (!dropp",
+        "state_.ledger.set_state(id, state_.mapped() ? State::kDevice : State::kHost);\n"
+        "    if (!state_.mapped()) moved_.push_back(id);",
+        "state_.ledger.set_state(id, State::kDevice);",
     ),
     Mutant(
         "a pinned block is evicted by hand", "engine/hints.cpp",

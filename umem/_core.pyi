@@ -23,6 +23,7 @@ class Options:
     floor_bytes: int
     piece_bytes: int
     policy: str
+    backing: str
     guard: bool
     watchdog_s: float
     backed: bool
