@@ -3,7 +3,8 @@
 //
 // A wrong decision here only costs time: bytes that are not where an op needs them fault in. The
 // exception is a discard, so only units without a live block are discarded, after all work that
-// their stream had been given when their last block was freed.
+// their stream had been given when their last block was freed. Mapped memory does not fault in:
+// each use of it by an op is prepared for, and a move waits for all uses.
 //
 // Not thread-safe except `wait_issued`: the device's lock is held around every call.
 #pragma once

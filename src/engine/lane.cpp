@@ -359,7 +359,7 @@ std::uint64_t Lane::failures() {
 // submissions whose outcome is asked for.
 void Lane::note(Ticket ticket, const Status& status) {
   const std::lock_guard guard(mutex_);
-  if (!status.ok()) failed_.emplace_back(ticket, Status(status.code(), status.message()));
+  failed_.emplace_back(ticket, Status(status.code(), status.message()));
   if (failed_.size() > kNoted) failed_.pop_front();
 }
 
@@ -392,7 +392,8 @@ void Lane::work() {
     Status status = issue(job.verb, job.spans, job.after, job.before);
     // Nothing else would make mapped bytes usable, so a call that fails once is made again.
     if (mapped_ && !status.ok()) status = retry(job);
-    if (mapped_ && status.code() != Code::kOutOfDeviceMemory) note(job.ticket, status);
+    if (mapped_ && !status.ok() && status.code() != Code::kOutOfDeviceMemory)
+      note(job.ticket, status);
     guard.lock();
     const std::size_t bytes = leaving(job.verb, job.spans);
     UMEM_ASSERT(waiting_bytes_ >= bytes, "what is issued was counted as waiting");
