@@ -35,6 +35,6 @@ def _missing(name: str) -> NoReturn:
     )
 
 
-core.__getattr__ = _missing  # type: ignore[method-assign]
+vars(core)["__getattr__"] = _missing
 
 __all__ = ["core"]
