@@ -19,11 +19,11 @@ CORE = tuple(
 )  # fmt: skip
 DEVICE = tuple(f"{_NATIVE}/test_{name}.py" for name in ("driver_contract", "soft_device", "replay"))
 # On the software driver, where work is late: stream order.
-MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
 STREAMS = (
     "tests/gpu/test_streams.py", "tests/gpu/test_hints.py", "tests/gpu/test_races.py",
     "tests/gpu/test_frames.py",
 )  # fmt: skip
+MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
 COLLECTIVES = ("tests/integration/test_collectives.py",)
 
 

@@ -179,7 +179,7 @@ Status Engine::settle(RangeId id, bool had_frames, cu::CUstream stream) {
 }
 
 void Engine::prepare(RangeId id) {
-  if (!state_.active() || !state_.ledger.away(id)) return;
+  if (!state_.active() || !state_.ledger.away(id) || stays_on_host(id)) return;
   const cu::CUstream stream = state_.ledger.at(id).stream;
   if (state_.skip_for_capture(stream)) return;
   const CallScope scope(state_.table, state_.place);
@@ -311,16 +311,24 @@ void Engine::split(RangeId piece, RangeId rest, std::size_t at) {
   state_.ledger.split(piece, rest, at);
 }
 
+// A mapped segment that is used on the host: ops that are not over may use small blocks in it.
+bool Engine::stays_on_host(RangeId id) const {
+  const Unit& unit = state_.ledger.at(id);
+  return state_.mapped() && unit.segment && unit.used_away;
+}
+
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
   wanted_.clear();
   Ticket newest = 0, populated = 0;
   for (std::size_t i = 0; i < count; ++i) {
     state_.ledger.pin(ids[i]);
-    state_.ledger.end_collective(ids[i]);
+    // An op that reads it does not end a collective that reads it too.
+    if (!state_.mapped()) state_.ledger.end_collective(ids[i]);
     const Unit& unit = state_.ledger.at(ids[i]);
     newest = std::max(newest, unit.arrival);
     populated = std::max(populated, unit.populated);
-    if (state_.ledger.away(ids[i]) && unit.op_pins == 1) wanted_.push_back(ids[i]);
+    if (state_.ledger.away(ids[i]) && unit.op_pins == 1 && !stays_on_host(ids[i]))
+      wanted_.push_back(ids[i]);
   }
   if (!state_.active()) return;
   const bool late = transfers_.streams().behind(stream, newest, populated);
@@ -342,10 +350,14 @@ void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream strea
 // the advice, and where the host has no room.
 bool Engine::use_on_host(RangeId id) {
   if (!state_.active() || sharing_.contains(state_.ranges[id].base)) return false;
-  if (state_.mapped())  // beyond the host budget, as nothing else would make it usable
-    state_.count_error(transfers_.make_usable(id, managed::Where::kHost));
-  else if (!moves_.fits_on_host(id))
+  if (state_.mapped()) {  // beyond the host budget, as nothing else would make it usable
+    const Status usable = transfers_.make_usable(id, managed::Where::kHost);
+    state_.count_error(usable);
+    if (!usable.ok()) return false;
+    state_.ledger.set_used_away(id);
+  } else if (!moves_.fits_on_host(id)) {
     return false;
+  }
   if (!zero_copy_.use(id)) return false;
   if (state_.ledger.at(id).state == State::kVoid) state_.ledger.set_state(id, State::kHost);
   return true;
@@ -358,7 +370,8 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream,
     state_.ledger.unpin(ids[i]);
     state_.ledger.touch(ids[i], inner);
     state_.ledger.use_on(ids[i], bit);
-    const bool away = state_.ledger.away(ids[i]) && !zero_copy_.contains(ids[i]);
+    const bool away =
+        state_.ledger.away(ids[i]) && !zero_copy_.contains(ids[i]) && !stays_on_host(ids[i]);
     if (away && state_.ledger.at(ids[i]).op_pins == 0) wanted_.push_back(ids[i]);
   }
   if (!state_.active()) return;
@@ -397,6 +410,9 @@ void Engine::op_ended(const OpUse& op, cu::CUstream stream) {
 }
 
 void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
+  // Later products use a workspace unseen, so it stays unless an op names it: then it is a result.
+  for (std::size_t i = 0; state_.mapped() && i < count; ++i)
+    if (workspaces_.may_be(state_.ledger, ids[i], family)) state_.ledger.set_fresh(ids[i]);
   if (!workspaces_.looking()) return;
   for (std::size_t i = 0; i < count; ++i) workspaces_.left_behind(state_.ledger, ids[i], family);
   wanted_.clear();
@@ -411,8 +427,8 @@ void Engine::left_behind(const RangeId* ids, std::size_t count, Family family) {
 
 void Engine::step_ended() {
   check_invariants();
-  if (!state_.mapped())
-    (void)state_.ledger.end_collectives();  // whether there was any is not needed
+  if (state_.ledger.any_collective()) finish_moves();
+  (void)state_.ledger.end_collectives();  // the result, whether there was any, is not needed
   moves_.step_ended();
   zero_copy_.step_ended();
   if (!state_.active() || !state_.follows_plans()) return;
@@ -472,11 +488,15 @@ void Engine::check_invariants() const {
               "the driver holds device memory for all that is resident");
 }
 
+void Engine::finish_moves() {
+  if (state_.mapped()) state_.count_error(transfers_.finish());
+}
+
 void Engine::end_moves() {
   zero_copy_.clear();
   if (!state_.mapped()) return;
   const CallScope scope(state_.table, state_.place);
-  state_.count_error(transfers_.finish());  // it may use what is on the host
+  finish_moves();  // work on the device may use what is on the host
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) {
     if (!state_.ledger.live(id) || !state_.ledger.away(id)) continue;
     const bool fits = state_.fits(state_.ledger.at(id).bytes);
@@ -484,6 +504,7 @@ void Engine::end_moves() {
     state_.count_error(
         transfers_.make_usable(id, fits ? managed::Where::kDevice : managed::Where::kHost));
   }
+  finish_moves();  // no op waits for a copy any more
 }
 
 Status Engine::set_limits(Limits limits) {
@@ -512,7 +533,6 @@ void Engine::set_outside_bytes(std::size_t bytes) {
 
 void Engine::set_policy(const policy::Policy& policy) {
   const bool was_active = state_.active();
-  if (state_.mapped()) state_.count_error(transfers_.finish());  // work that umem did not see
   write_back_.clear();
   state_.set_policy(policy);
   if (was_active == state_.active()) return;

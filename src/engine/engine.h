@@ -110,6 +110,8 @@ class Engine {
   void set_preferred_victims(std::vector<RangeId> ids) {
     moves_.set_preferred_victims(std::move(ids));
   }
+  // Mapped memory only: waits for all work on the device, also what umem has not seen.
+  void finish_moves();
   // Leaves residency to the driver from now on: the end of a session. Mapped memory is made usable.
   void end_moves();
   // Applies the policy's pending requests; `stream` is the one where compute may have to wait.
@@ -168,6 +170,7 @@ class Engine {
                      cu::CUstream stream);
   Status settle(RangeId id, bool had_frames, cu::CUstream stream);
   bool use_on_host(RangeId id);
+  bool stays_on_host(RangeId id) const;
   void retire_piece(RangeId id);
   bool retire_later(RangeId id);
   void finish_all_retired();

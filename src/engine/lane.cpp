@@ -136,6 +136,7 @@ Status Lane::wait_for(const std::vector<cu::CUevent>& after, const std::vector<B
 Status Lane::wait_complete(Ticket ticket) {
   std::unique_lock guard(mutex_);
   changed_.wait(guard, [&] { return issued_ >= ticket; });
+  if (missed_ >= ticket) UMEM_RETURN_IF_ERROR(finish(issued_, 0));
   while (true) {
     poll();
     if (ticket <= complete_ || under_way_.empty()) return {};
@@ -163,13 +164,14 @@ Status Lane::run_mapped(Verb verb, const std::vector<managed::MemSpan>& spans) {
         error.keep(mapped_->discard(span));
         break;
       case Verb::kSendOut:
-      case Verb::kDrop:
-      case Verb::kWriteBack:
         error.keep(mapped_->send_out(span, stream_));
         break;
       case Verb::kUseOnHost:
         error.keep(mapped_->use_on_host(span));
         break;
+      case Verb::kDrop:
+      case Verb::kWriteBack:
+        UMEM_ASSERT(false, "mapped memory has one place");
     }
   }
   return error.take();
@@ -371,6 +373,7 @@ Status Lane::outcome(Ticket ticket) {
   return {};
 }
 
+// The thread may not have the context, if the driver refused it at first.
 Status Lane::retry(const Job& job) {
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSetCurrent(place_.context), Entry::cuCtxSetCurrent));
   return issue(job.verb, job.spans, job.after, job.before);

@@ -184,7 +184,7 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   make_room(need);
   moved_.clear();
   for (RangeId id : ids) {
-    // The op needs more than the budget: page faults bring the rest.
+    // The op needs more than the budget: the rest is used on the host.
     if (!state_.fits(ledger.at(id).bytes)) {
       ++state_.counters.left_out;
       continue;
@@ -199,7 +199,9 @@ Status Moves::fetch(const std::vector<RangeId>& ids, const cu::CUstream* consume
   if (moved_.empty()) return {};
   Status status = wait_for_space(transfers_.in());
   if (status.ok()) status = transfers_.bring_in(moved_, consumer);
-  if (!status.ok())  // presumably on the host; page faults bring it
+  if (status.ok() && consumer && state_.mapped())
+    status = transfers_.in().outcome(transfers_.in().last());
+  if (!status.ok())  // presumably on the host, and used there
     for (RangeId id : moved_) ledger.set_state(id, State::kHost);
   return status;
 }
@@ -223,7 +225,8 @@ Status Moves::prefetch(RangeId id) {
   if (!state_.managed || !state_.ledger.away(id) || used_in_place(id)) return {};
   const CallScope scope(state_.table, state_.place);
   one_.assign(1, id);
-  if (!state_.active()) return transfers_.bring_in(one_, nullptr);
+  if (!state_.active())  // mapped memory is in its place then
+    return state_.mapped() ? Status() : transfers_.bring_in(one_, nullptr);
   UMEM_RETURN_IF_ERROR(fetch(one_, nullptr));
   if (state_.ledger.away(id))
     return {Code::kOutOfDeviceMemory, "the block does not fit beside what is in use"};

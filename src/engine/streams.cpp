@@ -68,7 +68,10 @@ Status Streams::after(std::uint32_t mask, std::uint64_t used, std::uint64_t now,
     auto mark = first_from(stream, used);
     if (mark == stream.marks.end()) {
       // Captured work does not run now.
-      if (driver::capturing(table_, place_, stream.handle)) continue;
+      if (driver::capturing(table_, place_, stream.handle)) {
+        if (strict) return {Code::kBadState, "a stream that used the bytes is being captured"};
+        continue;
+      }
       if (Status recorded = record(stream, now); !recorded.ok()) {
         if (strict) return recorded;
         continue;

@@ -11,12 +11,17 @@ constexpr std::uint64_t kLong = 1024;
 
 }  // namespace
 
+// With sizes that are not known, any result of a product may be one.
+bool Workspaces::may_be(const Ledger& ledger, RangeId id, Family family) const {
+  if (!ledger.live(id) || ledger.at(id).segment) return false;
+  const auto same = [&](std::size_t bytes) { return bytes == ledger.at(id).requested_bytes; };
+  const bool product = family == Family::kLinear || family == Family::kAttention;
+  return sizes_.empty() ? product : std::any_of(sizes_.begin(), sizes_.end(), same);
+}
+
 void Workspaces::left_behind(const Ledger& ledger, RangeId id, Family family) {
   if (sizes_.empty() || (family != Family::kLinear && family != Family::kAttention)) return;
-  const Unit& unit = ledger.at(id);
-  const auto same = [&](std::size_t bytes) { return bytes == unit.requested_bytes; };
-  if (!ledger.live(id) || unit.segment || std::none_of(sizes_.begin(), sizes_.end(), same)) return;
-  candidates_.push_back({id, unit.born, ledger.now()});
+  if (may_be(ledger, id, family)) candidates_.push_back({id, ledger.at(id).born, ledger.now()});
 }
 
 void Workspaces::find(Ledger& ledger, std::vector<RangeId>& away) {

@@ -20,6 +20,8 @@ class Workspaces {
   void set_sizes(std::vector<std::size_t> sizes) { sizes_ = std::move(sizes); }
   // False: `left_behind` and `find` have nothing to do.
   bool looking() const { return !sizes_.empty() || !candidates_.empty(); }
+  // True if it may be one: an op of that family has allocated the unit, and it lives on.
+  bool may_be(const Ledger& ledger, RangeId id, Family family) const;
   // An op of that family left the unit behind: a result, or a workspace.
   void left_behind(const Ledger& ledger, RangeId id, Family family);
   // Exempts those that no op has named for long. Appends those that are away.

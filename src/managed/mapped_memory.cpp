@@ -57,13 +57,19 @@ Result<cu::CUdeviceptr> MappedMemory::reserve(std::size_t bytes, int device) {
 Status MappedMemory::free(std::uintptr_t base) {
   UMEM_RETURN_IF_ERROR(check(table_.cuCtxSynchronize(), Entry::cuCtxSynchronize));
   const std::lock_guard guard(mutex_);
-  const std::size_t bytes = reserved_.at(base).bytes;
+  const auto reserved = reserved_.find(base);
+  if (reserved == reserved_.end())
+    return {Code::kInvalidArgument, "no addresses are reserved there"};
+  const std::size_t bytes = reserved->second.bytes;
   for (auto chunk = chunks_.lower_bound(base);
        chunk != chunks_.end() && chunk->first < base + bytes;)
     UMEM_RETURN_IF_ERROR(dissolve(chunk++));
   UMEM_RETURN_IF_ERROR(check(table_.cuMemAddressFree(base, bytes), Entry::cuMemAddressFree));
-  reserved_.erase(base);
-  return reserved_.empty() ? release_spare(0) : Status();
+  reserved_.erase(reserved);
+  if (!reserved_.empty()) return {};
+  const Status spare = release_spare(0);
+  (void)spare;  // the range is free, and host memory that the driver refuses to take is lost
+  return {};
 }
 
 // The chunk of exactly these bytes, made if there is none. Other chunks there are dissolved: those

@@ -1,6 +1,6 @@
 // Memory of a GPU that leaves it by copies, at addresses that stay: device memory is mapped there
 // while the bytes are on the device (cuMemMap), and host memory where they are used on the host.
-// The copies use the link's whole rate, which the driver's moves of managed memory do not
+// The copies use nearly the link's rate, which the driver's moves of managed memory do not
 // (docs/decisions/0027).
 //
 // There are no page faults. The address of bytes that are away is mapped to nothing, and an access

@@ -110,6 +110,8 @@ class Ledger {
     units_[id].dropped = false;
   }
   void remove(RangeId id);
+  void set_fresh(RangeId id) { units_[id].fresh = true; }
+  void set_used_away(RangeId id) { units_[id].used_away = true; }
   void set_state(RangeId id, State state);
   void set_tag(RangeId id, Tag tag, Family family);
   // `inner`: by an op within another one.
@@ -132,6 +134,7 @@ class Ledger {
   void end_collective(RangeId id) { units_[id].in_collective = false; }
   // Ends all marks; true if there was one.
   bool end_collectives();
+  bool any_collective() const { return !collectives_.empty(); }
   // Shared pages between two lives count as dead or dropped units, and hold host memory.
   void add_idle_dead(std::size_t bytes) {
     resident_ += bytes;

@@ -21,7 +21,10 @@ struct CandidateView {
            !ledger.kept_in_place(id) && !(mapped && unit.may_be_used_unseen());
   }
   // The program wants it left in place.
-  bool kept_in_place(RangeId id) const { return ledger.kept_in_place(id); }
+  // So are mapped segments of small blocks, which operators may use unseen.
+  bool kept_in_place(RangeId id) const {
+    return ledger.kept_in_place(id) || (mapped && ledger.at(id).segment);
+  }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }
   bool worth_moving(const Unit& unit) const {

@@ -45,10 +45,10 @@ UMEM_API void set_memory_fraction(double fraction) noexcept;
 // Returns cached memory of all devices to the driver.
 UMEM_API void release_cached() noexcept;
 
-// Between the two calls (they nest, across threads) a stream may be capturing a graph, so umem
-// makes no driver call that would break a capture.
 // False if captured work would use memory that moves unseen by it: mapped memory.
 UMEM_API bool serves_graphs() noexcept;
+// Between the two calls (they nest, across threads) a stream may be capturing a graph, so umem
+// makes no driver call that would break a capture.
 UMEM_API void capture_begin() noexcept;
 UMEM_API void capture_end() noexcept;
 

@@ -160,6 +160,7 @@ static Status resume(State& s, const Options& options) {
     return {Code::kBadState, "tensors of the previous session are still alive on the device '" +
                                  s.options.device + ":" + s.options.profile +
                                  "'; free them, or keep the device options"};
+  each_device(s, [](Device& device) { device.engine.finish_moves(); });
   forget_device_budgets(s);
   UMEM_RETURN_IF_ERROR(apply_limits(s, options));
   each_device(s, [&](Device& device) { device.engine.set_policy(*policy::find(options.policy)); });

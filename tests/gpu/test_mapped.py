@@ -188,6 +188,27 @@ def test_a_smaller_block_takes_the_addresses_of_one_that_was_away(program: Progr
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_lower_budget_waits_for_what_was_launched_while_umem_was_off(
+    program: Program, seed: int
+) -> None:
+    words = run(
+        program,
+        f"""
+        start("32MiB")
+        tensors = blocks(12)
+        umem.disable()
+        torch.cuda.synchronize()
+        soft.seed({seed})
+        for tensor in tensors:
+            tensor.add_(1)
+        start("8MiB")
+        print(all(bool(t.cpu().eq(i + 1.0).all()) for i, t in enumerate(tensors)), soft.races())
+        """,
+    )
+    assert words == ["True", "[]"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_disable_waits_for_what_uses_memory_on_the_host(program: Program, seed: int) -> None:
     out, err = program(
         HELPERS.replace("\n", "\n        ")
@@ -245,17 +266,18 @@ def test_an_error_of_the_device_ends_the_program_and_does_not_hang(program: Prog
     assert words[-1] == "True"
 
 
-def test_memory_for_neither_place_is_out_of_memory(program: Program) -> None:
+@pytest.mark.parametrize("mib", [12, 20])  # within the budget, and above it
+def test_memory_for_neither_place_is_out_of_memory(program: Program, mib: int) -> None:
     words = run(
         program,
-        """
+        f"""
         with start():
             tensors = blocks(4)
             torch.cuda.synchronize()
             try:
                 for nth in range(1, 60):
                     soft.inject("cuMemCreate", nth, 2)
-                torch.ones(3 * MIB, device="cuda")
+                torch.empty({mib} * MIB, dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError:
                 print("out of memory")
             soft.reset()

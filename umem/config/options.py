@@ -94,7 +94,7 @@ OPTIONS = (
         ", ".join(_BACKINGS),
         "The memory that a GPU's tensors are in. `managed`: the driver's managed memory, where a "
         "wrong decision, or an access that umem does not see, costs only time. `mapped`: device "
-        "memory that is copied to the host and back at the link's whole rate; programs whose GPU "
+        "memory that is copied to the host and back near the link's rate; programs whose GPU "
         "work is not all operators of torch must not use it (docs/cuda.md).",
     ),
     Option(

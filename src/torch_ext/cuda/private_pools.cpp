@@ -14,18 +14,19 @@ bool is_of_graph(c10::DeviceIndex device, const Pools::Filter& filter) {
 }
 
 // torch 2.13 and later report the start of a capture.
-bool announces_capture([[maybe_unused]] bool graph) {
+bool announces_capture([[maybe_unused]] c10::DeviceIndex device,
+                       [[maybe_unused]] const Pools::Filter& filter) {
 #if UMEM_TORCH_AT_LEAST(2, 13)
   return false;
 #else
-  return graph;
+  return is_of_graph(device, filter);
 #endif
 }
 
 // A replay uses its inputs at times that umem does not see.
-void check_graphs() {
+void check_graphs(c10::DeviceIndex device, const Pools::Filter& filter) {
   TORCH_CHECK(
-      runtime::serves_graphs(),
+      runtime::serves_graphs() || !is_of_graph(device, filter),
       "umem: with backing=mapped no CUDA graph can be captured, because its replays would use "
       "memory that umem may be moving; use backing=managed (UMEM_BACKING=managed)");
 }
@@ -34,9 +35,8 @@ void check_graphs() {
 
 void CudaAllocator::beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                                         Pools::Filter filter) {
-  const bool graph = is_of_graph(device, filter);
-  if (graph) check_graphs();  // before the capture begins
-  const bool capture = announces_capture(graph);
+  check_graphs(device, filter);  // before the capture begins
+  const bool capture = announces_capture(device, filter);
   native_->beginAllocateToPool(device, id, filter);
   if (capture) runtime::capture_begin();
   pools_.begin(device, id, std::move(filter), capture);
