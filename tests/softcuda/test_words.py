@@ -228,6 +228,7 @@ def test_a_swap_to_the_host_by_a_worker_keeps_bytes_and_order(seed: str) -> None
 def test_kernels_compute_on_mapped_memory_while_a_worker_swaps_it(seed: str) -> None:
     code = """
         load.compute()
+        torch.set_num_threads(1)
         torch.zeros(1, device="cuda")
         handle, N = c_void_p(), 2 * MIB
         ok(d.cuDevicePrimaryCtxRetain(byref(handle), 0))
@@ -275,4 +276,4 @@ def test_kernels_compute_on_mapped_memory_while_a_worker_swaps_it(seed: str) -> 
         os._exit(0)  # the device is lost
         """
     program = CALLS + textwrap.dedent(code)
-    torch_program(program, SOFTCUDA_SEED=seed, OMP_NUM_THREADS="1")
+    torch_program(program, SOFTCUDA_SEED=seed)
