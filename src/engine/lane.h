@@ -30,7 +30,7 @@ class Lane {
  public:
   // `mapped`: null if the memory is the driver's to move.
   Lane(const driver::Table& table, driver::Place place, bool threaded,
-       managed::MappedMemory* mapped)
+       managed::MappedMemory* mapped = nullptr)
       : table_(table),
         place_(place),
         memory_ops_(table, place.device),
