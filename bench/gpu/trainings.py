@@ -125,17 +125,19 @@ def _same_bits(bench: Bench, net: str) -> None:
 
 def fits(bench: Bench) -> None:
     """Compare the step under umem with torch's own allocator, the two taking turns."""
-    items = {net: partial(_fit, bench, net) for net in bench.config.fits}
+    ways = [way for way in bench.config.ways if way.partition("/")[0] == registry.DEFAULT]
+    items = {
+        f"{net} fits, {way}": partial(_fit, bench, net, way)
+        for net in bench.config.fits
+        for way in ways
+    }
     bench.record.take(items, bench.deadline)
 
 
-def _fit(bench: Bench, net: str) -> None:
+def _fit(bench: Bench, net: str, way: str) -> None:
     """Train in two processes."""
-    config, record = bench.config, bench.record
-    with (
-        training(bench, net) as plain,
-        training(bench, net, f"{registry.DEFAULT}/managed") as under,
-    ):
+    config, record, label = bench.config, bench.record, f"{net} fits, {way}"
+    with training(bench, net) as plain, training(bench, net, way) as under:
         plain.call("train", steps=config.warm_steps)
         peak = peak_of(bench, net, plain)
         under.call("train", steps=config.warm_steps, **budgets(bench, AMPLE * peak))
@@ -146,10 +148,10 @@ def _fit(bench: Bench, net: str) -> None:
                 times[name] += values
         last = under.call("train", steps=1)
     for name, values in times.items():
-        record.add(f"{net} fits: {name}, a step", values, "ms")
+        record.add(f"{label}: {name}, a step", values, "ms")
     quotients = [ours / theirs for ours, theirs in zip(times["umem"], times[TORCH], strict=True)]
-    record.add(f"{net} fits: umem to torch", quotients, "x", TARGET)
-    record.details.setdefault("fits", {})[net] = {"peak_bytes": peak, "last_step": last}
+    record.add(f"{label}: umem to torch", quotients, "x", TARGET)
+    record.details.setdefault("fits", {})[label] = {"peak_bytes": peak, "last_step": last}
 
 
 def _step(process: WorkerProcess) -> float:

@@ -35,8 +35,10 @@ def test_the_smoke_run_measures_everything(tmp_path: Path) -> None:
     assert evictions[:2] == [0, 0]
     assert min(evictions[2:]) > 0
     ways = {row["way"] for row in parts["outofcore_resnet50_b128"]["details"]["rows"]}
-    assert ways == {"torch", "save_on_cpu", "lru", "auto"}
+    assert ways == {
+        "torch", "save_on_cpu", "auto/mapped", "lru/mapped", "auto/managed", "lru/managed",
+    }  # fmt: skip
     joined = run("report", out=tmp_path)  # from what is there
     assert (joined.returncode, joined.stdout) == (0, done.stdout)
     (page,) = tmp_path.glob("gpu_*.md")
-    assert "auto at 0.50 of the peak: to the lower bound" in page.read_text()
+    assert "auto/mapped at 0.50 of the peak: to the lower bound" in page.read_text()
