@@ -165,6 +165,7 @@ void Moves::evict_preferred(std::size_t wanted) {
 
 void Moves::evict_ahead() {
   if (!state_.asynchronous() || !(short_now_ || short_before_)) return;
+  if (state_.follows_plans() && state_.planned->gated()) return;
   const std::size_t ahead = std::min(state_.limits.budget_bytes / 16, kMaxAhead);
   if (state_.fits(ahead)) return;
   discard_dead(ahead);

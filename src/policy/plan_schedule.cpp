@@ -44,7 +44,12 @@ PlanSchedule::PlanSchedule(const PlanCursor& cursor)
       cold_{{}, std::vector<bool>(cursor.plan().bytes.size(), false)},
       evict_mark_(cursor.plan().bytes.size(), 0),
       cold_mark_(cursor.plan().bytes.size(), 0),
-      fetch_mark_(cursor.plan().bytes.size(), 0) {
+      fetch_mark_(cursor.plan().bytes.size(), 0),
+      returned_(cursor.plan().bytes.size(), -1) {
+  const Plan& plan = cursor.plan();
+  for (std::size_t i = 0; i < plan.fetch_tensor.size(); ++i)
+    returns_.emplace_back(static_cast<Tensor>(plan.fetch_tensor[i]), plan.fetch_by[i] % plan.n_ops);
+  std::sort(returns_.begin(), returns_.end());
   for (std::int64_t op : cursor.plan().waits) waits_after_[static_cast<std::size_t>(op + 1)] = true;
   step_began(false);
 }
@@ -91,6 +96,7 @@ void PlanSchedule::op_ended() {
     for (const std::int64_t used : plan.used_by(done_)) {
       const auto tensor = static_cast<Tensor>(used);
       cold_mark_[index(tensor)] = evict_mark_[index(tensor)] = 0;
+      returned_[index(tensor)] = -1;
     }
     add_due(done_ + 1);
   }
@@ -172,9 +178,18 @@ void PlanSchedule::request_fetch(const Fetch& fetch) {
     in_turn_.push_back(fetch);
 }
 
+bool PlanSchedule::returns_later(Tensor tensor) const {
+  const std::int64_t next = cursor_.next_use(tensor);
+  if (!gated() || next == kNever) return false;
+  const std::int64_t use = next % cursor_.plan().n_ops;
+  return returned_[index(tensor)] != use &&
+         std::binary_search(returns_.begin(), returns_.end(), std::pair(tensor, use));
+}
+
 void PlanSchedule::evicted(RangeId id) {
   const Tensor tensor = cursor_.tensor_of(id);
-  if (!gated() || tensor == kNoTensor || marked(fetch_mark_, tensor)) return;
+  if (!gated() || tensor == kNoTensor || marked(fetch_mark_, tensor) || returns_later(tensor))
+    return;
   const std::int64_t by = cursor_.next_use(tensor);
   if (by != kNever) request_fetch({tensor, cursor_.life(tensor), by, ++turn_, false});
 }
@@ -204,6 +219,7 @@ void PlanSchedule::started(const Fetch& fetch) {
     occupancy_.add(cursor_.next_op(), static_cast<std::size_t>(fetch.by),
                    cursor_.plan().bytes[index(fetch.tensor)]);
   if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
+  returned_[index(fetch.tensor)] = fetch.by % n;
 }
 
 RangeId PlanSchedule::next_fetch(const CandidateView& view) {

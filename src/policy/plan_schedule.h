@@ -37,6 +37,9 @@ class PlanSchedule {
   // The unit was evicted for lack of room. If the plan has it on the device, it returns for its
   // next use as soon as it fits: an on-demand fetch would queue behind all earlier requests.
   void evicted(RangeId id);
+  // True if the plan fetches the tensor for its next use and has not begun to: until then it needs
+  // no room.
+  bool returns_later(Tensor tensor) const;
   // The next unit to fetch; kNoRange: none now.
   RangeId next_fetch(const CandidateView& view);
   // True once for each op after which compute waits.
@@ -105,6 +108,8 @@ class PlanSchedule {
   std::vector<bool> waits_after_;  // [n_ops + 1]
   Queue evict_, cold_;             // those that are still marked
   Marks evict_mark_, cold_mark_, fetch_mark_;
+  std::vector<std::pair<Tensor, std::int64_t>> returns_;  // with the ops of the uses; sorted
+  std::vector<std::int64_t> returned_;                    // the use for which it is back; -1: none
   std::priority_queue<Fetch, std::vector<Fetch>, std::greater<>> fetch_;  // gated: by `by`
   std::deque<Fetch> in_turn_;                                             // else
   std::vector<Fetch> ahead_;  // started for the next step

@@ -11,7 +11,7 @@ namespace umem::policy {
 namespace {
 
 // Eviction classes, the first to be evicted first.
-enum class Class : int { kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
+enum class Class : int { kReturning, kPlain, kUnknown, kSoon, kKept, kSmall, kCount };
 
 }  // namespace
 
@@ -220,6 +220,10 @@ std::size_t Planned::headroom() const {
   return active_ ? static_cast<std::size_t>(active_->cursor.plan().headroom) : 0;
 }
 
+bool Planned::gated() const {
+  return active_ && active_->cursor.plan().gated != 0;
+}
+
 // Copies made for a plan that no longer acts may be written now.
 void Planned::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
                           std::vector<RangeId>& end) {
@@ -246,9 +250,9 @@ bool Planned::take_wait() {
   return active_ && active_->schedule.take_wait();
 }
 
-// First the plan's cold units; then the others in the plan's order: those that it knows before
-// those that it does not, then units that the next ops use, units that it keeps, and last those too
-// small to be worth a move.
+// First the plan's cold units; then those that it has away by now, or soon, until it fetches them;
+// then the others in the plan's order: those that it knows before those that it does not, then
+// units that the next ops use, units that it keeps, and last those too small to be worth a move.
 void Planned::victims(const CandidateView& view, std::size_t need,
                       std::vector<RangeId>& out) const {
   if (!active_) return lru_victims(view, need, out);
@@ -271,6 +275,7 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     if (!planned && !view.worth_moving(unit)) return Class::kSmall;
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
+    if (schedule.returns_later(tensor) && !cursor.just_used(tensor)) return Class::kReturning;
     const std::int64_t next = cursor.next_use(tensor);
     // The op that just ended may be nested in another op, which uses the inner op's results until
     // it frees them: operators on mixed types convert their inputs so.

@@ -61,6 +61,9 @@ class Planned {
   void evictions(const CandidateView& view, std::vector<RangeId>& out);
   // Bytes to be kept free beyond what is needed.
   std::size_t headroom() const;
+  // True if the acting plan says for each op what is on the device: room that is made beyond what
+  // is needed would be filled again at once.
+  bool gated() const;
   // The next unit to fetch, which is away and fits; kNoRange: none now.
   RangeId next_fetch(const CandidateView& view);
   // Appends the units that nothing writes from now on, so that their copies on the host stay valid;

@@ -14,12 +14,12 @@ Program = Callable[..., tuple[str, str]]
 # 8 weights of 4 MiB, and their gradients: with what an op needs, more than the budget.
 TRAINING = """
 from umem.base.native import core
-def training(device, count=8, width=1024):
+def training(device, count=8, width=1024, rows=64):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, width, bias=False, device=device) for _ in range(count)]
     net = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, foreach=False)
-    x = torch.ones(64, width, device=device)
+    x = torch.ones(rows, width, device=device)
     def step():
         net(x).sum().backward()
         optimizer.step()
@@ -43,6 +43,33 @@ assert status["hits"] > 16 and status["misses"] == 0, status
 assert stats.plan_hits > 0 and stats.evictions > 0, stats
 assert (stats.ooms, stats.hook_errors) == (0, 0), stats
 print("fine")
+"""
+    )
+    assert out == "fine\n"
+
+
+@pytest.mark.parametrize("backing", ["managed", "mapped"])
+def test_each_step_that_follows_a_plan_moves_less_than_lru(program: Program, backing: str) -> None:
+    """Also the first one, which begins with what lru left on the device."""
+    out, _ = program(
+        TRAINING
+        + f"""
+def moved(policy, steps):
+    enable(budget="96MiB", policy=policy, backing={backing!r})
+    step = training("cuda", count=24, rows=1024)
+    seen = [0]
+    for _ in range(steps):
+        step()
+        torch.cuda.synchronize()
+        seen.append(umem.stats().bytes_in)
+    assert umem.stats().hook_errors == 0
+    del step
+    gc.collect()
+    umem.disable()
+    return [after - before for before, after in zip(seen, seen[1:])]
+lru = moved("lru", 4)[-1]
+auto = moved("auto", 8)
+print("fine" if lru > 0 and max(auto[2:]) <= lru else (lru, auto))
 """
     )
     assert out == "fine\n"

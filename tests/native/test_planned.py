@@ -199,6 +199,35 @@ def test_what_pressure_drives_out_comes_back_before_its_next_use(program: Progra
     assert program.away() == set()
 
 
+def test_pressure_drives_out_first_what_the_plan_has_away(program: Program) -> None:
+    """Where the first step of a plan begins, bytes are here that later steps fetch."""
+    tensors = weights(program, "abcd")
+    ops = [[1], [2], [3], [0], [1]]
+    full = [n * MIB for n in (12, 12, 12, 16, 16)]
+    plan = columns(
+        tensors,
+        ops,
+        evict=[[3, 0]],
+        fetch=[[2, 3, 0]],
+        gated=1,
+        capacity=16 * MIB,
+        occupancy=full,
+        order=ORDERS["furthest"],
+    )
+    _core.install_plan(plan)
+    program.op("b")  # its next use is further away than that of `a`
+    small = _core.allocate(MIB)
+    assert program.away() == {"a"}
+    assert _core.release(small)
+    program.op("c")
+    assert program.away() == {"a"}  # though it fits: the plan fetches it
+    program.op("d")
+    assert program.away() == set()
+    small = _core.allocate(MIB)
+    assert program.away() == {"d"}  # `a` is back for its use, and stays
+    assert _core.release(small)
+
+
 def test_a_fetch_for_the_next_step_carries_over(program: Program) -> None:
     tensors = weights(program, "abcde")
     assert program.away() == {"a"}
