@@ -96,6 +96,42 @@ void wait_for_pending(State& s, DeviceLock& lock) {
   retire_reclaimed(device);
 }
 
+bool is_out_of_memory(const Result<arena::Allocation>& result) {
+  return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
+}
+
+// Making room is no part of the time of the op that allocates.
+class PausedTimer {
+ public:
+  PausedTimer(State& s, Op* op, std::size_t bytes) : s_(s) {
+    if (!trace::recording() || bytes < kPageBytes) return;
+    while (op && !op->trace.open) op = op->parent;
+    op_ = op;
+    if (op_) RecorderLock(s_)->pause(op_->trace, stream());
+  }
+  ~PausedTimer() {
+    if (op_) RecorderLock(s_)->resume(op_->trace, stream());
+  }
+  PausedTimer(const PausedTimer&) = delete;
+  PausedTimer& operator=(const PausedTimer&) = delete;
+
+ private:
+  cu::CUstream stream() const { return reinterpret_cast<cu::CUstream>(op_->stream); }
+
+  State& s_;
+  Op* op_ = nullptr;
+};
+
+Result<arena::Allocation> make_room_and_serve(State& s, DeviceLock& lock, std::size_t bytes,
+                                              cu::CUstream stream, Op* op) {
+  const PausedTimer paused(s, op, bytes);
+  Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
+  if (!is_out_of_memory(taken) || !lock.device()->arena.any_pending() || s.captures > 0)
+    return taken;
+  wait_for_pending(s, lock);
+  return serve(s, lock, bytes, stream, op);
+}
+
 void record_alloc(State& s, const Device& device, const arena::Allocation& block, std::size_t bytes,
                   Op* op) {
   const Purpose why = purpose(op);
@@ -112,10 +148,6 @@ void name_block(State& s, Device& device, const arena::Allocation& block, std::s
   s.ranges.each_piece(block.range, [&](RangeId id) {
     if (ledger.has(id)) ledger.set_requested_bytes(id, bytes);
   });
-}
-
-bool is_out_of_memory(const Result<arena::Allocation>& result) {
-  return result.code() == Code::kOutOfDeviceMemory || result.code() == Code::kOutOfHostMemory;
 }
 
 Status out_of_memory(const Device& device, Code code, std::size_t bytes, const std::string& why) {
@@ -161,11 +193,7 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
                           Op* op) {
   Device& device = *lock.device();
   const std::uint64_t left_before = device.engine.counters().left_out;
-  Result<arena::Allocation> taken = serve(s, lock, bytes, stream, op);
-  if (is_out_of_memory(taken) && device.arena.any_pending() && s.captures == 0) {
-    wait_for_pending(s, lock);
-    taken = serve(s, lock, bytes, stream, op);
-  }
+  Result<arena::Allocation> taken = make_room_and_serve(s, lock, bytes, stream, op);
   if (!taken.ok()) {
     const Status status = taken.take_status();
     ++device.arena.stats().ooms;

@@ -68,6 +68,7 @@ struct OpenOp {
   std::vector<Access> made;
   Timers* timers = nullptr;  // of the op's device; null: it is not timed
   int timer = kNoTimer;
+  int pause = kNoTimer;
   bool in_use = false;
 };
 
@@ -145,7 +146,7 @@ OpenOp* Recorder::open(OpTimer& span) {
   op->made.clear();
   op->overwritten = op->written = 0;
   op->timers = nullptr;
-  op->timer = kNoTimer;
+  op->timer = op->pause = kNoTimer;
   op->in_use = true;
   return span.open = op;
 }
@@ -206,9 +207,29 @@ void Recorder::time(OpTimer& span, const driver::Table& table, const driver::Pla
   if (!by_events_ || !current(span)) return;
   std::shared_ptr<Timers>& timers = timers_[place.device];
   if (!timers) timers = std::make_shared<Timers>(table, place);
-  if (timers->full()) resolve();  // a step may have more ops than there are pairs
   span.open->timers = timers.get();
-  span.open->timer = timers->start(stream);
+  span.open->timer = start(*timers, stream);
+}
+
+int Recorder::start(Timers& timers, cu::CUstream stream) {
+  if (timers.full()) resolve();  // a step may have more ops than there are pairs
+  return timers.start(stream);
+}
+
+void Recorder::pause(OpTimer& span, cu::CUstream stream) {
+  if (!current(span) || span.open->timer == kNoTimer) return;
+  OpenOp& op = *span.open;
+  op.pause = start(*op.timers, stream);
+  if (op.pause == kNoTimer) op.timers->spoil(op.timer);
+}
+
+void Recorder::resume(OpTimer& span, cu::CUstream stream) {
+  if (!current(span) || span.open->pause == kNoTimer) return;
+  OpenOp& op = *span.open;
+  // Like an inner op, but no event of the log gets this time: the next one is no op's, or this
+  // op's, whose own time is found later.
+  op.timers->stop(std::exchange(op.pause, kNoTimer), stream, first_event_ + events_.size(),
+                  op.timer);
 }
 
 void Recorder::alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,

@@ -67,6 +67,10 @@ class Recorder {
   // The op is about to run there.
   void time(OpTimer& span, const driver::Table& table, const driver::Place& place,
             cu::CUstream stream);
+  // Work of umem's own in the op begins and ends, such as making room for its result: it does not
+  // count in the op's time.
+  void pause(OpTimer& span, cu::CUstream stream);
+  void resume(OpTimer& span, cu::CUstream stream);
   // `maker`: the op that runs, when it is not a scope marker.
   void alloc(std::uintptr_t address, std::size_t bytes, const char* tag, const char* family,
              int device, OpTimer* maker);
@@ -96,6 +100,7 @@ class Recorder {
   };
 
   OpenOp* open(OpTimer& span);
+  int start(Timers& timers, cu::CUstream stream);
   void close(OpTimer& span);
   bool current(const OpTimer& span) const;
   void add(const Used& used, std::uint32_t id, std::uint64_t list);
