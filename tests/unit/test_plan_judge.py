@@ -166,7 +166,8 @@ def after(made: PlanJudge, step: Cost, plan: int = 1) -> Verdict | None:
 def dropped(*steps: Cost, without: Cost = WITHOUT) -> list[bool]:
     made = judge()
     made.begin(1, without)
-    return [after(made, step) is not None for step in steps]
+    verdicts = [after(made, step) for step in steps]
+    return [verdict is not None and bool(verdict.why) for verdict in verdicts]
 
 
 def test_a_trial_takes_two_steps_and_ends_once() -> None:
@@ -261,6 +262,48 @@ def test_a_plan_that_failed_is_followed_by_the_spare_one() -> None:
     assert chosen([WORSE] * 2 + [LESS] * 4, both=False) == "-S----"
     assert chosen([WORSE] * 6, both=False) == "-S-N--"
     assert chosen([LESS] * 6, both=False) == "------"
+
+
+HIDDEN = Cost(2000 * MIB, 900.0)  # more than without a plan, in less time
+
+
+@pytest.mark.parametrize(
+    ("without", "result"),
+    [
+        (Cost(1000 * MIB, 800.0), "-N-S--"),  # the step before the plan was slow: a first one
+        (Cost(1000 * MIB, 850.0), "-N-F--"),  # within 10 %
+        (Cost(1990 * MIB, 100.0), "-N-F--"),  # the plan moves hardly more
+        (WITHOUT, "-N-F--"),
+    ],
+)
+def test_a_plan_that_moves_more_is_compared_again(without: Cost, result: str) -> None:
+    # The first step without it still carries what the plan left behind.
+    steps = [HIDDEN, HIDDEN, WORSE, without, LESS, LESS]
+    assert chosen(steps, both=False) == result
+
+
+def test_a_spare_plan_is_compared_with_the_steps_that_were_measured_again() -> None:
+    quick, spare = Cost(1000 * MIB, 500.0), Cost(1100 * MIB, 600.0)
+    steps = [HIDDEN, HIDDEN, quick, quick, spare, spare]
+    assert chosen(steps, both=False) == "-N-S-N"
+    made = judge()
+    made.begin(1, WITHOUT)
+    verdicts = [after(made, step) for step in steps[:4]]
+    assert verdicts[1] == Verdict(Choice.NONE, 1, "")
+    assert verdicts[3] is not None
+    assert verdicts[3].why  # without a spare plan it is dropped
+    assert verdicts[3].choice is Choice.NONE
+    assert not made.busy
+
+
+def test_a_plan_stays_on_trial_while_steps_without_it_are_measured() -> None:
+    made = judge()
+    made.begin(1, WITHOUT)
+    for step in (HIDDEN, HIDDEN, WITHOUT):
+        after(made, step)
+        assert made.busy
+    assert after(made, WITHOUT) == Verdict(Choice.FIRST, 1, "")
+    assert not made.busy
 
 
 def test_of_two_plans_that_are_both_tried_the_one_stays_that_moves_less() -> None:

@@ -146,8 +146,7 @@ class DevicePlanner:
         )
         if verdict is None:
             return
-        final = verdict.plan is not None or judge.over
-        self._plans.follow(verdict.choice, verdict.plan, final=final)
+        self._plans.follow(verdict.choice, verdict.plan, final=bool(verdict.why))
         if verdict.why:
             self._log_verdict(verdict)
 

@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
     choice: Choice
     plan: int | None  # its number; None: all plans
-    why: str  # empty while choices take turns
+    why: str  # empty: nothing is decided yet
 
 
 class _Sum(NamedTuple):
@@ -57,6 +57,7 @@ class _Trial:
     def __init__(self, without: Cost | None) -> None:
         self.without = without
         self.steps: list[Cost] = []
+        self.compared: list[Cost] = []  # the plan's steps, once steps without it are measured again
         self.steps_of_first: list[Cost] = []  # once the spare plan is tried
 
 
@@ -64,8 +65,10 @@ class PlanJudge:
     """Decides whether the steps of a plan follow it, its spare plan, or lru.
 
     Each new plan has a trial. It fails if all its first steps move clearly more and take clearly
-    longer than a step without it. Its spare plan is tried next, and if that fails too, lru takes
-    over. If the device moves bytes instead of computing, the spare plan is tried in any case,
+    longer than a step without it. A plan that moves more and is no slower is compared again with
+    steps that follow it: the step before it may have been slow for another reason, as the first
+    ones of a program are. Its spare plan is tried next, and if that fails too, lru takes over. If
+    the device moves bytes instead of computing, the spare plan is tried in any case,
     and the plan stays that moves the fewest bytes; of nearly equal ones the first.
 
     If steps of several kinds alternate, or no two are alike, the cost of a step depends on the
@@ -94,7 +97,8 @@ class PlanJudge:
     @property
     def busy(self) -> bool:
         """True if a plan on trial has had steps and awaits more."""
-        return any(trial.steps or trial.steps_of_first for trial in self._trials.values())
+        trials = self._trials.values()
+        return any(trial.steps or trial.compared or trial.steps_of_first for trial in trials)
 
     def begin(self, plan: int, without: Cost | None) -> Choice | None:
         """Start the trial of a new plan; return the choice of all plans if there is one instead.
@@ -140,7 +144,18 @@ class PlanJudge:
         of_first = not trial.steps_of_first
         if len(steps) < (FIRST_TRIAL if both and spare and of_first else TRIAL):
             return None
+        again = bool(trial.compared)
+        if again:
+            known = trial.without = steps[-1]  # the one before carries what the plan left behind
+            steps, trial.compared = trial.compared, []
         failed = known is not None and all(step.worse_than(known) for step in steps)
+        if again and not failed:
+            del self._trials[plan]
+            return Verdict(Choice.FIRST, plan, "")
+        if of_first and not both and not failed and known is not None:
+            if all(step.bytes > MORE * known.bytes for step in steps):
+                trial.compared, trial.steps = steps, []
+                return Verdict(Choice.NONE, plan, "")
         if of_first and spare and (failed or (both and steps[-1].bytes > 0)):
             trial.steps_of_first, trial.steps = steps, []
             return Verdict(Choice.SECOND, plan, _why(steps, known))
