@@ -200,7 +200,7 @@ def test_what_pressure_drives_out_comes_back_before_its_next_use(program: Progra
 
 
 def test_pressure_drives_out_first_what_the_plan_has_away(program: Program) -> None:
-    """Where the first step of a plan begins, bytes are here that later steps fetch."""
+    """The first step of a plan begins with bytes on the device that the plan fetches later."""
     tensors = weights(program, "abcd")
     ops = [[1], [2], [3], [0], [1]]
     full = [n * MIB for n in (12, 12, 12, 16, 16)]
