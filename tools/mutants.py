@@ -24,6 +24,7 @@ STREAMS = (
     "tests/gpu/test_frames.py",
 )  # fmt: skip
 MAPPED = ("tests/gpu/test_mapped.py", "tests/gpu/test_numbers.py")
+PLANS = ("tests/gpu/test_planning.py",)
 COLLECTIVES = ("tests/integration/test_collectives.py",)
 
 
@@ -39,7 +40,7 @@ class Mutant(NamedTuple):
     @property
     def needs_cuda(self) -> bool:
         """True if its tests need the software driver and the CUDA build of torch."""
-        return self.tests == STREAMS
+        return self.tests[0].startswith("tests/gpu/")
 
 
 _TRANSFERS, _MOVES, _ENGINE = (f"engine/{name}.cpp" for name in ("transfers", "moves", "engine"))
@@ -283,6 +284,19 @@ MUTANTS = (
     Mutant(
         "what the plan keeps goes as the rest does", "policy/planned.cpp",
         "if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;", "",
+    ),
+    Mutant(
+        "what the plan has away stays under pressure", "policy/planned.cpp",
+        "if (schedule.returns_later(tensor) && !cursor.just_used(tensor)) return Class::kReturning;",
+        "",
+    ),
+    Mutant(
+        "what pressure drives out returns before the plan's fetch", "policy/plan_schedule.cpp",
+        "marked(fetch_mark_, tensor) || returns_later(tensor))", "marked(fetch_mark_, tensor))",
+    ),
+    Mutant(
+        "room made ahead is filled by the plan's fetches", _MOVES,
+        "if (state_.follows_plans() && state_.planned->gated()) return;", "", PLANS,
     ),
     Mutant(
         "a copy does not wait for a collective", "policy/plan_schedule.cpp",

@@ -149,3 +149,29 @@ def test_an_unrolled_lstm_ends_up_no_worse_than_lru() -> None:
     assert not costs[-1].worse_than(lru)
     if given_up:
         assert costs[-1] == lru
+
+
+def moved(policy: str, steps: int) -> list[int]:
+    """Return the bytes that come in during each step of a transformer, at half of its peak."""
+    moved = []
+    with umem.enable(budget="73MiB", device="soft", policy=policy):
+        torch.manual_seed(0)
+        layer = torch.nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, batch_first=True)
+        net = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+        x = torch.randn(4, 197, 384)
+        for _ in range(steps):
+            before = umem.stats().bytes_in
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            moved.append(umem.stats().bytes_in - before)
+    return moved
+
+
+def test_no_step_that_follows_a_plan_moves_more_than_one_without() -> None:
+    """Also not the first one, which begins with what lru left on the device."""
+    lru, auto = moved("lru", 4), moved("auto", 6)
+    assert min(lru[1:]) > 0
+    assert auto[1] == lru[1]
+    assert max(auto[2:]) < lru[3]
