@@ -317,6 +317,16 @@ bool Engine::stays_on_host(RangeId id) const {
   return state_.mapped() && unit.segment && unit.used_away;
 }
 
+// Ends the policy's advice that nothing writes them, which would cost a fault a page.
+void Engine::will_write(const RangeId* ids, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const Unit& unit = state_.ledger.at(ids[i]);
+    if (!unit.by_policy || state_.skip_for_capture(unit.stream)) continue;
+    write_back_.end(ids[i]);
+    if (state_.planned) state_.planned->written(ids[i]);
+  }
+}
+
 void Engine::begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream) {
   wanted_.clear();
   Ticket newest = 0, populated = 0;

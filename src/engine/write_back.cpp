@@ -1,6 +1,5 @@
 #include "engine/write_back.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "managed/memory_ops.h"
@@ -40,14 +39,8 @@ void WriteBack::apply_read_mostly() {
   std::vector<RangeId> wanted;
   if (!state_.planned->take_read_mostly(wanted)) return;
   const Ledger& ledger = state_.ledger;
-  std::sort(wanted.begin(), wanted.end());
-  for (RangeId id : read_mostly_)
-    if (ledger.has(id) && ledger.at(id).by_policy &&
-        !std::binary_search(wanted.begin(), wanted.end(), id))
-      state_.count_error(advise(id, false, true));
   for (RangeId id : wanted)
     if (ledger.has(id) && !ledger.at(id).read_mostly) state_.count_error(advise(id, true, true));
-  read_mostly_ = std::move(wanted);
 }
 
 void WriteBack::apply_pending() {
@@ -59,7 +52,6 @@ void WriteBack::apply_pending() {
 }
 
 void WriteBack::clear() {
-  read_mostly_.clear();
   for (RangeId id = 1; id < state_.ledger.capacity(); ++id) end(id);
 }
 

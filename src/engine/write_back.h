@@ -19,7 +19,7 @@ class WriteBack {
 
   // Advises the driver that the unit is read-mostly, or takes the advice back.
   Status advise(RangeId id, bool on) { return advise(id, on, false); }
-  // Apply the policy's requests: the units that are read-mostly, and no others; the units to write
+  // Apply the policy's requests: the units that are read-mostly from now on; the units to write
   // back now, and those that will be written.
   void apply_read_mostly();
   void apply_pending();
@@ -35,7 +35,6 @@ class WriteBack {
   Transfers& transfers_;
   Moves& moves_;
   ZeroCopy& zero_copy_;                     // its advice excludes this one
-  std::vector<RangeId> read_mostly_;        // by the policy; some may have died
   std::vector<RangeId> one_, begin_, end_;  // scratch
 };
 

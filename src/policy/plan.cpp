@@ -179,6 +179,7 @@ Plan without_moves(const Plan& plan) {
   made.access_start = plan.access_start;
   made.access_tensor = plan.access_tensor;
   made.op = plan.op;
+  made.read_mostly = plan.read_mostly;
   return made;
 }
 

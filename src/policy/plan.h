@@ -56,7 +56,7 @@ struct Plan {
 // A number for the name of an op, the same in every process.
 UMEM_API std::int64_t number_of(std::string_view op);
 
-// A plan for the same steps without moves.
+// A plan for the same steps without moves, which knows what they do not write.
 Plan without_moves(const Plan& plan);
 
 // True if both plans are for the same steps.

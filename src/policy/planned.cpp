@@ -33,7 +33,7 @@ void Planned::clear() {
   active_ = nullptr;
   complete_ = 0;
   hits_ = misses_ = last_hits_ = last_misses_ = 0;  // without plans ends of steps are not reported
-  believe(nullptr);
+  read_mostly_.clear();
 }
 
 std::size_t Planned::place_of(std::uint64_t number) const {
@@ -87,24 +87,31 @@ void Planned::choose() {
   }
 }
 
-// Called in the middle of a step. Without another plan the next step may still match this one, and
-// until then a write to a read-mostly unit costs a fault.
+// Called in the middle of a step.
 void Planned::diverged() {
   const Entry* before = active_;
   choose();
   if (active_ && active_ != before) believe(active_);
 }
 
+// Without a plan, what earlier ones did not write is still not written.
 void Planned::believe(const Entry* entry) {
+  if (!entry) return;
   std::vector<RangeId> units;
-  if (entry)
-    for (std::int64_t tensor : entry->cursor.plan().read_mostly) {
-      const RangeId id = entry->cursor.unit_of(static_cast<Tensor>(tensor));
-      if (id != kNoRange) units.push_back(id);
-    }
+  for (std::int64_t tensor : entry->cursor.plan().read_mostly) {
+    const RangeId id = entry->cursor.unit_of(static_cast<Tensor>(tensor));
+    const bool written = std::find(written_.begin(), written_.end(), id) != written_.end();
+    if (id != kNoRange && !written) units.push_back(id);
+  }
   if (units == read_mostly_) return;
   read_mostly_ = std::move(units);
   read_mostly_changed_ = true;
+}
+
+// Later steps may not write it again, as after weights were merged.
+void Planned::written(RangeId id) {
+  std::erase(read_mostly_, id);
+  written_.push_back(id);
 }
 
 bool Planned::take_read_mostly(std::vector<RangeId>& out) {
@@ -201,7 +208,8 @@ void Planned::step_ended(const CandidateView&) {
   }
   if (complete) complete->used = ++clock_;
   complete_ = complete ? complete->number : 0;
-  if (complete || hits_ + misses_ > 0) believe(complete);
+  written_.clear();
+  believe(complete);
   choose();
   last_hits_ = std::exchange(hits_, 0);
   last_misses_ = std::exchange(misses_, 0);

@@ -49,6 +49,8 @@ class Planned {
   void retired(RangeId id);
   // The range of a unit that is not live goes back to the driver.
   void forgotten(RangeId id);
+  // An op writes a unit that was said not to be written.
+  void written(RangeId id);
   // A unit was evicted because room was short, and not because the plan asked for it.
   void evicted(RangeId id);
   // An op ended; a step ended.
@@ -66,8 +68,8 @@ class Planned {
   bool gated() const;
   // The next unit to fetch, which is away and fits; kNoRange: none now.
   RangeId next_fetch(const CandidateView& view);
-  // Appends the units that nothing writes from now on, so that their copies on the host stay valid;
-  // false: unchanged since the last call.
+  // Appends units that the steps of the plan do not write, so that their copies on the host stay
+  // valid until an op writes them; false: there is nothing new.
   bool take_read_mostly(std::vector<RangeId>& out);
   // Appends units to copy to the host now, which stay because nothing writes them before they are
   // evicted; and units whose copies end, because they will be written. Each is reported once.
@@ -103,7 +105,8 @@ class Planned {
   std::vector<RangeId> own_;           // result of `without_helpers`
   // Units that the current plan never writes: the last step's plan, or the acting one.
   std::vector<RangeId> read_mostly_;
-  bool read_mostly_changed_ = false;
+  bool read_mostly_changed_ = false;  // since they were last taken
+  std::vector<RangeId> written_;      // in this step, though they were said not to be
   // The units that are written back, sorted, and the plan that asked for it.
   std::vector<RangeId> written_back_;
   const Entry* write_back_plan_ = nullptr;

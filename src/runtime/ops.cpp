@@ -126,6 +126,7 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
   const residency::Ledger& ledger = device.engine.ledger();
   cut_for_parts(s, device, inputs);
   const std::uint32_t first = op.n_pinned;
+  std::uint32_t written = first;
   const bool only = s.opened == mask_of(ordinal);  // the common case
   DeviceMask others = 0;
   for (std::size_t i = inputs.first; i < inputs.count; ++i) {
@@ -138,7 +139,9 @@ static DeviceMask bring_in_on(State& s, int ordinal, Op& op, const Inputs& input
     each_used(s.ranges, inputs.all[i], id, [&](RangeId piece) {
       if (ledger.live(piece)) pin_slot(op, piece);
     });
+    if (i < op.n_written) written = op.n_pinned;
   }
+  if (written > first) device.engine.will_write(op.pinned + first, written - first);
   const std::uint64_t left_before = device.engine.counters().left_out;
   if (op.n_pinned > first)
     device.engine.begin_use(op.pinned + first, op.n_pinned - first,

@@ -28,7 +28,7 @@ class _Installed(NamedTuple):
         if choice is Choice.SECOND and self.spare is not None:
             plan = self.spare()
         elif choice is Choice.NONE:
-            plan = Plan(self.plan.trace)
+            plan = Plan(self.plan.trace, read_mostly=self.plan.read_mostly)
         return lower(plan, lambda _: 0)
 
 

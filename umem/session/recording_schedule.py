@@ -6,6 +6,7 @@ from . import plan_judge
 
 # Steps in a row that followed a plan, after which no more are recorded: as many as are tried.
 _SETTLED = plan_judge.FIRST_TRIAL + plan_judge.TRIAL
+_RARE = 64  # steps in a row up to which recording waits for one that follows no plan
 _TRIES = 16  # plans before steps in a row followed some, after which only
 _EVERY = 100  # one step in so many is planned
 _IDLE = 8  # steps in a row that did not use the device, after which no more are recorded for it
@@ -14,13 +15,16 @@ _IDLE = 8  # steps in a row that did not use the device, after which no more are
 class RecordingSchedule:
     """Decides for each step of a device whether it is recorded.
 
-    Steps are recorded until some in a row followed plans, and again when one no longer does.
+    Steps are recorded until some in a row followed plans, and again when one no longer does: then
+    for as many steps as it took until that one, so that a kind of step that comes now and then, as
+    one image's among many of its parts, is recorded when it comes again.
     """
 
     def __init__(self) -> None:
         self.wants_step = False  # the next one is to be recorded
         self.steps = 0  # that used the device
         self._tries = self._settled = self._tried_at = self._idle = 0
+        self._wait = _SETTLED  # steps in a row that follow plans while steps are recorded
         self._begun = self._begun_at = 0  # how often, and when last, recording began
 
     def restart(self) -> None:
@@ -47,11 +51,12 @@ class RecordingSchedule:
         self._settled += 1
         if self._settled >= _SETTLED:
             self._tries = 0  # steps that differ from now on are new
-        if self._settled >= (_TRIES if testing else _SETTLED):
+        if self._settled >= max(_TRIES if testing else _SETTLED, self._wait):
             self.wants_step = False
 
     def left(self, *, recorded: bool) -> bool:
         """Take a step that followed no plan; return whether to plan it, if it was recorded."""
+        self._wait = self._settled + 1 if self._settled < _RARE else _SETTLED
         self._settled = 0
         resting = self._tries >= _TRIES and self.steps - self._tried_at < _EVERY
         planned = recorded and not resting

@@ -55,13 +55,14 @@ class Auto:
         away = best.away
         moves = np.flatnonzero(away.end > away.start + 1)  # else a gradient, freed once it left
         moves = moves[np.argsort(away.start[moves], kind="stable")]
-        left = np.unique(away.tensor)
+        # Under pressure others leave as well than those of the plan.
+        clean = np.flatnonzero(trace.clean & trace.large) if len(moves) else moves
         return Plan(
             trace,
             evict=Entries(Move, away.start[moves], away.tensor[moves]),
             fetch=_fetches(trace, best),
             write_back=write_backs(found.quiet, found.copied, trace.n_ops) if found else (),
-            read_mostly=tuple(left[trace.clean[left]].tolist()),
+            read_mostly=tuple(clean.tolist()),
             gated=True,
             occupancy=np.minimum(best.occupancy, room),
             capacity=room,
