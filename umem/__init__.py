@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the table below; a t
     from .residency.hints import PinHandle as PinHandle
     from .residency.hints import advise as advise
     from .residency.hints import discard as discard
+    from .residency.hints import empty_cache as empty_cache
     from .residency.hints import evict as evict
     from .residency.hints import exclude as exclude
     from .residency.hints import keep as keep
@@ -103,7 +104,8 @@ _NAMES = {
     "offload.checkpoint.load": "Loaded load_checkpoint",
     "offload.optimizer.paging": "PagedOptimizer page_optimizer",
     "recompute.optimize": "deoptimize optimize",
-    "residency.hints": "PinHandle advise discard evict exclude keep pin prefetch tag unpin",
+    "residency.hints": "PinHandle advise discard empty_cache evict exclude keep pin prefetch tag "
+    "unpin",
     "residency.operators": "uses",
     "residency.placement": "TensorPlacement scope tensors where",
     "residency.sleep": "Sleep sleep wake",

@@ -11,6 +11,17 @@
 
 namespace umem::runtime {
 
+// A program whose shapes change leaves ranges that fit no request: the oldest of them are freed. On
+// the software device, where cached memory is RAM that others lack, all are once nothing lives.
+static void trim_if_large(const State& s, Device& device) {
+  const arena::Footprint footprint = device.arena.footprint();
+  const bool over = s.driver.kind == driver::Kind::kSoft && footprint.live_bytes == 0;
+  const std::size_t kept = over ? 0 : device.max_live_bytes;
+  if (footprint.cached_bytes <= 2 * kept + 64 * MiB) return;
+  const Status trimmed = trim_cache(device, over ? 0 : std::max(kept, kPageBytes));
+  (void)trimmed;  // memory that the driver refuses to take back stays cached
+}
+
 bool free_block(State& s, Slot& slot, void* ptr) {
   const managed::RangeId id = s.ranges.find(ptr);  // again, under the lock
   if (id == managed::kNoRange || &s.slot_of(id) != &slot || !slot.device) return false;
@@ -25,12 +36,7 @@ bool free_block(State& s, Slot& slot, void* ptr) {
   const arena::Freed& block = freed.value();
   if (!device.scopes.empty()) device.scopes.erase(ptr);
   if (block.last_in_range) device.engine.retire(block.range);
-  // A program whose shapes change leaves ranges that fit no request: free the oldest of them.
-  const arena::Footprint footprint = device.arena.footprint();
-  if (footprint.cached_bytes > 2 * device.max_live_bytes + 64 * MiB) {
-    Status trimmed = trim_cache(device, std::max(device.max_live_bytes, kPageBytes));
-    (void)trimmed;  // memory that the driver refuses to take back stays cached
-  }
+  trim_if_large(s, device);
   return true;
 }
 

@@ -329,6 +329,20 @@ def test_what_is_no_tensor_is_refused() -> None:
         umem.exclude(tag="params")  # a rule: no target
 
 
+def test_the_memory_of_freed_tensors_is_given_back_when_asked_for() -> None:
+    with umem.enable(budget="16MiB", device="soft", policy="lru"):
+        scalar = torch.zeros(())
+        made = [torch.zeros(MIB) for _ in range(16)]  # 4 MiB each
+        del made
+        assert umem.stats().host_bytes > 0
+        assert umem.empty_cache() >= 64 * MIB
+        stats = umem.stats()
+        assert stats.host_bytes == 0
+        assert stats.cached_bytes < 2 * MIB  # beside the scalar
+        assert umem.empty_cache() == 0
+        assert scalar == 0
+
+
 def test_off_is_an_error_for_hints_and_none_for_questions() -> None:
     umem.enable(budget="32MiB", device="soft")
     t = full(4)

@@ -485,6 +485,23 @@ def test_changing_sizes_do_not_pile_up_ranges(blocks: Blocks) -> None:
     assert _core.stats()["resident_bytes"] == 0
 
 
+def test_nothing_is_kept_once_nothing_lives(blocks: Blocks) -> None:
+    """A program of one model after another starts each with the machine's memory."""
+    _core.start(options(32 * MIB))
+    for _ in range(2):
+        model = [blocks.take(8 * MIB) for _ in range(16)]
+        left, *most = model
+        for ptr in most:
+            blocks.drop(ptr)
+        stats = _core.stats()
+        assert stats["cached_bytes"] >= 120 * MIB  # for the next step
+        assert stats["host_bytes"] > 0
+        blocks.drop(left)
+        stats = _core.stats()
+        kept = ("cached_bytes", "resident_bytes", "host_bytes")
+        assert [stats[name] for name in kept] == [0, 0, 0]
+
+
 def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
     blocks.take(16 * MIB)
