@@ -284,7 +284,10 @@ Status Lane::make_wait(cu::CUstream stream, Ticket ticket) {
   const auto found = std::partition_point(under_way_.begin(), under_way_.end(),
                                           [&](const Issued& i) { return i.ticket < ticket; });
   if (found == under_way_.end()) return {};
-  return check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
+  Status waits = check(table_.cuStreamWaitEvent(stream, found->event, 0), Entry::cuStreamWaitEvent);
+  if (waits.ok() || !mapped_) return waits;
+  guard.unlock();
+  return wait_complete(ticket);  // the driver does not order accesses to mapped memory itself
 }
 
 // Requires the lock. Forgets completed submissions.

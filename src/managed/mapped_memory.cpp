@@ -102,7 +102,11 @@ Status MappedMemory::dissolve(Chunks::iterator chunk) {
 }
 
 Status MappedMemory::map(std::uintptr_t base, const Chunk& chunk, Handle memory) {
-  UMEM_RETURN_IF_ERROR(check(table_.cuMemMap(base, chunk.bytes, 0, memory, 0), Entry::cuMemMap));
+  cu::CUresult mapped = table_.cuMemMap(base, chunk.bytes, 0, memory, 0);
+  // An unmapping after an error may have failed as well.
+  if (mapped != cu::CUDA_SUCCESS && table_.cuMemUnmap(base, chunk.bytes) == cu::CUDA_SUCCESS)
+    mapped = table_.cuMemMap(base, chunk.bytes, 0, memory, 0);
+  UMEM_RETURN_IF_ERROR(check(mapped, Entry::cuMemMap));
   const cu::CUmemAccessDesc access{{cu::CU_MEM_LOCATION_TYPE_DEVICE, chunk.device},
                                    cu::CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   Status status =

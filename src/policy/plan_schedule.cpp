@@ -219,7 +219,12 @@ void PlanSchedule::started(const Fetch& fetch) {
     occupancy_.add(cursor_.next_op(), static_cast<std::size_t>(fetch.by),
                    cursor_.plan().bytes[index(fetch.tensor)]);
   if (fetch.planned && fetch.by >= n) ahead_.push_back(fetch);
-  returned_[index(fetch.tensor)] = fetch.by % n;
+  back(fetch);
+}
+
+// It is there, or on its way, and stays until its use.
+void PlanSchedule::back(const Fetch& fetch) {
+  returned_[index(fetch.tensor)] = fetch.by % static_cast<std::int64_t>(cursor_.n_ops());
 }
 
 RangeId PlanSchedule::next_fetch(const CandidateView& view) {
@@ -234,6 +239,7 @@ RangeId PlanSchedule::next_fetch(const CandidateView& view) {
         drop_head();
         return id;
       }
+      back(*next);
     }
     drop_head();
   }

@@ -102,6 +102,7 @@ class PlanSchedule {
   void add_due(std::size_t point);
   bool admits(const Fetch& fetch) const;
   void started(const Fetch& fetch);
+  void back(const Fetch& fetch);
 
   const PlanCursor& cursor_;
   const OpIndex evictions_, colds_, fetches_, write_backs_, write_back_ends_;

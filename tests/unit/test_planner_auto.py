@@ -79,14 +79,14 @@ def test_what_no_op_uses_leaves_for_good() -> None:
     plan = Auto().plan(trace, LINK, 4 * PAGE)
     assert plan.evict == (Move(-1, 1),)
     assert plan.fetch == ()
-    assert plan.read_mostly == (1,)
+    assert plan.read_mostly == (0, 1)  # under pressure the other leaves as well
 
 
 def test_clean_weights_keep_their_copy_on_the_host() -> None:
     trace = inference(8)
     plan = Auto().plan(trace, LINK, 16 * PAGE)
     assert plan.evict
-    assert set(plan.read_mostly) == {move.tensor for move in plan.evict}
+    assert {move.tensor for move in plan.evict} < set(plan.read_mostly)
 
 
 @settings(max_examples=100, deadline=None)

@@ -56,7 +56,7 @@ class Auto:
         moves = np.flatnonzero(away.end > away.start + 1)  # else a gradient, freed once it left
         moves = moves[np.argsort(away.start[moves], kind="stable")]
         # Under pressure others leave as well than those of the plan.
-        clean = np.flatnonzero(trace.clean & trace.large) if len(moves) else moves
+        clean = np.flatnonzero(trace.clean & trace.large & (len(away.tensor) > 0))
         return Plan(
             trace,
             evict=Entries(Move, away.start[moves], away.tensor[moves]),
