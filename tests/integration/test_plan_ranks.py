@@ -149,8 +149,8 @@ def test_a_host_that_is_too_small_needs_more_nodes(plan: Any, tmp_path: Path) ->
     )
     ranks = plan("plain", "--node", str(node), "--budget", "50%")["ranks"]
     assert not ranks["host_fits"]
-    needed = ranks["host_bytes_rank"] * 4 / (0.9 * 64 * MIB)
-    assert ranks["nodes_needed"] == -(-needed // 1) > ranks["nodes"] == 1
+    needed = -(-ranks["host_bytes_rank"] * 4 // int(0.9 * 64 * MIB))
+    assert ranks["nodes_needed"] == needed > ranks["nodes"] == 1
 
 
 @pytest.mark.parametrize(
