@@ -49,7 +49,7 @@ class Planned {
   void retired(RangeId id);
   // The range of a unit that is not live goes back to the driver.
   void forgotten(RangeId id);
-  // An op writes a unit that was said not to be written.
+  // An op writes a unit of those that no op was to write.
   void written(RangeId id);
   // A unit was evicted because room was short, and not because the plan asked for it.
   void evicted(RangeId id);
