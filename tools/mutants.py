@@ -287,8 +287,7 @@ MUTANTS = (
     ),
     Mutant(
         "what the plan has away stays under pressure", "policy/planned.cpp",
-        "if (schedule.returns_later(tensor) && !cursor.just_used(tensor)) return Class::kReturning;",
-        "",
+        "if (schedule.returns_later(tensor) && !cursor.just_used(tensor))", "if (false)",
     ),
     Mutant(
         "what pressure drives out returns before the plan's fetch", "policy/plan_schedule.cpp",

@@ -152,10 +152,10 @@ class PlanJudge:
         if again and not failed:
             del self._trials[plan]
             return Verdict(Choice.FIRST, plan, "")
-        if of_first and not both and not failed and known is not None:
-            if all(step.bytes > MORE * known.bytes for step in steps):
-                trial.compared, trial.steps = steps, []
-                return Verdict(Choice.NONE, plan, "")
+        moves_more = known is not None and all(step.bytes > MORE * known.bytes for step in steps)
+        if of_first and not both and moves_more and not failed:
+            trial.compared, trial.steps = steps, []
+            return Verdict(Choice.NONE, plan, "")
         if of_first and spare and (failed or (both and steps[-1].bytes > 0)):
             trial.steps_of_first, trial.steps = steps, []
             return Verdict(Choice.SECOND, plan, _why(steps, known))
