@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ pytestmark = pytest.mark.gpu
 SWEEP = Path(__file__).with_name("sweep.py")
 
 
-def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+def sweep(*arguments: str, backing: str = "managed") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SWEEP), *arguments],
+        env={**os.environ, "UMEM_BACKING": backing},
         capture_output=True,
         text=True,
         check=False,
@@ -23,15 +25,24 @@ def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_failure_of_a_driver_call_loses_anything(softcuda: Softcuda, nightly: bool) -> None:
-    done = sweep("--per-entry", "4" if nightly else "2")
+@pytest.mark.parametrize(
+    ("backing", "essential"),
+    [
+        ("managed", "cuMemAllocManaged"),
+        pytest.param("mapped", "cuMemAddressReserve", marks=pytest.mark.nightly),
+    ],
+)
+def test_no_failure_of_a_driver_call_loses_anything(
+    softcuda: Softcuda, nightly: bool, backing: str, essential: str
+) -> None:
+    done = sweep("--per-entry", "4" if nightly else "2", backing=backing)
     print(done.stdout)
     assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
     assert done.returncode == 0
     # Essential entry points are called, and the program notices their failure.
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}
     header = done.stdout.splitlines()[0].split()[2:]
-    assert int(rows["cuMemAllocManaged"][1 + header.index("raised")]) > 0
+    assert int(rows[essential][1 + header.index("raised")]) > 0
     assert int(rows["all"][1]) > 20
 
 
