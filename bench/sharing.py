@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from caching_allocator import CachingAllocator
 from harness import Report, Result, Spread, add_outputs, cases, note, results_folder, table
 from inside import inside
 from policies.traces import Traces
 from policies.workloads import WORKLOADS
 
 from umem import _core
+from umem.analysis.caching_allocator import CachingAllocator
 from umem.base import device_profiles
 from umem.base.device_profiles import DeviceProfile
 from umem.base.progress import over

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.benches import module
 from support.planned import MIB, Program, options
 
 from umem import _core
+from umem.analysis.caching_allocator import CachingAllocator
 from umem.errors import OutOfMemoryError
 
-CachingAllocator = module("caching_allocator").CachingAllocator
 BUDGET = 100 * MIB
 BLOCKS = 25  # of 4 MiB: all of it
 GONE = [i for i in range(BLOCKS) if i % 5 in (1, 3)]  # two of the five in each 20 MiB, not adjacent

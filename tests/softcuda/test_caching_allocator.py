@@ -19,8 +19,8 @@ def test_the_model_reserves_what_torch_does(seed: int, mib: int) -> None:
     torch_program(
         f"""
         import random
-        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "bench")!r}]
-        from caching_allocator import CachingAllocator
+        sys.path.insert(0, {str(ROOT)!r})
+        from umem.analysis.caching_allocator import CachingAllocator
         from umem.errors import OutOfMemoryError
         rng, model = random.Random({seed}), CachingAllocator(limit={mib} * MIB)
         live, refused = [], 0

@@ -7,13 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.benches import module
 
+from umem.analysis import caching_allocator as model
+from umem.analysis.caching_allocator import CachingAllocator
 from umem.base.units import KIB, MIB
 from umem.errors import OutOfMemoryError
-
-model = module("caching_allocator")
-CachingAllocator = model.CachingAllocator
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ times would be in the tables instead of torch's own function.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,9 +42,23 @@ def remove(split: Split) -> None:
         _function.__code__ = _own
 
 
+@contextlib.contextmanager
+def whole() -> Iterator[None]:
+    """Leave lists whole within the context."""
+    add(_unchanged)
+    try:
+        yield
+    finally:
+        remove(_unchanged)
+
+
 def split_last(groups: Groups) -> Groups:
     """Return the result of the split added last."""
     return _splits[-1](groups) if _splits else groups
+
+
+def _unchanged(groups: Groups) -> Groups:
+    return groups
 
 
 def _grouped(tensorlistlist: Lists, with_indices: bool = False) -> Groups:

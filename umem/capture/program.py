@@ -14,7 +14,7 @@ from torch import nn
 
 from ..base import collector, python_file
 from ..errors import ConfigError, PlanError, did_you_mean
-from . import fake_cuda, source_lines
+from . import fake_cuda, grouping, source_lines
 from .recording import Recording
 from .scope import Scope
 from .tracer import Tracer
@@ -69,7 +69,10 @@ def program(make: Callable[[], object], scope: Scope) -> Callable[[], object]:
 
 
 def trace(
-    make: Callable[[], object], steps: int = STEPS, recorder: Tracer | None = None
+    make: Callable[[], object],
+    steps: int = STEPS,
+    recorder: Tracer | None = None,
+    whole_lists: bool = False,
 ) -> Recording:
     """Set up and run a program on fake tensors.
 
@@ -78,12 +81,14 @@ def trace(
             its tensors take no memory.
         steps: the number of steps to record; later ones are assumed to equal the last.
         recorder: replaces the plain Tracer, to record more than memory.
+        whole_lists: ops on lists work on all tensors at once, as without umem.
 
     Raises:
         PlanError: the program reads data, which fake tensors lack, or does not work on them; the
             message has the line.
     """
-    with recording(recorder) as tracer:
+    lists = grouping.whole() if whole_lists else contextlib.nullcontext()
+    with recording(recorder) as tracer, lists:
         step = tracer.begin(lambda: program(make, tracer.scope))
         for _ in range(steps):
             with explained("a step"):

@@ -13,7 +13,7 @@ from ..base.progress import over, progress
 from ..base.units import BYTES_ALLOWED
 from ..config.parsers import SHARE_ALLOWED, parse_budget
 from ..errors import ConfigError
-from . import plan_optimizer, plan_ranks, plan_recompute, plan_text, program
+from . import plan_model, plan_optimizer, plan_ranks, plan_recompute, plan_text, program
 from .base import add_device, device_of, share_of
 
 if TYPE_CHECKING:
@@ -36,10 +36,12 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Run a training step on tensors without data and predict how much memory it "
         "needs, whether that fits a budget, and how slow it is if not. Nothing is allocated.",
         usage="umem plan FILE.py:function [options]\n"
+        "       umem plan MODEL --train full [--batch N] [--sequence N] [options]\n"
         "       umem plan [options] --script train.py [args ...]",
         allow_abbrev=False,
     )
     program.add_arguments(parser, "three")
+    plan_model.add_arguments(parser)
     text = f"{BUDGET_ALLOWED} (default: the device's memory)".replace("%", "%%")
     parser.add_argument("--budget", help=text)
     add_device(parser)
@@ -98,7 +100,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
     _check_out(args.out)
     began = time.monotonic()
     with plan_ranks.as_rank(cluster):
-        name, recording = program.record(args)
+        name, recording, model = _record(args)
     seconds = time.monotonic() - began
     clock = _clock(args, device, recording)
     events = recording.device_events(clock) if cluster is None else cluster.events(recording, clock)
@@ -110,7 +112,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
 
     found = summary.memory(step, recording)
     if budget is None:
-        asked = device.memory_bytes
+        asked = device.memory_bytes - (0 if model is None else _headroom(device))
     else:
         asked = budget.bytes or int(found.peak_bytes * (budget.percent or 0) / 100)
     room = max(asked, replay.min_budget(step))
@@ -153,6 +155,7 @@ def plan(args: argparse.Namespace) -> plan_text.PlanAnswer:
         seconds=seconds,
         recomputed=recomputed,
         updated=updated,
+        model=None if model is None else model.answer(device, asked),
         ranks=None
         if cluster is None
         else plan_ranks.answer(cluster, recording, clock, step, results),
@@ -178,9 +181,14 @@ def _content(args: argparse.Namespace, outcome: plan_text.PlanAnswer) -> Content
         compared=[result.policy for result in outcome.results],
         results=outcome.results,
         origins=known,
-        notes=outcome.recording.remarks,
+        notes=[*outcome.recording.remarks, *_model_notes(outcome)],
         show=not args.json,
     )
+
+
+def _model_notes(outcome: plan_text.PlanAnswer) -> list[str]:
+    rows = [] if outcome.model is None else outcome.model.rows()
+    return [f"{name.strip()}: {text}" for name, text in rows]
 
 
 def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
@@ -213,6 +221,7 @@ def as_dict(outcome: plan_text.PlanAnswer) -> dict[str, Any]:
         "recompute": None if outcome.recomputed is None else outcome.recomputed.as_dict(),
         "optimizer": None if outcome.updated is None else outcome.updated.as_dict(),
         "ranks": None if outcome.ranks is None else outcome.ranks.as_dict(),
+        "model": None if outcome.model is None else outcome.model.as_dict(),
     }
 
 
@@ -231,7 +240,23 @@ def _check_out(path: Path | None) -> None:
         raise ConfigError(f"--out {path}; allowed: FILE.jsonl or FILE.jsonl.gz")
 
 
+def _record(args: argparse.Namespace) -> tuple[str, Recording, plan_model.Model | None]:
+    if args.train is None:
+        return *program.record(args), None
+    program.need_torch()
+    model = plan_model.Model(args)
+    return f"{args.program} --train {args.train}", model.record(), model
+
+
+def _headroom(device: DeviceProfile) -> int:
+    """Return the bytes that the context and the libraries of a real device take."""
+    from ..base.native import core
+
+    return core.headroom_bytes(device.memory_bytes)
+
+
 def _check_program(args: argparse.Namespace) -> None:
+    plan_model.check(args)
     taken = [name for name in args.policy if ":" in name]
     hint = f" before --policy, which took {taken[0]!r} for a name" if taken else ""
     program.check(args, "plan", hint)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..simulation.replay import Result
     from ..trace.schema import Event
     from ..trace.step_trace import StepTrace
-    from . import plan_optimizer, plan_ranks, plan_recompute
+    from . import plan_model, plan_optimizer, plan_ranks, plan_recompute
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 14  # width of the first column
@@ -41,12 +41,14 @@ class PlanAnswer(NamedTuple):
     recomputed: plan_recompute.Table | None = None
     updated: plan_optimizer.Answer | None = None
     ranks: plan_ranks.Answer | None = None
+    model: plan_model.Answer | None = None
 
 
 def render(outcome: PlanAnswer) -> str:
     """Format the whole answer, some lines per topic."""
     parts = (
-        _program, _memory, _budget, _policies, _recomputed, _updated, _ranks, _budgets, _advice,
+        _program, _model, _memory, _budget, _policies, _recomputed, _updated, _ranks, _budgets,
+        _advice,
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part(outcome))
 
@@ -64,6 +66,17 @@ def _program(outcome: PlanAnswer) -> Iterator[str]:
     yield _row("compute", f"{_ms(step.compute_us)} a step, roofline ({source})")
     for remark in outcome.recording.remarks:
         yield _row("note", remark)
+
+
+def _model(outcome: PlanAnswer) -> Iterator[str]:
+    if outcome.model is None:
+        return
+    for name, text in outcome.model.rows():
+        yield _row(name, text)
+    if not outcome.model.point.fits and outcome.results:
+        best = outcome.results[0]
+        ratio = best.step_us / best.compute_us if best.compute_us else 1.0
+        yield _row("umem run", f"{_ms(best.step_us)} a step, {ratio:.2f} x compute, same training")
 
 
 def _memory(outcome: PlanAnswer) -> Iterator[str]:

@@ -10,10 +10,12 @@ one stream: `round_size`, `get_pool`, `get_allocation_size`, `get_free_block`, `
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from umem.base.units import MIB, format_bytes
-from umem.errors import OutOfMemoryError
+from ..base.units import MIB, format_bytes
+from ..errors import OutOfMemoryError
+from ..trace.schema import Alloc, Event, Free
 
 MIN_BLOCK = 512  # kMinBlockSize: requests are rounded up to multiples of it
 SMALL_SIZE = MIB  # kSmallSize: the largest request of the small pool
@@ -277,3 +279,26 @@ class CachingAllocator:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.driver_calls += calls
+
+
+def reserved(events: Iterable[Event], limit: int | None = None) -> int | None:
+    """Return the most bytes that are reserved while a recorded program runs.
+
+    Args:
+        events: its allocations and releases; others are skipped.
+        limit: device bytes that may be reserved; None: no limit.
+
+    Returns:
+        None if the limit is too small, even after the cache was emptied.
+    """
+    model = CachingAllocator(limit=limit)
+    held: dict[int, int] = {}
+    try:
+        for event in events:
+            if isinstance(event, Alloc) and event.bytes:
+                held[event.id] = model.malloc(event.bytes)
+            elif isinstance(event, Free) and event.id in held:
+                model.free(held.pop(event.id))
+    except OutOfMemoryError:
+        return None
+    return model.peak_reserved

@@ -1,0 +1,295 @@
+"""The network that a configuration or a name describes, and data for one step of it.
+
+Configurations are those of transformers and diffusers (`config.json`); names are those of their
+classes, which then have their defaults, and of models in timm and torchvision. Nothing is
+downloaded: weights have no values on fake tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ...base import extras
+from ...errors import ConfigError, NotSupportedError, PlanError, did_you_mean
+
+LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
+SEQUENCE = 2048  # tokens per sample by default, if the model has so many positions
+IMAGE = 224  # pixels, if the model does not say
+# Keys of the number of positions, which a longer sequence raises.
+_POSITIONS = ("max_position_embeddings", "n_positions")
+# Heads of transformers in the order in which they are tried: some models have several.
+_HEADS = ("ForImageClassification", "ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "")
+# Ends of the names of classes with a label for each token; others have one for each sample.
+_BY_TOKEN = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "TokenClassification")
+_TOKENS_OF_PROMPT = 77  # of CLIP, which most diffusion models are conditioned by
+
+
+class Shape(NamedTuple):
+    """The size of a step's data."""
+
+    batch: int
+    sequence: int | None = None  # tokens per sample; None: the model takes none, or its default
+    image: int | None = None  # pixels of a side, of latents for diffusion; None: the model's own
+
+
+class Network(NamedTuple):
+    """A model with the data and the loss of a step."""
+
+    model: nn.Module
+    batch: Mapping[str, torch.Tensor]  # arguments of the model; `labels` may be for the loss only
+    forward: Callable[[nn.Module, Mapping[str, torch.Tensor]], Any]
+    loss: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]  # of what `forward` returns
+
+
+@dataclass(frozen=True)
+class Source:
+    """Builds a network with data of any shape."""
+
+    title: str
+    build: Callable[[Shape], Network]
+    sequence: int | None = None  # the default; None: the model takes none
+    positions: int | None = None  # the longest sequence that the model was made for
+
+
+def find(text: str, directory: Path) -> Source:
+    """Return the model that a file, a folder with `config.json`, or a name describes.
+
+    Raises:
+        ConfigError: there is no such file or model, or the file describes none.
+        NotSupportedError: its library is not installed.
+    """
+    path = directory / text
+    if path.is_dir() or path.suffix == ".json":
+        return _of_file(path / "config.json" if path.is_dir() else path)
+    prefix, _, rest = text.partition(".")
+    if prefix in LIBRARIES:
+        found = _of_name(prefix, rest)
+        if found is None:
+            raise ConfigError(f"{text!r}: {prefix} has no such model{_hint(prefix, rest)}")
+        return found
+    installed, missing = [], []
+    for library in LIBRARIES:
+        try:
+            found = _of_name(library, text)
+        except NotSupportedError:
+            missing.append(library)
+            continue
+        if found is not None:
+            return found
+        installed.append(library)
+    more = f"; not installed: pip install {' '.join(missing)}" if missing else ""
+    hint = next((each for name in installed if (each := _hint(name, text))), "")
+    raise ConfigError(
+        f"{text!r} is no config.json, no folder with one, and no model of "
+        f"{' or '.join(installed) or 'an installed library'}{hint}{more}"
+    )
+
+
+def _of_file(path: Path) -> Source:
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
+    match config:
+        case {"_class_name": str(name)}:
+            library = _load("diffusers")
+            kind = getattr(library, name, None)
+            if kind is None:
+                raise ConfigError(f"{path}: diffusers has no class {name!r}")
+            return _diffusers(library, kind, config)
+        case {"architecture": str(name)}:
+            return _timm(_load("timm"), name)
+        case {"model_type": str(kind)}:
+            library = _load("transformers")
+            if kind not in library.CONFIG_MAPPING:
+                raise ConfigError(f"{path}: transformers {library.__version__} has no {kind!r}")
+            return _transformers(library, library.CONFIG_MAPPING[kind].from_dict(config))
+    raise ConfigError(
+        f"{path} describes no model; allowed: a file with model_type (transformers), _class_name "
+        "(diffusers) or architecture (timm)"
+    )
+
+
+def _of_name(library: str, name: str) -> Source | None:
+    module = _load(library)
+    if library == "timm":
+        return _timm(module, name) if module.is_model(name) else None
+    if library == "torchvision":
+        return _torchvision(module, name) if name in module.models.list_models() else None
+    kind = getattr(module, name, None) if name in dir(module) else None
+    if not isinstance(kind, type):
+        return None
+    if library == "diffusers":
+        return _diffusers(module, kind, {}) if issubclass(kind, nn.Module) else None
+    if issubclass(kind, module.PreTrainedConfig):
+        return _transformers(module, kind())
+    if issubclass(kind, module.PreTrainedModel) and getattr(kind, "config_class", None):
+        return _transformers(module, kind.config_class(), kind)  # type: ignore[attr-defined]
+    return None
+
+
+def _load(library: str) -> Any:
+    return extras.load(library, f"a model of {library}", library)
+
+
+def _hint(library: str, name: str) -> str:
+    module = _load(library)
+    lists = {"timm": "list_models", "torchvision": "models.list_models"}
+    if library in lists:
+        names = (module if library == "timm" else module.models).list_models()
+    else:
+        names = [each for each in dir(module) if each[:1].isupper()]
+    return did_you_mean(name, names)
+
+
+def _transformers(library: Any, config: Any, kind: Any = None) -> Source:
+    kind = kind or _class_of(library, config)
+    positions = next((n for key in _POSITIONS if (n := getattr(config, key, None))), None)
+    text = kind.main_input_name == "input_ids"
+
+    def build(shape: Shape) -> Network:
+        mine = copy.deepcopy(config)
+        mine.use_cache = False
+        if mine.is_encoder_decoder and getattr(mine, "decoder_start_token_id", None) is None:
+            mine.decoder_start_token_id = mine.pad_token_id or 0
+        if positions is not None and (shape.sequence or 0) > positions:
+            for key in _POSITIONS:
+                if getattr(mine, key, None):
+                    setattr(mine, key, shape.sequence)
+        model = kind(mine)
+        return Network(model, _labelled(model, shape), _with_names, _own_loss)
+
+    title = f"{kind.__name__} of transformers {library.__version__}"
+    default = min(positions or SEQUENCE, SEQUENCE) if text else None
+    return Source(title, build, default, positions if text else None)
+
+
+def _class_of(library: Any, config: Any) -> Any:
+    """Return the class that the configuration names, or the first head that its model has."""
+    for name in config.architectures or ():
+        if name in dir(library):
+            return getattr(library, name)
+    for head in _HEADS:
+        known = getattr(library, f"AutoModel{head}")._model_mapping
+        if type(config) in known:
+            found = known[type(config)]
+            return found[0] if isinstance(found, (list, tuple)) else found
+    raise ConfigError(f"{type(config).__name__} has no model in transformers")
+
+
+def _labelled(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
+    """Return data for a model of transformers, with labels if its forward pass takes them."""
+    given: dict[str, torch.Tensor]
+    labels = torch.zeros(shape.batch, dtype=torch.long)
+    if model.main_input_name == "input_ids":
+        ids = torch.zeros(shape.batch, shape.sequence or SEQUENCE, dtype=torch.long)
+        given = {"input_ids": ids}
+        if type(model).__name__.endswith(_BY_TOKEN):
+            labels = torch.zeros_like(ids)
+    elif model.main_input_name == "pixel_values":
+        side = shape.image or getattr(model.config, "image_size", IMAGE)
+        channels = getattr(model.config, "num_channels", 3)
+        given = {"pixel_values": torch.randn(shape.batch, channels, side, side)}
+    else:
+        raise PlanError(
+            f"{type(model).__name__} takes {model.main_input_name}; allowed: models of input_ids "
+            "or pixel_values. Write a function that returns its step (umem plan FILE.py:function)"
+        )
+    if "labels" in inspect.signature(model.forward).parameters:
+        given["labels"] = labels
+    return given
+
+
+def _with_names(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
+    return model(**batch)
+
+
+def _own_loss(out: Any, _batch: object) -> torch.Tensor:
+    """Return the model's own loss; without one, the mean square of its first output."""
+    loss = getattr(out, "loss", None)
+    return loss if isinstance(loss, torch.Tensor) else out[0].float().square().mean()
+
+
+def _diffusers(library: Any, kind: Any, config: Mapping[str, Any]) -> Source:
+    def build(shape: Shape) -> Network:
+        model = kind.from_config(config) if config else kind()
+        return Network(model, _noised(model, shape), _with_names, _own_loss)
+
+    title = f"{kind.__name__} of diffusers {library.__version__}"
+    return Source(title, build)
+
+
+def _noised(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
+    """Return noise, its time, and what else the forward pass of a diffusion model needs."""
+    config, batch = model.config, shape.batch
+    side = shape.image or config.get("sample_size") or IMAGE
+    sides = list(side) if isinstance(side, (list, tuple)) else [side, side]
+    noise = [batch, config.get("in_channels") or 3, *sides]
+    widths = ("cross_attention_dim", "joint_attention_dim", "caption_channels")
+    width = next((size for key in widths if (size := config.get(key))), 0)
+    known = {
+        "sample": noise,
+        "hidden_states": noise,
+        "timestep": [batch],
+        "encoder_hidden_states": [
+            batch, _TOKENS_OF_PROMPT, width[0] if isinstance(width, (list, tuple)) else width,
+        ],
+        "pooled_projections": [batch, config.get("pooled_projection_dim") or 0],
+    }  # fmt: skip
+    taken = inspect.signature(model.forward).parameters
+    wanted = [
+        name
+        for name, parameter in taken.items()
+        if parameter.default is inspect.Parameter.empty or (name in known and all(known[name]))
+    ]
+    if unknown := [name for name in wanted if not all(known.get(name, [0]))]:
+        raise PlanError(
+            f"{type(model).__name__} takes {', '.join(unknown)}, for which there is no data; write "
+            "a function that returns its step (umem plan FILE.py:function)"
+        )
+    return {name: torch.randn(known[name]) for name in wanted}
+
+
+def _timm(library: Any, name: str) -> Source:
+    def build(shape: Shape) -> Network:
+        model = library.create_model(name)
+        channels, height, width = model.pretrained_cfg.get("input_size", (3, IMAGE, IMAGE))
+        if shape.image is not None:
+            height = width = shape.image
+        return _pictures(model, shape.batch, (channels, height, width))
+
+    return Source(f"{name} of timm {library.__version__}", build)
+
+
+def _torchvision(library: Any, name: str) -> Source:
+    def build(shape: Shape) -> Network:
+        side = shape.image or IMAGE
+        return _pictures(library.models.get_model(name), shape.batch, (3, side, side))
+
+    return Source(f"{name} of torchvision {library.__version__}", build)
+
+
+def _pictures(model: nn.Module, batch: int, size: tuple[int, int, int]) -> Network:
+    data = {"x": torch.randn(batch, *size), "labels": torch.zeros(batch, dtype=torch.long)}
+    return Network(model, data, lambda model, given: model(given["x"]), _loss_of_classes)
+
+
+def _loss_of_classes(out: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the cross entropy of scores by class; of any other output, its mean square."""
+    if isinstance(out, Mapping):
+        out = next(iter(out.values()))
+    elif isinstance(out, tuple):
+        out = out[0]
+    if out.ndim == 2:
+        return functional.cross_entropy(out, batch["labels"])
+    return out.float().square().mean()  # type: ignore[no-any-return]

@@ -1,0 +1,71 @@
+"""A model of weights in 4 bits: the bytes that bitsandbytes' NF4 layers hold and move.
+
+bitsandbytes has no kernels for fake tensors. Each weight here is one buffer of bytes: half a byte
+a number, and the scales of each 64 numbers, themselves in 8 bits ("double quantization"). A layer
+expands its weight to the precision of its input before the product, and again in backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_BLOCK = 64  # numbers with one scale of a byte
+_SCALES = 256  # scales with one scale of 4 bytes
+
+
+class _Product(torch.autograd.Function):
+    """A product with a weight that exists while it is used only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, int]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape = shape
+        return functional.linear(x, _expanded(weight, shape, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        return grad @ _expanded(weight, ctx.shape, grad.dtype), None, None
+
+
+class NF4Linear(nn.Linear):
+    """A linear layer whose weight takes about half a byte a number."""
+
+    def __init__(self, inputs: int, outputs: int, bias: nn.Parameter | None) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = inputs, outputs
+        count = inputs * outputs
+        scales = -(-count // _BLOCK)
+        size = -(-count // 2) + scales + 4 * -(-scales // _SCALES)
+        self.weight = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, with the bias added."""
+        shape = self.out_features, self.in_features
+        out: torch.Tensor = _Product.apply(x, self.weight, shape)
+        return out if self.bias is None else out + self.bias
+
+
+def quantize(model: nn.Module, name: str) -> None:
+    """Replace a linear layer of the model by one in 4 bits."""
+    part: Any = model.get_submodule(name)
+    inputs, outputs = part.weight.shape[::-1]
+    if type(part).__name__ == "Conv1D":  # of transformers, whose weight is transposed
+        inputs, outputs = outputs, inputs
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, NF4Linear(inputs, outputs, part.bias))
+
+
+def _expanded(weight: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the weight in full; one op, as the kernel that does it."""
+    half = -(-shape[0] * shape[1] // 2)
+    full = weight.new_empty((half, 2), dtype=dtype)
+    full.copy_(weight[:half].unsqueeze(1).expand(half, 2))
+    return full.view(-1)[: shape[0] * shape[1]].view(shape)
