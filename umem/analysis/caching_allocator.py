@@ -281,24 +281,21 @@ class CachingAllocator:
         self.driver_calls += calls
 
 
-def reserved(events: Iterable[Event], limit: int | None = None) -> int | None:
-    """Return the most bytes that are reserved while a recorded program runs.
+def replay(events: Iterable[Event], limit: int | None = None) -> CachingAllocator:
+    """Return the allocator after a recorded program, without umem, ran on it.
 
     Args:
-        events: its allocations and releases; others are skipped.
-        limit: device bytes that may be reserved; None: no limit.
+        events: the program's allocations and releases; others are skipped.
+        limit: device bytes that it may reserve; None: no limit.
 
-    Returns:
-        None if the limit is too small, even after the cache was emptied.
+    Raises:
+        OutOfMemoryError: the limit is too small, even after the cache was emptied.
     """
     model = CachingAllocator(limit=limit)
     held: dict[int, int] = {}
-    try:
-        for event in events:
-            if isinstance(event, Alloc) and event.bytes:
-                held[event.id] = model.malloc(event.bytes)
-            elif isinstance(event, Free) and event.id in held:
-                model.free(held.pop(event.id))
-    except OutOfMemoryError:
-        return None
-    return model.peak_reserved
+    for event in events:
+        if isinstance(event, Alloc) and event.bytes:
+            held[event.id] = model.malloc(event.bytes)
+        elif isinstance(event, Free) and event.id in held:
+            model.free(held.pop(event.id))
+    return model

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.units import format_bytes
-from ..errors import ConfigError, NotSupportedError, PlanError
+from ..errors import ConfigError, NotSupportedError, OutOfMemoryError, PlanError
 
 if TYPE_CHECKING:
     from ..analysis.batch_size import Fit, TensorLines
@@ -31,7 +31,10 @@ _COUNTS = {
     "lora_rank": "rank of LoRA's matrices (default: 16)",
 }
 _CHOICES = {
-    "precision": ("NAME", "fp32, amp (default for full: float32 weights) or bf16 (else)"),
+    "precision": (
+        "NAME",
+        "fp32, bf16 (default for lora and none) or amp (else): autocast, float32 weights",
+    ),
     "torch_optimizer": ("NAME", "adamw (default), adam, ...-foreach, sgd, momentum or adafactor"),
     "lora_target": ("NAMES", "names of layers with LoRA, by commas (default: all-linear)"),
 }
@@ -60,7 +63,7 @@ class Answer:
     batch: Fit
     sequence: Fit | None  # in units of TOKENS; None: the model takes none
     positions: int | None
-    others: dict[str, int]  # needs of other options at this shape, if it does not fit
+    others: dict[str, Point]  # by option: what needs less at this shape, if it does not fit
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
@@ -82,7 +85,10 @@ class Answer:
             "max_batch": self.batch.batch,
             "max_sequence": None if longest is None else longest.batch * TOKENS,
             "positions": self.positions,
-            "others": self.others,
+            "others": {
+                option: {"total_bytes": point.found.total, "compute_us": point.step.compute_us}
+                for option, point in self.others.items()
+            },
         }
 
     def states(self) -> dict[str, int]:
@@ -115,23 +121,21 @@ class Answer:
                 note = " at the peak" if name in ("activations", "temp") else ""
                 yield f"  {name}", format_bytes(bytes_) + note
         yield "plain torch", self._verdict()
-        yield "  largest batch", self._largest(self.batch.batch, 1, "")
+        yield "  batch", _most(self.batch.batch, 1, "")
         if self.sequence is not None:
             known = self.positions or 0
             longest = self.sequence.batch * TOKENS
             more = f"; the model was made for {known}" if 0 < known < longest else ""
-            yield "  longest sequence", self._largest(longest, TOKENS, " tokens") + more
-        for number, (option, bytes_) in enumerate(self.others.items()):
-            fits = "fits" if bytes_ <= self.budget else "does not fit"
-            yield "  with" if number == 0 else "", f"{option}: {format_bytes(bytes_)}, {fits}"
+            yield "  sequence", _most(longest, TOKENS, " tokens") + more
+        for number, (option, point) in enumerate(self.others.items()):
+            fits = f"fits, {point.step.compute_us / 1e3:.2f} ms a step" if point.fits else "no fit"
+            needs = format_bytes(point.found.total)
+            yield "  or with" if number == 0 else "", f"{option}: {needs}, {fits}"
 
     def _verdict(self) -> str:
         needs = format_bytes(self.point.found.total)
         room = format_bytes(self.budget)
         return f"{'fits' if self.point.fits else 'does not fit'}: needs {needs} of {room}"
-
-    def _largest(self, count: int, unit: int, what: str) -> str:
-        return f"{count}{what}" if count else f"none: not even {unit}{what} fits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -230,14 +234,14 @@ class Model:
 
         return training.record(self.source, shape, how or self.how, whole_lists=whole_lists)
 
-    def _others(self, device: DeviceProfile, budget: int) -> Iterator[tuple[str, int]]:
-        """Yield options that need less, and the bytes that they need at this shape."""
+    def _others(self, device: DeviceProfile, budget: int) -> Iterator[tuple[str, Point]]:
+        """Yield options that need less, and the step at this shape with each."""
         for option, how in _smaller(self.how):
             try:
                 run = self._run(self.shape, how)
             except (PlanError, NotSupportedError):  # the model has no such switch, or peft is away
                 continue
-            yield option, point_of(run, device, budget).found.total
+            yield option, point_of(run, device, budget)
 
 
 class Sizes:
@@ -282,16 +286,18 @@ class Sizes:
 def point_of(run: Recorded, device: DeviceProfile, budget: int) -> Point:
     """Return the memory of a recorded step under torch's allocator."""
     from ..analysis import step_memory
-    from ..analysis.caching_allocator import reserved
+    from ..analysis.caching_allocator import replay
     from ..capture import roofline
     from ..trace.step_builder import last_step
 
     step = last_step(run.recording.device_events(roofline.clock(device)))
-    within = reserved(run.recording.events, budget)
-    needs = reserved(run.recording.events) if within is None else within
+    try:
+        torch, fits = replay(run.recording.events, budget), True
+    except OutOfMemoryError:
+        torch, fits = replay(run.recording.events), False
     return Point(
-        step_memory.of_step(step, run.recording, needs or 0),
-        within is not None,
+        step_memory.of_step(step, run.recording, torch.peak_reserved),
+        fits,
         step,
         step_memory.requested_bytes(step, run.recording),
         run.parameters,
@@ -328,6 +334,10 @@ def _training(args: argparse.Namespace) -> Training:
     }
     given = {name: value for name, value in given.items() if value is not None}
     return Training(args.train, checkpointing=args.checkpointing, **given)
+
+
+def _most(count: int, unit: int, what: str) -> str:
+    return f"up to {count}{what}" if count else f"none: {unit}{what} is too much"
 
 
 def _flag(name: str) -> str:

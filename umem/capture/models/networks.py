@@ -24,7 +24,8 @@ from ...errors import ConfigError, NotSupportedError, PlanError, did_you_mean
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
 SEQUENCE = 2048  # tokens per sample by default, if the model has so many positions
-IMAGE = 224  # pixels, if the model does not say
+IMAGE = 224  # pixels of a side, if the model does not say
+LATENT = 64  # the same for latents: those of 512 pixels
 # Keys of the number of positions, which a longer sequence raises.
 _POSITIONS = ("max_position_embeddings", "n_positions")
 # Heads of transformers in the order in which they are tried: some models have several.
@@ -232,9 +233,10 @@ def _diffusers(library: Any, kind: Any, config: Mapping[str, Any]) -> Source:
 def _noised(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
     """Return noise, its time, and what else the forward pass of a diffusion model needs."""
     config, batch = model.config, shape.batch
-    side = shape.image or config.get("sample_size") or IMAGE
+    channels = config.get("in_channels") or 3
+    side = shape.image or config.get("sample_size") or (IMAGE if channels == 3 else LATENT)
     sides = list(side) if isinstance(side, (list, tuple)) else [side, side]
-    noise = [batch, config.get("in_channels") or 3, *sides]
+    noise = [batch, channels, *sides]
     widths = ("cross_attention_dim", "joint_attention_dim", "caption_channels")
     width = next((size for key in widths if (size := config.get(key))), 0)
     known = {

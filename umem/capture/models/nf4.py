@@ -2,7 +2,8 @@
 
 bitsandbytes has no kernels for fake tensors. Each weight here is one buffer of bytes: half a byte
 a number, and the scales of each 64 numbers, themselves in 8 bits ("double quantization"). A layer
-expands its weight to the precision of its input before the product, and again in backward.
+expands its weight to bfloat16 before the product, and again in backward, and returns the precision
+of its input.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class _Product(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(weight)
         ctx.shape = shape
-        return functional.linear(x, _expanded(weight, shape, x.dtype))
+        return functional.linear(x, _expanded(weight, shape))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
         (weight,) = ctx.saved_tensors
-        return grad @ _expanded(weight, ctx.shape, grad.dtype), None, None
+        return grad @ _expanded(weight, ctx.shape), None, None
 
 
 class NF4Linear(nn.Linear):
@@ -49,8 +50,8 @@ class NF4Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, with the bias added."""
         shape = self.out_features, self.in_features
-        out: torch.Tensor = _Product.apply(x, self.weight, shape)
-        return out if self.bias is None else out + self.bias
+        out: torch.Tensor = _Product.apply(x.bfloat16(), self.weight, shape)
+        return (out if self.bias is None else out + self.bias.bfloat16()).to(x.dtype)
 
 
 def quantize(model: nn.Module, name: str) -> None:
@@ -63,9 +64,9 @@ def quantize(model: nn.Module, name: str) -> None:
     setattr(model.get_submodule(parent), attribute, NF4Linear(inputs, outputs, part.bias))
 
 
-def _expanded(weight: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+def _expanded(weight: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return the weight in full; one op, as the kernel that does it."""
     half = -(-shape[0] * shape[1] // 2)
-    full = weight.new_empty((half, 2), dtype=dtype)
+    full = weight.new_empty((half, 2), dtype=torch.bfloat16)
     full.copy_(weight[:half].unsqueeze(1).expand(half, 2))
     return full.view(-1)[: shape[0] * shape[1]].view(shape)

@@ -37,7 +37,7 @@ class Training:
     """The choices for a training; the defaults of the command line."""
 
     train: str = "full"
-    precision: str | None = None  # None: `amp` for all weights, `bf16` for others
+    precision: str | None = None  # None: `bf16` for lora and none, else `amp`
     optimizer: str = "adamw"
     checkpointing: bool = False
     rank: int = RANK  # of LoRA's matrices
@@ -45,8 +45,11 @@ class Training:
 
     @property
     def in_precision(self) -> str:
-        """The precision, by default that of usual scripts."""
-        return self.precision or ("amp" if self.train == "full" else "bf16")
+        """The precision, by default that of usual scripts.
+
+        `amp` has weights in float32; in `qlora` those that have no 4 bits, as peft prepares them.
+        """
+        return self.precision or ("amp" if self.train in ("full", "qlora") else "bf16")
 
 
 class Recorded(NamedTuple):
@@ -150,7 +153,9 @@ def _precision(how: Training) -> contextlib.AbstractContextManager[object]:
 
 def _checkpoint(model: Any) -> None:
     """Have the model keep the inputs of its blocks only, by its library's own switch."""
-    if hasattr(model, "gradient_checkpointing_enable"):
+    if hasattr(model, "activation_checkpointing_enable"):  # transformers 5
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    elif hasattr(model, "gradient_checkpointing_enable"):
         model.gradient_checkpointing_enable({"use_reentrant": False})
     elif hasattr(model, "enable_gradient_checkpointing"):
         model.enable_gradient_checkpointing()
@@ -166,15 +171,12 @@ def _checkpoint(model: Any) -> None:
 def _with_adapters(model: nn.Module, how: Training) -> Any:
     """Freeze the model and give it LoRA's matrices; in `qlora` its other weights have 4 bits."""
     layers = _linear(model)
-    if how.targets != (ALL_LINEAR,):
-        wanted = how.targets
-    else:
-        wanted = tuple(layers)
+    wanted = layers if how.targets == (ALL_LINEAR,) else list(how.targets)
     if how.train == "qlora":
         for name in layers:
             quantize(model, name)
     return _peft().get_peft_model(
-        model, _peft().LoraConfig(r=how.rank, lora_alpha=2 * how.rank, target_modules=list(wanted))
+        model, _peft().LoraConfig(r=how.rank, lora_alpha=2 * how.rank, target_modules=wanted)
     )
 
 
