@@ -73,6 +73,7 @@ class Answer:
             "parameters": self.point.parameters,
             "trained": self.point.trained,
             **dataclasses.asdict(self.how),
+            "targets": list(self.how.targets),
             "precision": self.how.in_precision,
             "batch": self.shape.batch,
             "sequence": self.shape.sequence,
@@ -86,7 +87,11 @@ class Answer:
             "max_sequence": None if longest is None else longest.batch * TOKENS,
             "positions": self.positions,
             "others": {
-                option: {"total_bytes": point.found.total, "compute_us": point.step.compute_us}
+                option: {
+                    "total_bytes": point.found.total,
+                    "fits": point.fits,
+                    "compute_us": point.step.compute_us,
+                }
                 for option, point in self.others.items()
             },
         }
@@ -153,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _CHOICES.items():
         group.add_argument(_flag(name), metavar=metavar, help=text)
     text = "recompute each block in backward, by the library's own switch"
-    group.add_argument("--checkpointing", action="store_true", help=text)
+    group.add_argument("--checkpointing", action="store_true", default=None, help=text)
 
 
 def check(args: argparse.Namespace) -> None:
@@ -164,7 +169,7 @@ def check(args: argparse.Namespace) -> None:
             0.
     """
     names = (*_COUNTS, *_CHOICES, "checkpointing")
-    given = [name for name in names if getattr(args, name) not in (None, False)]
+    given = [name for name in names if getattr(args, name) is not None]
     if args.train is None:
         if given:
             raise ConfigError(f"{_flag(given[0])} needs --train: {', '.join(TRAINED)}")
@@ -333,11 +338,15 @@ def _training(args: argparse.Namespace) -> Training:
         "targets": args.lora_target and tuple(args.lora_target.split(",")),
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return Training(args.train, checkpointing=args.checkpointing, **given)
+    return Training(args.train, checkpointing=bool(args.checkpointing), **given)
 
 
 def _most(count: int, unit: int, what: str) -> str:
-    return f"up to {count}{what}" if count else f"none: {unit}{what} is too much"
+    from ..analysis.batch_size import MOST
+
+    if not count:
+        return f"none: {unit}{what} is too much"
+    return f"up to {count}{what}{' and more' if count >= MOST * unit else ''}"
 
 
 def _flag(name: str) -> str:

@@ -1,0 +1,273 @@
+"""``umem plan MODEL --train``: with a stand-in for timm, and with real libraries if installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import schemas
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from umem import cli
+from umem.base import device_profiles
+from umem.base.units import MIB
+from umem.capture.models import networks, nf4, training
+from umem.cli import plan_model
+from umem.errors import ConfigError, NotSupportedError, PlanError
+
+WIDTH = 1024
+# Two layers of 3 * 8 * 8 and WIDTH inputs, and one of 10 outputs.
+PARAMETERS = (192 + 1) * WIDTH + (WIDTH + 1) * WIDTH + (WIDTH + 1) * 10
+STAND_IN = f"""
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+__version__ = "0"
+
+class Net(nn.Sequential):
+    pretrained_cfg = {{"input_size": (3, 8, 8)}}
+    parts = 0
+
+    def set_grad_checkpointing(self):
+        self.parts = 2
+
+    def forward(self, x):
+        if self.parts:
+            return checkpoint_sequential(nn.Sequential(*self), self.parts, x, use_reentrant=False)
+        return super().forward(x)
+
+def list_models():
+    return ["tiny_net"]
+
+def is_model(name):
+    return name in list_models()
+
+def create_model(name):
+    rate = torch.linspace(0, 0.1, 2)[1].item()  # as networks with stochastic depth read it
+    return Net(nn.Flatten(), nn.Linear(192, {WIDTH}), nn.ReLU(), nn.Dropout(rate),
+               nn.Linear({WIDTH}, {WIDTH}), nn.ReLU(), nn.Linear({WIDTH}, 10))
+"""
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Plan:
+    """Return the command's object; `timm.tiny_net` is its model."""
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text(STAND_IN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def run(*words: str, model: str = "timm.tiny_net") -> dict[str, Any]:
+        assert cli.main(["plan", model, "--policy", "lru", "--json", *words]) == 0
+        found: dict[str, Any] = schemas.read("plan", capsys.readouterr().out)["model"]
+        return found
+
+    yield run  # type: ignore[misc]
+    sys.modules.pop("timm", None)
+
+
+def test_a_full_training_has_all_states(plan: Plan) -> None:
+    found = plan("--train", "full", "--batch", "32")
+    assert found["parameters"] == found["trained"] == PARAMETERS
+    assert found["precision"] == "amp"
+    assert found["states"]["weights"] == found["states"]["gradients"] == 4 * PARAMETERS
+    assert found["states"]["optimizer"] == pytest.approx(8 * PARAMETERS, rel=1e-3)
+    assert found["fits"]
+    assert found["sequence"] is found["max_sequence"] is None
+    assert found["others"] == {}
+
+
+def test_the_training_decides_what_is_held(plan: Plan) -> None:
+    half = plan("--train", "full", "--precision", "bf16", "--torch-optimizer", "sgd")
+    assert half["states"]["weights"] == half["states"]["gradients"] == 2 * PARAMETERS
+    assert half["states"]["optimizer"] == 0
+    forward = plan("--train", "none")
+    assert forward["trained"] == forward["states"]["gradients"] == 0
+    assert forward["precision"] == "bf16"
+    assert forward["states"]["weights"] == 2 * PARAMETERS
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(plan: Plan) -> None:
+    words = ["--train", "full", "--precision", "fp32", "--budget", "48MiB"]
+    largest = plan(*words)["max_batch"]
+    assert largest > 100
+    assert plan(*words, "--batch", str(largest))["fits"]
+    assert not plan(*words, "--batch", str(largest + 1))["fits"]
+
+
+def test_what_does_not_fit_is_told_what_needs_less(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--train", "full", "--batch", "16384", "--budget", "96MiB"]
+    found = plan(*words)
+    assert not found["fits"]
+    others = found["others"]
+    assert others["--precision bf16"]["total_bytes"] < found["total_bytes"]
+    assert others["--checkpointing"]["compute_us"] > 1.1 * others["--precision bf16"]["compute_us"]
+    assert cli.main(["plan", "timm.tiny_net", "--policy", "lru", *words]) == 0
+    text = capsys.readouterr().out
+    assert "plain torch    does not fit" in text
+    assert "or with      --checkpointing" in text
+    assert "umem run" in text
+
+
+def test_not_even_one_sample_fits(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--train", "full", "--budget", "4MiB"]
+    assert plan(*words)["max_batch"] == 0
+    assert cli.main(["plan", "timm.tiny_net", "--policy", "lru", *words]) == 0
+    assert "none: 1 is too much" in capsys.readouterr().out
+
+
+def test_the_default_budget_leaves_room_for_the_context(plan: Plan) -> None:
+    memory = device_profiles.find("rtx4090-pcie4").memory_bytes
+    found = plan("--train", "full", "--device", "rtx4090-pcie4")
+    assert memory - 1024 * MIB < found["budget"] < memory
+
+
+def test_the_report_has_the_answer(plan: Plan, tmp_path: Path) -> None:
+    plan("--train", "full", "--report", "page.html")
+    assert "plain torch: fits" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_file_names_the_model(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "tiny_net"}))
+    found = plan("--train", "none", model=".")
+    assert found["parameters"] == PARAMETERS
+    assert plan("--train", "none", model="config.json")["model"] == found["model"]
+
+
+def test_lists_are_whole_for_plain_torch_and_in_parts_for_umem() -> None:
+    def build(shape: networks.Shape) -> networks.Network:
+        net = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))  # of 16 MiB each
+        batch = {"x": torch.zeros(shape.batch, 2048)}
+        return networks.Network(net, batch, lambda net, b: net(b["x"]), lambda out, _: out.sum())
+
+    def ops(whole: bool) -> int:
+        how = training.Training("full", "fp32", "adamw-foreach")
+        source = networks.Source("four layers", build)
+        run = training.record(source, networks.Shape(1), how, whole_lists=whole)
+        return sum(op.name == "aten::_foreach_sqrt" for op, _ in run.recording.last_step())
+
+    assert ops(whole=True) == 1
+    assert ops(whole=False) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["x.py:f", "--batch", "4"], "--batch needs --train: full, lora, qlora, none"),
+        (["--train", "full"], "--train needs a model"),
+        (["timm.tiny_net", "--train", "full", "--batch", "0"], "--batch 0; allowed: 1 and more"),
+        (["timm.tiny_net", "--train", "full", "--sequence", "9"], "takes no tokens"),
+        (["timm.tiny_net", "--train", "full", "--precision", "bf61"], "did you mean bf16?"),
+        (["timm.tiny_net", "--train", "full", "--torch-optimizer", "adam2"], "allowed: adamw"),
+        (["timm.tiny_ned", "--train", "full"], "did you mean tiny_net?"),
+        (["no_such_net", "--train", "full"], "is no config.json, no folder with one, and no model"),
+        (["absent.json", "--train", "full"], "cannot be read as a configuration"),
+        (["odd.json", "--train", "full"], "describes no model; allowed: a file with model_type"),
+    ],
+)
+def test_errors(
+    plan: Plan, words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan is not None
+    (tmp_path / "odd.json").write_text("{}")
+    assert cli.main(["plan", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named_with_its_installation(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan is not None
+    for name in ("transformers", "peft"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match="not installed: pip install"):
+        networks.find("GPT2Config", Path.cwd())
+    with pytest.raises(NotSupportedError, match="pip install peft"):
+        training.check(training.Training("lora"))
+
+
+def test_a_model_without_linear_layers_has_no_adapters() -> None:
+    with pytest.raises(PlanError, match="no linear layer"):
+        training._linear(nn.Sequential(nn.Conv2d(3, 8, 3)))
+
+
+def test_an_nf4_layer_has_half_a_byte_a_number_and_gradients_for_its_input() -> None:
+    net = nn.Sequential(nn.Linear(256, 128), nn.Linear(128, 64, bias=False))
+    nf4.quantize(net, "0")
+    layer = net[0]
+    assert isinstance(layer, nf4.NF4Linear)
+    scales = 256 * 128 // 64
+    assert layer.weight.numel() == 256 * 128 // 2 + scales + 4 * scales // 256
+    assert layer.bias is not None
+    layer.weight.zero_()
+    x = torch.ones(3, 256, requires_grad=True)
+    out = net(x)
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+    assert layer.weight.grad is None
+
+
+def test_smaller_trainings_are_offered_by_what_is_asked() -> None:
+    def options(how: training.Training) -> list[str]:
+        return [option for option, _ in plan_model._smaller(how)]
+
+    assert options(training.Training("none")) == []
+    assert options(training.Training("qlora", "bf16", checkpointing=True)) == []
+    assert options(training.Training("lora")) == [
+        "--checkpointing", "--train qlora", "--train qlora --checkpointing",
+    ]  # fmt: skip
+    assert "--precision bf16" in options(training.Training("full"))
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("transformers")
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "n_positions": 128}))
+    monkeypatch.chdir(tmp_path)
+    return "config.json"
+
+
+def test_a_longer_sequence_gets_more_positions(
+    gpt2: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", gpt2, "--train", "full", "--policy", "lru", "--budget", "32MiB"]
+    assert cli.main([*words, "--json"]) == 0
+    short = schemas.read("plan", capsys.readouterr().out)["model"]
+    assert short["sequence"] == short["positions"] == 128
+    assert short["max_sequence"] > 128
+    assert cli.main([*words, "--sequence", str(short["max_sequence"]), "--json"]) == 0
+    long = schemas.read("plan", capsys.readouterr().out)["model"]
+    assert long["fits"]
+    assert long["parameters"] == short["parameters"] + (short["max_sequence"] - 128) * 64
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for calls that peft makes
+@pytest.mark.parametrize("train", ["lora", "qlora"])
+def test_adapters_of_peft(gpt2: str, train: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    words = ["--train", train, "--lora-rank", "4", "--lora-target", "c_attn", "--policy", "lru"]
+    assert cli.main(["plan", gpt2, *words, "--json"]) == 0
+    found = schemas.read("plan", capsys.readouterr().out)["model"]
+    assert found["trained"] == 2 * 4 * (64 + 3 * 64)
+    per_weight = {"lora": 2, "qlora": 4}[train]  # embeddings and norms of qlora are in float32
+    assert found["states"]["gradients"] == 4 * found["trained"]
+    assert found["states"]["weights"] < (per_weight + 2) * found["parameters"]
