@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from umem.base.units import GIB, MIB
-from umem.capture.models.training import Training
+from umem.capture.models.training import Setup
 
 GB = 10**9
 SOURCES = {
@@ -40,7 +40,7 @@ class Case:
     said: str  # the training in words
     batch: int
     sequence: int | None
-    how: Training
+    how: Setup
     measured: float  # bytes
     counter: str  # what was read: allocated, or reserved (also by nvidia-smi less the context)
     source: str
@@ -88,17 +88,17 @@ BERT = {
 }  # fmt: skip
 
 
-def _lora_of_two(train: str = "lora") -> Training:
-    return Training(train, "bf16", rank=8, targets=("q_proj", "v_proj"))
+def _lora_of_two(train: str = "lora") -> Setup:
+    return Setup(train, "bf16", rank=8, targets=("q_proj", "v_proj"))
 
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-QLORA = Training("qlora", "fp32", "adamw-foreach", True, 32, ATTENTION)
-ALL_64 = Training("lora", "bf16", "adamw-foreach", True, 64)
-FP32, AMP, BF16 = (Training("full", name, "adam-foreach") for name in ("fp32", "amp", "bf16"))
-SGD = Training("full", "bf16", "sgd")
-BERTS = Training("full", "fp32")
-CHECKPOINTED = Training("full", "fp32", checkpointing=True)
+QLORA = Setup("qlora", "fp32", "adamw-foreach", True, 32, ATTENTION)
+ALL_64 = Setup("lora", "bf16", "adamw-foreach", True, 64)
+FP32, AMP, BF16 = (Setup("full", name, "adam-foreach") for name in ("fp32", "amp", "bf16"))
+SGD = Setup("full", "bf16", "sgd")
+BERTS = Setup("full", "fp32")
+CHECKPOINTED = Setup("full", "fp32", checkpointing=True)
 
 CASES = (
     Case("ViT-L/16", VIT, "float32, Adam, batch 64", 64, None, FP32, 26.79 * GB, "reserved",
@@ -141,9 +141,10 @@ CASES = (
     Case("Qwen2.5 1.5B", QWEN_2B, "QLoRA, 2 x 1024", 2, 1024, QLORA, 6823 * MIB, "allocated",
          "fitcheck", LOGITS, "logits"),
     Case("Llama 3.2 3B", LLAMA_3B, "bfloat16, AdamW, 2 x 4096", 2, 4096,
-         Training("full", "bf16"), 60.0 * GIB, "allocated", "torchtune"),
-    Case("Mistral 7B", MISTRAL, "bfloat16, AdamW (foreach), checkpoints; the peak is in the update", 4, 512,
-         Training("full", "bf16", "adamw-foreach", True), 72434837504, "allocated", "fms"),
+         Setup("full", "bf16"), 60.0 * GIB, "allocated", "torchtune"),
+    Case("Mistral 7B", MISTRAL,
+         "bfloat16, AdamW (foreach), checkpoints; the peak is in the update", 4, 512,
+         Setup("full", "bf16", "adamw-foreach", True), 72434837504, "allocated", "fms"),
     Case("BERT large", BERT, "float32, AdamW, 4 x 512", 4, 512, BERTS, 14949 * MIB - CONTEXT,
          "reserved", "anatomy",
          "nvidia-smi, which counts kernels loaded after the context was read; the rest is not "

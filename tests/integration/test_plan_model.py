@@ -157,7 +157,7 @@ def test_lists_are_whole_for_plain_torch_and_in_parts_for_umem() -> None:
         return networks.Network(net, batch, lambda net, b: net(b["x"]), lambda out, _: out.sum())
 
     def ops(whole: bool) -> int:
-        how = training.Training("full", "fp32", "adamw-foreach")
+        how = training.Setup("full", "fp32", "adamw-foreach")
         source = networks.Source("four layers", build)
         run = training.record(source, networks.Shape(1), how, whole_lists=whole)
         return sum(op.name == "aten::_foreach_sqrt" for op, _ in run.recording.last_step())
@@ -199,7 +199,7 @@ def test_a_missing_library_is_named_with_its_installation(
     with pytest.raises(ConfigError, match="not installed: pip install"):
         networks.find("GPT2Config", Path.cwd())
     with pytest.raises(NotSupportedError, match="pip install peft"):
-        training.check(training.Training("lora"))
+        training.check(training.Setup("lora"))
 
 
 def test_a_model_without_linear_layers_has_no_adapters() -> None:
@@ -226,15 +226,15 @@ def test_an_nf4_layer_has_half_a_byte_a_number_and_gradients_for_its_input() -> 
 
 
 def test_smaller_trainings_are_offered_by_what_is_asked() -> None:
-    def options(how: training.Training) -> list[str]:
+    def options(how: training.Setup) -> list[str]:
         return [option for option, _ in plan_model._smaller(how)]
 
-    assert options(training.Training("none")) == []
-    assert options(training.Training("qlora", "bf16", checkpointing=True)) == []
-    assert options(training.Training("lora")) == [
+    assert options(training.Setup("none")) == []
+    assert options(training.Setup("qlora", "bf16", checkpointing=True)) == []
+    assert options(training.Setup("lora")) == [
         "--checkpointing", "--train qlora", "--train qlora --checkpointing",
     ]  # fmt: skip
-    assert "--precision bf16" in options(training.Training("full"))
+    assert "--precision bf16" in options(training.Setup("full"))
 
 
 @pytest.fixture

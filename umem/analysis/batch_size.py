@@ -121,6 +121,13 @@ def alike(one: StepTrace, other: StepTrace) -> bool:
     )
 
 
+def tensor_lines(
+    first: Sized, second: Sized, resident: Callable[[StepTrace], int]
+) -> TensorLines | None:
+    """Return the lines through two steps; None if they differ in more than sizes."""
+    return TensorLines(first, second, resident) if alike(first.step, second.step) else None
+
+
 @dataclass(frozen=True)
 class Fit:
     """The result of a search for the largest batch."""

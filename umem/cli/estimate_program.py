@@ -82,16 +82,15 @@ class Program:
 
     def lines(self, first: int, second: int) -> TensorLines | None:
         """Return a model for all batches from two of them; None if their steps differ."""
-        from ..analysis.batch_size import Sized, TensorLines, alike
+        from ..analysis.batch_size import Sized, tensor_lines
         from ..simulation import replay
 
-        one, other = self.at(first), self.at(second)
-        if not alike(one.step, other.step):
-            return None
-        return TensorLines(
-            Sized(first, one.step, one.asked),
-            Sized(second, other.step, other.asked),
-            lambda step: replay.resident_budget(step, _device()) + self._workspace,
+        one, other = (
+            Sized(size, seen.step, seen.asked)
+            for size, seen in ((first, self.at(first)), (second, self.at(second)))
+        )
+        return tensor_lines(
+            one, other, lambda step: replay.resident_budget(step, _device()) + self._workspace
         )
 
 

@@ -240,11 +240,11 @@ def _check_out(path: Path | None) -> None:
         raise ConfigError(f"--out {path}; allowed: FILE.jsonl or FILE.jsonl.gz")
 
 
-def _record(args: argparse.Namespace) -> tuple[str, Recording, plan_model.Model | None]:
+def _record(args: argparse.Namespace) -> tuple[str, Recording, plan_model.PlannedModel | None]:
     if args.train is None:
         return *program.record(args), None
     program.need_torch()
-    model = plan_model.Model(args)
+    model = plan_model.PlannedModel(args)
     return f"{args.program} --train {args.train}", model.record(), model
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..analysis.formulas import MemoryEstimate
     from ..base.device_profiles import DeviceProfile
     from ..capture.models.networks import Shape, Source
-    from ..capture.models.training import Recorded, Training
+    from ..capture.models.training import Recorded, Setup
     from ..capture.recording import Recording
     from ..trace.step_trace import Ints, StepTrace
 
@@ -52,12 +52,12 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What fits. Sizes in bytes."""
 
     model: str
     shape: Shape
-    how: Training
+    how: Setup
     budget: int
     point: Point
     batch: Fit
@@ -181,7 +181,7 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError(f"{_flag(name)} {getattr(args, name)}; allowed: 1 and more")
 
 
-class Model:
+class PlannedModel:
     """A model with its training, recorded at any size.
 
     Raises:
@@ -208,7 +208,7 @@ class Model:
         """
         return self._run(self.shape, whole_lists=False).recording
 
-    def answer(self, device: DeviceProfile, budget: int) -> Answer:
+    def answer(self, device: DeviceProfile, budget: int) -> ModelAnswer:
         """Find what fits with plain torch.
 
         Raises:
@@ -220,7 +220,7 @@ class Model:
         point = batches.at(shape.batch)
         if length is not None and length % TOKENS == 0:
             lengths.known[length // TOKENS] = point
-        return Answer(
+        return ModelAnswer(
             model=self.source.title,
             shape=shape,
             how=self.how,
@@ -232,9 +232,7 @@ class Model:
             others={} if point.fits else dict(self._others(device, budget)),
         )
 
-    def _run(
-        self, shape: Shape, how: Training | None = None, *, whole_lists: bool = True
-    ) -> Recorded:
+    def _run(self, shape: Shape, how: Setup | None = None, *, whole_lists: bool = True) -> Recorded:
         from ..capture.models import training
 
         return training.record(self.source, shape, how or self.how, whole_lists=whole_lists)
@@ -276,16 +274,13 @@ class Sizes:
         )
 
     def _lines(self, first: int, second: int) -> TensorLines | None:
-        from ..analysis.batch_size import Sized, TensorLines, alike
+        from ..analysis.batch_size import Sized, tensor_lines
 
-        one, other = self.at(first), self.at(second)
-        if not alike(one.step, other.step):
-            return None
-        return TensorLines(
-            Sized(first, one.step, one.asked),
-            Sized(second, other.step, other.asked),
-            lambda step: step.peak_bytes,
+        one, other = (
+            Sized(size, point.step, point.asked)
+            for size, point in ((first, self.at(first)), (second, self.at(second)))
         )
+        return tensor_lines(one, other, lambda step: step.peak_bytes)
 
 
 def point_of(run: Recorded, device: DeviceProfile, budget: int) -> Point:
@@ -310,7 +305,7 @@ def point_of(run: Recorded, device: DeviceProfile, budget: int) -> Point:
     )
 
 
-def _smaller(how: Training) -> Iterator[tuple[str, Training]]:
+def _smaller(how: Setup) -> Iterator[tuple[str, Setup]]:
     """Yield trainings that need less memory, with the option that chooses them."""
     if how.train == "none":
         return
@@ -328,8 +323,8 @@ def _smaller(how: Training) -> Iterator[tuple[str, Training]]:
             )
 
 
-def _training(args: argparse.Namespace) -> Training:
-    from ..capture.models.training import Training
+def _training(args: argparse.Namespace) -> Setup:
+    from ..capture.models.training import Setup
 
     given = {
         "precision": args.precision,
@@ -338,7 +333,7 @@ def _training(args: argparse.Namespace) -> Training:
         "targets": args.lora_target and tuple(args.lora_target.split(",")),
     }
     given = {name: value for name, value in given.items() if value is not None}
-    return Training(args.train, checkpointing=bool(args.checkpointing), **given)
+    return Setup(args.train, checkpointing=bool(args.checkpointing), **given)
 
 
 def _most(count: int, unit: int, what: str) -> str:

@@ -41,7 +41,7 @@ class PlanAnswer(NamedTuple):
     recomputed: plan_recompute.Table | None = None
     updated: plan_optimizer.Answer | None = None
     ranks: plan_ranks.Answer | None = None
-    model: plan_model.Answer | None = None
+    model: plan_model.ModelAnswer | None = None
 
 
 def render(outcome: PlanAnswer) -> str:

@@ -1,1 +1,1 @@
-"""Training steps of models that other libraries define, from a configuration or a name."""
+"""Setup steps of models that other libraries define, from a configuration or a name."""

@@ -33,7 +33,7 @@ ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True)
-class Training:
+class Setup:
     """The choices for a training; the defaults of the command line."""
 
     train: str = "full"
@@ -60,7 +60,7 @@ class Recorded(NamedTuple):
     trained: int  # of them, those with gradients
 
 
-def check(how: Training) -> None:
+def check(how: Setup) -> None:
     """Check the choices.
 
     Raises:
@@ -78,7 +78,7 @@ def check(how: Training) -> None:
         _peft()
 
 
-def record(source: Source, shape: Shape, how: Training, *, whole_lists: bool) -> Recorded:
+def record(source: Source, shape: Shape, how: Setup, *, whole_lists: bool) -> Recorded:
     """Run the training on tensors without data.
 
     Args:
@@ -114,7 +114,7 @@ def record(source: Source, shape: Shape, how: Training, *, whole_lists: bool) ->
     return Recorded(recording, *sizes[:2], *([0] * (2 - len(sizes))))
 
 
-def program_of(network: Network, how: Training) -> tuple[Any, ...]:
+def program_of(network: Network, how: Setup) -> tuple[Any, ...]:
     """Return a program, in a form that `program.trace` takes."""
     model, batch, run, loss = network
     if how.in_precision == "bf16":
@@ -145,7 +145,7 @@ def program_of(network: Network, how: Training) -> tuple[Any, ...]:
     return model, OPTIMIZERS[how.optimizer](weights), batch, loss_of
 
 
-def _precision(how: Training) -> contextlib.AbstractContextManager[object]:
+def _precision(how: Setup) -> contextlib.AbstractContextManager[object]:
     if how.in_precision != "amp":
         return contextlib.nullcontext()
     return torch.autocast("cuda", dtype=torch.bfloat16)
@@ -168,7 +168,7 @@ def _checkpoint(model: Any) -> None:
         )
 
 
-def _with_adapters(model: nn.Module, how: Training) -> Any:
+def _with_adapters(model: nn.Module, how: Setup) -> Any:
     """Freeze the model and give it LoRA's matrices; in `qlora` its other weights have 4 bits."""
     layers = _linear(model)
     wanted = layers if how.targets == (ALL_LINEAR,) else list(how.targets)
