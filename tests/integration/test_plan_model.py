@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ Plan = Callable[..., dict[str, Any]]
 @pytest.fixture
 def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Plan:
-    """Return the command's object; `timm.tiny_net` is its model."""
+) -> Iterator[Plan]:
+    """Yield the command, which returns its object; `timm.tiny_net` is its model."""
     (tmp_path / "timm").mkdir()
     (tmp_path / "timm" / "__init__.py").write_text(STAND_IN)
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def plan(
         found: dict[str, Any] = schemas.read("plan", capsys.readouterr().out)["model"]
         return found
 
-    yield run  # type: ignore[misc]
+    yield run
     sys.modules.pop("timm", None)
 
 
@@ -103,8 +103,10 @@ def test_the_training_decides_what_is_held(plan: Plan) -> None:
 
 def test_the_largest_batch_fits_and_one_more_does_not(plan: Plan) -> None:
     words = ["--train", "full", "--precision", "fp32", "--budget", "48MiB"]
-    largest = plan(*words)["max_batch"]
+    found = plan(*words)
+    largest = found["max_batch"]
     assert largest > 100
+    assert found["twice"]["step_us"] >= found["twice"]["compute_us"] > 0
     assert plan(*words, "--batch", str(largest))["fits"]
     assert not plan(*words, "--batch", str(largest + 1))["fits"]
 
@@ -261,6 +263,7 @@ def test_a_longer_sequence_gets_more_positions(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for calls that peft makes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of peft, which sets an option itself
 @pytest.mark.parametrize("train", ["lora", "qlora"])
 def test_adapters_of_peft(gpt2: str, train: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("peft")

@@ -64,6 +64,7 @@ class ModelAnswer:
     sequence: Fit | None  # in units of TOKENS; None: the model takes none
     positions: int | None
     others: dict[str, Point]  # by option: what needs less at this shape, if it does not fit
+    twice: tuple[float, float] | None  # µs of twice the largest batch under umem, and of its ops
 
     def as_dict(self) -> dict[str, Any]:
         """Return the answer for JSON."""
@@ -86,6 +87,7 @@ class ModelAnswer:
             "max_batch": self.batch.batch,
             "max_sequence": None if longest is None else longest.batch * TOKENS,
             "positions": self.positions,
+            "twice": self.twice and dict(zip(("step_us", "compute_us"), self.twice, strict=True)),
             "others": {
                 option: {
                     "total_bytes": point.found.total,
@@ -127,6 +129,13 @@ class ModelAnswer:
                 yield f"  {name}", format_bytes(bytes_) + note
         yield "plain torch", self._verdict()
         yield "  batch", _most(self.batch.batch, 1, "")
+        if self.twice is not None:
+            step_us, compute_us = self.twice
+            yield (
+                "",
+                f"{2 * self.batch.batch} with umem: {step_us / 1e3:.2f} ms a step, "
+                f"{step_us / compute_us:.2f} x compute",
+            )
         if self.sequence is not None:
             known = self.positions or 0
             longest = self.sequence.batch * TOKENS
@@ -220,13 +229,15 @@ class PlannedModel:
         point = batches.at(shape.batch)
         if length is not None and length % TOKENS == 0:
             lengths.known[length // TOKENS] = point
+        most = batches.largest(shape.batch)
         return ModelAnswer(
             model=self.source.title,
             shape=shape,
             how=self.how,
             budget=budget,
             point=point,
-            batch=batches.largest(shape.batch),
+            batch=most,
+            twice=self._twice(most, device, budget),
             sequence=None if length is None else lengths.largest(length // TOKENS),
             positions=self.source.positions,
             others={} if point.fits else dict(self._others(device, budget)),
@@ -236,6 +247,21 @@ class PlannedModel:
         from ..capture.models import training
 
         return training.record(self.source, shape, how or self.how, whole_lists=whole_lists)
+
+    def _twice(self, most: Fit, device: DeviceProfile, budget: int) -> tuple[float, float] | None:
+        """Replay twice the largest batch under umem; None if that is none, or no limit."""
+        from ..analysis.batch_size import MOST
+        from ..capture import roofline
+        from ..simulation import replay
+        from ..trace.step_builder import last_step
+
+        if not 0 < most.batch < MOST:
+            return None
+        shape = self.shape._replace(batch=2 * most.batch)
+        recording = self._run(shape, whole_lists=False).recording
+        step = last_step(recording.device_events(roofline.clock(device)))
+        room = max(budget, replay.min_budget(step))
+        return replay.replay_step(step, "auto", device, room).step_us, step.compute_us
 
     def _others(self, device: DeviceProfile, budget: int) -> Iterator[tuple[str, Point]]:
         """Yield options that need less, and the step at this shape with each."""

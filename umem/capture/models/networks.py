@@ -198,7 +198,7 @@ def _labelled(model: Any, shape: Shape) -> dict[str, torch.Tensor]:
         if type(model).__name__.endswith(_BY_TOKEN):
             labels = torch.zeros_like(ids)
     elif model.main_input_name == "pixel_values":
-        side = shape.image or getattr(model.config, "image_size", IMAGE)
+        side = shape.image or int(getattr(model.config, "image_size", IMAGE))
         channels = getattr(model.config, "num_channels", 3)
         given = {"pixel_values": torch.randn(shape.batch, channels, side, side)}
     else:

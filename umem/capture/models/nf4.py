@@ -30,13 +30,15 @@ class _Product(torch.autograd.Function):
         return functional.linear(x, _expanded(weight, shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return grad @ _expanded(weight, ctx.shape), None, None
 
 
 class NF4Linear(nn.Linear):
     """A linear layer whose weight takes about half a byte a number."""
+
+    bias: nn.Parameter | None  # type: ignore[assignment]
 
     def __init__(self, inputs: int, outputs: int, bias: nn.Parameter | None) -> None:
         nn.Module.__init__(self)
@@ -50,7 +52,8 @@ class NF4Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, with the bias added."""
         shape = self.out_features, self.in_features
-        out: torch.Tensor = _Product.apply(x.bfloat16(), self.weight, shape)
+        product: Any = _Product.apply
+        out: torch.Tensor = product(x.bfloat16(), self.weight, shape)
         return (out if self.bias is None else out + self.bias.bfloat16()).to(x.dtype)
 
 

@@ -71,7 +71,7 @@ def check(how: Setup) -> None:
         hint = did_you_mean(how.in_precision, PRECISIONS)
         raise ConfigError(f"--precision {how.precision}{hint}; allowed: {', '.join(PRECISIONS)}")
     if how.optimizer not in OPTIMIZERS:
-        hint = did_you_mean(how.optimizer, OPTIMIZERS)
+        hint = did_you_mean(how.optimizer, [*OPTIMIZERS])
         allowed = ", ".join(OPTIMIZERS)
         raise ConfigError(f"--torch-optimizer {how.optimizer}{hint}; allowed: {allowed}")
     if how.train in ("lora", "qlora"):
