@@ -100,7 +100,7 @@ def report(rows: Sequence[dict[str, Any]], versions: dict[str, str]) -> str:
         "reason names and arithmetic gives.",
         "",
         *lines(rows),
-        *(f"[{number}] {url}" for number, url in enumerate(SOURCES.values(), 1)),
+        *(f"{number}. <{url}>" for number, url in enumerate(SOURCES.values(), 1)),
         "",
     ])  # fmt: skip
 

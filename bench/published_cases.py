@@ -17,7 +17,7 @@ SOURCES = {
     "fms": "https://github.com/foundation-model-stack/fms-acceleration/blob/main/scripts/benchmarks"
     "/refs/a100_80gb.csv",
     "anatomy": "https://huggingface.co/docs/transformers/v4.49.0/model_memory_anatomy",
-    "one-gpu": "https://huggingface.co/docs/transformers/v4.21.0/perf_train_gpu_one",
+    "one-gpu": "https://huggingface.co/docs/transformers/v4.27.2/en/perf_train_gpu_one",
     "qwen": "https://github.com/QwenLM/Qwen/blob/main/README.md",
 }
 HELD = "the loop clears the gradients after forward, so those of the step before are held"
