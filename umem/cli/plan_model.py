@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What fits. Sizes in bytes."""
+    """The sizes that fit. Bytes, and µs."""
 
     model: str
     shape: Shape

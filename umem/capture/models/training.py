@@ -1,4 +1,4 @@
-"""How a model is trained: which weights, in which precision, with which optimizer."""
+"""The training of a model: its weights, their precision, and the optimizer."""
 
 from __future__ import annotations
 
