@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,18 +77,21 @@ class Workshop:
     def run(self, python: str, tests: Sequence[str]) -> str:
         """Return the first test that fails; empty if none does."""
         environ = os.environ | {"PYTHONPATH": str(self.sites[python]), "SOFTCUDA_PYTHON": python}
+        process = subprocess.Popen(
+            [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-                cwd=ROOT, env=environ, capture_output=True, text=True, timeout=SECONDS,
-                check=False,
-            )  # fmt: skip
+            output, _ = process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the programs of its tests
+            process.wait()
             return "it hangs"
-        if done.returncode == 0:
+        if process.returncode == 0:
             return ""
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        return found[1] if found else f"the process ends with {done.returncode}"
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        return found[1] if found else f"the process ends with {process.returncode}"
 
 
 def try_one(workshop: Workshop, mutant: Mutant, python: str) -> str:
