@@ -86,10 +86,10 @@ class Engine {
   // The piece was cut: its bytes from `at` on are the piece `rest`.
   void split(RangeId piece, RangeId rest, std::size_t at);
 
+  // An op is about to write these units: call it before `begin_use`.
+  void will_write(const RangeId* ids, std::size_t count);
   // Call it before an op on `stream` with its units, each a whole range or a piece: pins them and
   // brings in those that are away.
-  // An op is about to write these units.
-  void will_write(const RangeId* ids, std::size_t count);
   void begin_use(const RangeId* ids, std::size_t count, cu::CUstream stream);
   // Call it after the op: unpins the units and marks them as used now. `inner`: another op of this
   // thread goes on, and may use what this one allocated.

@@ -15,10 +15,10 @@ namespace umem::runtime {
 // the software device, where cached memory is RAM that others lack, all are once nothing lives.
 static void trim_if_large(const State& s, Device& device) {
   const arena::Footprint footprint = device.arena.footprint();
-  const bool over = s.driver.kind == driver::Kind::kSoft && footprint.live_bytes == 0;
-  const std::size_t kept = over ? 0 : device.max_live_bytes;
+  const bool empty = s.driver.kind == driver::Kind::kSoft && footprint.live_bytes == 0;
+  const std::size_t kept = empty ? 0 : device.max_live_bytes;
   if (footprint.cached_bytes <= 2 * kept + 64 * MiB) return;
-  const Status trimmed = trim_cache(device, over ? 0 : std::max(kept, kPageBytes));
+  const Status trimmed = trim_cache(device, empty ? 0 : std::max(kept, kPageBytes));
   (void)trimmed;  // memory that the driver refuses to take back stays cached
 }
 

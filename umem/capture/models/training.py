@@ -17,7 +17,6 @@ from ..tracer import Tracer
 from .networks import Network, Shape, Source
 from .nf4 import quantize
 
-TRAINED = ("full", "lora", "qlora", "none")
 PRECISIONS = ("fp32", "amp", "bf16")
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda weights: torch.optim.AdamW(weights, fused=True),
