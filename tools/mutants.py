@@ -14,7 +14,7 @@ CORE = tuple(
     f"{_NATIVE}/test_{name}.py"
     for name in (
         "runtime", "hints", "planned", "layout", "clean_copies", "pieces", "swap_out", "buffers",
-        "sleep", "replay", "planned_replay", "fragmentation",
+        "sleep", "replay", "planned_replay", "fragmentation", "found_again",
     )
 )  # fmt: skip
 DEVICE = tuple(f"{_NATIVE}/test_{name}.py" for name in ("driver_contract", "soft_device", "replay"))

@@ -26,11 +26,11 @@ def counted() -> tuple[int, int]:
     return int(stats["plan_hits"]), int(stats["plan_misses"])
 
 
-def residual(program: Program, blocks: str) -> None:
+def residual(program: Program, blocks: str, mib: int = 4) -> None:
     """A step of blocks `x = f(x, w)`, then their gradients in the other order."""
     last = ""
     for name in blocks:
-        program.take(f"x{name}")
+        program.take(f"x{name}", mib)
         program.op(*filter(None, (last, name, f"x{name}")))
         last = f"x{name}"
     program.take("g")
@@ -70,6 +70,15 @@ def test_a_block_that_is_left_out_costs_no_miss(program: Program) -> None:
     residual(program, "abcd")
     assert counted() == (9 + 7 + 9, 0)
     assert _core.plan_status()["complete"] == 1
+
+
+def test_a_step_of_another_length_follows_the_plan_and_is_not_complete(program: Program) -> None:
+    _core.install_plan(plan_of(weights(program, BLOCKS)))
+    for mib, complete in ((4, 1), (6, 0), (4, 1)):
+        before = counted()[0]
+        residual(program, "abcd", mib)
+        assert counted() == (before + 9, 0)
+        assert _core.plan_status()["complete"] == complete
 
 
 def test_a_block_that_the_plan_has_not_misses_by_itself(program: Program) -> None:

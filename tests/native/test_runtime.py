@@ -734,6 +734,22 @@ def test_the_ledger_is_right_after_a_time_without_policy(blocks: Blocks) -> None
     assert ledger_bytes() == _core.stats()["resident_bytes"] <= 16 * MIB
 
 
+def test_a_nearly_full_segment_takes_no_blocks_after_the_step(blocks: Blocks) -> None:
+    _core.start(options())
+    size = PAGE // 8
+    kept = [blocks.take(size) for _ in range(8)]
+    assert len({ptr // PAGE for ptr in kept}) == 1
+    blocks.drop(kept[7])
+    assert blocks.take(size) == kept[7]  # within the step
+    blocks.drop(kept[7])
+    _core.step()
+    other = blocks.take(size)
+    assert other // PAGE != kept[0] // PAGE  # the blocks of later steps lie by themselves
+    for ptr in kept[5:7]:
+        blocks.drop(ptr)  # more than a quarter of it is free
+    assert blocks.take(size) == kept[5]
+
+
 def test_a_segment_that_was_away_stays_once_used(blocks: Blocks) -> None:
     _core.start(options(16 * MIB))
     small = blocks.take(1000)
