@@ -32,9 +32,18 @@ def train(steps):
         optimizer.step()
         optimizer.zero_grad()
 
-def spawned():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+def spawned(way="spawn"):
+    with multiprocessing.get_context(way).Pool(1) as pool:
         assert pool.map(work, [1, 2]) == [float(1 << 20), float(2 << 20)]
+
+def served():
+    spawned("forkserver")
+
+def compiling():
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+    pool = SubprocPool(1)
+    assert pool.submit(torch.ones, 3).result().sum() == 3
+    pool.shutdown()
 
 def executed():
     child = "import torch; torch.ones(3)"
@@ -64,7 +73,7 @@ def start(folder: Path, how: str, **options: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("how", ["spawned", "executed", "forked"])
+@pytest.mark.parametrize("how", ["spawned", "served", "compiling", "executed", "forked"])
 def test_the_trace_is_that_of_the_program(how: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     start(tmp_path, how, UMEM_TRACE=str(path))
