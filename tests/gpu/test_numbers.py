@@ -91,7 +91,7 @@ def test_equal_bits_in_mapped_memory(net: str, policy: str, nightly: bool) -> No
     wrong = [row for row in rows if row["digest"] != want["digest"] or row["errors"] != "0"]
     assert not wrong, wrong
     assert not any(row["races"] for row in rows), rows
-    if int(want["peak_bytes"]) >= 32 << 20:
+    if int(want["peak_bytes"]) >= 32 << 20 and net != "lstm":  # small blocks, which stay
         assert all(int(row["evictions"]) > 0 for row in rows if row["budget"] == "1/4"), rows
 
 
