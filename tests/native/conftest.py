@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import _core_testing
 import pytest
@@ -10,11 +11,12 @@ from support.driver import FRAMES, PAGE, SUCCESS, Driver
 from support.planned import Program, options, running
 
 
-@pytest.fixture
-def driver() -> Iterator[Driver]:
+@pytest.fixture(params=["memory", "disk"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
     """The software device with 16 frames, closed with nothing left allocated."""
     calls = _core_testing
-    calls.open_soft(FRAMES * PAGE, "a100-pcie4")
+    disk = str(tmp_path) if request.param == "disk" else ""
+    calls.open_soft(FRAMES * PAGE, "a100-pcie4", disk=disk, staging_bytes=3 * PAGE)
     live: list[int] = []
     result, stream = calls.cuStreamCreate(1)
     assert result == SUCCESS
