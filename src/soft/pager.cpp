@@ -139,6 +139,7 @@ bool Pager::release_page(std::size_t index) {
   Page& page = pages_[index];
   if (mapped_from_host(page) && !unmap_remote(index)) return false;
   if (page.arriving) drop_arriving(index);
+  forget_copy(index);  // first: it may be written from where it is mapped
   const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (framed) {
     if (page.state != PageState::kDiscarded) note(MoveKind::kFree, index);
@@ -148,10 +149,7 @@ bool Pager::release_page(std::size_t index) {
     give_frame(page.frame);
   }
   if (page.attached) detach(index);
-  if (disk_.on()) {
-    forget_copy(index);
-    disk_.forget(index);
-  }
+  if (disk_.on()) disk_.forget(index);
   if (page.host_backed) {
     space_.drop_host(index);
     UMEM_ASSERT(host_pages_ > 0, "a page on the host is counted");
@@ -593,8 +591,9 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
   return true;
 }
 
+// The last page first: while a write that has begun is waited for, those after it must not begin.
 void Pager::discard(Extent extent) {
-  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+  for (std::size_t i = extent.first + extent.count; i-- > extent.first;) {
     Page& page = pages_[i];
     if (page.pinned || page.windows > 0) continue;
     if (page.remote && !unmap_remote(i)) continue;

@@ -29,6 +29,7 @@ struct Faults {
   std::array<std::uint64_t, kCalls> calls{};
   std::array<std::map<std::uint64_t, std::string>, kCalls> planned;
   unsigned delay_us = 0;
+  bool random_delay = false;
   std::minstd_rand random;
 };
 
@@ -47,7 +48,8 @@ std::string next_fault(Call call) {
     const std::uint64_t nth = ++all.calls[call];
     if (const auto found = all.planned[call].find(nth); found != all.planned[call].end())
       kind = found->second;
-    if (all.delay_us > 0) late = static_cast<unsigned>(all.random() % all.delay_us);
+    late = all.delay_us > 0 && all.random_delay ? static_cast<unsigned>(all.random() % all.delay_us)
+                                                : all.delay_us;
   }
   if (late > 0) usleep(late);
   return kind;
@@ -110,6 +112,7 @@ void bind_disk(py::module_& module) {
     soft::set_disk_calls({write, read, reserve});
     const std::lock_guard lock(faults().mutex);
     faults().delay_us = us;
+    faults().random_delay = seed > 0;
     faults().random.seed(seed);
   });
   m.def("calls", [](const std::string& call) {
