@@ -28,7 +28,7 @@ class Telemetry(TypedDict):
     disk_bytes_out: int
     disk_file_bytes: int
 
-class disk:  # faults of the disk that evicted memory is on; `call`: read, write or reserve
+class disk:  # noqa: N801 - a module: faults of the disk; `call`: read, write or reserve
     @staticmethod
     def fail(call: str, nth: int, kind: str) -> None: ...  # EIO, ENOSPC, short, torn or flip
     @staticmethod

@@ -33,7 +33,8 @@ struct Options {
 };
 
 // Opens this process's software device (there is one at a time) and fills `driver`.
-// kBadState if one is open, kInvalidArgument if the folder cannot hold it, kNotSupported if the kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
+// kBadState if one is open, kInvalidArgument if the folder cannot hold it, kNotSupported if the
+// kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
 UMEM_API Status open(const Options& options, driver::Driver& driver);
 // kBadState while managed memory is allocated. Streams, events and contexts die with the device.
 UMEM_API Status close();

@@ -137,7 +137,8 @@ void Disk::note_failure(bool write, int error, const Slot& slot) {
     return;
   }
   errno = error;  // of %m
-  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %m", what, folder, at);
+  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %m", what, folder,
+                at);
 }
 
 // A place that fails may be a bad block, so another one is tried.
@@ -203,8 +204,7 @@ void Disk::work(bool writes) {
   std::unique_lock lock(workers.mutex);
   Queue& queue = writes ? writes_ : reads_;
   const auto ready = [&] {
-    return queue.head != 0 &&
-           (io_[queue.head - 1].frame != kNoFrame || free_.size() > takers_);
+    return queue.head != 0 && (io_[queue.head - 1].frame != kNoFrame || free_.size() > takers_);
   };
   while (true) {
     (writes ? workers.for_writes : workers.for_reads).wait(lock, [&] {

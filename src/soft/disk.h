@@ -3,7 +3,8 @@
 //
 // A frame that is being written is given back once the page is on disk, so evictions need frames
 // beyond the device's (`staging`). A page that is wanted while its write waits never leaves its
-// frame. A read may wait for a frame that others give back. What the program waits for overtakes.
+// frame. A read may wait for a frame that others give back. Reads that the program waits for
+// overtake.
 //
 // Callers hold the device's lock, which the threads never take. A forked child has no such threads:
 // it transfers at once, in the caller.
@@ -82,7 +83,14 @@ class Disk {
 
  private:
   enum class State : unsigned char {
-    kIdle, kWriteWaits, kWriting, kReadWaits, kReading, kRead, kUnread, kUnwritten
+    kIdle,
+    kWriteWaits,
+    kWriting,
+    kReadWaits,
+    kReading,
+    kRead,
+    kUnread,
+    kUnwritten
   };
   struct Io {  // of a page; all zeros at first
     Slot slot;

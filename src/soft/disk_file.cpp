@@ -153,8 +153,7 @@ bool DiskFile::grow(std::size_t pages) {
                       static_cast<off_t>(more << kPageShift)) != 0)
     return false;
   epoch_.resize(capacity_ + more);
-  for (std::size_t i = more; i > 0; --i)
-    free_.push_back(static_cast<std::uint32_t>(capacity_ + i));
+  for (std::size_t i = more; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(capacity_ + i));
   capacity_ += more;
   return true;
 }
@@ -177,8 +176,7 @@ bool DiskFile::is_read_by_children(std::uint32_t number) {
 }
 
 bool DiskFile::take(Slot& slot) {
-  if (slot.number != 0 && slot.file == current_ && is_own_ &&
-      !is_read_by_children(slot.number)) {
+  if (slot.number != 0 && slot.file == current_ && is_own_ && !is_read_by_children(slot.number)) {
     epoch_[slot.number - 1] = epoch_now_;
     return true;
   }
@@ -206,16 +204,15 @@ int DiskFile::write(Slot& slot, const char* from) const {
 }
 
 int DiskFile::read(const Slot& slot, char* to) const {
-  const int error =
-      transfer(to, offset_of(slot), [&](char* at, std::size_t bytes, off_t offset) {
-        return g_calls.read(files_[slot.file], at, bytes, offset);
-      });
+  const int error = transfer(to, offset_of(slot), [&](char* at, std::size_t bytes, off_t offset) {
+    return g_calls.read(files_[slot.file], at, bytes, offset);
+  });
   if (error != 0) return error;
   return checksum(to) == slot.sum ? 0 : kDamaged;
 }
 
 void DiskFile::prepare_fork() {
-  // Without a pipe, children are taken to live for ever: nothing that they may read is overwritten.
+  // Without a pipe, children are taken to never end: nothing that they may read is overwritten.
   if (pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
 }
 

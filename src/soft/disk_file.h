@@ -53,7 +53,7 @@ class DiskFile {
   bool take(Slot& slot);
   void give(Slot& slot);
 
-  // Of a whole page. An error number, kDamaged, or 0. `write` sets the checksum.
+  // Transfer a whole page. An error number, kDamaged, or 0. `write` sets the checksum.
   int write(Slot& slot, const char* from) const;
   int read(const Slot& slot, char* to) const;
 

@@ -431,8 +431,7 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
   if (dirty && disk_.on() && !disk_.writable()) return false;
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   remove(list_of(page), index);
-  if (page.state != PageState::kDiscarded)
-    note(dirty ? MoveKind::kOut : MoveKind::kDrop, index);
+  if (page.state != PageState::kDiscarded) note(dirty ? MoveKind::kOut : MoveKind::kDrop, index);
   if (dirty) {
     moved.bytes_out += kPageBytes;
     if (disk_.on()) {
@@ -634,7 +633,8 @@ Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   if (page.read_only || page.state == PageState::kDuplicate)
     return result(make_writable(index));  // reads do not fault: this is a write
   // Beside a disk, memory of the host would be in addition to the frames.
-  const bool stays = !disk_.on() && (page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost));
+  const bool stays =
+      !disk_.on() && (page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost));
   if (stays && page.state != PageState::kDiscarded) {
     page.remote = map_remote(index);
     return result(page.remote);

@@ -61,7 +61,10 @@ def _with_disk(profile: DeviceProfile) -> DeviceProfile:
     """Return the profile with the rates that transfers to and from the disk had so far."""
     stats = core.stats(None)
     rates = []
-    for moved, busy in (("disk_bytes_in", "disk_busy_in_us"), ("disk_bytes_out", "disk_busy_out_us")):
+    for moved, busy in (
+        ("disk_bytes_in", "disk_busy_in_us"),
+        ("disk_bytes_out", "disk_busy_out_us"),
+    ):
         measured = stats[moved] >= _DISK_SAMPLE and stats[busy] > 0
         rates.append(stats[moved] / stats[busy] if measured else _DISK_BYTES_PER_US)
     return dataclasses.replace(

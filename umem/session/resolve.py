@@ -175,9 +175,11 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
     if size is not None and count > size:
         reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
         raise settings.refusal("budget", reason, "up to the device's size")
-    if count < floor_bytes(threads):
-        reason = _below_floor(count, threads)
-        raise settings.refusal("budget", reason, f"at least {format_bytes(floor_bytes(threads))}")
+    staging = _staging_bytes(count) if settings.disk is not None else 0
+    if count - staging < floor_bytes(threads):
+        reason = _below_floor(count - staging, threads)
+        least = f"at least {format_bytes(floor_bytes(threads) + staging)}"
+        raise settings.refusal("budget", reason, least)
     total = host.total_memory()
     if total is not None and count > total:
         reason = (
