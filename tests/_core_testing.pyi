@@ -24,6 +24,19 @@ class Telemetry(TypedDict):
     peak_resident_bytes: int
     host_bytes: int
     stall_us: float
+    disk_bytes_in: int
+    disk_bytes_out: int
+    disk_file_bytes: int
+
+class disk:  # noqa: N801 - a module: faults of the disk; `call`: read, write or reserve
+    @staticmethod
+    def fail(call: str, nth: int, kind: str) -> None: ...  # EIO, ENOSPC, short, torn or flip
+    @staticmethod
+    def delay(us: int, seed: int) -> None: ...  # of each call: up to so much; seed 0: so much
+    @staticmethod
+    def calls(call: str) -> int: ...
+    @staticmethod
+    def clear() -> None: ...
 
 def blocks() -> list[Block]: ...
 def awaits() -> bool: ...
@@ -32,7 +45,13 @@ def bench_alloc(nbytes: int, iterations: int) -> float: ...  # ns each
 def bench_malloc(nbytes: int, iterations: int) -> float: ...
 
 # A driver opened by itself, or else the runtime's.
-def open_soft(device_bytes: int, profile: str, backed: bool = True) -> None: ...
+def open_soft(
+    device_bytes: int,
+    profile: str,
+    backed: bool = True,
+    disk: str = "",
+    staging_bytes: int = 0,
+) -> None: ...
 def open_cuda() -> None: ...
 def close() -> None: ...
 def resize(nbytes: int) -> None: ...

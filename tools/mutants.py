@@ -222,8 +222,8 @@ MUTANTS = (
     # --- the pager
     Mutant(
         "an evicted page is not copied out", _PAGER,
-        "hold_host(page);\n    space_.copy_out(page.frame, index);\n    moved",
-        "hold_host(page);\n    moved", DEVICE,
+        "hold_host(page);\n    space_.copy_out(page.frame, index);\n  }", "hold_host(page);\n  }",
+        DEVICE,
     ),
     Mutant(
         "a page comes in without its contents", _PAGER,

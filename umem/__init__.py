@@ -132,6 +132,7 @@ def enable(
     *,
     budget: str | int | None = None,
     host_budget: str | int | None = None,
+    disk: str | Path | None = None,
     policy: Policy | PlanFunction | str | None = None,
     min_swap: str | int | None = None,
     device: str | None = None,

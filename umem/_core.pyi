@@ -24,6 +24,9 @@ class Options:
     piece_bytes: int
     policy: str
     backing: str
+    disk: str
+    disk_bytes: int
+    staging_bytes: int
     guard: bool
     watchdog_s: float
     backed: bool

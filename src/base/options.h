@@ -25,7 +25,11 @@ struct Options {
   bool guard = false;
   double watchdog_s = 0;  // how long a driver call may move memory before it is named; 0: never
   bool backed = true;     // false: a software device of addresses and virtual time, without memory
-  bool timed = false;     // the software device's time passes with the ops, as in a replay
+  // A folder for the evicted pages of the software device, in a file of at most so many bytes (0:
+  // no limit); the frames of pages under way are in addition to the budget.
+  std::string disk;
+  std::size_t disk_bytes = 0, staging_bytes = 0;
+  bool timed = false;  // the software device's time passes with the ops, as in a replay
   // The software device's link rates and the cost of a fault group; 0: the profile's.
   double link_in_bytes_per_us = 0, link_out_bytes_per_us = 0, fault_us = 0;
 

@@ -37,6 +37,14 @@ UMEM_API const Symbol& symbol(Entry entry);
 UMEM_API Entry find_entry(std::string_view name);
 
 // Counters of a software device only; a real driver lacks them.
+// The transfers of evicted pages to and from a disk.
+struct DiskCounters {
+  std::uint64_t bytes_in = 0, bytes_out = 0;
+  std::uint64_t busy_in_us = 0, busy_out_us = 0;  // at least one transfer of this direction ran
+  std::uint64_t wait_us = 0;                      // the program waited for transfers or frames
+  std::uint64_t file_bytes = 0;                   // reserved
+};
+
 struct Telemetry {
   std::uint64_t faults = 0;              // fault groups: one a page
   std::uint64_t bytes_in = 0;            // host -> device as requested (prefetch)
@@ -47,7 +55,9 @@ struct Telemetry {
   std::uint64_t peak_resident_bytes = 0;
   std::uint64_t host_bytes = 0;  // host backing held (never shrinks before a free)
   std::uint64_t peak_host_bytes = 0;
-  std::uint64_t stall_us = 0;  // virtual time that compute waited for data
+  // Time that compute waited for data: virtual, or real if evicted pages are on a disk.
+  std::uint64_t stall_us = 0;
+  DiskCounters disk;
 };
 
 // The page faults of one operation of the program.

@@ -32,7 +32,11 @@ Status open_soft(State& s, const Options& options) {
   if (options.link_out_bytes_per_us > 0) used.bytes_per_us_out = options.link_out_bytes_per_us;
   if (options.fault_us > 0) used.fault_us = options.fault_us;
   const std::size_t bytes = options.device_bytes ? options.device_bytes : options.budget_bytes;
-  return soft::open({bytes, &used, options.backed}, s.driver);
+  soft::Options soft{bytes, &used, options.backed};
+  soft.disk = options.disk;
+  soft.disk_bytes = options.disk_bytes;
+  soft.staging_bytes = options.staging_bytes;
+  return soft::open(soft, s.driver);
 }
 
 // Finds out if managed memory can be used. If not, the reason is printed once: without it, memory

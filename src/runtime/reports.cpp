@@ -60,6 +60,11 @@ void add_telemetry(const State& s, Stats& result) {
   result.bytes_out = now.bytes_out + now.pressure_bytes_out;
   result.faults = now.faults;
   result.stall_us = now.stall_us;
+  result.disk_bytes_in = now.disk.bytes_in;
+  result.disk_bytes_out = now.disk.bytes_out;
+  result.disk_busy_in_us = now.disk.busy_in_us;
+  result.disk_busy_out_us = now.disk.busy_out_us;
+  result.disk_file_bytes = now.disk.file_bytes;
   result.zero_copy_bytes += s.thrashed_bytes;
 }
 

@@ -75,12 +75,18 @@ void Clock::fault(std::size_t bytes_in, std::size_t bytes_out) {
   stall_us_ += default_tail_ - ready;
 }
 
-bool Clock::record(cu::CUevent event, cu::CUstream stream) {
+bool Clock::record(cu::CUevent event, cu::CUstream stream, std::uint32_t ticket) {
   Event* e = find(event);
   if (!e) return false;
+  e->ticket = ticket;
   e->us = std::max(tail(stream), host_us_);
   e->recorded = true;
   return true;
+}
+
+std::uint32_t Clock::ticket_for(cu::CUstream stream, cu::CUevent event) {
+  const Event* e = find(event);
+  return e && e->recorded && key(stream) <= kLastNamedStream ? e->ticket : 0;
 }
 
 bool Clock::wait(cu::CUstream stream, cu::CUevent event) {

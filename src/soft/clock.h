@@ -30,7 +30,10 @@ class Clock {
   // A fault group on the default stream.
   void fault(std::size_t bytes_in, std::size_t bytes_out);
 
-  bool record(cu::CUevent event, cu::CUstream stream);
+  // `ticket`: the pager's last one.
+  bool record(cu::CUevent event, cu::CUstream stream, std::uint32_t ticket);
+  // The ticket of a recorded event that the default stream waits for; 0 for any other.
+  std::uint32_t ticket_for(cu::CUstream stream, cu::CUevent event);
   bool wait(cu::CUstream stream, cu::CUevent event);
   HostLane& host() { return host_; }
   // The next work of `stream` begins when that work of the host is over.
@@ -59,6 +62,7 @@ class Clock {
     double us = 0;
     bool timed = true;
     bool recorded = false;
+    std::uint32_t ticket = 0;
   };
   double& tail(cu::CUstream stream);
   bool reached(double us);

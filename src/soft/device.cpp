@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,11 @@ namespace {
 
 std::atomic<bool> g_operations{false};  // the pager's: begun
 
+// With the lock held; null without a disk.
+Disk* open_disk() {
+  return g_device && g_device->pager.disk().on() ? &g_device->pager.disk() : nullptr;
+}
+
 // The threads that were inside of system calls are the parent's.
 void end_system_calls() {
   if (!g_device || g_unbacked) return;
@@ -30,11 +36,20 @@ void end_system_calls() {
 void register_fork_handlers() {
   static std::once_flag once;
   std::call_once(once, [] {
-    pthread_atfork([] { device_mutex().lock(); }, [] { device_mutex().unlock(); },
-                   [] {
-                     end_system_calls();
-                     device_mutex().unlock();
-                   });
+    pthread_atfork(
+        [] {
+          device_mutex().lock();
+          if (Disk* disk = open_disk()) disk->prepare_fork();
+        },
+        [] {
+          if (Disk* disk = open_disk()) disk->forked_parent();
+          device_mutex().unlock();
+        },
+        [] {
+          if (Disk* disk = open_disk()) disk->forked_child();
+          end_system_calls();
+          device_mutex().unlock();
+        });
   });
 }
 
@@ -47,6 +62,10 @@ driver::Telemetry telemetry() {
   result.host_bytes = g_device->pager.host_bytes();
   result.peak_host_bytes = g_device->pager.peak_host_bytes();
   result.stall_us = static_cast<std::uint64_t>(g_device->clock.stall_us());
+  if (const Disk* disk = open_disk()) {
+    result.disk = disk->counters();
+    result.stall_us = result.disk.wait_us;  // its time is real
+  }
   return result;
 }
 
@@ -84,11 +103,15 @@ Status open(const Options& options, driver::Driver& driver) {
   if (frames < kMinFrames)
     return {Code::kInvalidArgument, "the software device needs at least 4 frames of 2 MiB"};
   register_fork_handlers();
+  if (!options.disk.empty() && (!options.backed || options.uvm))
+    return {Code::kInvalidArgument, "a disk is for a device with memory, and frees its frames"};
+  const DiskOptions disk{options.disk, options.disk_bytes,
+                         std::max<std::size_t>(options.staging_bytes >> kPageShift, 1)};
   {
     DeviceLock lock;
     if (g_device) return {Code::kBadState, "a software device is open already"};
     auto device = std::make_unique<Device>(*options.profile);
-    UMEM_RETURN_IF_ERROR(device->pager.open(frames, options.backed, options.uvm));
+    UMEM_RETURN_IF_ERROR(device->pager.open(frames, options.backed, options.uvm, disk));
     g_device = device.release();
     g_unbacked = !options.backed;
     const Space& space = g_device->pager.space();

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/export.h"
@@ -25,10 +26,15 @@ struct Options {
   // read-only until they are prefetched or a write faults. False: a page that leaves returns its
   // frame, so that this machine's memory is not used twice.
   bool uvm = false;
+  // A folder on a disk: evicted pages live there, in an unnamed file of at most `disk_bytes` (0: no
+  // limit), and `staging_bytes` of frames more than the device's hold pages that are under way.
+  std::string disk = {};
+  std::size_t disk_bytes = 0, staging_bytes = 0;
 };
 
 // Opens this process's software device (there is one at a time) and fills `driver`.
-// kBadState if one is open, kNotSupported if the kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
+// kBadState if one is open, kInvalidArgument if the folder cannot hold it, kNotSupported if the
+// kernel lacks mremap(MREMAP_DONTUNMAP) (Linux 5.7).
 UMEM_API Status open(const Options& options, driver::Driver& driver);
 // kBadState while managed memory is allocated. Streams, events and contexts die with the device.
 UMEM_API Status close();

@@ -166,7 +166,10 @@ CUresult query_stream(CUstream stream) {
 }
 CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return with_stream(stream, [&](Device& d) { return handle(d.clock.wait(stream, event)); });
+  return with_stream(stream, [&](Device& d) {
+    d.pager.arrive(d.clock.ticket_for(stream, event));
+    return handle(d.clock.wait(stream, event));
+  });
 }
 CUresult is_capturing(CUstream stream, CUstreamCaptureStatus* status) {
   if (!status) return CUDA_ERROR_INVALID_VALUE;
@@ -187,7 +190,9 @@ CUresult destroy_event(CUevent event) {
   return with_device([&](Device& d) { return handle(d.clock.destroy_event(event)); });
 }
 CUresult record_event(CUevent event, CUstream stream) {
-  return with_stream(stream, [&](Device& d) { return handle(d.clock.record(event, stream)); });
+  return with_stream(stream, [&](Device& d) {
+    return handle(d.clock.record(event, stream, d.pager.last_ticket()));
+  });
 }
 CUresult query_event(CUevent event) {
   return with_device([&](Device& d) {

@@ -34,9 +34,11 @@ bool is_worth_another_try(std::size_t page) {
 
 // The last line before the process ends.
 void say_refused() {
-  char reason[160], line[240];
-  const Pager& pager = g_device->pager;
-  if (pager.space().refused()) {
+  char reason[256], line[320];
+  Pager& pager = g_device->pager;
+  if (pager.disk().failure()) {
+    std::snprintf(reason, sizeof reason, "%s", pager.disk().failure());
+  } else if (pager.space().refused()) {
     describe_reached_limit(reason, sizeof reason);
   } else {
     std::snprintf(reason, sizeof reason,

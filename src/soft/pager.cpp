@@ -31,7 +31,7 @@ bool is_open(const Page& page, bool writes) {
 
 }  // namespace
 
-Status Pager::open(std::size_t frames, bool backed, bool uvm) {
+Status Pager::open(std::size_t frames, bool backed, bool uvm, const DiskOptions& disk) {
   const std::size_t pages = backed ? kSpacePages : kUnbackedPages;
   UMEM_RETURN_IF_ERROR(space_.reserve(pages, 4 * frames, backed));
   const std::size_t bytes = space_.pages() * sizeof(Page);
@@ -44,13 +44,25 @@ Status Pager::open(std::size_t frames, bool backed, bool uvm) {
   pages_ = static_cast<Page*>(memory);
   free_space_.emplace(0, space_.pages());
   frames_ = frames;
-  free_frames_.reserve(frames);
   opened_ = used_ = peak_ = host_pages_ = peak_host_pages_ = fixed_ = 0;
   uvm_ = uvm;
-  return {};
+  if (disk.folder.empty()) {
+    free_frames_.reserve(frames);
+    return {};
+  }
+  Status status = disk_.open(disk, space_);
+  staging_ = disk.staging;
+  Moved nothing;
+  if (status.ok() && !set_frames_of_disk(frames, nothing))
+    status = {Code::kOutOfHostMemory, "the kernel refuses the memory of the software device"};
+  if (!status.ok()) close();
+  return status;
 }
 
 void Pager::close() {
+  disk_.close();
+  set_aside_.clear();
+  last_ticket_ = first_arriving_ = last_arriving_ = 0;
   munmap(pages_, space_.pages() * sizeof(Page));
   pages_ = nullptr;
   space_.release();
@@ -63,6 +75,7 @@ void Pager::close() {
 }
 
 Pager::Extent Pager::allocate(std::size_t count) {
+  if (disk_.on() && !disk_.reserve(count)) return {};
   for (auto it = free_space_.begin(); it != free_space_.end(); ++it) {
     if (it->second < count) continue;
     const std::size_t first = it->first;
@@ -77,6 +90,7 @@ Pager::Extent Pager::allocate(std::size_t count) {
     }
     return {first, count};
   }
+  if (disk_.on()) disk_.release(count);
   return {};
 }
 
@@ -87,6 +101,7 @@ bool Pager::free(Extent extent) {
     if (!release_page(i)) return false;
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) pages_[i] = Page{};
   allocations_.erase(extent.first);
+  if (disk_.on()) disk_.release(extent.count);
   auto it = free_space_.emplace(extent.first, extent.count).first;
   if (auto next = std::next(it);
       next != free_space_.end() && it->first + it->second == next->first) {
@@ -123,6 +138,8 @@ void Pager::note_held() {
 bool Pager::release_page(std::size_t index) {
   Page& page = pages_[index];
   if (mapped_from_host(page) && !unmap_remote(index)) return false;
+  if (page.arriving) drop_arriving(index);
+  forget_copy(index);  // first: it may be written from where it is mapped
   const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (framed) {
     if (page.state != PageState::kDiscarded) note(MoveKind::kFree, index);
@@ -132,6 +149,7 @@ bool Pager::release_page(std::size_t index) {
     give_frame(page.frame);
   }
   if (page.attached) detach(index);
+  if (disk_.on()) disk_.forget(index);
   if (page.host_backed) {
     space_.drop_host(index);
     UMEM_ASSERT(host_pages_ > 0, "a page on the host is counted");
@@ -195,6 +213,11 @@ bool Pager::free_a_frame(Moved& moved) {
 
 bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
   if (frames_ == 0 || !shrink_to(frames_ - 1, moved)) return false;
+  if (disk_.on()) {
+    frame = disk_.take();
+    ++used_;
+    return true;
+  }
   if (!free_frames_.empty()) {
     frame = free_frames_.back();
     free_frames_.pop_back();
@@ -210,6 +233,10 @@ bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
 
 void Pager::give_frame(std::uint32_t frame) {
   UMEM_ASSERT(used_ > 0, "a frame that is given was taken");
+  if (disk_.on()) {
+    --used_;
+    return disk_.give(frame);
+  }
   UMEM_ASSERT(free_frames_.size() < free_frames_.capacity(),
               "the fault handler allocates no memory");
   --used_;
@@ -253,11 +280,12 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   UMEM_ASSERT(page.state == PageState::kVoid || page.state == PageState::kHost,
               "a page has one frame");
+  if (page.on_disk) return read(index, moved);
   std::uint32_t frame = 0;
   const bool kept = page.attached;
   if (!frame_for(index, frame, moved)) return false;
   const bool copy = page.state == PageState::kHost;
-  const bool duplicate = copy && page.read_mostly;
+  const bool duplicate = copy && page.read_mostly && !disk_.on();
   if (copy) space_.copy_in(frame, index);
   if (!space_.map_frame(frame, index, duplicate ? PROT_READ : kReadWrite)) {
     give_frame(frame);
@@ -266,11 +294,121 @@ bool Pager::bring(std::size_t index, Moved& moved) {
   if (copy) moved.bytes_in += kPageBytes;
   note(copy ? MoveKind::kIn : MoveKind::kFill, index);
   if (kept && !copy && poison_) space_.fill(index, kPoison);  // a kept frame has the old bytes
+  if (copy && disk_.on()) space_.drop_host(index);
   page.frame = frame;
   page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
   ++page.arrivals;
   append(used_list_, index);
   return true;
+}
+
+// Gives the page a frame, and asks the disk for its contents unless they have not left yet.
+bool Pager::read(std::size_t index, Moved& moved) {
+  Page& page = pages_[index];
+  if (frames_ == 0 || !shrink_to(frames_ - 1, moved)) return false;
+  const Disk::Kept kept = disk_.keep(index, page.frame);
+  page.on_disk = kept.on_disk;
+  const bool duplicate = page.read_mostly && (kept.on_disk || disk_.writable());
+  if (kept.frame && !space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
+    write(index, space_.home(page.frame), true);
+    return false;
+  }
+  ++used_;
+  ++page.arrivals;
+  note(MoveKind::kIn, index);
+  page.state = duplicate ? PageState::kDuplicate : PageState::kDevice;
+  append(used_list_, index);
+  moved.bytes_in += kPageBytes;  // as asked for: the disk counts what it transfers
+  if (kept.frame) {
+    page.on_disk = duplicate;
+    if (duplicate && !kept.on_disk) write_mapped(index);
+    return true;
+  }
+  disk_.read(index, disk_.try_take());
+  page.arriving = true;
+  page.ticket = ++last_ticket_;
+  page.before = last_arriving_;
+  page.after = 0;
+  const auto id = static_cast<std::uint32_t>(index + 1);
+  (page.before ? pages_[page.before - 1].after : first_arriving_) = id;
+  last_arriving_ = id;
+  return true;
+}
+
+// Waits for the page's contents, and returns the frame that has them if `done`.
+std::uint32_t Pager::end_arrival(std::size_t index, bool& done) {
+  Page& page = pages_[index];
+  (page.before ? pages_[page.before - 1].after : first_arriving_) = page.after;
+  (page.after ? pages_[page.after - 1].before : last_arriving_) = page.before;
+  page.arriving = false;
+  std::uint32_t frame = 0;
+  done = disk_.await(index, frame);
+  return frame;
+}
+
+// If the disk cannot be read, or the kernel refuses, the page is still on the disk alone.
+bool Pager::settle(std::size_t index) {
+  Page& page = pages_[index];
+  if (!page.arriving) return true;
+  bool done = false;
+  page.frame = end_arrival(index, done);
+  const bool duplicate = page.state == PageState::kDuplicate;
+  if (done && space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
+    page.on_disk = duplicate;
+    return true;
+  }
+  remove(list_of(page), index);
+  page.state = PageState::kHost;
+  give_frame(page.frame);
+  return false;
+}
+
+// The disk has what an arriving page has.
+void Pager::drop_arriving(std::size_t index) {
+  bool done = false;
+  const std::uint32_t frame = end_arrival(index, done);
+  note(MoveKind::kDrop, index);
+  remove(list_of(pages_[index]), index);
+  pages_[index].state = PageState::kHost;
+  give_frame(frame);
+}
+
+void Pager::arrive(std::uint32_t ticket) {
+  while (first_arriving_ != 0) {
+    const std::size_t index = first_arriving_ - 1;
+    if (static_cast<std::int32_t>(pages_[index].ticket - ticket) > 0) return;
+    settle(index);  // if that fails, an access tries again and tells
+  }
+}
+
+void Pager::write(std::size_t index, const char* from, bool gives) {
+  Page& page = pages_[index];
+  hold_host(page);
+  page.on_disk = true;
+  page.read_only = false;
+  disk_.write(index, page.frame, from, gives);
+}
+
+// A page that nothing can write without a fault.
+void Pager::write_mapped(std::size_t index) {
+  write(index, reinterpret_cast<const char*>(space_.managed(index)), false);
+}
+
+// The disk's contents of the page are of no use from now on.
+void Pager::forget_copy(std::size_t index) {
+  Page& page = pages_[index];
+  if (!std::exchange(page.on_disk, false)) return;
+  std::uint32_t frame = 0;
+  const bool has_frame = page.state != PageState::kHost;
+  if (disk_.keep(index, frame).frame && !has_frame) disk_.give(frame);
+}
+
+// Moves a page's contents from the host store to the disk. They remain there if that fails.
+void Pager::save_host(std::size_t index) {
+  Page& page = pages_[index];
+  if (!disk_.on() || !disk_.writable() || !disk_.write_from(index, space_.host(index))) return;
+  page.on_disk = true;
+  space_.drop_host(index);
 }
 
 // Unmaps the page, saving the contents on the host if they live only on the device.
@@ -280,14 +418,30 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
   UMEM_ASSERT(page.windows == 0, "pages of a system call do not move");
   UMEM_ASSERT(page.state != PageState::kVoid && page.state != PageState::kHost,
               "a page without a frame is not evicted");
+  if (page.arriving) {
+    drop_arriving(index);
+    return true;
+  }
+  if (page.state == PageState::kDuplicate && page.on_disk &&
+      !disk_.keep(index, page.frame).on_disk) {
+    page.on_disk = false;
+    page.state = PageState::kDevice;
+  }
+  const bool dirty = page.state == PageState::kDevice;
+  if (dirty && disk_.on() && !disk_.writable()) return false;
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   remove(list_of(page), index);
-  if (page.state != PageState::kDiscarded)
-    note(page.state == PageState::kDevice ? MoveKind::kOut : MoveKind::kDrop, index);
-  if (page.state == PageState::kDevice) {
+  if (page.state != PageState::kDiscarded) note(dirty ? MoveKind::kOut : MoveKind::kDrop, index);
+  if (dirty) {
+    moved.bytes_out += kPageBytes;
+    if (disk_.on()) {
+      page.state = PageState::kHost;
+      --used_;
+      write(index, space_.home(page.frame), true);
+      return true;
+    }
     hold_host(page);
     space_.copy_out(page.frame, index);
-    moved.bytes_out += kPageBytes;
   }
   page.state = page.state == PageState::kDiscarded ? PageState::kVoid : PageState::kHost;
   page.read_only = false;
@@ -366,6 +520,14 @@ bool Pager::to_host(Extent extent, Moved& moved) {
 // Copies a page of the device to the host, and keeps both.
 bool Pager::duplicate(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
+  if (disk_.on()) {
+    if (!disk_.writable() || !settle(index) || !space_.protect(index, PROT_READ)) return false;
+    moved.bytes_out += kPageBytes;
+    note(MoveKind::kCopy, index);
+    page.state = PageState::kDuplicate;
+    write_mapped(index);
+    return true;
+  }
   if (!space_.unmap_frame(page.frame, index, protection_of(page))) return false;
   hold_host(page);
   space_.copy_out(page.frame, index);
@@ -399,6 +561,8 @@ bool Pager::prefetch_to_host(Extent extent, Moved& moved) {
 
 // Makes a page with a frame exclusive to the device.
 bool Pager::make_writable(std::size_t index) {
+  if (!settle(index)) return false;
+  forget_copy(index);
   if (!space_.protect(index, kReadWrite)) return false;
   Page& page = pages_[index];
   if (page.state == PageState::kDiscarded) note(MoveKind::kFill, index);
@@ -418,6 +582,7 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
       if (!leave(i, nothing)) return false;
       continue;
     }
+    if (!settle(i)) return false;
     page.state = PageState::kDevice;
     page.read_only = true;
     if (!uvm_ && !make_writable(i)) return false;
@@ -425,11 +590,14 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
   return true;
 }
 
+// The last page first: while a write that has begun is waited for, those after it must not begin.
 void Pager::discard(Extent extent) {
-  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+  for (std::size_t i = extent.first + extent.count; i-- > extent.first;) {
     Page& page = pages_[i];
     if (page.pinned || page.windows > 0) continue;
     if (page.remote && !unmap_remote(i)) continue;
+    if (page.arriving) drop_arriving(i);
+    forget_copy(i);
     if (page.state == PageState::kHost) {
       page.state = PageState::kVoid;
       space_.drop_host(i);  // still counted, as the driver keeps host memory until a free
@@ -459,18 +627,21 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
 Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
+  if (page.arriving) return result(settle(index));
   if (mapped_from_host(page) || (page.state == PageState::kDevice && !page.read_only))
     return Fault::kPresent;  // another thread's fault brought it meanwhile
   if (page.read_only || page.state == PageState::kDuplicate)
     return result(make_writable(index));  // reads do not fault: this is a write
-  const bool stays = page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost);
+  // Beside a disk, memory of the host would be in addition to the frames.
+  const bool stays =
+      !disk_.on() && (page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost));
   if (stays && page.state != PageState::kDiscarded) {
     page.remote = map_remote(index);
     return result(page.remote);
   }
   if (thrashes(index)) return result(map_until_end(index));
   const std::int8_t last = page.last_prefetch;
-  const bool brought = to_device({index, 1}, moved);
+  const bool brought = to_device({index, 1}, moved) && settle(index);
   page.last_prefetch = last;  // a fault is not a prefetch
   return result(brought);
 }
@@ -478,7 +649,7 @@ Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
 // Counts a fault that needs contents from the host.
 bool Pager::thrashes(std::size_t index) {
   Page& page = pages_[index];
-  if (operation_ == 0 || page.state != PageState::kHost) return false;
+  if (operation_ == 0 || page.state != PageState::kHost || disk_.on()) return false;
   if (std::exchange(page.operation, operation_) != operation_) page.fetches = 0;
   return ++page.fetches > kMaxFetches;
 }
@@ -523,6 +694,7 @@ bool Pager::hand_over(std::size_t index, Moved& moved) {
   if (!is_open(page, true) && !space_.protect(index, kReadWrite)) return false;
   remove(held_, index);
   --fixed_;
+  forget_copy(index);
   hold_host(page);
   space_.drop_host(index);  // an older copy
   if (page.state == PageState::kDevice) moved.bytes_out += kPageBytes;
@@ -550,18 +722,20 @@ void Pager::let_go(std::size_t index, Moved& moved) {
   if (std::exchange(pages_[index].leaves, false)) leave(index, moved);
 }
 
-bool Pager::open_on(std::size_t index, bool writes) {
+bool Pager::open_on(std::size_t index, bool writes, Moved& moved) {
   const Page& page = pages_[index];
   if (mapped_from_host(page)) return true;
   if (held(page)) return is_open(page, writes) || make_writable(index);
-  const bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
+  bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
+  if (!framed && disk_.on()) framed = bring(index, moved);
+  if (!settle(index)) return false;
   return framed ? hold(index, writes) : map_remote(index);
 }
 
 bool Pager::open_window(Extent extent, bool writes, Moved& moved) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     if (pages_[i].pinned) continue;
-    if (!open_on(i, writes)) {
+    if (!open_on(i, writes, moved)) {
       close_window({extent.first, i - extent.first}, moved);
       return false;
     }
@@ -576,7 +750,9 @@ void Pager::close_window(Extent extent, Moved& moved) {
     if (page.windows == 0 || --page.windows > 0 || page.remote) continue;
     if (page.state != PageState::kHost) {
       let_go(i, moved);
-    } else if (!unmap_remote(i)) {
+    } else if (unmap_remote(i)) {
+      save_host(i);
+    } else {
       page.remote = true;  // remains mapped from the host
     }
   }
@@ -591,7 +767,29 @@ void Pager::close_all_windows(Moved& moved) {
   }
 }
 
+// A frame that is set aside has no memory.
+bool Pager::set_frames_of_disk(std::size_t frames, Moved& moved) {
+  if (!shrink_to(frames, moved)) return false;
+  while (opened_ - set_aside_.size() < frames + staging_) {
+    auto frame = static_cast<std::uint32_t>(opened_);
+    if (!set_aside_.empty()) {
+      frame = set_aside_.back();
+      set_aside_.pop_back();
+    } else if (opened_ >= space_.pages() || !space_.open_frame(opened_++)) {
+      return false;
+    }
+    disk_.give(frame);
+  }
+  while (opened_ - set_aside_.size() > frames + staging_) {
+    set_aside_.push_back(disk_.take());
+    space_.drop_frame(set_aside_.back());
+  }
+  frames_ = frames;
+  return true;
+}
+
 bool Pager::set_frames(std::size_t frames, Moved& moved) {
+  if (disk_.on()) return set_frames_of_disk(frames, moved);
   free_frames_.reserve(std::max(frames, opened_));
   if (!shrink_to(frames, moved)) return false;
   if (frames < frames_)

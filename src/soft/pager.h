@@ -3,6 +3,11 @@
 // used pages by their last allocation or migration (not by access). Pages that system calls access
 // follow, as long as they leave half of the frames to others.
 //
+// With a disk, evicted pages live in its file instead of the host store, and moves go on in the
+// background: a page that leaves keeps its frame until it is written, and one that comes is mapped
+// when work needs it. Nothing is used in the host store then, whose memory would be in addition to
+// the frames; only pages that system calls access while others need their frames are there.
+//
 // Not thread-safe: device.cpp's lock is held around every call. Only `allocate`, `free` and
 // `set_frames` allocate memory, since the others also run inside the fault handler.
 #pragma once
@@ -13,6 +18,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "soft/disk.h"
 #include "soft/page_state.h"
 #include "soft/space.h"
 
@@ -30,6 +36,8 @@ struct Page {
   bool read_only = false;      // on the device alone, but a write faults once (Options::uvm)
   bool leaves = false;         // sent to the host while held: it leaves when the last window closes
   bool thrashing = false;      // remote until the operation ends, since it faulted repeatedly
+  bool on_disk = false;        // the disk has the contents, or is being given them
+  bool arriving = false;       // has a frame, and is mapped once the disk's contents are in it
   bool untouched = false;      // fetched from the host, and not accessed by a kernel since
   std::uint32_t windows = 0;   // parts of system calls that access the page now
   std::int8_t preferred = -2;  // CU_DEVICE_INVALID, CU_DEVICE_CPU or device 0
@@ -40,6 +48,7 @@ struct Page {
   std::uint32_t fetches = 0;    // and how often
   std::uint32_t work = 0;       // the host's work on the page: its number + 1; 0: none
   std::uint32_t prev = 0, next = 0;
+  std::uint32_t ticket = 0, before = 0, after = 0;  // of an arriving page: its read, its neighbours
 };
 
 struct Moved {
@@ -53,7 +62,7 @@ enum class MoveKind : unsigned char;
 class Pager {
  public:
   // `uvm`: as in Options.
-  Status open(std::size_t frames, bool backed, bool uvm);
+  Status open(std::size_t frames, bool backed, bool uvm, const DiskOptions& disk);
   void close();
 
   struct Extent {
@@ -110,6 +119,12 @@ class Pager {
   void note_held();
   void touched(std::size_t index) { pages_[index].untouched = false; }
 
+  // Pages come from a disk while the program goes on. `arrive` waits for those that were asked for
+  // until a ticket was the last, and maps them, so that work after it does not fault.
+  std::uint32_t last_ticket() const { return last_ticket_; }
+  void arrive(std::uint32_t ticket);
+  Disk& disk() { return disk_; }
+
   Page& page(std::size_t index) { return pages_[index]; }
   const Space& space() const { return space_; }
   std::size_t frames() const { return frames_; }
@@ -151,6 +166,15 @@ class Pager {
   bool frame_for(std::size_t index, std::uint32_t& frame, Moved& moved);
   void give_frame(std::uint32_t frame);
   bool bring(std::size_t index, Moved& moved);
+  bool read(std::size_t index, Moved& moved);
+  bool settle(std::size_t index);
+  std::uint32_t end_arrival(std::size_t index, bool& done);
+  void drop_arriving(std::size_t index);
+  void write(std::size_t index, const char* from, bool gives);
+  void write_mapped(std::size_t index);
+  void forget_copy(std::size_t index);
+  void save_host(std::size_t index);
+  bool set_frames_of_disk(std::size_t frames, Moved& moved);
   enum class Frame { kKept, kGiven };
   bool evict(std::size_t index, Frame then, Moved& moved);
   bool leave(std::size_t index, Moved& moved) {
@@ -163,7 +187,7 @@ class Pager {
   void let_go(std::size_t index, Moved& moved);
   bool calls_hold_too_much() const;
   bool hand_over(std::size_t index, Moved& moved);
-  bool open_on(std::size_t index, bool writes);
+  bool open_on(std::size_t index, bool writes, Moved& moved);
   bool release_page(std::size_t index);
   bool map_remote(std::size_t index);
   bool unmap_remote(std::size_t index);
@@ -173,6 +197,11 @@ class Pager {
   void note(MoveKind kind, std::size_t index);
 
   Space space_;
+  Disk disk_;
+  std::size_t staging_ = 0;               // frames beyond `frames_`, for pages under way
+  std::vector<std::uint32_t> set_aside_;  // frames of a larger device
+  std::uint32_t last_ticket_ = 0;
+  std::uint32_t first_arriving_ = 0, last_arriving_ = 0;  // page index + 1, in order of tickets
   Page* pages_ = nullptr;
   std::map<std::size_t, std::size_t> allocations_, free_space_;  // first page -> count
   std::vector<std::uint32_t> free_frames_;

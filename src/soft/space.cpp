@@ -127,15 +127,15 @@ bool Space::leave(std::size_t page, int protection, void* home) {
 }
 
 bool Space::open_frame(std::size_t index) {
-  return !backed_ || keep(set_protection(frame(index), kReadWrite));
+  return !backed_ || keep(set_protection(home(index), kReadWrite));
 }
 
 bool Space::map_frame(std::size_t index, std::size_t page, int protection) {
-  return !backed_ || keep(move(frame(index), kReadWrite, at(managed_, page), protection));
+  return !backed_ || keep(move(home(index), kReadWrite, at(managed_, page), protection));
 }
 
 bool Space::unmap_frame(std::size_t index, std::size_t page, int protection) {
-  return !backed_ || keep(leave(page, protection, frame(index)));
+  return !backed_ || keep(leave(page, protection, home(index)));
 }
 
 bool Space::map_host(std::size_t page) {
@@ -151,11 +151,11 @@ bool Space::protect(std::size_t page, int protection) {
 }
 
 void Space::copy_in(std::size_t index, std::size_t page) {
-  if (backed_) std::memcpy(frame(index), host(page), kPageBytes);
+  if (backed_) std::memcpy(home(index), host(page), kPageBytes);
 }
 
 void Space::copy_out(std::size_t index, std::size_t page) {
-  if (backed_) std::memcpy(host(page), frame(index), kPageBytes);
+  if (backed_) std::memcpy(host(page), home(index), kPageBytes);
 }
 
 void Space::fill(std::size_t page, unsigned char value) {
@@ -163,7 +163,7 @@ void Space::fill(std::size_t page, unsigned char value) {
 }
 
 void Space::drop_frame(std::size_t index) {
-  if (backed_) madvise(frame(index), kPageBytes, MADV_DONTNEED);
+  if (backed_) madvise(home(index), kPageBytes, MADV_DONTNEED);
 }
 
 void Space::drop_host(std::size_t page) {

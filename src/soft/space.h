@@ -35,6 +35,9 @@ class Space {
   }
   std::size_t page_of(std::uintptr_t address) const { return (address - managed_) >> kPageShift; }
   std::uintptr_t managed(std::size_t page) const { return managed_ + (page << kPageShift); }
+  // The memory of a frame that is not mapped at a page, and the page's place on the host.
+  char* home(std::size_t frame) const { return at(frames_, frame); }
+  char* host(std::size_t page) const { return at(host_, page); }
 
   // All of these return false when the kernel refuses (vm.max_map_count, most likely) and then
   // leave the mapping as it was.
@@ -64,8 +67,6 @@ class Space {
   bool may_move() const;
   bool move(void* from, int from_protection, void* to, int to_protection);
   bool leave(std::size_t page, int protection, void* home);
-  char* host(std::size_t page) const { return at(host_, page); }
-  char* frame(std::size_t frame) const { return at(frames_, frame); }
   static char* at(std::uintptr_t base, std::size_t index) {
     return reinterpret_cast<char*>(base + (index << kPageShift));
   }

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import _core_testing
 import pytest
-from support.driver import FRAMES, PAGE, SUCCESS, Driver
+from support.driver import Driver, opened
 from support.planned import Program, options, running
 
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     """The software device with 16 frames, closed with nothing left allocated."""
-    calls = _core_testing
-    calls.open_soft(FRAMES * PAGE, "a100-pcie4")
-    live: list[int] = []
-    result, stream = calls.cuStreamCreate(1)
-    assert result == SUCCESS
-    opened = Driver(calls, stream)
-    plain_alloc = opened.alloc
-
-    def alloc(pages: int) -> int:
-        live.append(plain_alloc(pages))
-        return live[-1]
-
-    opened.alloc = alloc  # type: ignore[method-assign]
-    try:
-        yield opened
-    finally:
-        for ptr in live:
-            calls.cuMemFree(ptr)
-        calls.close()
+    with opened() as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ observations that need the software device (page states, fault counts) are in te
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from support.driver import (
     DEVICE,
@@ -20,9 +23,18 @@ from support.driver import (
     PAGE,
     SUCCESS,
     Driver,
+    opened,
 )
 
 READ_MOSTLY, PREFERRED, ACCESSED_BY, LAST_PREFETCH = 1, 2, 3, 4
+
+
+@pytest.fixture(params=["memory", "disk"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
+    """The software device, whose host store is memory or a file."""
+    disk = str(tmp_path) if request.param == "disk" else ""
+    with opened(disk=disk, staging=3) as made:
+        yield made
 
 
 def test_device_is_described(driver: Driver) -> None:

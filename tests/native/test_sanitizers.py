@@ -24,6 +24,7 @@ TRAINING = Path(__file__).with_name("sanitized_training.py")
 ARGUMENTS = {
     "stress_runtime": ["120"],
     "stress_engine": ["200"],
+    "stress_disk": ["300"],
     "stress_devices": ["400"],
     "stress_observers": ["150"],
     "check_assert": ["on"],

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
+
+import _core_testing
 
 PAGE = 2 << 20
 FRAMES = 16
@@ -41,3 +45,33 @@ class Driver:
 
     def states(self, ptr: int, pages: int) -> list[str]:
         return list(self.calls.page_states(ptr, pages * PAGE))
+
+
+@contextlib.contextmanager
+def opened(frames: int = FRAMES, disk: str = "", staging: int = 0) -> Iterator[Driver]:
+    """The software device, closed with nothing left allocated.
+
+    Args:
+        frames: its pages.
+        disk: a folder for evicted pages; empty: they are in this machine's memory.
+        staging: with a disk, further frames for pages under way.
+    """
+    calls = _core_testing
+    calls.open_soft(frames * PAGE, "a100-pcie4", disk=disk, staging_bytes=staging * PAGE)
+    live: list[int] = []
+    result, stream = calls.cuStreamCreate(1)
+    assert result == SUCCESS
+    made = Driver(calls, stream)
+    plain_alloc = made.alloc
+
+    def alloc(pages: int) -> int:
+        live.append(plain_alloc(pages))
+        return live[-1]
+
+    made.alloc = alloc  # type: ignore[method-assign]
+    try:
+        yield made
+    finally:
+        for ptr in live:
+            calls.cuMemFree(ptr)
+        calls.close()

@@ -11,19 +11,20 @@ from umem.base import current_device
 
 
 @pytest.mark.parametrize(
-    ("device", "integrated", "hides"),
+    ("device", "disk", "integrated", "hides"),
     [
-        ("soft", [False], False),
-        ("cuda", [False], True),
-        ("cuda", [True], False),
-        ("cuda", [], True),
+        ("soft", "", [False], False),
+        ("soft", "/fast", [False], True),
+        ("cuda", "", [False], True),
+        ("cuda", "", [True], False),
+        ("cuda", "", [], True),
     ],
 )
 def test_an_integrated_gpu_moves_bytes_through_the_memory_that_compute_uses(
-    device: str, integrated: list[bool], hides: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, disk: str, integrated: list[bool], hides: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = SimpleNamespace(
-        current_options=lambda: SimpleNamespace(device=device),
+        current_options=lambda: SimpleNamespace(device=device, disk=disk),
         probe_cuda=lambda: {"devices": [{"integrated": each} for each in integrated]},
     )
     monkeypatch.setattr(current_device, "core", core)

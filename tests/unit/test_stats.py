@@ -37,7 +37,7 @@ def test_the_options_page_is_up_to_date() -> None:
 
 
 def test_the_summary_shows_every_figure_that_moves() -> None:
-    zero = Stats(**dict.fromkeys(NAMES, 0))
+    zero = Stats(**{**dict.fromkeys(NAMES, 0), "disk_file_bytes": 1})
     plain = text.summary(zero, device="soft", policy="lru")
     assert "device soft, policy lru" in plain
     for name in NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -9,10 +10,13 @@ import sys
 from . import device_profiles
 from .device_profiles import DeviceProfile
 from .native import core
+from .units import MIB
 
 _log = logging.getLogger("umem")
 
 _GPU_DEFAULT = "h200-pcie5"
+_DISK_BYTES_PER_US = 1500.0  # assumed until a direction has moved _DISK_SAMPLE bytes
+_DISK_SAMPLE = 64 * MIB
 
 
 @functools.cache
@@ -31,24 +35,42 @@ def profile(device: int | None = None) -> DeviceProfile:
     """
     options = core.current_options()
     if options.device == "soft":
-        return device_profiles.find(options.profile)
+        found = device_profiles.find(options.profile)
+        return _with_disk(found) if options.disk else found
     return profile_of(gpu_name(device))
 
 
 def hides_transfers(device: int | None = None) -> bool:
     """Return whether a device moves bytes while it computes; None stands for the current device.
 
-    It does not on the software device, where the CPU does both, nor on an integrated GPU, where
-    both share the bandwidth of the host's memory.
+    It does not on the software device, where the CPU does both, unless it has a disk; nor on an
+    integrated GPU, where both share the bandwidth of the host's memory.
     """
-    if core.current_options().device == "soft":
-        return False
+    options = core.current_options()
+    if options.device == "soft":
+        return bool(options.disk)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         number = torch.cuda.current_device() if device is None else device
         return not getattr(torch.cuda.get_device_properties(number), "is_integrated", False)
     found = core.probe_cuda()["devices"][device or 0 :]
     return not (found and found[0]["integrated"])
+
+
+def _with_disk(profile: DeviceProfile) -> DeviceProfile:
+    """Return the profile with the rates that transfers to and from the disk had so far."""
+    stats = core.stats(None)
+    rates = []
+    for moved, busy in (
+        ("disk_bytes_in", "disk_busy_in_us"),
+        ("disk_bytes_out", "disk_busy_out_us"),
+    ):
+        measured = stats[moved] >= _DISK_SAMPLE and stats[busy] > 0
+        rates.append(stats[moved] / stats[busy] if measured else _DISK_BYTES_PER_US)
+    return dataclasses.replace(
+        profile, name="disk", bytes_per_us_in=rates[0], bytes_per_us_out=rates[1],
+        source="rates that this program's transfers had",
+    )  # fmt: skip
 
 
 def _nearest_profile(gpu: str) -> str:

@@ -41,6 +41,11 @@ class Stats:
     prefetches: int
     prefetched_unused_bytes: int
     stall_us: int
+    disk_bytes_in: int
+    disk_bytes_out: int
+    disk_busy_in_us: int
+    disk_busy_out_us: int
+    disk_file_bytes: int
     plan_hits: int
     plan_misses: int
     plans_rolled_back: int

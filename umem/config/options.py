@@ -30,7 +30,7 @@ class Option:
     @property
     def is_path(self) -> bool:
         """True if it names a file or directory, which no pyproject.toml may."""
-        return self.kind in ("path", "file", "socket")
+        return self.kind in ("path", "file", "socket", "folder")
 
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -65,6 +65,14 @@ OPTIONS = (
         "`OutOfMemoryError`. `auto` limits it, together with the budget of a software device, to "
         "nine tenths of the memory that is available at the start. With `unlimited`, the operating "
         "system may kill a program that runs out of memory.",
+    ),
+    Option(
+        "disk", "UMEM_DISK", "folder", parsers.parse_disk, "off",
+        "off, or a folder on a disk, with or without a limit: /fast or /fast:200GiB",
+        "Without a GPU: the folder where evicted memory lives, so that a program needs no more "
+        "memory than the budget (docs/disk.md). The file has no name and is gone when the program "
+        "ends, however it ends; blocks for all allocated memory are reserved in it, up to the "
+        "limit. A sixteenth of the budget, 4 to 128 MiB, holds what is under way.",
     ),
     Option(
         "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",

@@ -66,6 +66,18 @@ class Share:
         return known[self.value] if self.value in known else f"{(self.value or 0) * 100:g}%"
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A folder on a disk for evicted memory, and the most bytes there; None: no limit."""
+
+    folder: Path
+    bytes: int | None = None
+
+    def __str__(self) -> str:
+        limit = "" if self.bytes is None else f":{format_bytes(self.bytes).replace(' ', '')}"
+        return f"{self.folder}{limit}"
+
+
 def parse_switch(text: str) -> bool:
     """Parse a switch; True means on."""
     word = text.strip().lower()
@@ -134,6 +146,16 @@ def parse_path(text: str) -> Path:
         return path.expanduser()
     except RuntimeError:  # unknown user, or HOME is not set and this user has no passwd entry
         raise ValueError(f"the directory {plain(path.parts[0])} is not known") from None
+
+
+def parse_disk(text: str) -> Disk | None:
+    """Parse a folder, or a folder, a colon and bytes; None stands for `off`."""
+    if text.strip().lower() == "off":
+        return None
+    folder, _, limit = text.rpartition(":")
+    if not folder or "/" in limit:
+        return Disk(parse_path(text))
+    return Disk(parse_path(folder), parse_bytes(limit, least=PAGE_BYTES))
 
 
 def parse_trace(text: str) -> Path | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ..base import log, paths, trust
 from ..errors import ConfigError, NotSupportedError, did_you_mean, plain, shown
 from .options import BY_ENV, BY_NAME, OPTIONS, SETTABLE, Option
-from .parsers import Budget, Device, Share, parse_path
+from .parsers import Budget, Device, Disk, Share, parse_path
 
 _log = logging.getLogger("umem")
 _ignored: set[Path] = set()  # ignored pyproject.toml files that were logged
@@ -33,6 +33,7 @@ class Settings:
 
     budget: Budget
     host_budget: int | None  # None: auto; 0: unlimited
+    disk: Disk | None
     policy: object  # a name, module:attribute, file.py:attribute, or a policy itself
     min_swap: int
     device: Device

@@ -98,7 +98,12 @@ def _rows(
         ("moved in", _of(stats.bytes_in), _unused(stats)),
         ("moved out", _of(stats.bytes_out), f"{stats.evictions} evictions"),
         ("not moved", _of(stats.bytes_discarded), "copies avoided"),
-        ("faults", str(stats.faults), f"compute waited {stats.stall_us / 1e3:.1f} ms (virtual)"),
+        *_disk(stats),
+        (
+            "faults",
+            str(stats.faults),
+            f"compute waited {stats.stall_us / 1e3:.1f} ms{_kind(stats)}",
+        ),
         ("allocations", str(stats.allocs), f"{stats.frees} freed, {stats.ooms} refused"),
         ("steps", str(stats.steps), _plan(stats)),
     ]
@@ -145,6 +150,8 @@ def closing(
         f"peak {_of(stats.peak_resident_bytes)} of {_of(stats.budget_bytes)}, "
         f"live at most {_of(stats.peak_live_bytes)}"
     )
+    if stats.disk_bytes_out and stats.steps:
+        line += f", {_of(stats.disk_bytes_out // stats.steps)} a step written to the disk"
     lines = advice(stats, why_unplanned, faults, **known)
     return "\n".join([line, *(f"{name}: {text}" for text in lines)])
 
@@ -211,6 +218,18 @@ def _host(stats: Stats) -> str:
 
 def _unused(stats: Stats) -> str:
     return f"{stats.prefetches} prefetches, {_of(stats.prefetched_unused_bytes)} wasted"
+
+
+def _disk(stats: Stats) -> list[Row]:
+    if not stats.disk_file_bytes:
+        return []
+    read = f"read {_of(stats.disk_bytes_in)} in {stats.disk_busy_in_us / 1e3:.0f} ms"
+    wrote = f"wrote {_of(stats.disk_bytes_out)} in {stats.disk_busy_out_us / 1e3:.0f} ms"
+    return [("on disk", _of(stats.disk_file_bytes), f"reserved, {read}, {wrote}")]
+
+
+def _kind(stats: Stats) -> str:
+    return "" if stats.disk_file_bytes else " (virtual)"
 
 
 def _plan(stats: Stats) -> str:

@@ -25,8 +25,8 @@ class Cost(NamedTuple):
 class Meter:
     """A meter for the cost of steps, from `start` to `read`.
 
-    Time is host time, so call both while the device is idle. On the software device it is the
-    virtual time that compute waited, because its compute takes no time.
+    Time is host time, so call both while the device is idle. On the software device without a
+    disk it is the virtual time that compute waited, because its compute takes no time.
 
     Args:
         device: the number of the device whose moved bytes count; None: those of all.
@@ -35,11 +35,12 @@ class Meter:
     def __init__(self, device: int | None = None) -> None:
         self._device = device
         self._begin = Cost(0, 0)
-        self._soft = False
+        self._virtual = False
 
     def start(self) -> None:
         """Start measuring a step."""
-        self._soft = core.current_options().device == "soft"
+        options = core.current_options()
+        self._virtual = options.device == "soft" and not options.disk
         self._begin = self._now()
 
     def read(self) -> Cost:
@@ -49,5 +50,5 @@ class Meter:
 
     def _now(self) -> Cost:
         stats = core.stats(self._device)
-        us = stats["stall_us"] if self._soft else time.perf_counter() * 1e6
+        us = stats["stall_us"] if self._virtual else time.perf_counter() * 1e6
         return Cost(stats["bytes_in"] + stats["bytes_out"], us)

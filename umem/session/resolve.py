@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..policies.base import Policy
 
 PLANNED = "planned"  # the native policy that runs plans
+_SHARE_WITH_DISK = 0.8  # of the available memory: evicted bytes take none of it
+_MIN_STAGING, _MAX_STAGING = 2, 64  # pages; two in flight each way keep a disk busy
 
 
 def device_kind(settings: Settings) -> str:
@@ -78,6 +80,11 @@ def native_options(settings: Settings, threads: int) -> core.Options:
         options.profile = settings.device.profile
     options.device_bytes = settings.device.bytes or 0
     options.budget_bytes, options.host_budget_bytes = budgets(settings, options.device, threads)
+    if settings.disk is not None:
+        options.disk = str(settings.disk.folder.absolute())
+        options.disk_bytes = settings.disk.bytes or 0
+        options.staging_bytes = _staging_bytes(options.budget_bytes)
+        options.budget_bytes -= options.staging_bytes
     if options.device == "cuda":
         options.budget_percent = settings.budget.percent or 0
     options.floor_bytes = floor_bytes(threads if options.device == "soft" else 1)
@@ -132,6 +139,8 @@ def budgets(settings: Settings, device: str, threads: int) -> tuple[int, int]:
         count, frames = _cuda_budget(settings), 0
     if settings.host_budget is not None:
         return count, settings.host_budget
+    if settings.disk is not None:
+        return count, settings.disk.bytes or 0
     if available is None:
         return count, 0
     # The frames of a software device and the evicted bytes share this machine's memory.
@@ -158,16 +167,19 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
     elif size is not None:
         count = size
     elif available is not None:
-        count = available // 2 // PAGE_BYTES * PAGE_BYTES
+        share = _SHARE_WITH_DISK if settings.disk is not None else 0.5
+        count = int(available * share) // PAGE_BYTES * PAGE_BYTES
     else:
         reason = "auto cannot find out how much memory is available"
         raise settings.refusal("budget", reason, "bytes as 8GiB")
     if size is not None and count > size:
         reason = f"{format_bytes(count)} is more than the device's {format_bytes(size)}"
         raise settings.refusal("budget", reason, "up to the device's size")
-    if count < floor_bytes(threads):
-        reason = _below_floor(count, threads)
-        raise settings.refusal("budget", reason, f"at least {format_bytes(floor_bytes(threads))}")
+    staging = _staging_bytes(count) if settings.disk is not None else 0
+    if count - staging < floor_bytes(threads):
+        reason = _below_floor(count - staging, threads)
+        least = f"at least {format_bytes(floor_bytes(threads) + staging)}"
+        raise settings.refusal("budget", reason, least)
     total = host.total_memory()
     if total is not None and count > total:
         reason = (
@@ -175,6 +187,12 @@ def soft_budget(settings: Settings, *, available: int | None, threads: int) -> i
         )
         raise settings.refusal("budget", reason, "less than the memory")
     return count
+
+
+def _staging_bytes(budget: int) -> int:
+    """Return the share of the budget that holds pages on their way to and from a disk."""
+    pages = budget // 16 // PAGE_BYTES
+    return PAGE_BYTES * min(max(pages, _MIN_STAGING), _MAX_STAGING)
 
 
 def floor_bytes(threads: int) -> int:
@@ -243,6 +261,9 @@ def _check_device(settings: Settings, kind: str) -> None:
     if kind == "soft" and settings.backing != "managed":
         reason = "'mapped' is memory of a GPU, and the device is the software device"
         raise settings.refusal("backing", reason, "managed, or device=cuda")
+    if kind == "cuda" and settings.disk is not None:
+        reason = "what leaves a GPU is in host memory, and the driver keeps it there"
+        raise settings.refusal("disk", reason, "off, or device=soft")
     if settings.backing == "mapped" and settings.allocator == "pool":
         reason = "torch hands the blocks of a pool out again without telling umem"
         raise settings.refusal("backing", reason, "managed, or another allocator than pool")

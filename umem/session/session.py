@@ -270,7 +270,7 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             )
         if host_budget is None:
             host_count = core.current_options().host_budget_bytes
-        core.set_budget(count, host_count)
+        core.set_budget(count - core.current_options().staging_bytes, host_count)
         session.settings = changed
         if session.planner is not None:
             session.planner.budget_changed()

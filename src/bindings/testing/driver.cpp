@@ -64,9 +64,13 @@ void check_none_is_open() {
     raise_if_error(Status(Code::kBadState, "a driver is open already: close it first"));
 }
 
-void open_soft(std::size_t device_bytes, const std::string& profile, bool backed) {
+void open_soft(std::size_t device_bytes, const std::string& profile, bool backed,
+               const std::string& disk, std::size_t staging_bytes) {
   check_none_is_open();
-  raise_if_error(soft::open({device_bytes, soft::find_profile(profile), backed}, g_opened));
+  soft::Options options{device_bytes, soft::find_profile(profile), backed};
+  options.disk = disk;
+  options.staging_bytes = staging_bytes;
+  raise_if_error(soft::open(options, g_opened));
   g_is_open = true;
 }
 
@@ -96,6 +100,9 @@ py::dict telemetry() {
   result["peak_resident_bytes"] = t.peak_resident_bytes;
   result["host_bytes"] = t.host_bytes;
   result["stall_us"] = t.stall_us;
+  result["disk_bytes_in"] = t.disk.bytes_in;
+  result["disk_bytes_out"] = t.disk.bytes_out;
+  result["disk_file_bytes"] = t.disk.file_bytes;
   return result;
 }
 
@@ -108,7 +115,7 @@ Entry entry_of(const std::string& name) {
 
 void bind_control(py::module_& m) {
   m.def("open_soft", &open_soft, py::arg("device_bytes"), py::arg("profile"),
-        py::arg("backed") = true);
+        py::arg("backed") = true, py::arg("disk") = "", py::arg("staging_bytes") = 0);
   m.def("open_cuda", &open_cuda);
   m.def("close", &close);
   m.def("resize", [](std::size_t bytes) {

@@ -5,4 +5,5 @@ PYBIND11_MODULE(_core_testing, module) {
   umem::bindings::bind_driver(module);
   umem::bindings::bind_inside(module);
   umem::bindings::bind_bench(module);
+  umem::bindings::bind_disk(module);
 }

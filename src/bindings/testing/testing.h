@@ -11,6 +11,7 @@ namespace umem::bindings {
 void bind_driver(pybind11::module_& module);
 void bind_inside(pybind11::module_& module);
 void bind_bench(pybind11::module_& module);
+void bind_disk(pybind11::module_& module);
 
 }  // namespace umem::bindings
 

@@ -1,0 +1,347 @@
+#include "soft/disk.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "base/assert.h"
+
+namespace umem::soft {
+namespace {
+
+constexpr int kThreads = 2;  // each way: more in flight is no faster on any disk measured
+
+std::uint64_t real_us() {
+  using std::chrono::microseconds;
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<microseconds>(since).count());
+}
+
+}  // namespace
+
+Status Disk::open(const DiskOptions& options, const Space& space) {
+  UMEM_RETURN_IF_ERROR(
+      file_.open(options.folder, options.limit_bytes >> kPageShift, space.pages()));
+  pages_ = space.pages();
+  void* table = mmap(nullptr, pages_ * sizeof(Io), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (table == MAP_FAILED) {
+    file_.close();
+    return {Code::kOutOfHostMemory, "no memory for the table of pages on disk"};
+  }
+  io_ = static_cast<Io*>(table);
+  space_ = &space;
+  workers_ = new Workers;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's handlers run on its own threads
+  Status status;
+  try {
+    free_.reserve(pages_);
+    for (int i = 0; i < 2 * kThreads; ++i)
+      workers_->threads.emplace_back([this, i] { work(i % 2 == 0); });
+  } catch (const std::exception& error) {
+    status = {Code::kOutOfHostMemory,
+              std::string("cannot start the threads that write to the disk: ") + error.what()};
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!status.ok()) close();
+  return status;
+}
+
+void Disk::close() {
+  if (!on()) return;
+  if (workers_) {
+    {
+      auto lock = guard();
+      wait_until(lock, [&] { return writes_.head == 0 && in_.running + out_.running == 0; });
+      workers_->stopping = true;
+    }
+    workers_->for_reads.notify_all();
+    workers_->for_writes.notify_all();
+    for (std::thread& thread : workers_->threads) thread.join();
+    delete workers_;
+    workers_ = nullptr;
+  }
+  munmap(std::exchange(io_, nullptr), pages_ * sizeof(Io));
+  file_.close();
+}
+
+std::unique_lock<std::mutex> Disk::guard() const {
+  return workers_ ? std::unique_lock(workers_->mutex) : std::unique_lock<std::mutex>();
+}
+
+// Without threads all is done before anyone can wait for it.
+template <class Done>
+void Disk::wait_until(std::unique_lock<std::mutex>& lock, Done done) {
+  if (done()) return;
+  UMEM_ASSERT(workers_ != nullptr, "without threads, a transfer is over when its call returns");
+  const std::uint64_t begin = real_us();
+  workers_->changed.wait(lock, done);
+  wait_us_ += real_us() - begin;
+}
+
+bool Disk::reserve(std::size_t pages) {
+  const auto lock = guard();
+  return file_.reserve(pages);
+}
+
+void Disk::release(std::size_t pages) {
+  const auto lock = guard();
+  file_.release(pages);
+}
+
+void Disk::push(Queue& queue, std::size_t page, bool first) {
+  const auto id = static_cast<std::uint32_t>(page + 1);
+  Io& io = io_[page];
+  io.prev = first ? 0 : queue.tail;
+  io.next = first ? queue.head : 0;
+  (io.prev ? io_[io.prev - 1].next : queue.head) = id;
+  (io.next ? io_[io.next - 1].prev : queue.tail) = id;
+  ++queue.pages;
+}
+
+void Disk::unlink(Queue& queue, std::size_t page) {
+  Io& io = io_[page];
+  (io.prev ? io_[io.prev - 1].next : queue.head) = io.next;
+  (io.next ? io_[io.next - 1].prev : queue.tail) = io.prev;
+  io.prev = io.next = 0;
+  --queue.pages;
+}
+
+void Disk::begin(Busy& busy) {
+  if (busy.running++ == 0) busy.since_us = real_us();
+}
+
+void Disk::end(Busy& busy) {
+  if (--busy.running == 0) busy.total_us += real_us() - busy.since_us;
+  busy.bytes += kPageBytes;
+}
+
+void Disk::note_failure(bool write, int error, const Slot& slot) {
+  char at[40] = "its end";
+  if (slot.number != 0)
+    std::snprintf(at, sizeof at, "offset %llu",
+                  static_cast<unsigned long long>(slot.number - 1) << kPageShift);
+  const char* const what = write ? "writing" : "reading";
+  const char* const folder = file_.folder().c_str();
+  if (error == kDamaged) {
+    std::snprintf(failure_.data(), failure_.size(),
+                  "%s the file in '%s' at %s: these are not the bytes that were written", what,
+                  folder, at);
+    return;
+  }
+  errno = error;  // of %m
+  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %m", what, folder,
+                at);
+}
+
+// A place that fails may be a bad block, so another one is tried.
+int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& lock) {
+  int error = 0;
+  for (int i = 0; i < 2; ++i) {
+    Slot slot = io.slot;
+    if (!file_.take(slot)) {
+      note_failure(true, ENOSPC, io.slot);
+      return ENOSPC;
+    }
+    if (lock.owns_lock()) lock.unlock();
+    error = file_.write(slot, from);
+    if (lock.mutex()) lock.lock();
+    io.slot = slot;
+    if (error == 0) return 0;
+    note_failure(true, error, slot);
+    io.slot = {};  // never used again
+  }
+  return error;
+}
+
+int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lock) {
+  const Slot slot = io_[page].slot;
+  if (lock.owns_lock()) lock.unlock();
+  const int error = file_.read(slot, to);
+  if (lock.mutex()) lock.lock();
+  if (error != 0) note_failure(false, error, slot);
+  return error;
+}
+
+// With the page in no queue.
+void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>& lock) {
+  Io& io = io_[page];
+  if (io.frame == kNoFrame) {
+    io.frame = free_.back();
+    free_.pop_back();
+  }
+  io.state = writes ? State::kWriting : State::kReading;
+  Busy& busy = writes ? out_ : in_;
+  begin(busy);
+  const int error =
+      writes ? write_page(io, io.from, lock) : read_page(page, space_->home(io.frame), lock);
+  end(busy);
+  if (!writes) {
+    io.state = error == 0 ? State::kRead : State::kUnread;
+  } else if (error == 0) {
+    io.state = State::kIdle;
+    if (io.gives) give_locked(io.frame);
+  } else {
+    io.state = State::kUnwritten;
+    if (!std::exchange(broken_, true))
+      std::fprintf(stderr,
+                   "umem: warning: %s. Nothing is lost: what is not on the disk stays in memory, "
+                   "and no more is evicted\n",
+                   failure_.data());
+  }
+  if (workers_) workers_->changed.notify_all();
+}
+
+void Disk::work(bool writes) {
+  Workers& workers = *workers_;
+  std::unique_lock lock(workers.mutex);
+  Queue& queue = writes ? writes_ : reads_;
+  const auto ready = [&] {
+    return queue.head != 0 && (io_[queue.head - 1].frame != kNoFrame || free_.size() > takers_);
+  };
+  while (true) {
+    (writes ? workers.for_writes : workers.for_reads).wait(lock, [&] {
+      return workers.stopping || ready();
+    });
+    if (workers.stopping) return;
+    const std::size_t page = queue.head - 1;
+    unlink(queue, page);
+    transfer(page, writes, lock);
+  }
+}
+
+void Disk::give_locked(std::uint32_t frame) {
+  UMEM_ASSERT(free_.size() < free_.capacity(), "the fault handler allocates no memory");
+  free_.push_back(frame);
+  if (!workers_) return;
+  if (takers_ > 0) workers_->changed.notify_all();
+  if (reads_.head) workers_->for_reads.notify_one();
+}
+
+void Disk::give(std::uint32_t frame) {
+  const auto lock = guard();
+  give_locked(frame);
+}
+
+std::uint32_t Disk::take() {
+  auto lock = guard();
+  ++takers_;
+  wait_until(lock, [&] { return !free_.empty(); });
+  --takers_;
+  const std::uint32_t frame = free_.back();
+  free_.pop_back();
+  if (workers_ && reads_.head) workers_->for_reads.notify_one();
+  return frame;
+}
+
+std::uint32_t Disk::try_take() {
+  const auto lock = guard();
+  if (free_.empty() || reads_.head) return kNoFrame;
+  const std::uint32_t frame = free_.back();
+  free_.pop_back();
+  return frame;
+}
+
+void Disk::write(std::size_t page, std::uint32_t frame, const char* from, bool gives) {
+  auto lock = guard();
+  Io& io = io_[page];
+  UMEM_ASSERT(io.state == State::kIdle, "a page has one transfer");
+  io.frame = frame;
+  io.from = from;
+  io.gives = gives;
+  io.state = State::kWriteWaits;
+  if (!workers_) return transfer(page, true, lock);
+  push(writes_, page, false);
+  workers_->for_writes.notify_one();
+}
+
+void Disk::read(std::size_t page, std::uint32_t frame) {
+  auto lock = guard();
+  Io& io = io_[page];
+  UMEM_ASSERT(io.state == State::kIdle && io.slot.number != 0, "a page that is read is on disk");
+  io.frame = frame;
+  io.state = State::kReadWaits;
+  if (!workers_) return transfer(page, false, lock);
+  push(reads_, page, false);
+  workers_->for_reads.notify_one();
+}
+
+Disk::Kept Disk::keep(std::size_t page, std::uint32_t& frame) {
+  auto lock = guard();
+  Io& io = io_[page];
+  if (io.state == State::kIdle) return {false, true};
+  if (io.state == State::kWriteWaits) {
+    unlink(writes_, page);
+    io.state = State::kUnwritten;
+  }
+  io.gives = false;
+  wait_until(lock, [&] { return io.state != State::kWriting; });
+  frame = io.frame;
+  return {true, std::exchange(io.state, State::kIdle) == State::kIdle};
+}
+
+bool Disk::await(std::size_t page, std::uint32_t& frame) {
+  auto lock = guard();
+  Io& io = io_[page];
+  if (io.state == State::kReadWaits && reads_.head != page + 1) {
+    unlink(reads_, page);
+    push(reads_, page, true);
+    workers_->for_reads.notify_one();
+  }
+  wait_until(lock, [&] { return io.state == State::kRead || io.state == State::kUnread; });
+  frame = io.frame;
+  const bool done = io.state == State::kRead || read_page(page, space_->home(frame), lock) == 0;
+  io.state = State::kIdle;
+  return done;
+}
+
+bool Disk::read_to(std::size_t page, char* to) {
+  auto lock = guard();
+  begin(in_);
+  const bool done = read_page(page, to, lock) == 0;
+  end(in_);
+  return done;
+}
+
+bool Disk::write_from(std::size_t page, const char* from) {
+  auto lock = guard();
+  begin(out_);
+  const bool done = write_page(io_[page], from, lock) == 0;
+  end(out_);
+  return done;
+}
+
+void Disk::forget(std::size_t page) {
+  const auto lock = guard();
+  UMEM_ASSERT(io_[page].state == State::kIdle, "a page under way is not forgotten");
+  file_.give(io_[page].slot);
+}
+
+void Disk::prepare_fork() {
+  auto lock = guard();
+  wait_until(lock, [&] {
+    return writes_.head == 0 && reads_.head == 0 && in_.running + out_.running == 0;
+  });
+  file_.prepare_fork();
+}
+
+// The threads are the parent's, and what they share is left as it is: it may say that they wait.
+void Disk::forked_child() {
+  workers_ = nullptr;
+  takers_ = 0;
+  file_.forked_child();
+}
+
+driver::DiskCounters Disk::counters() const {
+  const auto lock = guard();
+  return {in_.bytes, out_.bytes, in_.total_us, out_.total_us, wait_us_, file_.bytes()};
+}
+
+}  // namespace umem::soft

@@ -1,0 +1,146 @@
+// The transfers between frames and the file of evicted pages, on threads of their own, and the
+// frames, which a transfer may hold while the program goes on.
+//
+// A frame that is being written is given back once the page is on disk, so evictions need frames
+// beyond the device's (`staging`). A page that is wanted while its write waits never leaves its
+// frame. A read may wait for a frame that others give back. Reads that the program waits for
+// overtake.
+//
+// Callers hold the device's lock, which the threads never take. A forked child has no such threads:
+// it transfers at once, in the caller.
+#pragma once
+#include <array>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "driver/table.h"
+#include "soft/disk_file.h"
+#include "soft/space.h"
+
+namespace umem::soft {
+
+struct DiskOptions {
+  std::string folder;           // empty: no disk
+  std::size_t limit_bytes = 0;  // of the file; 0: none
+  std::size_t staging = 0;      // frames
+};
+
+class Disk {
+ public:
+  static constexpr std::uint32_t kNoFrame = ~0U;
+
+  Disk() = default;
+  ~Disk() { close(); }
+  Disk(const Disk&) = delete;
+  Disk& operator=(const Disk&) = delete;
+
+  Status open(const DiskOptions& options, const Space& space);
+  void close();
+  bool on() const { return io_ != nullptr; }
+
+  bool reserve(std::size_t pages);
+  void release(std::size_t pages);
+
+  std::uint32_t take();      // waits for a free frame
+  std::uint32_t try_take();  // kNoFrame if none is free, or reads wait for one
+  void give(std::uint32_t frame);
+
+  // False if the disk takes no more: nothing may be evicted that it has not.
+  bool writable() const { return !broken_; }
+  // From `from`, where nothing may write meanwhile. `gives`: the frame is free afterwards.
+  void write(std::size_t page, std::uint32_t frame, const char* from, bool gives);
+  // Without a frame it waits for one.
+  void read(std::size_t page, std::uint32_t frame);
+  // Ends the page's last write, which may wait, run or have failed: the page keeps its frame unless
+  // the write was over.
+  struct Kept {
+    bool frame, on_disk;
+  };
+  Kept keep(std::size_t page, std::uint32_t& frame);
+  // Waits for the page's read. False if it failed; the frame is the caller's in any case.
+  bool await(std::size_t page, std::uint32_t& frame);
+  // Reads to memory that is no frame. False if that failed.
+  bool read_to(std::size_t page, char* to);
+  // Writes from memory that is no frame. False if that failed.
+  bool write_from(std::size_t page, const char* from);
+  // The page's contents on disk are of no use. It must not be leaving.
+  void forget(std::size_t page);
+
+  void prepare_fork();
+  void forked_parent() { file_.forked_parent(); }
+  void forked_child();
+
+  driver::DiskCounters counters() const;
+  // Why the last transfer failed, and where, for a message; null if none did.
+  const char* failure() const { return failure_[0] != '\0' ? failure_.data() : nullptr; }
+
+ private:
+  enum class State : unsigned char {
+    kIdle,
+    kWriteWaits,
+    kWriting,
+    kReadWaits,
+    kReading,
+    kRead,
+    kUnread,
+    kUnwritten
+  };
+  struct Io {  // of a page; all zeros at first
+    Slot slot;
+    State state;
+    bool gives;
+    std::uint32_t frame;
+    std::uint32_t prev, next;  // page + 1
+    const char* from;
+  };
+  struct Queue {
+    std::uint32_t head = 0, tail = 0;  // page + 1
+    std::size_t pages = 0;
+  };
+  struct Workers {
+    std::mutex mutex;
+    std::condition_variable for_reads, for_writes, changed;
+    std::vector<std::thread> threads;
+    bool stopping = false;
+  };
+  struct Busy {
+    std::size_t running = 0;
+    std::uint64_t since_us = 0, total_us = 0, bytes = 0;
+  };
+
+  std::unique_lock<std::mutex> guard() const;
+  template <class Done>
+  void wait_until(std::unique_lock<std::mutex>& lock, Done done);
+  void push(Queue& queue, std::size_t page, bool first);
+  void unlink(Queue& queue, std::size_t page);
+  void work(bool writes);
+  void transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>& lock);
+  int write_page(Io& io, const char* from, std::unique_lock<std::mutex>& lock);
+  int read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lock);
+  void give_locked(std::uint32_t frame);
+  void note_failure(bool write, int error, const Slot& slot);
+  void begin(Busy& busy);
+  void end(Busy& busy);
+
+  DiskFile file_;
+  const Space* space_ = nullptr;
+  Io* io_ = nullptr;
+  std::size_t pages_ = 0;
+  std::vector<std::uint32_t> free_;  // frames; with room for all
+  std::size_t takers_ = 0;           // threads that wait in `take`
+  Queue reads_, writes_;
+  Busy in_, out_;
+  std::uint64_t wait_us_ = 0;
+  bool broken_ = false;
+  std::array<char, 256> failure_{};
+  Workers* workers_ = nullptr;  // null in a forked child
+};
+
+}  // namespace umem::soft

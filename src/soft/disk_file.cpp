@@ -1,0 +1,239 @@
+#include "soft/disk_file.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "base/assert.h"
+#include "base/format.h"
+
+namespace umem::soft {
+namespace {
+
+constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458F6;
+
+// By number: libc's functions are interposed, for accesses to managed memory.
+ssize_t system_write(int file, const void* from, std::size_t bytes, off_t at) {
+  return syscall(SYS_pwrite64, file, from, bytes, at);
+}
+ssize_t system_read(int file, void* to, std::size_t bytes, off_t at) {
+  return syscall(SYS_pread64, file, to, bytes, at);
+}
+int system_reserve(int file, off_t at, off_t bytes) {
+  if (fallocate(file, 0, at, bytes) == 0) return 0;
+  // Some file systems reserve nothing. There the first write takes the blocks.
+  if (errno != EOPNOTSUPP) return errno;
+  return ftruncate(file, at + bytes) == 0 ? 0 : errno;
+}
+
+constexpr DiskCalls kSystem{system_write, system_read, system_reserve};
+DiskCalls g_calls = kSystem;
+
+// Four independent lanes, since one would wait for each product. Each step is a bijection of its
+// lane, so a single wrong word always changes the result.
+std::uint64_t checksum(const char* page) {
+  constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;
+  std::uint64_t lanes[4] = {1, 2, 3, 4};
+  for (const char* at = page; at != page + kPageBytes; at += sizeof lanes) {
+    std::uint64_t words[4];
+    std::memcpy(words, at, sizeof words);
+    for (int i = 0; i < 4; ++i) {
+      lanes[i] = (lanes[i] ^ words[i]) * kFactor;
+      lanes[i] ^= lanes[i] >> 32;
+    }
+  }
+  std::uint64_t sum = 0;
+  for (std::uint64_t lane : lanes) sum = (sum ^ lane) * kFactor;
+  return sum;
+}
+
+off_t offset_of(const Slot& slot) {
+  return static_cast<off_t>(slot.number - 1) << kPageShift;
+}
+
+// All of a page, in as many calls as the system makes of it.
+template <class Call>
+int transfer(char* at, off_t offset, Call call) {
+  for (std::size_t done = 0; done < kPageBytes;) {
+    const ssize_t n = call(at + done, kPageBytes - done, offset + static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return EIO;  // the end of the file
+    done += static_cast<std::size_t>(n);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void set_disk_calls(const DiskCalls& calls) {
+  g_calls.write = calls.write ? calls.write : kSystem.write;
+  g_calls.read = calls.read ? calls.read : kSystem.read;
+  g_calls.reserve = calls.reserve ? calls.reserve : kSystem.reserve;
+}
+
+// A negative number if the folder cannot hold the file; `problem` then tells why.
+int DiskFile::open_file(std::string& problem) const {
+  struct statfs system = {};
+  if (statfs(folder_.c_str(), &system) != 0) {
+    problem = std::strerror(errno);
+    return -1;
+  }
+  if (system.f_type == kTmpfs || system.f_type == kRamfs) {
+    problem = "it is in this machine's memory (tmpfs); name a folder on a disk";
+    return -1;
+  }
+  constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC;
+  int file = ::open(folder_.c_str(), O_TMPFILE | kFlags, 0600);
+  if (file < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {  // no files without a name
+    std::string name = folder_ + "/umem-XXXXXX";
+    file = mkostemp(name.data(), kFlags & ~O_RDWR);
+    if (file >= 0) unlink(name.c_str());
+  }
+  if (file < 0)
+    problem = errno == EINVAL ? "its file system has no O_DIRECT; name a folder on another one"
+                              : std::strerror(errno);
+  return file;
+}
+
+Status DiskFile::open(const std::string& folder, std::size_t limit_pages, std::size_t max_pages) {
+  folder_ = folder;
+  std::string problem;
+  const int file = open_file(problem);
+  if (file < 0)
+    return {Code::kInvalidArgument, "cannot keep evicted memory in '" + folder + "': " + problem};
+  files_.fill(-1);
+  files_[0] = file;
+  limit_ = limit_pages > 0 ? std::min(limit_pages, max_pages) : max_pages;
+  try {
+    for (std::vector<std::uint32_t>* table : {&free_, &left_, &epoch_}) table->reserve(max_pages);
+  } catch (const std::bad_alloc&) {
+    close();
+    return {Code::kOutOfHostMemory, "no memory for the table of the file of evicted memory"};
+  }
+  return {};
+}
+
+void DiskFile::close() {
+  for (int& file : files_) {
+    if (file >= 0) ::close(file);
+    file = -1;
+  }
+  for (const Lease& lease : leases_) ::close(lease.file);
+  leases_.clear();
+  free_.clear();
+  left_.clear();
+  epoch_.clear();
+  current_ = 0;
+  is_own_ = true;
+  is_child_ = false;
+  capacity_ = reserved_ = 0;
+}
+
+bool DiskFile::reserve(std::size_t pages) {
+  if (pages > limit_ || reserved_ > limit_ - pages) return false;
+  const std::size_t needed = reserved_ + pages;
+  if (!is_child_ && needed > capacity_ && !grow(needed - capacity_)) return false;
+  reserved_ = needed;
+  return true;
+}
+
+bool DiskFile::grow(std::size_t pages) {
+  const std::size_t more = align_up(pages, kGrowth);
+  if (!is_own_ || capacity_ + more > epoch_.capacity()) return false;
+  if (g_calls.reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
+                      static_cast<off_t>(more << kPageShift)) != 0)
+    return false;
+  epoch_.resize(capacity_ + more);
+  for (std::size_t i = more; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(capacity_ + i));
+  capacity_ += more;
+  return true;
+}
+
+// Forgets children that have ended, or run another program.
+bool DiskFile::is_read_by_children(std::uint32_t number) {
+  if (leases_.empty()) return false;
+  std::erase_if(leases_, [](const Lease& lease) {
+    pollfd ended{lease.file, POLLIN, 0};
+    if (poll(&ended, 1, 0) <= 0) return false;
+    ::close(lease.file);
+    return true;
+  });
+  if (leases_.empty()) {
+    free_.insert(free_.end(), left_.begin(), left_.end());
+    left_.clear();
+    return false;
+  }
+  return epoch_[number - 1] <= leases_.back().epoch;
+}
+
+bool DiskFile::take(Slot& slot) {
+  if (slot.number != 0 && slot.file == current_ && is_own_ && !is_read_by_children(slot.number)) {
+    epoch_[slot.number - 1] = epoch_now_;
+    return true;
+  }
+  if (free_.empty() && !grow(kGrowth)) return false;
+  give(slot);
+  slot.number = free_.back();
+  slot.file = current_;
+  free_.pop_back();
+  epoch_[slot.number - 1] = epoch_now_;
+  return true;
+}
+
+void DiskFile::give(Slot& slot) {
+  if (slot.number != 0 && slot.file == current_ && is_own_)
+    (is_read_by_children(slot.number) ? left_ : free_).push_back(slot.number);
+  slot = {};
+}
+
+int DiskFile::write(Slot& slot, const char* from) const {
+  slot.sum = checksum(from);
+  return transfer(const_cast<char*>(from), offset_of(slot),
+                  [&](const char* at, std::size_t bytes, off_t offset) {
+                    return g_calls.write(files_[slot.file], at, bytes, offset);
+                  });
+}
+
+int DiskFile::read(const Slot& slot, char* to) const {
+  const int error = transfer(to, offset_of(slot), [&](char* at, std::size_t bytes, off_t offset) {
+    return g_calls.read(files_[slot.file], at, bytes, offset);
+  });
+  if (error != 0) return error;
+  return checksum(to) == slot.sum ? 0 : kDamaged;
+}
+
+void DiskFile::prepare_fork() {
+  // Without a pipe, children are taken to never end: nothing that they may read is overwritten.
+  if (pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
+}
+
+void DiskFile::forked_parent() {
+  if (pipe_[1] >= 0) ::close(pipe_[1]);
+  leases_.push_back({pipe_[0], epoch_now_++});
+}
+
+void DiskFile::forked_child() {
+  if (pipe_[0] >= 0) ::close(pipe_[0]);  // the other end ends with the process
+  for (const Lease& lease : leases_) ::close(lease.file);
+  leases_.clear();
+  free_.clear();
+  left_.clear();
+  epoch_.clear();
+  capacity_ = 0;
+  is_child_ = true;
+  std::string problem;
+  const int file = current_ + 1u < kFiles ? open_file(problem) : -1;
+  is_own_ = file >= 0;
+  if (is_own_) files_[++current_] = file;
+}
+
+}  // namespace umem::soft

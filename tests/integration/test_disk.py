@@ -1,0 +1,150 @@
+"""Programs whose evicted memory is on a disk: the same bits, in the budget's memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support import forkserver
+
+# 24 MiB of weights, three times that for training, and activations.
+TRAIN = """
+import hashlib, json, sys
+import torch, umem
+torch.set_num_threads(1)
+torch.manual_seed(0)
+def memory():
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+budget, disk, policy = sys.argv[1:]
+if budget != "plain":
+    umem.enable(budget=budget, disk=disk, policy=policy, device="soft")
+before = memory()
+net = torch.nn.Sequential(
+    *[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(24)]
+)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+most = 0
+for _ in range(8):
+    net(torch.randn(512, 512)).square().mean().backward()
+    most = max(most, memory() - before)
+    optimizer.step()
+    optimizer.zero_grad()
+    most = max(most, memory() - before)
+digest = hashlib.sha256()
+for parameter in net.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+found = {"digest": digest.hexdigest(), "memory": most}
+if budget != "plain":
+    stats = umem.stats()
+    for name in "faults disk_bytes_in disk_bytes_out plan_hits hook_errors peak_live_bytes".split():
+        found[name] = getattr(stats, name)
+print(json.dumps(found))
+"""
+BUDGET = 48 << 20
+
+
+def train(*words: str) -> dict[str, Any]:
+    done = forkserver.run(["-c", TRAIN, *words])
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return train("plain", "", "")
+
+
+@pytest.mark.parametrize("policy", ["auto", "lru"])
+def test_training_ends_with_the_same_bits_in_the_memory_of_the_budget(
+    policy: str, plain: dict[str, Any], tmp_path: Path
+) -> None:
+    found = train(str(BUDGET), str(tmp_path), policy)
+    assert found["digest"] == plain["digest"]
+    assert found["peak_live_bytes"] > 2 * BUDGET
+    assert found["disk_bytes_out"] > found["peak_live_bytes"]
+    assert found["disk_bytes_in"] > 0
+    assert found["hook_errors"] == 0
+    assert (found["plan_hits"] > 0) == (policy == "auto")
+    # Both have the same memory beside the tensors, such as scratch memory of kernels.
+    saved = plain["memory"] - found["memory"]
+    assert saved > 0.8 * (found["peak_live_bytes"] - BUDGET)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_workers_read_tensors_that_are_on_the_disk(tmp_path: Path) -> None:
+    program = """
+import sys, torch, umem
+from torch.utils.data import DataLoader
+umem.enable(budget="32MiB", disk=sys.argv[1], device="soft")
+torch.set_num_threads(1)
+data = [torch.full((1 << 20,), float(i)) for i in range(20)]  # 80 MiB
+for epoch in range(3):
+    for i, batch in enumerate(DataLoader(data, num_workers=2)):
+        assert bool(batch.eq(float(i + 100 * epoch)).all()), (epoch, i)
+    for tensor in data:
+        tensor.add_(100)
+print(umem.stats().disk_bytes_in > 0)
+"""
+    done = forkserver.run(["-c", program, str(tmp_path)])
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_limit_is_an_error_at_the_allocation_that_exceeds_it(tmp_path: Path) -> None:
+    program = """
+import torch, umem
+tensors = []
+try:
+    while True:
+        tensors.append(torch.full((1 << 20,), float(len(tensors))))
+except torch.OutOfMemoryError:
+    tensors.pop()  # room for the results of the comparisons
+print(50 <= 4 * len(tensors) <= 64, all(bool(t.eq(i).all()) for i, t in enumerate(tensors)))
+"""
+    environ = os.environ | {
+        "UMEM": "1", "UMEM_DEVICE": "soft", "UMEM_BUDGET": "24MiB",
+        "UMEM_DISK": f"{tmp_path}:64MiB", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = forkserver.run(["-c", program], environ, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("disk", "words"),
+    [
+        ("/dev/shm", "tmpfs"),
+        ("/no/such/folder", "No such file or directory"),
+        ("/tmp:8parsecs", "UMEM_DISK"),
+    ],
+)
+def test_a_bad_folder_is_an_error_at_the_start(disk: str, words: str) -> None:
+    program = (
+        "import umem\ntry: umem.enable(budget='64MiB', device='soft')\n"
+        "except umem.ConfigError as error: print(error)"
+    )
+    done = forkserver.run(["-c", program], os.environ | {"UMEM_DISK": disk})
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+
+
+def test_the_summary_names_what_was_written(tmp_path: Path) -> None:
+    program = """
+import sys, torch, umem
+with umem.enable(budget="24MiB", disk=sys.argv[1], device="soft", summary=True):
+    torch.set_num_threads(1)
+    tensors = [torch.ones(1 << 20) for _ in range(12)]
+    print(umem.summary())
+    umem.step()
+"""
+    done = forkserver.run(["-c", program, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert "on disk" in done.stdout
+    assert "(virtual)" not in done.stdout
+    assert "a step written to the disk" in done.stderr

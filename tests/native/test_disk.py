@@ -1,0 +1,367 @@
+"""Evicted pages in a file: nothing is lost, whatever the disk does and whenever a process forks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import _core_testing
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.driver import DEVICE, HOST, OUT_OF_MEMORY, PAGE, SUCCESS, Driver, opened
+
+READ_MOSTLY = 1
+PAGES = 24
+disk = _core_testing.disk
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    """Eight frames and three for pages under way."""
+    disk.clear()
+    with opened(8, str(tmp_path), 3) as made:
+        yield made
+    disk.clear()
+
+
+def fill(driver: Driver, pages: int = PAGES) -> int:
+    ptr = driver.alloc(pages)
+    for page in range(pages):
+        write(driver, ptr, page, page)
+    return ptr
+
+
+def write(driver: Driver, ptr: int, page: int, value: int) -> None:
+    for at in (0, PAGE - 1):
+        driver.calls.store(ptr + page * PAGE + at, bytes([value % 256]))
+
+
+def check(driver: Driver, ptr: int, page: int, value: int) -> None:
+    ends = {driver.calls.load(ptr + page * PAGE + at, 1) for at in (0, PAGE - 1)}
+    assert ends == {bytes([value % 256])}, (page, value)
+
+
+def moved(driver: Driver) -> tuple[int, int]:
+    """Pages read and written so far."""
+    now = driver.calls.telemetry()
+    return now["disk_bytes_in"] // PAGE, now["disk_bytes_out"] // PAGE
+
+
+def run(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    preamble = """
+import ctypes, os, signal, sys
+import _core_testing as d
+PAGE = 2 << 20
+d.open_soft(8 * PAGE, "a100-pcie4", disk=sys.argv[1], staging_bytes=3 * PAGE)
+ptr = d.cuMemAllocManaged(24 * PAGE, 1)[1]
+def fill(value):
+    for page in range(24):
+        for at in (0, PAGE - 1):
+            d.store(ptr + page * PAGE + at, bytes([page + value]))
+def whole(value):
+    return all(
+        d.load(ptr + page * PAGE + at, 1) == bytes([page + value])
+        for page in range(24) for at in (0, PAGE - 1)
+    )
+fill(1)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", preamble + textwrap.dedent(code), str(tmp_path)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [0, 3000])
+def test_bytes_come_back(driver: Driver, late: int) -> None:
+    disk.delay(late, 1)
+    ptr = fill(driver)
+    for _ in range(3):
+        for page in range(PAGES):
+            check(driver, ptr, page, page)
+    read, written = moved(driver)
+    assert read >= 2 * (PAGES - 11)
+    assert written >= PAGES - 11
+
+
+def test_a_page_that_is_wanted_before_it_is_written_never_leaves(driver: Driver) -> None:
+    ptr = fill(driver, 6)
+    disk.delay(300_000, 0)
+    driver.prefetch(ptr, 6, HOST)
+    driver.prefetch(ptr + 2 * PAGE, 4, DEVICE)  # the writes of the first two have begun
+    disk.clear()
+    for page in range(6):
+        check(driver, ptr, page, page)
+    assert max(moved(driver)) <= 2
+
+
+def test_dead_pages_are_not_written(driver: Driver) -> None:
+    ptr = fill(driver, 6)
+    disk.delay(300_000, 0)
+    driver.prefetch(ptr, 6, HOST)
+    driver.discard(ptr, 6 * PAGE)
+    assert moved(driver)[1] <= 2  # those that had begun
+
+
+def test_clean_pages_leave_without_a_write(driver: Driver) -> None:
+    ptr = fill(driver, 6)
+    assert driver.calls.cuMemAdvise(ptr, 6 * PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    others = driver.alloc(8)
+    for _ in range(3):
+        driver.calls.touch(others, 8 * PAGE)
+        driver.prefetch(ptr, 6, HOST)
+        driver.discard(others, 8 * PAGE)
+        for page in range(6):
+            check(driver, ptr, page, page)
+    assert moved(driver)[1] <= 6 + 8  # each page of the first kind once
+
+
+def test_more_and_fewer_frames(driver: Driver) -> None:
+    ptr = fill(driver)
+    for frames in (4, 20, 6, 16, 4):
+        driver.calls.resize(frames * PAGE)
+        for page in range(PAGES):
+            check(driver, ptr, page, page)
+
+
+@pytest.mark.parametrize("kind", ["EIO", "short"])
+def test_a_write_that_fails_once_is_made_elsewhere(
+    driver: Driver, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for nth in (1, 4, 9):
+        disk.fail("write", nth, kind)
+    ptr = fill(driver)
+    for page in range(PAGES):
+        check(driver, ptr, page, page)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
+def test_a_disk_that_takes_no_more_loses_nothing(
+    driver: Driver, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ptr = fill(driver, 10)
+    driver.prefetch(ptr, 4, HOST)
+    for page in range(4):
+        check(driver, ptr, page, page)
+    for nth in range(1, 200):
+        disk.fail("write", nth, kind)
+    result = SUCCESS
+    for _ in range(200):  # the first are taken and fail later
+        time.sleep(0.01)
+        driver.calls.store(ptr, bytes([0]))
+        result = driver.calls.cuMemPrefetchAsync(ptr, 8 * PAGE, HOST, 0, driver.stream)
+        if result == OUT_OF_MEMORY:
+            break
+    assert result == OUT_OF_MEMORY
+    err = capfd.readouterr().err
+    assert err.count("umem: warning: writing the file in") == 1
+    assert "Nothing is lost" in err
+    driver.calls.resize(12 * PAGE)  # nothing can leave to make room for what was written before
+    for page in range(10):
+        check(driver, ptr, page, page)
+
+
+def test_a_full_disk_is_noticed_at_the_allocation(driver: Driver) -> None:
+    ptr = fill(driver, 10)
+    disk.fail("reserve", 1, "ENOSPC")
+    assert driver.calls.cuMemAllocManaged(100 * PAGE, 1) == (OUT_OF_MEMORY, 0)
+    for page in range(10):
+        check(driver, ptr, page, page)
+
+
+@pytest.mark.parametrize("kind", ["EIO", "flip"])
+def test_a_read_that_fails_is_tried_again(driver: Driver, kind: str) -> None:
+    ptr = fill(driver)
+    disk.fail("read", 1, kind)
+    for page in range(PAGES):
+        check(driver, ptr, page, page)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        ("read", "EIO", "Input/output error"),
+        ("read", "flip", "these are not the bytes that were written"),
+        ("write", "torn", "these are not the bytes that were written"),
+    ],
+)
+def test_what_cannot_be_read_ends_the_process_with_a_reason(
+    call: str, kind: str, words: str, tmp_path: Path
+) -> None:
+    code = f"""
+    for nth in range(1, 1000):
+        d.disk.fail({call!r}, nth, {kind!r})
+    fill(2)
+    whole(2)
+    """
+    done = run(code, tmp_path)
+    assert done.returncode == -signal.SIGSEGV
+    assert f"reading the file in '{tmp_path}' at offset" in done.stderr
+    assert words in done.stderr
+
+
+def test_a_forked_child_and_its_parent_write_apart(tmp_path: Path) -> None:
+    code = """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)  # the parent has written all pages again
+        right = whole(1)
+        fill(3)
+        right = right and whole(3)
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if whole(3) else 1)
+        right = right and os.waitpid(grandchild, 0)[1] == 0
+        os._exit(0 if right else 1)
+    for value in (2, 3, 4):
+        fill(value)
+        assert whole(value)
+    os.write(writer, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    size = d.telemetry()["disk_file_bytes"]
+    for value in range(5, 15):  # old versions make room
+        fill(value)
+    assert whole(14)
+    assert d.telemetry()["disk_file_bytes"] == size <= 2 * 64 * PAGE
+    print("right")
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_forks_while_pages_move(tmp_path: Path) -> None:
+    code = """
+    d.disk.delay(2000, 7)
+    for value in range(2, 12):
+        fill(value)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if whole(value) else 1)
+        fill(value + 50)
+        assert os.waitpid(child, 0)[1] == 0
+    print("right")
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = """
+    assert os.listdir(sys.argv[1]) == []
+    assert d.telemetry()["disk_file_bytes"] >= 24 * PAGE
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    free = os.statvfs(tmp_path).f_bavail
+    done = run(code, tmp_path)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not [*tmp_path.iterdir()]
+    # Others write to the same disk meanwhile: at most half of the file.
+    assert (free - os.statvfs(tmp_path).f_bavail) * os.statvfs(tmp_path).f_frsize < 12 * PAGE
+
+
+def test_memory_is_bounded_by_the_frames(tmp_path: Path) -> None:
+    code = """
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096
+    before = resident()
+    for value in range(5):
+        fill(value)
+        assert whole(value)
+    print((resident() - before) // PAGE)
+    """
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 3  # `fill` had used the eight frames and some of the three
+
+
+@pytest.mark.parametrize("late", [0, 2000])
+def test_system_calls_on_pages_in_every_state(driver: Driver, late: int, tmp_path: Path) -> None:
+    disk.delay(late, 3)
+    ptr = fill(driver)
+    as_buffer = (ctypes.c_char * (6 * PAGE)).from_address
+    path = tmp_path / "copy"
+    for first in (0, 9, 18):
+        with path.open("wb", buffering=0) as file:
+            assert file.write(as_buffer(ptr + first * PAGE)) == 6 * PAGE
+        data = path.read_bytes()
+        assert [data[i * PAGE] for i in range(6)] == [*range(first, first + 6)]
+        driver.prefetch(ptr + first * PAGE, 6, HOST)
+        with path.open("rb", buffering=0) as file:
+            assert file.readinto(as_buffer(ptr + ((first + 3) % 18) * PAGE)) == 6 * PAGE
+        for i in range(6):
+            check(driver, ptr, (first + 3) % 18 + i, first + i)
+        for i in range(6):
+            write(driver, ptr, (first + 3) % 18 + i, (first + 3) % 18 + i)
+        path.unlink()
+    for page in range(PAGES):
+        check(driver, ptr, page, page)
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("/dev/shm", "tmpfs"), ("/no/such/folder", "No such file"), (__file__, "Not a directory")],
+)
+def test_a_folder_that_cannot_hold_it_is_refused(folder: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason), opened(8, folder, 3):
+        pass
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "read", "out", "in", "discard", "clean", "unclean", "resize"]),
+        st.integers(0, PAGES - 1),
+        st.integers(1, 6),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=STEPS, late=st.sampled_from([0, 500]), seed=st.integers(0, 100), failing=st.booleans())
+@settings(deadline=None)
+def test_any_program_keeps_its_bytes(
+    steps: list[tuple[str, int, int]], late: int, seed: int, failing: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    disk.clear()
+    disk.delay(late, seed)
+    if failing:
+        for nth in range(seed % 5 + 1, 400, 7):
+            disk.fail("write", nth, ("EIO", "short")[nth % 2])
+            disk.fail("read", nth, ("EIO", "short", "flip")[nth % 3])
+    with opened(8, str(tmp_path_factory.getbasetemp()), 3) as driver:
+        ptr = driver.alloc(PAGES)
+        want: dict[int, int] = {}
+        for number, (verb, page, count) in enumerate(steps):
+            pages = range(page, min(page + count, PAGES))
+            at = ptr + page * PAGE
+            if verb == "write":
+                for each in pages:
+                    want[each] = number
+                    write(driver, ptr, each, number)
+            elif verb == "read":
+                for each in pages:
+                    if each in want:
+                        check(driver, ptr, each, want[each])
+            elif verb in ("out", "in"):
+                driver.prefetch(at, len(pages), HOST if verb == "out" else DEVICE)
+            elif verb == "discard":
+                driver.discard(at, len(pages) * PAGE)
+                for each in pages:
+                    want.pop(each, None)
+            elif verb == "resize":
+                driver.calls.resize((4 + count * 2) * PAGE)
+            else:
+                advice = READ_MOSTLY if verb == "clean" else READ_MOSTLY + 1
+                assert driver.calls.cuMemAdvise(at, len(pages) * PAGE, advice, DEVICE) == SUCCESS
+        for each, value in want.items():
+            check(driver, ptr, each, value)
+    disk.clear()
