@@ -11,6 +11,7 @@ GOOD = [
     "umem/libumem.so",
     "umem/py.typed",
     "umem/_src/torch_ext/observer.cpp",
+    "_umem_autoload.py",
     "umem-0.1.0.dist-info/METADATA",
     "umem-0.1.0.dist-info/licenses/LICENSE",
 ]
