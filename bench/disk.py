@@ -1,0 +1,231 @@
+"""Training in a part of its memory, with umem's disk and with swap: ``python bench/disk.py``.
+
+Each way is a process in a control group whose limit is 1/2 or 1/3 of plain torch's peak memory:
+umem with a disk and a budget of that limit less the process's other memory, and plain torch with a
+swap file on the same disk. Plain torch and umem without limits are the measure. Needs root, and
+control groups v1. Writes bench/results/disk_<hardware>_<date>.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import Report, Result, Spread, add_outputs, cases, note, output_of, results_folder
+
+from umem.base.units import GIB, MIB, format_bytes
+
+GROUPS = Path("/sys/fs/cgroup/memory")
+OTHER = 400 * MIB  # of the process, beside tensors: torch's code, Python, scratch memory
+SWAP = 6 * GIB
+SHARES = {"1/2": 0.5, "1/3": 1 / 3}
+WARM_UP = {"plain": 1, "swap": 1, "umem": 5, "disk": 5}  # steps; umem records and plans in its
+STEPS = {"plain": 4, "swap": 1, "umem": 4, "disk": 4}
+FASTER = {"1/2": 3.0, "1/3": 5.0}  # than swap
+
+
+def loss_of(net_name: str, small: bool) -> tuple[Any, Any]:
+    """Return the model and a function from a generator to the loss of a new batch."""
+    import torch
+    from nets import UNet
+    from torch.nn import functional as F  # noqa: N812  (torch's own convention)
+
+    from umem.demo.nets import GPT
+
+    if net_name == "gpt":  # 118 M parameters: optimizer states move most
+        gpt = GPT(8192, 128, 1 if small else 8, 1024, 16)
+
+        def of_text(random: torch.Generator) -> Any:
+            tokens = torch.randint(0, 8192, (1, 129), generator=random)
+            return F.cross_entropy(gpt(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+        return gpt, of_text
+    unet = UNet(16, 4, 2)  # activations move most
+
+    def of_images(random: torch.Generator) -> Any:
+        images = torch.randn(2 if small else 10, 3, 256, 256, generator=random)
+        return F.cross_entropy(unet(images), images[:, 0].gt(0).long())
+
+    return unet, of_images
+
+
+def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None:
+    """Train in this process, and print the steps' times and the losses as JSON."""
+    import resource
+
+    import torch
+
+    import umem
+
+    torch.manual_seed(0)
+    if budget:
+        options = {"disk": disk} if disk else {}
+        umem.enable(budget=budget, device="soft", **options)
+    net, loss = loss_of(net_name, small)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    random = torch.Generator().manual_seed(1)
+    warm_up, steps = WARM_UP[way], STEPS[way]
+    rows: list[tuple[float, float]] = []
+    losses = []
+    for _ in range(warm_up + steps):
+        begin, cpu = time.perf_counter(), time.process_time()
+        value = loss(random)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item().hex())
+        rows.append((time.perf_counter() - begin, time.process_time() - cpu))
+    found: dict[str, Any] = {
+        "seconds": [row[0] for row in rows[warm_up:]],
+        "cpu_seconds": [row[1] for row in rows[warm_up:]],
+        "losses": losses,
+        "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+    if budget:
+        stats = umem.stats()
+        names = ("steps", "faults", "stall_us", "plan_hits", "plan_misses", "peak_live_bytes")
+        on_disk = ("disk_bytes_in", "disk_bytes_out", "disk_busy_in_us", "disk_busy_out_us")
+        found |= {name: getattr(stats, name) for name in names + on_disk}
+    print(json.dumps(found))
+
+
+@contextlib.contextmanager
+def swapping(folder: str) -> Iterator[None]:
+    """Swap to a file on the same disk within."""
+    path = Path(folder, "swap")
+    output_of(["fallocate", "-l", str(SWAP), str(path)])
+    path.chmod(0o600)
+    output_of(["mkswap", str(path)])
+    output_of(["swapon", str(path)])
+    try:
+        yield
+    finally:
+        output_of(["swapoff", str(path)])
+        path.unlink()
+
+
+def limited(command: Sequence[str], limit: int) -> str:
+    """Run the command in a control group with this much memory; 0 for no limit."""
+    if not limit:
+        return output_of(command)
+    group = GROUPS / "umem-bench"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        return output_of(["sh", "-c", join, "sh", *command])
+    finally:
+        time.sleep(0.5)  # the kernel removes its last process
+        group.rmdir()
+
+
+def measured(net: str, way: str, limit: int, folder: str, small: bool) -> dict[str, Any]:
+    """Train once in a process of its own."""
+    budget = {"umem": 8 * GIB, "disk": limit - OTHER}.get(way, 0)
+    disk = folder if way == "disk" else ""
+    note(f"{net}, {way}, {format_bytes(limit) if limit else 'no limit'}")
+    words = [net, way, str(budget), disk]
+    command = [sys.executable, __file__, "--worker", *words, *(["--smoke"] if small else [])]
+    with swapping(folder) if way == "swap" else contextlib.nullcontext():
+        found: dict[str, Any] = json.loads(limited(command, limit))
+    return {"net": net, "way": way, "limit": limit, **found}
+
+
+def compare(net: str, rounds: int, folder: str, small: bool) -> list[dict[str, Any]]:
+    """Run all ways in turn, `rounds` times."""
+    peak = measured(net, "plain", 0, folder, small)["peak_rss"]
+    shares = {"1/1": 0, **{name: int(peak * share) // MIB * MIB for name, share in SHARES.items()}}
+    if small:
+        shares = {"1/1": 0, "1/2": OTHER + 128 * MIB}
+    turns = [
+        (share, way)
+        for share in shares
+        for way in (("plain", "umem") if share == "1/1" else ("disk", "swap"))
+    ]
+    rows = []
+    with cases(rounds * len(turns)) as advance:
+        for i in range(rounds):
+            for share, way in turns[i % len(turns) :] + turns[: i % len(turns)]:
+                rows.append({"share": share, **measured(net, way, shares[share], folder, small)})
+                advance(1)
+    return rows
+
+
+def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
+    """Return the figures of one network; a ratio compares medians of the same round."""
+    losses = {tuple(row["losses"])[: WARM_UP["plain"] + STEPS["swap"]] for row in rows}
+    if len(losses) > 1:
+        raise SystemExit(f"{net}: the losses differ")
+
+    def medians(share: str, way: str, what: str = "seconds") -> list[float]:
+        return [
+            Spread.of(row[what]).median
+            for row in rows
+            if (row["share"], row["way"]) == (share, way)
+        ]
+
+    def ratio(over: list[float], under: list[float]) -> Spread:
+        return Spread.of([a / b for a, b in zip(over, under, strict=True)])
+
+    plain, in_ram = medians("1/1", "plain"), medians("1/1", "umem")
+    found = [
+        Result(f"{net}, plain torch", Spread.of(plain), "s"),
+        Result(f"{net}, umem, no limit", ratio(in_ram, plain), "x", note="of plain torch"),
+    ]
+    for share in SHARES:
+        disk, swap = medians(share, "disk"), medians(share, "swap")
+        if not disk:
+            continue
+        of_disk = [row for row in rows if (row["share"], row["way"]) == (share, "disk")]
+        row = of_disk[-1]
+        written = row["disk_bytes_out"] / row["steps"]
+        cpu, base = medians(share, "disk", "cpu_seconds"), medians("1/1", "umem", "cpu_seconds")
+        found += [
+            Result(f"{net} in {share}, disk", ratio(disk, in_ram), "x", note="of umem, no limit"),
+            Result(f"{net} in {share}, disk, processor time", ratio(cpu, base), "x"),
+            Result(
+                f"{net} in {share}, disk over swap", ratio(disk, swap), "x", 1 / FASTER[share],
+                f"limit {format_bytes(row['limit'])}, wrote {format_bytes(int(written))} a step",
+            ),
+        ]  # fmt: skip
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_outputs(parser)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--nets", nargs="+", choices=("gpt", "unet"), default=["gpt", "unet"])
+    parser.add_argument("--disk", default="/var/tmp", help="a folder on the disk (%(default)s)")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        net, way, budget, disk = options.worker
+        worker(net, way, int(budget), disk, options.smoke)
+        return
+    folder = results_folder(parser, options)
+    if os.geteuid() != 0 or not GROUPS.is_dir():
+        note("skipped: it needs root, and control groups v1 (swap files, limits)")
+        return
+    report = Report("disk", {"rounds": options.rounds, "disk": options.disk, "other": OTHER})
+    with tempfile.TemporaryDirectory(dir=options.disk) as disk:
+        for net in options.nets:
+            rows = compare(net, 1 if options.smoke else options.rounds, disk, options.smoke)
+            report.details[net] = rows
+            report.results += results_of(net, rows)
+    print(report.markdown())
+    if folder is not None:
+        print("\n".join(map(str, report.write(folder))))
+
+
+if __name__ == "__main__":
+    main()
