@@ -2,7 +2,10 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -136,9 +139,13 @@ void Disk::note_failure(bool write, int error, const Slot& slot) {
                   folder, at);
     return;
   }
-  errno = error;  // of %m
-  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %m", what, folder,
-                at);
+  char number[24];
+  std::snprintf(number, sizeof number, "error %d", error);
+  const char* const why = error == EIO      ? "input/output error"
+                          : error == ENOSPC ? "no space is left on the disk"
+                                            : number;
+  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %s", what, folder, at,
+                why);
 }
 
 // A place that fails may be a bad block, so another one is tried.
@@ -166,7 +173,11 @@ int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lo
   if (lock.owns_lock()) lock.unlock();
   const int error = file_.read(slot, to);
   if (lock.mutex()) lock.lock();
-  if (error != 0) note_failure(false, error, slot);
+  if (error != 0) {
+    note_failure(false, error, slot);
+  } else if (writable()) {
+    failure_[0] = '\0';
+  }
   return error;
 }
 
@@ -190,13 +201,22 @@ void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>&
     if (io.gives) give_locked(io.frame);
   } else {
     io.state = State::kUnwritten;
-    if (!std::exchange(broken_, true))
-      std::fprintf(stderr,
-                   "umem: warning: %s. Nothing is lost: what is not on the disk stays in memory, "
-                   "and no more is evicted\n",
-                   failure_.data());
+    if (!broken_.exchange(true)) warn(lock);
   }
   if (workers_) workers_->changed.notify_all();
+}
+
+// Not by stdio, whose lock a thread may hold that waits for this transfer.
+void Disk::warn(std::unique_lock<std::mutex>& lock) {
+  char line[400];
+  const int n = std::snprintf(line, sizeof line,
+                              "umem: warning: %s. Nothing is lost: what is not on the disk stays "
+                              "in memory, and no more is evicted\n",
+                              failure_.data());
+  if (lock.owns_lock()) lock.unlock();
+  [[maybe_unused]] const long written = syscall(
+      SYS_write, STDERR_FILENO, line, std::min(static_cast<std::size_t>(n), sizeof line - 1));
+  if (lock.mutex()) lock.lock();
 }
 
 void Disk::work(bool writes) {
@@ -233,8 +253,9 @@ void Disk::give(std::uint32_t frame) {
 std::uint32_t Disk::take() {
   auto lock = guard();
   ++takers_;
-  wait_until(lock, [&] { return !free_.empty(); });
+  wait_until(lock, [&] { return !free_.empty() || is_starved(); });
   --takers_;
+  if (free_.empty()) return kNoFrame;
   const std::uint32_t frame = free_.back();
   free_.pop_back();
   if (workers_ && reads_.head) workers_->for_reads.notify_one();
@@ -268,9 +289,8 @@ void Disk::read(std::size_t page, std::uint32_t frame) {
   UMEM_ASSERT(io.state == State::kIdle && io.slot.number != 0, "a page that is read is on disk");
   io.frame = frame;
   io.state = State::kReadWaits;
-  if (!workers_) return transfer(page, false, lock);
   push(reads_, page, false);
-  workers_->for_reads.notify_one();
+  if (workers_) workers_->for_reads.notify_one();
 }
 
 Disk::Kept Disk::keep(std::size_t page, std::uint32_t& frame) {
@@ -290,16 +310,39 @@ Disk::Kept Disk::keep(std::size_t page, std::uint32_t& frame) {
 bool Disk::await(std::size_t page, std::uint32_t& frame) {
   auto lock = guard();
   Io& io = io_[page];
-  if (io.state == State::kReadWaits && reads_.head != page + 1) {
+  if (io.state == State::kReadWaits) {
     unlink(reads_, page);
     push(reads_, page, true);
-    workers_->for_reads.notify_one();
+    if (workers_) workers_->for_reads.notify_one();
   }
-  wait_until(lock, [&] { return io.state == State::kRead || io.state == State::kUnread; });
+  const auto waits_in_vain = [&] {
+    return io.state == State::kReadWaits && io.frame == kNoFrame && is_starved();
+  };
+  if (!workers_ && io.state == State::kReadWaits && !waits_in_vain()) {
+    unlink(reads_, page);
+    transfer(page, false, lock);
+  }
+  wait_until(lock, [&] {
+    return io.state == State::kRead || io.state == State::kUnread || waits_in_vain();
+  });
   frame = io.frame;
+  if (io.state == State::kReadWaits) {
+    unlink(reads_, page);
+    io.state = State::kIdle;
+    return false;
+  }
   const bool done = io.state == State::kRead || read_page(page, space_->home(frame), lock) == 0;
   io.state = State::kIdle;
   return done;
+}
+
+std::uint32_t Disk::drop(std::size_t page) {
+  auto lock = guard();
+  Io& io = io_[page];
+  if (io.state == State::kReadWaits) unlink(reads_, page);
+  wait_until(lock, [&] { return io.state != State::kReading; });
+  io.state = State::kIdle;
+  return io.frame;
 }
 
 bool Disk::read_to(std::size_t page, char* to) {
@@ -327,7 +370,8 @@ void Disk::forget(std::size_t page) {
 void Disk::prepare_fork() {
   auto lock = guard();
   wait_until(lock, [&] {
-    return writes_.head == 0 && reads_.head == 0 && in_.running + out_.running == 0;
+    const bool reads_wait = reads_.head != 0 && !is_starved();
+    return writes_.head == 0 && in_.running + out_.running == 0 && !reads_wait;
   });
   file_.prepare_fork();
 }
@@ -337,6 +381,12 @@ void Disk::forked_child() {
   workers_ = nullptr;
   takers_ = 0;
   file_.forked_child();
+}
+
+bool Disk::describe_failure(char* text, std::size_t size) const {
+  const auto lock = guard();
+  std::snprintf(text, size, "%s", failure_.data());
+  return failure_[0] != '\0';
 }
 
 driver::DiskCounters Disk::counters() const {

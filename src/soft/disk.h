@@ -10,6 +10,7 @@
 // it transfers at once, in the caller.
 #pragma once
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +49,7 @@ class Disk {
   bool reserve(std::size_t pages);
   void release(std::size_t pages);
 
-  std::uint32_t take();      // waits for a free frame
+  std::uint32_t take();      // waits for a free frame; kNoFrame if none becomes free
   std::uint32_t try_take();  // kNoFrame if none is free, or reads wait for one
   void give(std::uint32_t frame);
 
@@ -64,8 +65,11 @@ class Disk {
     bool frame, on_disk;
   };
   Kept keep(std::size_t page, std::uint32_t& frame);
-  // Waits for the page's read. False if it failed; the frame is the caller's in any case.
+  // Waits for the page's read. False if it failed; the frame is the caller's in any case, or
+  // kNoFrame if none became free.
   bool await(std::size_t page, std::uint32_t& frame);
+  // Ends the page's read, and returns its frame or kNoFrame.
+  std::uint32_t drop(std::size_t page);
   // Reads to memory that is no frame. False if that failed.
   bool read_to(std::size_t page, char* to);
   // Writes from memory that is no frame. False if that failed.
@@ -78,8 +82,8 @@ class Disk {
   void forked_child();
 
   driver::DiskCounters counters() const;
-  // Why the last transfer failed, and where, for a message; null if none did.
-  const char* failure() const { return failure_[0] != '\0' ? failure_.data() : nullptr; }
+  // Copies why and where the last transfer failed. False if it did not.
+  bool describe_failure(char* text, std::size_t size) const;
 
  private:
   enum class State : unsigned char {
@@ -125,7 +129,10 @@ class Disk {
   int write_page(Io& io, const char* from, std::unique_lock<std::mutex>& lock);
   int read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lock);
   void give_locked(std::uint32_t frame);
+  // No frame becomes free by itself: those of failed writes stay with their pages.
+  bool is_starved() const { return free_.empty() && writes_.head == 0 && out_.running == 0; }
   void note_failure(bool write, int error, const Slot& slot);
+  void warn(std::unique_lock<std::mutex>& lock);
   void begin(Busy& busy);
   void end(Busy& busy);
 
@@ -138,7 +145,7 @@ class Disk {
   Queue reads_, writes_;
   Busy in_, out_;
   std::uint64_t wait_us_ = 0;
-  bool broken_ = false;
+  std::atomic<bool> broken_{false};
   std::array<char, 256> failure_{};
   Workers* workers_ = nullptr;  // null in a forked child
 };

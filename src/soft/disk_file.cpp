@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/assert.h"
 #include "base/format.h"
@@ -95,8 +96,14 @@ int DiskFile::open_file(std::string& problem) const {
   int file = ::open(folder_.c_str(), O_TMPFILE | kFlags, 0600);
   if (file < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {  // no files without a name
     std::string name = folder_ + "/umem-XXXXXX";
-    file = mkostemp(name.data(), kFlags & ~O_RDWR);
+    file = mkostemp(name.data(), O_CLOEXEC);
     if (file >= 0) unlink(name.c_str());
+    if (file >= 0 && fcntl(file, F_SETFL, O_DIRECT) != 0) {
+      const int error = errno;
+      ::close(file);
+      file = -1;
+      errno = error;
+    }
   }
   if (file < 0)
     problem = errno == EINVAL ? "its file system has no O_DIRECT; name a folder on another one"
@@ -114,7 +121,8 @@ Status DiskFile::open(const std::string& folder, std::size_t limit_pages, std::s
   files_[0] = file;
   limit_ = limit_pages > 0 ? std::min(limit_pages, max_pages) : max_pages;
   try {
-    for (std::vector<std::uint32_t>* table : {&free_, &left_, &epoch_}) table->reserve(max_pages);
+    for (std::vector<std::uint32_t>* table : {&free_, &epoch_}) table->reserve(max_pages);
+    left_.reserve(max_pages);
   } catch (const std::bad_alloc&) {
     close();
     return {Code::kOutOfHostMemory, "no memory for the table of the file of evicted memory"};
@@ -147,11 +155,18 @@ bool DiskFile::reserve(std::size_t pages) {
 }
 
 bool DiskFile::grow(std::size_t pages) {
-  const std::size_t more = align_up(pages, kGrowth);
-  if (!is_own_ || capacity_ + more > epoch_.capacity()) return false;
-  if (g_calls.reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
-                      static_cast<off_t>(more << kPageShift)) != 0)
-    return false;
+  if (!is_own_ || capacity_ + pages > epoch_.capacity()) return false;
+  const auto reserve = [&](std::size_t more) {
+    return g_calls.reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
+                           static_cast<off_t>(more << kPageShift)) == 0;
+  };
+  // Some more for later, within the limit and if the disk has room.
+  const std::size_t left = limit_ - std::min(limit_, capacity_ + pages);
+  std::size_t more = pages + std::min(left, kGrowth);
+  if (!reserve(more)) {
+    more = pages;
+    if (!reserve(more)) return false;
+  }
   epoch_.resize(capacity_ + more);
   for (std::size_t i = more; i > 0; --i) free_.push_back(static_cast<std::uint32_t>(capacity_ + i));
   capacity_ += more;
@@ -159,20 +174,28 @@ bool DiskFile::grow(std::size_t pages) {
 }
 
 // Forgets children that have ended, or run another program.
-bool DiskFile::is_read_by_children(std::uint32_t number) {
-  if (leases_.empty()) return false;
+void DiskFile::end_leases() {
+  const std::size_t before = leases_.size();
   std::erase_if(leases_, [](const Lease& lease) {
     pollfd ended{lease.file, POLLIN, 0};
     if (poll(&ended, 1, 0) <= 0) return false;
     ::close(lease.file);
     return true;
   });
-  if (leases_.empty()) {
-    free_.insert(free_.end(), left_.begin(), left_.end());
-    left_.clear();
-    return false;
-  }
-  return epoch_[number - 1] <= leases_.back().epoch;
+  if (leases_.size() == before) return;
+  std::erase_if(left_, [&](const Left& slot) {
+    if (std::any_of(leases_.begin(), leases_.end(), [&](const Lease& lease) {
+          return slot.written <= lease.epoch && lease.epoch < slot.left;
+        }))
+      return false;
+    free_.push_back(slot.number);
+    return true;
+  });
+}
+
+bool DiskFile::is_read_by_children(std::uint32_t number) {
+  if (!leases_.empty()) end_leases();
+  return !leases_.empty() && epoch_[number - 1] <= leases_.back().epoch;
 }
 
 bool DiskFile::take(Slot& slot) {
@@ -180,7 +203,8 @@ bool DiskFile::take(Slot& slot) {
     epoch_[slot.number - 1] = epoch_now_;
     return true;
   }
-  if (free_.empty() && !grow(kGrowth)) return false;
+  // Beyond the limit, if children read old versions.
+  if (free_.empty() && !grow(1)) return false;
   give(slot);
   slot.number = free_.back();
   slot.file = current_;
@@ -190,9 +214,13 @@ bool DiskFile::take(Slot& slot) {
 }
 
 void DiskFile::give(Slot& slot) {
-  if (slot.number != 0 && slot.file == current_ && is_own_)
-    (is_read_by_children(slot.number) ? left_ : free_).push_back(slot.number);
-  slot = {};
+  const std::uint8_t file = slot.file;
+  const std::uint32_t number = std::exchange(slot, {}).number;
+  if (number == 0 || file != current_ || !is_own_) return;
+  if (is_read_by_children(number))
+    left_.push_back({number, epoch_[number - 1], epoch_now_});
+  else
+    free_.push_back(number);
 }
 
 int DiskFile::write(Slot& slot, const char* from) const {
@@ -212,6 +240,7 @@ int DiskFile::read(const Slot& slot, char* to) const {
 }
 
 void DiskFile::prepare_fork() {
+  end_leases();
   // Without a pipe, children are taken to never end: nothing that they may read is overwritten.
   if (pipe2(pipe_.data(), O_CLOEXEC) != 0) pipe_ = {-1, -1};
 }

@@ -70,6 +70,7 @@ class DiskFile {
 
   int open_file(std::string& problem) const;
   bool grow(std::size_t pages);
+  void end_leases();
   bool is_read_by_children(std::uint32_t number);
 
   std::string folder_;
@@ -79,8 +80,13 @@ class DiskFile {
   bool is_child_ = false;  // whose file grows with what it writes: most children write nothing
   std::size_t limit_ = 0, capacity_ = 0, reserved_ = 0;
   // With room for all pages: a fault handler may take and give slots.
-  std::vector<std::uint32_t> free_, left_;  // `left_`: free, but a child may read them
-  std::vector<std::uint32_t> epoch_;        // of each slot's last write
+  std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> epoch_;  // of each slot's last write
+  // Free, but children may read them that were forked in these epochs: [written, left).
+  struct Left {
+    std::uint32_t number, written, left;
+  };
+  std::vector<Left> left_;
   struct Lease {
     int file;  // the reading end of a pipe whose writing end children hold
     std::uint32_t epoch;

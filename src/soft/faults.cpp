@@ -36,8 +36,8 @@ bool is_worth_another_try(std::size_t page) {
 void say_refused() {
   char reason[256], line[320];
   Pager& pager = g_device->pager;
-  if (pager.disk().failure()) {
-    std::snprintf(reason, sizeof reason, "%s", pager.disk().failure());
+  if (pager.disk().on() && pager.disk().describe_failure(reason, sizeof reason)) {
+    // That is the reason.
   } else if (pager.space().refused()) {
     describe_reached_limit(reason, sizeof reason);
   } else {

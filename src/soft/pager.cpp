@@ -207,14 +207,22 @@ bool Pager::free_a_frame(Moved& moved) {
   }
   if (discarded_.head) return evict(discarded_.head - 1, Frame::kGiven, moved);
   if (calls_hold_too_much() && held_.head && hand_over(held_.head - 1, moved)) return true;
-  if (used_list_.head) return evict(used_list_.head - 1, Frame::kGiven, moved);
+  for (std::uint32_t id = used_list_.head; id != 0; id = pages_[id - 1].next)
+    if (!disk_.on() || disk_.writable() || pages_[id - 1].on_disk)
+      return evict(id - 1, Frame::kGiven, moved);
   return held_.head && hand_over(held_.head - 1, moved);
 }
 
+// A disk that takes no more leaves pages in the frames that transfers had.
+std::size_t Pager::usable_frames() const {
+  return disk_.on() && !disk_.writable() ? frames_ + staging_ : frames_;
+}
+
 bool Pager::take_frame(std::uint32_t& frame, Moved& moved) {
-  if (frames_ == 0 || !shrink_to(frames_ - 1, moved)) return false;
+  if (frames_ == 0 || !shrink_to(usable_frames() - 1, moved)) return false;
   if (disk_.on()) {
     frame = disk_.take();
+    if (frame == Disk::kNoFrame) return false;
     ++used_;
     return true;
   }
@@ -235,7 +243,8 @@ void Pager::give_frame(std::uint32_t frame) {
   UMEM_ASSERT(used_ > 0, "a frame that is given was taken");
   if (disk_.on()) {
     --used_;
-    return disk_.give(frame);
+    if (frame != Disk::kNoFrame) disk_.give(frame);
+    return;
   }
   UMEM_ASSERT(free_frames_.size() < free_frames_.capacity(),
               "the fault handler allocates no memory");
@@ -305,7 +314,7 @@ bool Pager::bring(std::size_t index, Moved& moved) {
 // Gives the page a frame, and asks the disk for its contents unless they have not left yet.
 bool Pager::read(std::size_t index, Moved& moved) {
   Page& page = pages_[index];
-  if (frames_ == 0 || !shrink_to(frames_ - 1, moved)) return false;
+  if (frames_ == 0 || !shrink_to(usable_frames() - 1, moved)) return false;
   const Disk::Kept kept = disk_.keep(index, page.frame);
   page.on_disk = kept.on_disk;
   const bool duplicate = page.read_mostly && (kept.on_disk || disk_.writable());
@@ -335,25 +344,21 @@ bool Pager::read(std::size_t index, Moved& moved) {
   return true;
 }
 
-// Waits for the page's contents, and returns the frame that has them if `done`.
-std::uint32_t Pager::end_arrival(std::size_t index, bool& done) {
+void Pager::end_arrival(std::size_t index) {
   Page& page = pages_[index];
   (page.before ? pages_[page.before - 1].after : first_arriving_) = page.after;
   (page.after ? pages_[page.after - 1].before : last_arriving_) = page.before;
   page.arriving = false;
-  std::uint32_t frame = 0;
-  done = disk_.await(index, frame);
-  return frame;
 }
 
 // If the disk cannot be read, or the kernel refuses, the page is still on the disk alone.
 bool Pager::settle(std::size_t index) {
   Page& page = pages_[index];
   if (!page.arriving) return true;
-  bool done = false;
-  page.frame = end_arrival(index, done);
+  end_arrival(index);
   const bool duplicate = page.state == PageState::kDuplicate;
-  if (done && space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
+  if (disk_.await(index, page.frame) &&
+      space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
     page.on_disk = duplicate;
     return true;
   }
@@ -365,12 +370,11 @@ bool Pager::settle(std::size_t index) {
 
 // The disk has what an arriving page has.
 void Pager::drop_arriving(std::size_t index) {
-  bool done = false;
-  const std::uint32_t frame = end_arrival(index, done);
+  end_arrival(index);
   note(MoveKind::kDrop, index);
   remove(list_of(pages_[index]), index);
   pages_[index].state = PageState::kHost;
-  give_frame(frame);
+  give_frame(disk_.drop(index));
 }
 
 void Pager::arrive(std::uint32_t ticket) {
@@ -394,10 +398,15 @@ void Pager::write_mapped(std::size_t index) {
   write(index, reinterpret_cast<const char*>(space_.managed(index)), false);
 }
 
-// The disk's contents of the page are of no use from now on.
+// The disk's contents of the page are of no use from now on. A page that is mapped there stays
+// read-only until it is made writable.
 void Pager::forget_copy(std::size_t index) {
   Page& page = pages_[index];
   if (!std::exchange(page.on_disk, false)) return;
+  if (page.state == PageState::kDuplicate) {
+    page.state = PageState::kDevice;
+    page.read_only = true;
+  }
   std::uint32_t frame = 0;
   const bool has_frame = page.state != PageState::kHost;
   if (disk_.keep(index, frame).frame && !has_frame) disk_.give(frame);
@@ -426,6 +435,7 @@ bool Pager::evict(std::size_t index, Frame then, Moved& moved) {
       !disk_.keep(index, page.frame).on_disk) {
     page.on_disk = false;
     page.state = PageState::kDevice;
+    page.read_only = true;  // as it is mapped
   }
   const bool dirty = page.state == PageState::kDevice;
   if (dirty && disk_.on() && !disk_.writable()) return false;
@@ -728,7 +738,7 @@ bool Pager::open_on(std::size_t index, bool writes, Moved& moved) {
   if (held(page)) return is_open(page, writes) || make_writable(index);
   bool framed = page.state != PageState::kVoid && page.state != PageState::kHost;
   if (!framed && disk_.on()) framed = bring(index, moved);
-  if (!settle(index)) return false;
+  if (!settle(index) || (!framed && page.on_disk)) return false;
   return framed ? hold(index, writes) : map_remote(index);
 }
 
@@ -775,14 +785,18 @@ bool Pager::set_frames_of_disk(std::size_t frames, Moved& moved) {
     if (!set_aside_.empty()) {
       frame = set_aside_.back();
       set_aside_.pop_back();
-    } else if (opened_ >= space_.pages() || !space_.open_frame(opened_++)) {
+    } else if (opened_ >= space_.pages() || !space_.open_frame(opened_)) {
       return false;
+    } else {
+      ++opened_;
     }
     disk_.give(frame);
   }
   while (opened_ - set_aside_.size() > frames + staging_) {
-    set_aside_.push_back(disk_.take());
-    space_.drop_frame(set_aside_.back());
+    const std::uint32_t frame = disk_.take();
+    if (frame == Disk::kNoFrame) break;  // those of pages that the disk did not take
+    set_aside_.push_back(frame);
+    space_.drop_frame(frame);
   }
   frames_ = frames;
   return true;

@@ -162,13 +162,14 @@ class Pager {
   // Evicts in the driver's order until at most `frames` are used.
   bool shrink_to(std::size_t frames, Moved& moved);
   bool free_a_frame(Moved& moved);
+  std::size_t usable_frames() const;
   bool take_frame(std::uint32_t& frame, Moved& moved);
   bool frame_for(std::size_t index, std::uint32_t& frame, Moved& moved);
   void give_frame(std::uint32_t frame);
   bool bring(std::size_t index, Moved& moved);
   bool read(std::size_t index, Moved& moved);
   bool settle(std::size_t index);
-  std::uint32_t end_arrival(std::size_t index, bool& done);
+  void end_arrival(std::size_t index);
   void drop_arriving(std::size_t index);
   void write(std::size_t index, const char* from, bool gives);
   void write_mapped(std::size_t index);

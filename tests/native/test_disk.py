@@ -169,9 +169,73 @@ def test_a_disk_that_takes_no_more_loses_nothing(
         check(driver, ptr, page, page)
 
 
+def break_disk(driver: Driver) -> int:
+    """Ten pages, with a disk that has refused some of them."""
+    ptr = fill(driver, 10)
+    for nth in range(1, 400):
+        disk.fail("write", nth, "EIO")
+    for _ in range(200):
+        result = driver.calls.cuMemPrefetchAsync(ptr, 8 * PAGE, HOST, 0, driver.stream)
+        if result == OUT_OF_MEMORY:
+            return ptr
+        time.sleep(0.01)
+        for page in range(8):
+            write(driver, ptr, page, page)
+    raise AssertionError("the disk goes on")
+
+
+def test_a_broken_disk_refuses_and_does_not_hang(driver: Driver) -> None:
+    ptr = break_disk(driver)
+    other = driver.alloc(30)
+    refused = driver.calls.cuMemPrefetchAsync(other, 30 * PAGE, DEVICE, 0, driver.stream)
+    assert refused == OUT_OF_MEMORY
+    if os.fork() == 0:
+        os._exit(0)
+    assert os.wait()[1] == 0
+    driver.calls.resize(64 * PAGE)
+    for page in range(10):
+        check(driver, ptr, page, page)
+
+
+def test_a_system_call_on_a_page_that_has_no_room_is_refused(
+    driver: Driver, tmp_path: Path
+) -> None:
+    ptr = break_disk(driver)
+    others = driver.alloc(11)
+    driver.calls.cuMemPrefetchAsync(others, 11 * PAGE, DEVICE, 0, driver.stream)  # all frames
+    away = [page for page in range(10) if driver.states(ptr + page * PAGE, 1) == ["host"]]
+    for page in away:
+        at = (ctypes.c_char * 4096).from_address(ptr + page * PAGE)
+        with (tmp_path / "copy").open("wb", buffering=0) as file:
+            try:
+                file.write(at)
+            except OSError:
+                continue
+        assert (tmp_path / "copy").read_bytes()[0] == page
+    driver.calls.resize(64 * PAGE)
+    for page in range(10):
+        check(driver, ptr, page, page)
+
+
+def test_a_copy_that_could_not_be_written_may_be_written_to(driver: Driver) -> None:
+    ptr = fill(driver, 4)
+    assert driver.calls.cuMemAdvise(ptr, 4 * PAGE, READ_MOSTLY, DEVICE) == SUCCESS
+    for nth in range(1, 400):
+        disk.fail("write", nth, "EIO")
+    for _ in range(2):  # copies, since the device may keep them; some are refused
+        driver.calls.cuMemPrefetchAsync(ptr, 4 * PAGE, HOST, 0, driver.stream)
+        time.sleep(0.1)
+    driver.calls.cuMemAdvise(ptr, 4 * PAGE, READ_MOSTLY + 1, DEVICE)
+    for page in range(4):
+        check(driver, ptr, page, page)
+        write(driver, ptr, page, page + 9)
+        check(driver, ptr, page, page + 9)
+
+
 def test_a_full_disk_is_noticed_at_the_allocation(driver: Driver) -> None:
     ptr = fill(driver, 10)
-    disk.fail("reserve", 1, "ENOSPC")
+    for nth in (1, 2):  # with some room for later, and without
+        disk.fail("reserve", nth, "ENOSPC")
     assert driver.calls.cuMemAllocManaged(100 * PAGE, 1) == (OUT_OF_MEMORY, 0)
     for page in range(10):
         check(driver, ptr, page, page)
@@ -188,7 +252,7 @@ def test_a_read_that_fails_is_tried_again(driver: Driver, kind: str) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        ("read", "EIO", "Input/output error"),
+        ("read", "EIO", "input/output error"),
         ("read", "flip", "these are not the bytes that were written"),
         ("write", "torn", "these are not the bytes that were written"),
     ],
@@ -232,6 +296,31 @@ def test_a_forked_child_and_its_parent_write_apart(tmp_path: Path) -> None:
         fill(value)
     assert whole(14)
     assert d.telemetry()["disk_file_bytes"] == size <= 2 * 64 * PAGE
+    print("right")
+    """
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_short_children_beside_a_long_one_leave_no_slots_behind(tmp_path: Path) -> None:
+    code = """
+    reader, writer = os.pipe()
+    long = os.fork()
+    if long == 0:
+        os.read(reader, 1)
+        os._exit(0 if whole(1) else 1)
+    for value in range(2, 14):
+        fill(value)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if whole(value) else 1)
+        fill(value + 20)
+        assert os.waitpid(child, 0)[1] == 0
+    size = d.telemetry()["disk_file_bytes"]
+    assert size <= (64 + 24 + 3 * 24) * PAGE, size // PAGE
+    os.write(writer, b"x")
+    assert os.waitpid(long, 0)[1] == 0
+    assert len(os.listdir("/proc/self/fd")) < 20
     print("right")
     """
     done = run(code, tmp_path)

@@ -85,6 +85,7 @@ def native_options(settings: Settings, threads: int) -> core.Options:
         options.disk_bytes = settings.disk.bytes or 0
         options.staging_bytes = _staging_bytes(options.budget_bytes)
         options.budget_bytes -= options.staging_bytes
+        options.device_bytes -= min(options.staging_bytes, options.device_bytes)
     if options.device == "cuda":
         options.budget_percent = settings.budget.percent or 0
     options.floor_bytes = floor_bytes(threads if options.device == "soft" else 1)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..base import log as log_output
+from ..base.units import format_bytes
 from ..config import ranks
 from ..config.options import BY_NAME
 from ..config.settings import Settings, difference, load
@@ -270,7 +271,13 @@ def set_budget(budget: str | int, host_budget: str | int | None = None) -> None:
             )
         if host_budget is None:
             host_count = core.current_options().host_budget_bytes
-        core.set_budget(count - core.current_options().staging_bytes, host_count)
+        staging = core.current_options().staging_bytes
+        if count <= staging:
+            raise ConfigError(
+                f"umem.set_budget({budget!r}): pages on their way to and from the disk take "
+                f"{format_bytes(staging)} of it; allowed: more than that and the minimum budget"
+            )
+        core.set_budget(count - staging, host_count)
         session.settings = changed
         if session.planner is not None:
             session.planner.budget_changed()
