@@ -67,8 +67,7 @@ def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None
 
     torch.manual_seed(0)
     if budget:
-        options = {"disk": disk} if disk else {}
-        umem.enable(budget=budget, device="soft", **options)
+        umem.enable(budget=budget, device="soft", disk=disk or None)
     net, loss = loss_of(net_name, small)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     random = torch.Generator().manual_seed(1)
