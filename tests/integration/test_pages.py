@@ -81,6 +81,10 @@ RULES = {
         "CI does not install tensorboard", needs="tensorboard"
     ),
     ("docs/install.md", "$ pip install ."): INSTALLS,
+    ("docs/install.md", "$ pip wheel"): INSTALLS,
+    ("docs/planning_models.md", "$ umem plan LlamaConfig"): Rule(
+        "names a folder of the reader; tests/integration/test_plan_model.py"
+    ),
     ("docs/report.md", "$ umem plan examples.gpt:make_step --out gpt.jsonl.gz"): SLOW,
     ("docs/install.md", "$ pip install 'setuptools"): INSTALLS,
     ("docs/install.md", "$ make demo"): INSTALLS,
