@@ -38,22 +38,25 @@ int system_reserve(int file, off_t at, off_t bytes) {
 constexpr DiskCalls kSystem{system_write, system_read, system_reserve};
 DiskCalls g_calls = kSystem;
 
-// Four independent lanes, since one would wait for each product. Each step is a bijection of its
-// lane, so a single wrong word always changes the result.
+// Four independent lanes, since one would wait for each product; written out, as compilers keep an
+// array of them in memory. Each step is a bijection of its lane, so a single wrong word always
+// changes the result.
 std::uint64_t checksum(const char* page) {
   constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15;
-  std::uint64_t lanes[4] = {1, 2, 3, 4};
-  for (const char* at = page; at != page + kPageBytes; at += sizeof lanes) {
+  const auto mix = [](std::uint64_t lane, std::uint64_t word) {
+    lane = (lane ^ word) * kFactor;
+    return lane ^ (lane >> 32);
+  };
+  std::uint64_t a = 1, b = 2, c = 3, d = 4;
+  for (const char* at = page; at != page + kPageBytes; at += 32) {
     std::uint64_t words[4];
     std::memcpy(words, at, sizeof words);
-    for (int i = 0; i < 4; ++i) {
-      lanes[i] = (lanes[i] ^ words[i]) * kFactor;
-      lanes[i] ^= lanes[i] >> 32;
-    }
+    a = mix(a, words[0]);
+    b = mix(b, words[1]);
+    c = mix(c, words[2]);
+    d = mix(d, words[3]);
   }
-  std::uint64_t sum = 0;
-  for (std::uint64_t lane : lanes) sum = (sum ^ lane) * kFactor;
-  return sum;
+  return mix(mix(mix(a, b), c), d);
 }
 
 off_t offset_of(const Slot& slot) {
