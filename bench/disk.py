@@ -19,7 +19,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Report, Result, Spread, add_outputs, cases, note, output_of, results_folder
+from harness import (
+    Report,
+    Result,
+    Spread,
+    add_outputs,
+    cases,
+    note,
+    output_of,
+    ratios,
+    results_folder,
+)
 
 from umem.base.units import GIB, MIB, format_bytes
 
@@ -171,13 +181,10 @@ def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
             if (row["share"], row["way"]) == (share, way)
         ]
 
-    def ratio(over: list[float], under: list[float]) -> Spread:
-        return Spread.of([a / b for a, b in zip(over, under, strict=True)])
-
     plain, in_ram = medians("1/1", "plain"), medians("1/1", "umem")
     found = [
         Result(f"{net}, plain torch", Spread.of(plain), "s"),
-        Result(f"{net}, umem, no limit", ratio(in_ram, plain), "x", note="of plain torch"),
+        Result(f"{net}, umem, no limit", ratios(in_ram, plain), "x", note="of plain torch"),
     ]
     for share in SHARES:
         disk, swap = medians(share, "disk"), medians(share, "swap")
@@ -188,10 +195,10 @@ def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
         written = row["disk_bytes_out"] / row["steps"]
         cpu, base = medians(share, "disk", "cpu_seconds"), medians("1/1", "umem", "cpu_seconds")
         found += [
-            Result(f"{net} in {share}, disk", ratio(disk, in_ram), "x", note="of umem, no limit"),
-            Result(f"{net} in {share}, disk, processor time", ratio(cpu, base), "x"),
+            Result(f"{net} in {share}, disk", ratios(disk, in_ram), "x", note="of umem, no limit"),
+            Result(f"{net} in {share}, disk, processor time", ratios(cpu, base), "x"),
             Result(
-                f"{net} in {share}, disk over swap", ratio(disk, swap), "x", 1 / FASTER[share],
+                f"{net} in {share}, disk over swap", ratios(disk, swap), "x", 1 / FASTER[share],
                 f"limit {format_bytes(row['limit'])}, wrote {format_bytes(int(written))} a step",
             ),
         ]  # fmt: skip

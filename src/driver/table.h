@@ -36,7 +36,6 @@ UMEM_API const Symbol& symbol(Entry entry);
 // Entry::kCount when no entry point has this name.
 UMEM_API Entry find_entry(std::string_view name);
 
-// Counters of a software device only; a real driver lacks them.
 // The transfers of evicted pages to and from a disk.
 struct DiskCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0;
@@ -45,6 +44,7 @@ struct DiskCounters {
   std::uint64_t file_bytes = 0;                   // reserved
 };
 
+// Counters of a software device only; a real driver lacks them.
 struct Telemetry {
   std::uint64_t faults = 0;              // fault groups: one a page
   std::uint64_t bytes_in = 0;            // host -> device as requested (prefetch)

@@ -106,7 +106,6 @@ void Disk::push(Queue& queue, std::size_t page, bool first) {
   io.next = first ? queue.head : 0;
   (io.prev ? io_[io.prev - 1].next : queue.head) = id;
   (io.next ? io_[io.next - 1].prev : queue.tail) = id;
-  ++queue.pages;
 }
 
 void Disk::unlink(Queue& queue, std::size_t page) {
@@ -114,7 +113,6 @@ void Disk::unlink(Queue& queue, std::size_t page) {
   (io.prev ? io_[io.prev - 1].next : queue.head) = io.next;
   (io.next ? io_[io.next - 1].prev : queue.tail) = io.prev;
   io.prev = io.next = 0;
-  --queue.pages;
 }
 
 void Disk::begin(Busy& busy) {
@@ -184,10 +182,7 @@ int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lo
 // With the page in no queue.
 void Disk::transfer(std::size_t page, bool writes, std::unique_lock<std::mutex>& lock) {
   Io& io = io_[page];
-  if (io.frame == kNoFrame) {
-    io.frame = free_.back();
-    free_.pop_back();
-  }
+  if (!writes) io.frame = pop_free();
   io.state = writes ? State::kWriting : State::kReading;
   Busy& busy = writes ? out_ : in_;
   begin(busy);
@@ -223,9 +218,7 @@ void Disk::work(bool writes) {
   Workers& workers = *workers_;
   std::unique_lock lock(workers.mutex);
   Queue& queue = writes ? writes_ : reads_;
-  const auto ready = [&] {
-    return queue.head != 0 && (io_[queue.head - 1].frame != kNoFrame || free_.size() > takers_);
-  };
+  const auto ready = [&] { return queue.head != 0 && (writes || free_.size() > takers_); };
   while (true) {
     (writes ? workers.for_writes : workers.for_reads).wait(lock, [&] {
       return workers.stopping || ready();
@@ -235,6 +228,12 @@ void Disk::work(bool writes) {
     unlink(queue, page);
     transfer(page, writes, lock);
   }
+}
+
+std::uint32_t Disk::pop_free() {
+  const std::uint32_t frame = free_.back();
+  free_.pop_back();
+  return frame;
 }
 
 void Disk::give_locked(std::uint32_t frame) {
@@ -256,17 +255,8 @@ std::uint32_t Disk::take() {
   wait_until(lock, [&] { return !free_.empty() || is_starved(); });
   --takers_;
   if (free_.empty()) return kNoFrame;
-  const std::uint32_t frame = free_.back();
-  free_.pop_back();
+  const std::uint32_t frame = pop_free();
   if (workers_ && reads_.head) workers_->for_reads.notify_one();
-  return frame;
-}
-
-std::uint32_t Disk::try_take() {
-  const auto lock = guard();
-  if (free_.empty() || reads_.head) return kNoFrame;
-  const std::uint32_t frame = free_.back();
-  free_.pop_back();
   return frame;
 }
 
@@ -283,11 +273,11 @@ void Disk::write(std::size_t page, std::uint32_t frame, const char* from, bool g
   workers_->for_writes.notify_one();
 }
 
-void Disk::read(std::size_t page, std::uint32_t frame) {
+void Disk::read(std::size_t page) {
   auto lock = guard();
   Io& io = io_[page];
   UMEM_ASSERT(io.state == State::kIdle && io.slot.number != 0, "a page that is read is on disk");
-  io.frame = frame;
+  io.frame = kNoFrame;
   io.state = State::kReadWaits;
   push(reads_, page, false);
   if (workers_) workers_->for_reads.notify_one();
@@ -315,9 +305,7 @@ bool Disk::await(std::size_t page, std::uint32_t& frame) {
     push(reads_, page, true);
     if (workers_) workers_->for_reads.notify_one();
   }
-  const auto waits_in_vain = [&] {
-    return io.state == State::kReadWaits && io.frame == kNoFrame && is_starved();
-  };
+  const auto waits_in_vain = [&] { return io.state == State::kReadWaits && is_starved(); };
   if (!workers_ && io.state == State::kReadWaits && !waits_in_vain()) {
     unlink(reads_, page);
     transfer(page, false, lock);
@@ -343,14 +331,6 @@ std::uint32_t Disk::drop(std::size_t page) {
   wait_until(lock, [&] { return io.state != State::kReading; });
   io.state = State::kIdle;
   return io.frame;
-}
-
-bool Disk::read_to(std::size_t page, char* to) {
-  auto lock = guard();
-  begin(in_);
-  const bool done = read_page(page, to, lock) == 0;
-  end(in_);
-  return done;
 }
 
 bool Disk::write_from(std::size_t page, const char* from) {

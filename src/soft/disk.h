@@ -14,7 +14,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -49,16 +48,15 @@ class Disk {
   bool reserve(std::size_t pages);
   void release(std::size_t pages);
 
-  std::uint32_t take();      // waits for a free frame; kNoFrame if none becomes free
-  std::uint32_t try_take();  // kNoFrame if none is free, or reads wait for one
+  std::uint32_t take();  // waits for a free frame; kNoFrame if none becomes free
   void give(std::uint32_t frame);
 
   // False if the disk takes no more: nothing may be evicted that it has not.
   bool writable() const { return !broken_; }
   // From `from`, where nothing may write meanwhile. `gives`: the frame is free afterwards.
   void write(std::size_t page, std::uint32_t frame, const char* from, bool gives);
-  // Without a frame it waits for one.
-  void read(std::size_t page, std::uint32_t frame);
+  // To a frame that is free when the read begins.
+  void read(std::size_t page);
   // Ends the page's last write, which may wait, run or have failed: the page keeps its frame unless
   // the write was over.
   struct Kept {
@@ -70,8 +68,6 @@ class Disk {
   bool await(std::size_t page, std::uint32_t& frame);
   // Ends the page's read, and returns its frame or kNoFrame.
   std::uint32_t drop(std::size_t page);
-  // Reads to memory that is no frame. False if that failed.
-  bool read_to(std::size_t page, char* to);
   // Writes from memory that is no frame. False if that failed.
   bool write_from(std::size_t page, const char* from);
   // The page's contents on disk are of no use. It must not be leaving.
@@ -106,7 +102,6 @@ class Disk {
   };
   struct Queue {
     std::uint32_t head = 0, tail = 0;  // page + 1
-    std::size_t pages = 0;
   };
   struct Workers {
     std::mutex mutex;
@@ -129,6 +124,7 @@ class Disk {
   int write_page(Io& io, const char* from, std::unique_lock<std::mutex>& lock);
   int read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lock);
   void give_locked(std::uint32_t frame);
+  std::uint32_t pop_free();
   // No frame becomes free by itself: those of failed writes stay with their pages.
   bool is_starved() const { return free_.empty() && writes_.head == 0 && out_.running == 0; }
   void note_failure(bool write, int error, const Slot& slot);

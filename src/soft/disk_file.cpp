@@ -138,15 +138,21 @@ void DiskFile::close() {
     if (file >= 0) ::close(file);
     file = -1;
   }
+  forget_slots();
+  current_ = 0;
+  is_own_ = true;
+  is_child_ = false;
+  reserved_ = 0;
+}
+
+// Those of the current file, and who may read them.
+void DiskFile::forget_slots() {
   for (const Lease& lease : leases_) ::close(lease.file);
   leases_.clear();
   free_.clear();
   left_.clear();
   epoch_.clear();
-  current_ = 0;
-  is_own_ = true;
-  is_child_ = false;
-  capacity_ = reserved_ = 0;
+  capacity_ = 0;
 }
 
 bool DiskFile::reserve(std::size_t pages) {
@@ -255,12 +261,7 @@ void DiskFile::forked_parent() {
 
 void DiskFile::forked_child() {
   if (pipe_[0] >= 0) ::close(pipe_[0]);  // the other end ends with the process
-  for (const Lease& lease : leases_) ::close(lease.file);
-  leases_.clear();
-  free_.clear();
-  left_.clear();
-  epoch_.clear();
-  capacity_ = 0;
+  forget_slots();
   is_child_ = true;
   std::string problem;
   const int file = current_ + 1u < kFiles ? open_file(problem) : -1;

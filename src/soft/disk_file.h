@@ -70,6 +70,7 @@ class DiskFile {
 
   int open_file(std::string& problem) const;
   bool grow(std::size_t pages);
+  void forget_slots();
   void end_leases();
   bool is_read_by_children(std::uint32_t number);
 

@@ -333,7 +333,7 @@ bool Pager::read(std::size_t index, Moved& moved) {
     if (duplicate && !kept.on_disk) write_mapped(index);
     return true;
   }
-  disk_.read(index, disk_.try_take());
+  disk_.read(index);
   page.arriving = true;
   page.ticket = ++last_ticket_;
   page.before = last_arriving_;

@@ -79,6 +79,12 @@ fill(1)
     )  # fmt: skip
 
 
+def ends_right(code: str, tmp_path: Path) -> None:
+    """Run the code, which prints "right" as its last act."""
+    done = run(code, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
 @pytest.mark.parametrize("late", [0, 3000])
 def test_bytes_come_back(driver: Driver, late: int) -> None:
     disk.delay(late, 1)
@@ -298,8 +304,7 @@ def test_a_forked_child_and_its_parent_write_apart(tmp_path: Path) -> None:
     assert d.telemetry()["disk_file_bytes"] == size <= 2 * 64 * PAGE
     print("right")
     """
-    done = run(code, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    ends_right(code, tmp_path)
 
 
 def test_short_children_beside_a_long_one_leave_no_slots_behind(tmp_path: Path) -> None:
@@ -323,8 +328,7 @@ def test_short_children_beside_a_long_one_leave_no_slots_behind(tmp_path: Path) 
     assert len(os.listdir("/proc/self/fd")) < 20
     print("right")
     """
-    done = run(code, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    ends_right(code, tmp_path)
 
 
 def test_forks_while_pages_move(tmp_path: Path) -> None:
@@ -339,8 +343,7 @@ def test_forks_while_pages_move(tmp_path: Path) -> None:
         assert os.waitpid(child, 0)[1] == 0
     print("right")
     """
-    done = run(code, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+    ends_right(code, tmp_path)
 
 
 def test_nothing_is_left_of_a_process_that_is_killed(tmp_path: Path) -> None:

@@ -115,10 +115,6 @@ void bind_disk(py::module_& module) {
     faults().random_delay = seed > 0;
     faults().random.seed(seed);
   });
-  m.def("calls", [](const std::string& call) {
-    const std::lock_guard lock(faults().mutex);
-    return faults().calls[call_of(call)];
-  });
   m.def("clear", &clear);
 }
 
