@@ -21,14 +21,16 @@ def rows(profiler):
         with open(f"{folder}/t.json") as stream:
             trace = json.load(stream)
     return [event for event in trace["traceEvents"] if event.get("cat") == "umem"], trace
-def use(tensors):
-    for _ in range(2):
-        for tensor in tensors:
-            tensor.add_(0)
+def settle(tensors):
     # A thread gives out what leaves ahead of need: the device may not know of it yet.
     while any(umem.where(tensor).leaving_bytes for tensor in tensors):
         time.sleep(0.001)
     torch.cuda.synchronize()
+def use(tensors):
+    for _ in range(2):
+        for tensor in tensors:
+            tensor.add_(0)
+    settle(tensors)
 """
 
 
@@ -38,7 +40,7 @@ def test_each_transfer_is_a_slice_of_its_lane(program: Program) -> None:
         + """
 with enable(policy="lru"):
     tensors = blocks(24)
-    torch.cuda.synchronize()
+    settle(tensors)  # else the profile has rows of bytes that were counted before it
     before = umem.stats()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         use(tensors)
