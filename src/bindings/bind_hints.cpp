@@ -94,6 +94,11 @@ void bind_hints(py::module_& module) {
         return value_of(unlocked([&] { return runtime::discard({address, bytes}, stream); }));
       },
       py::arg("ptr"), py::arg("nbytes"), py::arg("stream") = 0);
+  module.def("place_in_file", [](std::uintptr_t address, std::size_t bytes, const std::string& path,
+                                 std::uint64_t offset) {
+    return value_of(
+        unlocked([&] { return runtime::place_in_file({address, bytes}, path, offset); }));
+  });
   module.def("own_pages", [](std::uintptr_t address, std::size_t bytes) {
     return value_of(unlocked([&] { return runtime::own_pages({address, bytes}); }));
   });

@@ -65,6 +65,28 @@ Placement look(const State& s, const HeldDevices& held, MemSpan span) {
   return sum;
 }
 
+// Calls `act` with the engine and the id of each unit, as long as it returns ok.
+template <class Act>
+Status until_one_fails(const State& s, const HeldDevices& held, const MemSpans& spans, Act act) {
+  Status status;
+  for (const MemSpan& span : spans)
+    each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
+      if (status.ok()) status = act(device.engine, id);
+    });
+  return status;
+}
+
+Status check_evictable(const State& s, const HeldDevices& held, const MemSpans& spans) {
+  return until_one_fails(s, held, spans, [](const Engine& engine, RangeId id) {
+    return engine.hints().check_evictable(id);
+  });
+}
+
+Status evict_all(const State& s, const HeldDevices& held, const MemSpans& spans) {
+  return until_one_fails(s, held, spans,
+                         [](Engine& engine, RangeId id) { return engine.hints().evict(id); });
+}
+
 }  // namespace
 
 std::string set_scope(const std::string& name) {
@@ -82,28 +104,17 @@ Status evict(const MemSpans& spans) {
   State& s = state();
   const HeldDevices held(s, devices_of(s, spans));
   UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
-  Status status;
-  const auto each = [&](auto act) {
-    for (const MemSpan& span : spans)
-      each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
-        if (status.ok()) status = act(device.engine, id);
-      });
-  };
-  each([](const Engine& engine, RangeId id) { return engine.hints().check_evictable(id); });
-  each([](Engine& engine, RangeId id) { return engine.hints().evict(id); });
-  return status;
+  UMEM_RETURN_IF_ERROR(check_evictable(s, held, spans));
+  return evict_all(s, held, spans);
 }
 
 Status read_mostly(const MemSpans& spans, bool on) {
   State& s = state();
   const HeldDevices held(s, devices_of(s, spans));
   UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
-  Status status;
-  for (const MemSpan& span : spans)
-    each_unit(s, held, span, [&](Device& device, RangeId id, MemSpan) {
-      if (status.ok()) status = device.engine.hints().read_mostly(id, on);
-    });
-  return status;
+  return until_one_fails(s, held, spans, [&](Engine& engine, RangeId id) {
+    return engine.hints().read_mostly(id, on);
+  });
 }
 
 Result<std::size_t> discard(MemSpan span, std::uintptr_t stream) {
@@ -136,6 +147,20 @@ Result<std::size_t> own_pages(MemSpan span) {
   const HeldDevices held(s, devices_of(s, {span}));
   UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
   return span.bytes == 0 ? std::size_t{0} : whole_pages(with_padding(s, held, span)).bytes;
+}
+
+Result<bool> place_in_file(MemSpan span, const std::string& path, std::uint64_t offset) {
+  State& s = state();
+  const HeldDevices held(s, devices_of(s, {span}));
+  UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
+  if (!s.driver.place_in_file)
+    return Status(Code::kNotSupported, "only the software device keeps memory in files");
+  const MemSpan pages = span.bytes > 0 ? whole_pages(with_padding(s, held, span)) : MemSpan{};
+  if (pages.base != span.base || pages.bytes < span.bytes) return false;
+  UMEM_RETURN_IF_ERROR(check_evictable(s, held, {pages}));
+  UMEM_RETURN_IF_ERROR(s.driver.place_in_file(span.base, span.bytes, path, offset));
+  UMEM_RETURN_IF_ERROR(evict_all(s, held, {pages}));
+  return true;
 }
 
 std::vector<bool> kept_in_place(const MemSpans& spans) {

@@ -87,6 +87,16 @@ Status resize(std::size_t device_bytes) {
   return {};
 }
 
+Status place_in_file(std::uintptr_t ptr, std::size_t bytes, const std::string& path,
+                     std::uint64_t offset) {
+  DeviceLock lock;
+  if (!g_device) return {Code::kBadState, "no software device is open"};
+  const Pager::Extent extent = managed_part(reinterpret_cast<const void*>(ptr), bytes);
+  if (extent.count == 0 || ptr % kPageBytes != 0 || extent.count < pages_of(bytes))
+    return {Code::kInvalidArgument, "these are no whole pages of managed memory"};
+  return g_device->pager.place_in(extent, path, offset, bytes);
+}
+
 driver::Operation end_operation() {
   const std::uint64_t faults = g_faults.exchange(0, std::memory_order_relaxed);
   const bool first = !g_operations.exchange(true, std::memory_order_relaxed);
@@ -126,7 +136,8 @@ Status open(const Options& options, driver::Driver& driver) {
   }
   g_faults = 0;
   g_operations = false;
-  driver = driver::Driver{driver::Kind::kSoft, {}, telemetry, reset_peak, resize, end_operation};
+  driver = driver::Driver{driver::Kind::kSoft, {},           telemetry, reset_peak, resize,
+                          end_operation,       place_in_file};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);
   return {};

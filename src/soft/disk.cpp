@@ -125,25 +125,25 @@ void Disk::end(Busy& busy) {
 }
 
 void Disk::note_failure(bool write, int error, const Slot& slot) {
+  const bool source = slot.in_source();
+  const std::uint64_t offset = source             ? slot.sum
+                               : slot.number == 0 ? 0
+                                                  : std::uint64_t{slot.number - 1} << kPageShift;
   char at[40] = "its end";
   if (slot.number != 0)
-    std::snprintf(at, sizeof at, "offset %llu",
-                  static_cast<unsigned long long>(slot.number - 1) << kPageShift);
-  const char* const what = write ? "writing" : "reading";
-  const char* const folder = file_.folder().c_str();
-  if (error == kDamaged) {
-    std::snprintf(failure_.data(), failure_.size(),
-                  "%s the file in '%s' at %s: these are not the bytes that were written", what,
-                  folder, at);
-    return;
-  }
+    std::snprintf(at, sizeof at, "offset %llu", static_cast<unsigned long long>(offset));
   char number[24];
   std::snprintf(number, sizeof number, "error %d", error);
-  const char* const why = error == EIO      ? "input/output error"
-                          : error == ENOSPC ? "no space is left on the disk"
-                                            : number;
-  std::snprintf(failure_.data(), failure_.size(), "%s the file in '%s' at %s: %s", what, folder, at,
-                why);
+  const char* const why = error == kDamaged   ? "these are not the bytes that were written"
+                          : error == kChanged ? "it was changed after it was loaded"
+                          : error == EIO      ? "input/output error"
+                          : error == ENOSPC   ? "no space is left on the disk"
+                                              : number;
+  const std::string& name =
+      source ? file_.sources().path(static_cast<std::uint16_t>(slot.file - Slot::kSource))
+             : file_.folder();
+  std::snprintf(failure_.data(), failure_.size(), "%s %s'%s' at %s: %s",
+                write ? "writing" : "reading", source ? "" : "the file in ", name.c_str(), at, why);
 }
 
 // A place that fails may be a bad block, so another one is tried.
@@ -331,6 +331,21 @@ std::uint32_t Disk::drop(std::size_t page) {
   wait_until(lock, [&] { return io.state != State::kReading; });
   io.state = State::kIdle;
   return io.frame;
+}
+
+Result<std::uint16_t> Disk::open_source(const std::string& path, std::uint64_t bytes) {
+  const auto lock = guard();
+  return file_.open_source(path, bytes);
+}
+
+void Disk::place_in(std::size_t page, std::uint16_t source, std::uint64_t offset,
+                    std::size_t bytes) {
+  const auto lock = guard();
+  Io& io = io_[page];
+  UMEM_ASSERT(io.state == State::kIdle, "a page under way is not placed in a source");
+  const Slot slot = file_.place_in(source, offset, bytes);  // first: it may be the same source
+  file_.give(io.slot);
+  io.slot = slot;
 }
 
 bool Disk::write_from(std::size_t page, const char* from) {

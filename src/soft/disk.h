@@ -68,6 +68,9 @@ class Disk {
   bool await(std::size_t page, std::uint32_t& frame);
   // Ends the page's read, and returns its frame or kNoFrame.
   std::uint32_t drop(std::size_t page);
+  // The page's contents are `bytes` of a source from now on. It must have no transfer.
+  Result<std::uint16_t> open_source(const std::string& path, std::uint64_t bytes);
+  void place_in(std::size_t page, std::uint16_t source, std::uint64_t offset, std::size_t bytes);
   // Writes from memory that is no frame. False if that failed.
   bool write_from(std::size_t page, const char* from);
   // The page's contents on disk are of no use. It must not be leaving.

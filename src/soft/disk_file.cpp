@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -15,28 +14,12 @@
 
 #include "base/assert.h"
 #include "base/format.h"
+#include "soft/disk_calls.h"
 
 namespace umem::soft {
 namespace {
 
 constexpr long kTmpfs = 0x01021994, kRamfs = 0x858458F6;
-
-// By number: libc's functions are interposed, for accesses to managed memory.
-ssize_t system_write(int file, const void* from, std::size_t bytes, off_t at) {
-  return syscall(SYS_pwrite64, file, from, bytes, at);
-}
-ssize_t system_read(int file, void* to, std::size_t bytes, off_t at) {
-  return syscall(SYS_pread64, file, to, bytes, at);
-}
-int system_reserve(int file, off_t at, off_t bytes) {
-  if (fallocate(file, 0, at, bytes) == 0) return 0;
-  // Some file systems reserve nothing. There the first write takes the blocks.
-  if (errno != EOPNOTSUPP) return errno;
-  return ftruncate(file, at + bytes) == 0 ? 0 : errno;
-}
-
-constexpr DiskCalls kSystem{system_write, system_read, system_reserve};
-DiskCalls g_calls = kSystem;
 
 // Four independent lanes, since one would wait for each product; written out, as compilers keep an
 // array of them in memory. Each step is a bijection of its lane, so a single wrong word always
@@ -63,26 +46,7 @@ off_t offset_of(const Slot& slot) {
   return static_cast<off_t>(slot.number - 1) << kPageShift;
 }
 
-// All of a page, in as many calls as the system makes of it.
-template <class Call>
-int transfer(char* at, off_t offset, Call call) {
-  for (std::size_t done = 0; done < kPageBytes;) {
-    const ssize_t n = call(at + done, kPageBytes - done, offset + static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    if (n == 0) return EIO;  // the end of the file
-    done += static_cast<std::size_t>(n);
-  }
-  return 0;
-}
-
 }  // namespace
-
-void set_disk_calls(const DiskCalls& calls) {
-  g_calls.write = calls.write ? calls.write : kSystem.write;
-  g_calls.read = calls.read ? calls.read : kSystem.read;
-  g_calls.reserve = calls.reserve ? calls.reserve : kSystem.reserve;
-}
 
 // A negative number if the folder cannot hold the file; `problem` then tells why.
 int DiskFile::open_file(std::string& problem) const {
@@ -134,6 +98,7 @@ Status DiskFile::open(const std::string& folder, std::size_t limit_pages, std::s
 }
 
 void DiskFile::close() {
+  sources_.close();
   for (int& file : files_) {
     if (file >= 0) ::close(file);
     file = -1;
@@ -166,8 +131,8 @@ bool DiskFile::reserve(std::size_t pages) {
 bool DiskFile::grow(std::size_t pages) {
   if (!is_own_ || capacity_ + pages > epoch_.capacity()) return false;
   const auto reserve = [&](std::size_t more) {
-    return g_calls.reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
-                           static_cast<off_t>(more << kPageShift)) == 0;
+    return disk_calls().reserve(files_[current_], static_cast<off_t>(capacity_ << kPageShift),
+                                static_cast<off_t>(more << kPageShift)) == 0;
   };
   // Some more for later, within the limit and if the disk has room.
   const std::size_t left = limit_ - std::min(limit_, capacity_ + pages);
@@ -223,7 +188,12 @@ bool DiskFile::take(Slot& slot) {
 }
 
 void DiskFile::give(Slot& slot) {
-  const std::uint8_t file = slot.file;
+  if (slot.in_source()) {
+    sources_.drop(static_cast<std::uint16_t>(slot.file - Slot::kSource));
+    slot = {};
+    return;
+  }
+  const std::uint16_t file = slot.file;
   const std::uint32_t number = std::exchange(slot, {}).number;
   if (number == 0 || file != current_ || !is_own_) return;
   if (is_read_by_children(number))
@@ -232,19 +202,29 @@ void DiskFile::give(Slot& slot) {
     free_.push_back(number);
 }
 
+Slot DiskFile::place_in(std::uint16_t source, std::uint64_t offset, std::size_t bytes) {
+  sources_.hold(source);
+  return {static_cast<std::uint32_t>(bytes), static_cast<std::uint16_t>(Slot::kSource + source),
+          offset};
+}
+
 int DiskFile::write(Slot& slot, const char* from) const {
   slot.sum = checksum(from);
-  return transfer(const_cast<char*>(from), offset_of(slot),
+  return transfer(const_cast<char*>(from), kPageBytes, kPageBytes, offset_of(slot),
                   [&](const char* at, std::size_t bytes, off_t offset) {
-                    return g_calls.write(files_[slot.file], at, bytes, offset);
+                    return disk_calls().write(files_[slot.file], at, bytes, offset);
                   });
 }
 
 int DiskFile::read(const Slot& slot, char* to) const {
-  const int error = transfer(to, offset_of(slot), [&](char* at, std::size_t bytes, off_t offset) {
-    return g_calls.read(files_[slot.file], at, bytes, offset);
-  });
-  if (error != 0) return error;
+  if (slot.in_source())
+    return sources_.read(static_cast<std::uint16_t>(slot.file - Slot::kSource), slot.sum,
+                         slot.number, to);
+  const auto call = [&](char* at, std::size_t bytes, off_t offset) {
+    return disk_calls().read(files_[slot.file], at, bytes, offset);
+  };
+  if (const int error = transfer(to, kPageBytes, kPageBytes, offset_of(slot), call); error != 0)
+    return error;
   return checksum(to) == slot.sum ? 0 : kDamaged;
 }
 

@@ -8,34 +8,29 @@
 //
 // `write` and `read` may run on any thread; all other calls need the caller's lock.
 #pragma once
-#include <sys/types.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "base/export.h"
 #include "base/status.h"
 #include "base/units.h"
+#include "soft/sources.h"
 
 namespace umem::soft {
 
-// A page's place in one of the files, and the checksum of what was written there.
+// A page's place in one of the files, and the checksum of what was written there; or its place in a
+// source.
 struct Slot {
-  std::uint32_t number = 0;  // index + 1; 0: none
-  std::uint8_t file = 0;
-  std::uint64_t sum = 0;
-};
+  static constexpr std::uint16_t kSource = 32;  // the first number of sources in `file`
 
-// The system calls, which a test replaces to let them fail.
-struct DiskCalls {
-  ssize_t (*write)(int file, const void* from, std::size_t bytes, off_t at) = nullptr;
-  ssize_t (*read)(int file, void* to, std::size_t bytes, off_t at) = nullptr;
-  int (*reserve)(int file, off_t at, off_t bytes) = nullptr;  // an error number; 0: done
+  std::uint32_t number = 0;  // index + 1; in a source the number of bytes; 0: none
+  std::uint16_t file = 0;
+  std::uint64_t sum = 0;  // in a source the offset
+
+  bool in_source() const { return number != 0 && file >= kSource; }
 };
-UMEM_API void set_disk_calls(const DiskCalls& calls);  // null: the system's
 
 inline constexpr int kDamaged = -1;  // instead of an error number: other bytes than were written
 
@@ -53,7 +48,14 @@ class DiskFile {
   bool take(Slot& slot);
   void give(Slot& slot);
 
-  // Transfer a whole page. An error number, kDamaged, or 0. `write` sets the checksum.
+  // Opens a file that has contents of pages, up to byte `bytes` of it; the result is for
+  // `place_in`.
+  Result<std::uint16_t> open_source(const std::string& path, std::uint64_t bytes) {
+    return sources_.open(path, bytes);
+  }
+  Slot place_in(std::uint16_t source, std::uint64_t offset, std::size_t bytes);
+
+  // Transfer a whole page. An error number, kDamaged, kChanged, or 0. `write` sets the checksum.
   int write(Slot& slot, const char* from) const;
   int read(const Slot& slot, char* to) const;
 
@@ -62,10 +64,12 @@ class DiskFile {
   void forked_child();
 
   const std::string& folder() const { return folder_; }
+  const Sources& sources() const { return sources_; }
   std::size_t bytes() const { return capacity_ << kPageShift; }
 
  private:
-  static constexpr std::size_t kFiles = 32;  // of this process and of those that it was forked from
+  // Of this process and of those that it was forked from.
+  static constexpr std::size_t kFiles = Slot::kSource;
   static constexpr std::size_t kGrowth = 64;  // pages
 
   int open_file(std::string& problem) const;
@@ -75,8 +79,9 @@ class DiskFile {
   bool is_read_by_children(std::uint32_t number);
 
   std::string folder_;
+  Sources sources_;
   std::array<int, kFiles> files_{};
-  std::uint8_t current_ = 0;
+  std::uint16_t current_ = 0;
   bool is_own_ = true;     // false in a child for which no file could be made
   bool is_child_ = false;  // whose file grows with what it writes: most children write nothing
   std::size_t limit_ = 0, capacity_ = 0, reserved_ = 0;

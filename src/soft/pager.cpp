@@ -317,7 +317,7 @@ bool Pager::read(std::size_t index, Moved& moved) {
   if (frames_ == 0 || !shrink_to(usable_frames() - 1, moved)) return false;
   const Disk::Kept kept = disk_.keep(index, page.frame);
   page.on_disk = kept.on_disk;
-  const bool duplicate = page.read_mostly && (kept.on_disk || disk_.writable());
+  const bool duplicate = page.in_source || (page.read_mostly && (kept.on_disk || disk_.writable()));
   if (kept.frame && !space_.map_frame(page.frame, index, duplicate ? PROT_READ : kReadWrite)) {
     write(index, space_.home(page.frame), true);
     return false;
@@ -402,6 +402,7 @@ void Pager::write_mapped(std::size_t index) {
 // read-only until it is made writable.
 void Pager::forget_copy(std::size_t index) {
   Page& page = pages_[index];
+  page.in_source = false;
   if (!std::exchange(page.on_disk, false)) return;
   if (page.state == PageState::kDuplicate) {
     page.state = PageState::kDevice;
@@ -587,7 +588,7 @@ bool Pager::set_read_mostly(Extent extent, bool on) {
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
     Page& page = pages_[i];
     page.read_mostly = on;
-    if (on || page.state != PageState::kDuplicate) continue;
+    if (on || page.state != PageState::kDuplicate || page.in_source) continue;
     if (page.preferred != 0 && !held(page)) {
       if (!leave(i, nothing)) return false;
       continue;
@@ -622,6 +623,32 @@ void Pager::discard(Extent extent) {
       append(discarded_, i);
     }
   }
+}
+
+Status Pager::place_in(Extent extent, const std::string& path, std::uint64_t offset,
+                       std::size_t bytes) {
+  if (!disk_.on()) return {Code::kNotSupported, "only with a disk do pages stay in a file"};
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i)
+    if (pages_[i].pinned || pages_[i].windows > 0)
+      return {Code::kBadState, "a system call is using the memory"};
+  Result<std::uint16_t> source = disk_.open_source(path, offset + bytes);
+  if (!source.ok()) return source.take_status();
+  discard(extent);
+  Moved nothing;
+  for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
+    Page& page = pages_[i];
+    if (page.state == PageState::kDiscarded) evict(i, Frame::kGiven, nothing);
+    if (page.state != PageState::kVoid)
+      return {Code::kOutOfHostMemory, "the kernel refuses to take a page from the memory"};
+    const std::size_t part = std::min(bytes, kPageBytes);
+    disk_.place_in(i, source.value(), offset, part);
+    page.state = PageState::kHost;
+    page.on_disk = page.in_source = true;
+    hold_host(page);
+    offset += part;
+    bytes -= part;
+  }
+  return {};
 }
 
 bool Pager::pin_on_device(Extent extent, Moved& moved) {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -37,6 +38,7 @@ struct Page {
   bool leaves = false;         // sent to the host while held: it leaves when the last window closes
   bool thrashing = false;      // remote until the operation ends, since it faulted repeatedly
   bool on_disk = false;        // the disk has the contents, or is being given them
+  bool in_source = false;      // the same, and they are in a source: nothing has written the page
   bool arriving = false;       // has a frame, and is mapped once the disk's contents are in it
   bool untouched = false;      // fetched from the host, and not accessed by a kernel since
   std::uint32_t windows = 0;   // parts of system calls that access the page now
@@ -86,6 +88,10 @@ class Pager {
   // documentation leaves the side open; here it is the host, which the fewest callers would expect.
   bool set_read_mostly(Extent extent, bool on);
   void discard(Extent extent);
+  // The contents become `bytes` of the file, from `offset` on; they are read when they are needed,
+  // and the pages leave without a write until something writes them. kNotSupported without a disk,
+  // kInvalidArgument if the file cannot be read, kBadState if pages cannot leave now.
+  Status place_in(Extent extent, const std::string& path, std::uint64_t offset, std::size_t bytes);
   bool pin_on_device(Extent extent, Moved& moved);
   // Makes an allocated page accessible after a fault.
   enum class Fault { kBrought, kPresent, kRefused };

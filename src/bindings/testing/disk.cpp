@@ -15,7 +15,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/testing/testing.h"
-#include "soft/disk_file.h"
+#include "soft/disk_calls.h"
 
 namespace py = pybind11;
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +47,7 @@ class FileTensor:
 
         if not self.extent:
             return
-        dense = self.extent == math.prod(self.shape) * self.dtype.itemsize
-        alike = dense and _strides(target) == _strides_of(self.shape, self.stride)
+        alike = self._is_laid_out_as(target)
         staging = bytearray(min(self.extent, CHUNK_BYTES) if alike else self.extent)
         values = torch.frombuffer(staging, dtype=torch.uint8)
         if alike:
@@ -58,6 +57,29 @@ class FileTensor:
             return
         for _ in self._chunks(memoryview(staging)):
             target.copy_(torch.as_strided(values.view(self.dtype), self.shape, self.stride))
+
+    def place(self, target: torch.Tensor) -> bool:
+        """Make the file the home of `target`'s memory; nothing is read.
+
+        False, and nothing happens, if its layout in memory differs or it shares pages with others.
+
+        Raises:
+            CheckpointError: the file cannot be read in this way.
+        """
+        from ...base.native import core
+
+        if not self.extent or not self._is_laid_out_as(target):
+            return False
+        try:
+            path = str(self.path.resolve())
+            return core.place_in_file(target.data_ptr(), self.extent, path, self.offset)
+        except ConfigError as error:
+            raise CheckpointError(f"{error}; load without keep_in_file") from error
+
+    def _is_laid_out_as(self, target: torch.Tensor) -> bool:
+        """Return whether the bytes are in the file as in memory, without holes."""
+        dense = self.extent == math.prod(self.shape) * self.dtype.itemsize
+        return dense and _strides(target) == _strides_of(self.shape, self.stride)
 
     def _chunks(self, staging: memoryview) -> Iterator[tuple[int, int]]:
         """Yield (first byte, bytes) of each chunk after reading it into `staging`."""

@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
 
     missing_keys: list[str]  # in the module, not in the checkpoint
     unexpected_keys: list[str]  # in the checkpoint, not in the module
-    bytes: int  # read
+    bytes: int  # of the values
 
 
 @dataclass
@@ -44,6 +44,7 @@ def load_checkpoint(
     *,
     strict: bool = True,
     device: str | torch.device | None = None,
+    keep_in_file: bool = False,
 ) -> Loaded:
     """Read a checkpoint into a module; only a part of one tensor is held in addition to the module.
 
@@ -60,18 +61,25 @@ def load_checkpoint(
         strict: require all names in both.
         device: where tensors on `meta` are created; None: the device that umem manages, or torch's
             default while umem is off.
+        keep_in_file: leave the values of tensors of 2 MiB and more in the checkpoint until an
+            operator needs them; they return there without a write until the program writes them.
+            Needs the option `disk`. Nothing may write the files while the module lives: a read of
+            a file that was changed ends the program.
 
     Raises:
         CheckpointError: the checkpoint is malformed, a file of it is missing, or it does not fit
             the module; the module is unchanged. Also raised if a file cannot be read to its end:
             then tensors on `meta` remain there, and some of the others may have been written.
-        ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor.
+        ConfigError: not a module, or one with lazy parameters or wrappers such as DTensor; or
+            `keep_in_file` without a disk.
     """
     import torch
 
     if not is_module(module):
         kind = type(module).__name__
         raise ConfigError(f"umem.load_checkpoint(...) was given a {kind}; allowed: a module")
+    if keep_in_file:
+        _check_disk()
     where = Path(path)
     slots = _slots(module)
     _check_kinds(slots)
@@ -88,13 +96,30 @@ def load_checkpoint(
         for source, slot in pairs:
             if slot.tensor.is_meta and id(slot) not in made:
                 made[id(slot)] = _made(slot.tensor, place)
-            source.copy_to(made.get(id(slot), slot.tensor).detach())
+            target = made.get(id(slot), slot.tensor).detach()
+            if not (keep_in_file and source.place(target)):
+                source.copy_to(target)
             advance(source.extent)
     for slot in slots:
         if id(slot) in made:
             _put(slot, made[id(slot)])
     _tag(slot.tensor for slot in slots if isinstance(slot.tensor, torch.nn.Parameter))
     return Loaded(missing, unexpected, count)
+
+
+def _check_disk() -> None:
+    """Check that evicted memory is on a disk.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    from ...base.native import core
+
+    if not session.is_enabled() or not core.current_options().disk:
+        raise ConfigError(
+            "umem.load_checkpoint(..., keep_in_file=True) needs the option disk, as in "
+            'umem.enable(device="soft", disk="/var/tmp"); without it values are read at once'
+        )
 
 
 def _slots(module: torch.nn.Module) -> list[_Slot]:
