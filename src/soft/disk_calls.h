@@ -6,8 +6,11 @@
 #include <cstddef>
 
 #include "base/export.h"
+#include "base/units.h"
 
 namespace umem::soft {
+
+inline constexpr std::size_t kBlockBytes = 4096;  // O_DIRECT's alignment, on all disks in use
 
 struct DiskCalls {
   ssize_t (*write)(int file, const void* from, std::size_t bytes, off_t at) = nullptr;
@@ -25,8 +28,10 @@ int transfer(char* at, std::size_t bytes, std::size_t least, off_t offset, Call 
     const ssize_t n = call(at + done, bytes - done, offset + static_cast<off_t>(done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
-    if (n == 0) return EIO;  // the end of the file
-    done += static_cast<std::size_t>(n);
+    const std::size_t reached = done + static_cast<std::size_t>(n);
+    if (reached >= least) return 0;
+    if (align_down(reached, kBlockBytes) == done) return EIO;  // the end of the file
+    done = align_down(reached, kBlockBytes);
   }
   return 0;
 }

@@ -14,11 +14,6 @@
 #include "soft/disk_calls.h"
 
 namespace umem::soft {
-namespace {
-
-constexpr std::size_t kBlockBytes = 4096;  // O_DIRECT's alignment, on all disks in use
-
-}  // namespace
 
 bool Sources::same(const File& file, const struct stat& now) {
   return now.st_size == file.bytes && now.st_mtim.tv_sec == file.written.tv_sec &&

@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.driver import DEVICE, HOST, OUT_OF_MEMORY, PAGE, SUCCESS, Driver, opened
 
+from umem.errors import ConfigError
+
 READ_MOSTLY = 1
 PAGES = 24
 disk = _core_testing.disk
@@ -408,9 +410,68 @@ def test_a_folder_that_cannot_hold_it_is_refused(folder: str, reason: str) -> No
         pass
 
 
+READ_FAULTS = ("EIO", "short", "flip")
+SKEW = 4095  # bytes before the first page of a source
+
+
+def source_value(page: int) -> int:
+    return 255 - page
+
+
+def source_of(folder: Path) -> str:
+    """A file with the contents of `PAGES` pages, from byte `SKEW` on."""
+    path = folder / "source"
+    if not path.exists():
+        with path.open("wb") as file:
+            for page in range(PAGES):
+                for at in (0, PAGE - 1):
+                    file.seek(SKEW + page * PAGE + at)
+                    file.write(bytes([source_value(page)]))
+    return str(path)
+
+
+def test_pages_of_a_source_are_read_again_and_never_written(driver: Driver, tmp_path: Path) -> None:
+    ptr = driver.alloc(PAGES)
+    disk.fail("read", 3, "EIO")
+    for skipped in (0, 1):
+        path = source_of(tmp_path)
+        count = PAGES - skipped
+        driver.calls.place_in_file(ptr, count * PAGE, path, SKEW + skipped * PAGE)
+        assert driver.states(ptr, count) == ["host"] * count
+        for _ in range(2):
+            for page in range(count):
+                check(driver, ptr, page, source_value(page + skipped))
+    read, written = moved(driver)
+    assert read >= 2 * (2 * PAGES - 11)
+    assert written == 0
+
+
+def test_a_source_that_cannot_be_read_changes_nothing(driver: Driver, tmp_path: Path) -> None:
+    ptr = fill(driver)
+    path = source_of(tmp_path)
+    for wrong, offset, reason in (
+        (str(tmp_path / "none"), 0, "No such file"),
+        (path, 2 * SKEW, "ends before the tensor"),
+        ("/proc/self/stat", 0, "O_DIRECT|regular|ends"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            driver.calls.place_in_file(ptr, PAGES * PAGE, wrong, offset)
+    for page in range(PAGES):
+        check(driver, ptr, page, page)
+    descriptors = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(5):
+        driver.calls.place_in_file(ptr, PAGE, path, SKEW)
+        write(driver, ptr, 0, 7)
+        driver.prefetch(ptr, 1, HOST)
+        check(driver, ptr, 0, 7)
+    assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors + 1
+
+
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["write", "read", "out", "in", "discard", "clean", "unclean", "resize"]),
+        st.sampled_from(
+            ["write", "read", "out", "in", "discard", "clean", "unclean", "resize", "place"]
+        ),
         st.integers(0, PAGES - 1),
         st.integers(1, 6),
     ),
@@ -429,7 +490,10 @@ def test_any_program_keeps_its_bytes(
     if failing:
         for nth in range(seed % 5 + 1, 400, 7):
             disk.fail("write", nth, ("EIO", "short")[nth % 2])
-            disk.fail("read", nth, ("EIO", "short", "flip")[nth % 3])
+            # A file that is not umem's has no checksums.
+            kinds = ("EIO", "short") if any(step[0] == "place" for step in steps) else READ_FAULTS
+            disk.fail("read", nth, kinds[nth % len(kinds)])
+    path = source_of(tmp_path_factory.getbasetemp())
     with opened(8, str(tmp_path_factory.getbasetemp()), 3) as driver:
         ptr = driver.alloc(PAGES)
         want: dict[int, int] = {}
@@ -450,6 +514,9 @@ def test_any_program_keeps_its_bytes(
                 driver.discard(at, len(pages) * PAGE)
                 for each in pages:
                     want.pop(each, None)
+            elif verb == "place":
+                driver.calls.place_in_file(at, len(pages) * PAGE, path, SKEW + page * PAGE)
+                want.update({each: source_value(each) for each in pages})
             elif verb == "resize":
                 driver.calls.resize((4 + count * 2) * PAGE)
             else:

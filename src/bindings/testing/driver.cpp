@@ -124,6 +124,10 @@ void bind_control(py::module_& m) {
     raise_if_error(current().resize(bytes));
   });
   m.def("telemetry", &telemetry);
+  m.def("place_in_file",
+        [](std::uintptr_t ptr, std::size_t bytes, const std::string& path, std::uint64_t offset) {
+          raise_if_error(current().place_in_file(ptr, bytes, path, offset));
+        });
   m.def("entries", [] {
     std::vector<std::pair<std::string, int>> result;
     for (int i = 0; i < static_cast<int>(Entry::kCount); ++i) {
