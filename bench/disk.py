@@ -1,9 +1,11 @@
-"""Training in a part of its memory, with umem's disk and with swap: ``python bench/disk.py``.
+"""Training and inference in a part of their memory, with umem's disk: ``python bench/disk.py``.
 
-Each way is a process in a control group whose limit is 1/2 or 1/3 of plain torch's peak memory:
-umem with a disk and a budget of that limit less the process's other memory, and plain torch with a
-swap file on the same disk. Plain torch and umem without limits are the measure. Needs root, and
-control groups v1. Writes bench/results/disk_<hardware>_<date>.{json,md}.
+Each way is a process in a control group. Training: the limit is 1/2 or 1/3 of plain torch's peak
+memory; umem has a disk and a budget of that limit less the process's other memory, and plain torch
+a swap file on the same disk. Plain torch and umem without limits are the measure. Inference
+(``weights``): the budget is 1/2 or 1/4 of the weights; umem leaves them in their checkpoint, and
+plain torch maps the checkpoint (``torch.load(mmap=True)``). Needs root, and control groups v1.
+Writes bench/results/disk_<hardware>_<date>.{json,md}.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ from harness import (
 
 from umem.base.units import GIB, MIB, format_bytes
 
+NETS = ("gpt", "unet", "weights")
 GROUPS = Path("/sys/fs/cgroup/memory")
 OTHER = 400 * MIB  # of the process, beside tensors: torch's code, Python, scratch memory
 SWAP = 6 * GIB
 SHARES = {"1/2": 0.5, "1/3": 1 / 3}
-WARM_UP = {"plain": 1, "swap": 1, "umem": 5, "disk": 5}  # steps; umem records and plans in its
-STEPS = {"plain": 4, "swap": 1, "umem": 4, "disk": 4}
+SHARES_OF_WEIGHTS = {"1/2": 0.5, "1/4": 0.25}
+# Steps; umem records and plans in its first ones.
+WARM_UP = {"plain": 1, "swap": 1, "umem": 5, "disk": 5, "mapped": 1, "in file": 5}
+STEPS = {"plain": 4, "swap": 1, "umem": 4, "disk": 4, "mapped": 2, "in file": 4}
 FASTER = {"1/2": 3.0, "1/3": 5.0}  # than swap
+FASTER_THAN_MAPPED, MOST_READ = 3.0, 1.15  # the latter of the weights beyond the budget
 
 
 def loss_of(net_name: str, small: bool) -> tuple[Any, Any]:
@@ -65,6 +71,57 @@ def loss_of(net_name: str, small: bool) -> tuple[Any, Any]:
         return F.cross_entropy(unet(images), images[:, 0].gt(0).long())
 
     return unet, of_images
+
+
+def model_of_weights(small: bool) -> Any:
+    """Return a GPT of 0.4 G parameters, 1.6 GB."""
+    from umem.demo.nets import GPT
+
+    return GPT(8192, 128, 1 if small else 32, 1024, 16)
+
+
+def infer(way: str, budget: int, disk: str, small: bool) -> None:
+    """Infer in this process from a checkpoint, and print the steps' times and outputs as JSON."""
+    import torch
+
+    import umem
+
+    checkpoint = Path(disk, "model.pt")
+    if way == "save":
+        torch.manual_seed(0)
+        net = model_of_weights(small)
+        torch.save(net.state_dict(), checkpoint)
+        print(json.dumps({"weights": sum(weight.nbytes for weight in net.parameters())}))
+        return
+    if budget:
+        umem.enable(budget=budget, device="soft", disk=disk)
+    with torch.device("meta"):
+        net = model_of_weights(small)
+    if budget:
+        umem.load_checkpoint(net, checkpoint, keep_in_file=True)
+    else:
+        net.load_state_dict(torch.load(checkpoint, mmap=True), assign=True)
+    random = torch.Generator().manual_seed(1)
+    rows = []
+    outputs = []
+    with torch.inference_mode():
+        for _ in range(WARM_UP[way] + STEPS[way]):
+            tokens = torch.randint(0, 8192, (1, 16), generator=random)
+            begin, cpu = time.perf_counter(), time.process_time()
+            outputs.append(net(tokens).sum().item().hex())
+            read = umem.stats().disk_bytes_in if budget else 0
+            rows.append((time.perf_counter() - begin, time.process_time() - cpu, read))
+    settled = rows[WARM_UP[way] :]
+    found: dict[str, Any] = {
+        "seconds": [row[0] for row in settled],
+        "cpu_seconds": [row[1] for row in settled],
+        "outputs": outputs,
+    }
+    if budget:
+        found["bytes_in"] = (rows[-1][2] - rows[WARM_UP[way] - 1][2]) // STEPS[way]
+        found["disk_bytes_out"] = umem.stats().disk_bytes_out
+        found["budget_bytes"] = umem.stats().budget_bytes
+    print(json.dumps(found))
 
 
 def worker(net_name: str, way: str, budget: int, disk: str, small: bool) -> None:
@@ -138,8 +195,8 @@ def limited(command: Sequence[str], limit: int) -> str:
 
 def measured(net: str, way: str, limit: int, folder: str, small: bool) -> dict[str, Any]:
     """Train once in a process of its own."""
-    budget = {"umem": 8 * GIB, "disk": limit - OTHER}.get(way, 0)
-    disk = folder if way == "disk" else ""
+    budget = {"umem": 8 * GIB, "disk": limit - OTHER, "in file": limit - OTHER}.get(way, 0)
+    disk = "" if way in ("plain", "umem", "swap") else folder
     note(f"{net}, {way}, {format_bytes(limit) if limit else 'no limit'}")
     words = [net, way, str(budget), disk]
     command = [sys.executable, __file__, "--worker", *words, *(["--smoke"] if small else [])]
@@ -166,6 +223,62 @@ def compare(net: str, rounds: int, folder: str, small: bool) -> list[dict[str, A
                 rows.append({"share": share, **measured(net, way, shares[share], folder, small)})
                 advance(1)
     return rows
+
+
+def drop_cached(path: Path) -> None:
+    """Take the file out of the page cache, where it would be another control group's."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def compare_weights(rounds: int, folder: str, small: bool) -> list[dict[str, Any]]:
+    """Infer both ways in turn, `rounds` times, each in all shares."""
+    weights = measured("weights", "save", 0, folder, small)["weights"]
+    shares = {"1/2": 0.5} if small else SHARES_OF_WEIGHTS
+    turns = [(share, way) for share in shares for way in ("in file", "mapped")]
+    rows = []
+    with cases(rounds * len(turns)) as advance:
+        for _ in range(rounds):
+            for share, way in turns:
+                limit = OTHER + int(weights * shares[share]) // MIB * MIB
+                drop_cached(Path(folder, "model.pt"))
+                row = measured("weights", way, limit, folder, small)
+                rows.append({"share": share, "weights": weights, **row})
+                advance(1)
+    return rows
+
+
+def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:
+    """Return the figures of inference; a ratio compares medians of the same round."""
+    if len({tuple(row["outputs"])[: WARM_UP["mapped"] + STEPS["mapped"]] for row in rows}) > 1:
+        raise SystemExit("weights: the outputs differ")
+    found = []
+    for share in sorted({row["share"] for row in rows}, reverse=True):
+
+        def of(way: str, share: str = share) -> list[dict[str, Any]]:
+            return [row for row in rows if (row["share"], row["way"]) == (share, way)]
+
+        kept, mapped = (
+            [Spread.of(row["seconds"]).median for row in of(way)] for way in ("in file", "mapped")
+        )
+        row = of("in file")[-1]
+        beyond = row["weights"] - row["budget_bytes"]
+        read = Spread.of([each["bytes_in"] / beyond for each in of("in file")])
+        written = Spread.of([each["disk_bytes_out"] / MIB for each in of("in file")])
+        found += [
+            Result(f"weights, budget {share}, written", written, "MiB", 0.0, "by all of a process"),
+            Result(f"weights, budget {share}, in the file", Spread.of(kept), "s", note="a step"),
+            Result(
+                f"weights, budget {share}, in the file over mapped", ratios(kept, mapped), "x",
+                1 / FASTER_THAN_MAPPED, f"weights {format_bytes(row['weights'])}",
+            ),
+            Result(
+                f"weights, budget {share}, read over the least", read, "x", MOST_READ,
+                f"budget {format_bytes(row['budget_bytes'])}",
+            ),
+        ]  # fmt: skip
+    return found
 
 
 def results_of(net: str, rows: list[dict[str, Any]]) -> list[Result]:
@@ -210,13 +323,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_outputs(parser)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--nets", nargs="+", choices=("gpt", "unet"), default=["gpt", "unet"])
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=NETS)
     parser.add_argument("--disk", default="/var/tmp", help="a folder on the disk (%(default)s)")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
         net, way, budget, disk = options.worker
-        worker(net, way, int(budget), disk, options.smoke)
+        if net == "weights":
+            infer(way, int(budget), disk, options.smoke)
+        else:
+            worker(net, way, int(budget), disk, options.smoke)
         return
     folder = results_folder(parser, options)
     if os.geteuid() != 0 or not GROUPS.is_dir():
@@ -225,9 +341,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = Report("disk", {"rounds": options.rounds, "disk": options.disk, "other": OTHER})
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         for net in options.nets:
-            rows = compare(net, 1 if options.smoke else options.rounds, disk, options.smoke)
+            rounds = 1 if options.smoke else options.rounds
+            if net == "weights":
+                rows = compare_weights(rounds, disk, options.smoke)
+                report.results += results_of_weights(rows)
+            else:
+                rows = compare(net, rounds, disk, options.smoke)
+                report.results += results_of(net, rows)
             report.details[net] = rows
-            report.results += results_of(net, rows)
     print(report.markdown())
     if folder is not None:
         print("\n".join(map(str, report.write(folder))))
