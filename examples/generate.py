@@ -3,6 +3,11 @@
     pip install transformers
     umem run --device soft:512MiB --budget 25% examples/generate.py
 
+With a checkpoint on a disk, the weights stay there, and are read when a token needs them:
+
+    python examples/generate.py --checkpoint model.pt  # makes it, if it does not exist
+    umem run --budget 128MiB --disk . examples/generate.py --checkpoint model.pt
+
 Nothing marks a step: each call of the model without gradients begins one. Weights are random, so
 nothing is downloaded. Under umem it prints how many operators followed a plan, and the bytes
 fetched per token relative to the minimum: all weights except those that the budget holds. Without
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from pathlib import Path
 
 import torch
 import transformers
@@ -22,12 +28,22 @@ import umem
 START_UP = 4  # tokens that are recorded and tried
 
 
-def llama(layers: int, dim: int) -> transformers.PreTrainedModel:
+def llama(layers: int, dim: int, checkpoint: Path | None) -> transformers.PreTrainedModel:
     config = transformers.LlamaConfig(
         vocab_size=2048, hidden_size=dim, intermediate_size=3 * dim,
         num_hidden_layers=layers, num_attention_heads=dim // 64, max_position_embeddings=512,
     )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    if checkpoint is None or not checkpoint.exists():
+        model = transformers.LlamaForCausalLM(config).eval()
+        if checkpoint is not None:
+            torch.save(model.state_dict(), checkpoint)
+        return model
+    with torch.device("meta"):  # nothing is allocated
+        model = transformers.LlamaForCausalLM(config).eval()
+    rotary = model.model.rotary_emb  # it is computed, and in no checkpoint
+    model.model.rotary_emb = type(rotary)(config)
+    umem.load_checkpoint(model, checkpoint, keep_in_file=umem.is_enabled())
+    return model
 
 
 def main() -> None:
@@ -37,13 +53,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=24, help=f"more than {START_UP}")
     parser.add_argument("--beams", type=int, default=1)
     parser.add_argument("--cache", default="dynamic", choices=("dynamic", "static"))
+    parser.add_argument("--checkpoint", type=Path, help="a file of the weights; made if missing")
     options = parser.parse_args()
     if options.tokens <= START_UP:
         parser.error(f"--tokens: more than {START_UP}")
     torch.set_num_threads(1)  # sums over another number of threads have other last bits
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = llama(options.layers, options.dim).to(device)
+    model = llama(options.layers, options.dim, options.checkpoint).to(device)
     stats: list[umem.Stats] = []  # at the end of each token's step
 
     def count(_tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -76,6 +93,8 @@ def report(model: torch.nn.Module, stats: list[umem.Stats]) -> None:
     print(
         f"{(last.bytes_out - first.bytes_out) / steps / 2**20:.1f} MiB to the host for each token"
     )
+    if last.disk_bytes_in:
+        print(f"{last.disk_bytes_out / 2**20:.0f} MiB written to the disk by the whole program")
 
 
 if __name__ == "__main__":

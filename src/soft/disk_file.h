@@ -68,7 +68,7 @@ class DiskFile {
   std::size_t bytes() const { return capacity_ << kPageShift; }
 
  private:
-  // Of this process and of those that it was forked from.
+  // This process has one, and may read those of the processes that it was forked from.
   static constexpr std::size_t kFiles = Slot::kSource;
   static constexpr std::size_t kGrowth = 64;  // pages
 

@@ -88,8 +88,8 @@ class Pager {
   // documentation leaves the side open; here it is the host, which the fewest callers would expect.
   bool set_read_mostly(Extent extent, bool on);
   void discard(Extent extent);
-  // The contents become `bytes` of the file, from `offset` on; they are read when they are needed,
-  // and the pages leave without a write until something writes them. kNotSupported without a disk,
+  // The contents become `bytes` of the file, at `offset`; they are read when they are needed, and
+  // the pages leave without a write until something writes them. kNotSupported without a disk,
   // kInvalidArgument if the file cannot be read, kBadState if pages cannot leave now.
   Status place_in(Extent extent, const std::string& path, std::uint64_t offset, std::size_t bytes);
   bool pin_on_device(Extent extent, Moved& moved);

@@ -29,8 +29,8 @@ class Sources {
   void drop(std::uint16_t number);
   void close();
 
-  // Reads at most a page, wherever it begins in the file. An error number, kChanged, or 0. What
-  // follows in the page is indeterminate.
+  // Reads at most a page, wherever it begins in the file. An error number, kChanged, or 0. The rest
+  // of the page is indeterminate.
   int read(std::uint16_t number, std::uint64_t offset, std::size_t bytes, char* to) const;
   const std::string& path(std::uint16_t number) const { return files_[number].path; }
 
