@@ -41,6 +41,7 @@ struct DiskCounters {
   std::uint64_t bytes_in = 0, bytes_out = 0;
   std::uint64_t busy_in_us = 0, busy_out_us = 0;  // at least one transfer of this direction ran
   std::uint64_t wait_us = 0;                      // the program waited for transfers or frames
+  std::uint64_t open_us = 0;                      // since the disk is in use
   std::uint64_t file_bytes = 0;                   // reserved
 };
 

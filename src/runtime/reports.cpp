@@ -64,6 +64,7 @@ void add_telemetry(const State& s, Stats& result) {
   result.disk_bytes_out = now.disk.bytes_out;
   result.disk_busy_in_us = now.disk.busy_in_us;
   result.disk_busy_out_us = now.disk.busy_out_us;
+  result.disk_open_us = now.disk.open_us;
   result.disk_file_bytes = now.disk.file_bytes;
   result.zero_copy_bytes += s.thrashed_bytes;
 }

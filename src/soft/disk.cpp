@@ -31,6 +31,7 @@ Status Disk::open(const DiskOptions& options, const Space& space) {
   UMEM_RETURN_IF_ERROR(
       file_.open(options.folder, options.limit_bytes >> kPageShift, space.pages()));
   pages_ = space.pages();
+  opened_us_ = real_us();
   void* table = mmap(nullptr, pages_ * sizeof(Io), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (table == MAP_FAILED) {
@@ -386,7 +387,8 @@ bool Disk::describe_failure(char* text, std::size_t size) const {
 
 driver::DiskCounters Disk::counters() const {
   const auto lock = guard();
-  return {in_.bytes, out_.bytes, in_.total_us, out_.total_us, wait_us_, file_.bytes()};
+  return {in_.bytes,    out_.bytes, in_.total_us, out_.total_us, wait_us_, real_us() - opened_us_,
+          file_.bytes()};
 }
 
 }  // namespace umem::soft

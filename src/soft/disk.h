@@ -143,7 +143,7 @@ class Disk {
   std::size_t takers_ = 0;           // threads that wait in `take`
   Queue reads_, writes_;
   Busy in_, out_;
-  std::uint64_t wait_us_ = 0;
+  std::uint64_t wait_us_ = 0, opened_us_ = 0;
   std::atomic<bool> broken_{false};
   std::array<char, 256> failure_{};
   Workers* workers_ = nullptr;  // null in a forked child

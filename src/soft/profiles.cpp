@@ -12,6 +12,7 @@ const std::vector<Profile>& profiles() {
       {"rtx4090-pcie4", 25e3, 25e3, 45.0, 24 * GiB, "nominal PCIe 4.0 x16; fault cost from G10"},
       {"h200-pcie5", 55e3, 55e3, 45.0, 139 * GiB, "nominal PCIe 5.0 x16; fault cost from G10"},
       {"gh200-c2c", 400e3, 400e3, 45.0, 96 * GiB, "nominal NVLink-C2C; fault cost from G10"},
+      {"cpu-disk", 1.5e3, 1.5e3, 100.0, 16 * GiB, "assumed: a CPU with a disk; doctor measures"},
   };
   return all;
 }

@@ -79,6 +79,25 @@ def test_training_ends_with_the_same_bits_in_the_memory_of_the_budget(
     assert not [*tmp_path.iterdir()]
 
 
+def test_the_device_has_the_rates_of_a_disk(tmp_path: Path) -> None:
+    program = """
+import sys, torch, umem
+from umem.base import current_device
+umem.enable(budget="32MiB", disk=sys.argv[1], device="soft")
+assumed = current_device.profile()
+assert (assumed.name, assumed.bytes_per_us_in) == ("cpu-disk", 1500.0)
+tensors = [torch.full((1 << 20,), float(i)) for i in range(48)]  # 192 MiB
+for tensor in tensors:
+    assert float(tensor[0]) < 48
+measured = current_device.profile()
+assert measured.name == "cpu-disk"
+assert measured.bytes_per_us_in != 1500.0 != measured.bytes_per_us_out
+assert "cpu-disk" in umem.summary()
+"""
+    done = forkserver.run(["-c", program, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+
+
 def test_workers_read_tensors_that_are_on_the_disk(tmp_path: Path) -> None:
     program = """
 import sys, torch, umem

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 from support import forkserver
 
@@ -205,6 +205,8 @@ assert digest(module) == wanted
 
 
 def test_it_needs_a_disk(tmp_path: Path) -> None:
+    import torch
+
     import umem
 
     module = torch.nn.Linear(1024, 1024)

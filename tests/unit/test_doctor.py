@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from umem.cli import doctor, doctor_cuda
+from umem.cli import doctor, doctor_cuda, doctor_disk, main
 from umem.config import settings as config
+from umem.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -221,3 +222,37 @@ def test_the_host_is_measured_on_request() -> None:
     assert 0.01 < host["copy_gb_per_s"] < 1e4
     assert 0.01 < host["host_gb_s"] < 1e4
     assert "host gb s" in doctor.render({"host": host})
+
+
+def test_a_disk_is_measured_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor_disk, "SECONDS", 0.05)
+    found = doctor_disk.measure(tmp_path, file_bytes=8 << 20)
+    assert [*tmp_path.iterdir()] == []
+    rates = ("read_gb_s", "write_gb_s", "read_beside_writes_gb_s", "write_beside_reads_gb_s")
+    assert all(0 < found[name] < 1e3 for name in rates)
+    assert found["free_bytes"] > 0
+    link = f"{found['read_beside_writes_gb_s']:.2f},{found['write_beside_reads_gb_s']:.2f}"
+    assert found["link"] == f"--link {link}"
+    assert "read gb s" in doctor.render({"disk": found})
+    assert main(["doctor", "--disk", str(tmp_path)]) == 2
+    assert "allowed: umem doctor --measure --disk DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("/dev/shm", "in this machine's memory"), ("/no/such", "No such file"), ("/proc", ".")],
+)
+def test_what_is_no_disk_is_refused(folder: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--disk {folder}: .*{reason}.*allowed: a folder on"):
+        doctor_disk.measure(Path(folder), file_bytes=8 << 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("ext4", None), ("nfs4", "network"), ("fuse.sshfs", "network"), ("btrfs", "copies on write")],
+)
+def test_file_systems_that_do_not_suit_have_a_warning(kind: str, words: str | None) -> None:
+    warning = doctor_disk.warning(kind)
+    assert warning is None if words is None else words in (warning or "")

@@ -104,6 +104,15 @@ def test_a_budget_below_the_largest_op_is_raised_and_said() -> None:
     assert (fits.budget, fits.raised_from) == (8 * PAGE, None)  # whole pages
 
 
+@pytest.mark.parametrize("text", ["0", "nan", "25,0", "1,2,3", "fast", "", "inf"])
+def test_a_link_is_one_or_two_rates(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "trace.jsonl", "--link", text])
+    assert "allowed: GB/s above 0, each way as 25, or in and out as 3.2,4.5" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_slower_link_is_slower() -> None:
     slow = DeviceProfile("slow", PAGE / 100, PAGE / 200, 45.0, 1 << 40, "made up")
     result = replay.replay_step(cyclic_step(), "lru", slow, 8 * PAGE)
@@ -262,8 +271,6 @@ def test_the_table_marks_the_fastest(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--budget", "x"], "--budget: 'x' is not a number of bytes"),
         (["--policy", "lur"], "did you mean lru?"),
         (["--device", "a100"], "a100-pcie4"),
-        (["--link", "0"], "allowed: a number above 0"),
-        (["--link", "nan"], "allowed: a number above 0"),
         (["--repeat", "0"], "--repeat 0; allowed: at least 1"),
         (["--host-budget", "0"], "--host-budget 0"),
         (["--profile", "missing.toml"], "missing.toml"),

@@ -68,6 +68,15 @@ def test_the_closing_line_has_both_peaks() -> None:
     )
 
 
+def test_the_closing_line_says_how_much_a_disk_is_written() -> None:
+    run = stats(steps=10, disk_bytes_out=50 << 20, disk_open_us=10_000_000, disk_file_bytes=1)
+    assert text.closing(run).endswith(
+        "5 MiB a step written to the disk, 0.45 TB a day at this rate"
+    )
+    early = dataclasses.replace(run, disk_open_us=100)
+    assert text.closing(early).endswith("a step written to the disk")
+
+
 def test_advice_says_what_to_change() -> None:
     assert text.advice(stats(budget_bytes=8 << 20, peak_live_bytes=16 << 20)) == []
     short = stats(

@@ -15,8 +15,7 @@ from .units import MIB
 _log = logging.getLogger("umem")
 
 _GPU_DEFAULT = "h200-pcie5"
-_DISK_BYTES_PER_US = 1500.0  # assumed until a direction has moved _DISK_SAMPLE bytes
-_DISK_SAMPLE = 64 * MIB
+_DISK_SAMPLE = 64 * MIB  # that a direction must have moved until its rate is known
 
 
 @functools.cache
@@ -60,15 +59,16 @@ def hides_transfers(device: int | None = None) -> bool:
 def _with_disk(profile: DeviceProfile) -> DeviceProfile:
     """Return the profile with the rates that transfers to and from the disk had so far."""
     stats = core.stats(None)
+    assumed = device_profiles.find(device_profiles.DISK)
     rates = []
-    for moved, busy in (
-        ("disk_bytes_in", "disk_busy_in_us"),
-        ("disk_bytes_out", "disk_busy_out_us"),
+    for moved, busy, unknown in (
+        ("disk_bytes_in", "disk_busy_in_us", assumed.bytes_per_us_in),
+        ("disk_bytes_out", "disk_busy_out_us", assumed.bytes_per_us_out),
     ):
         measured = stats[moved] >= _DISK_SAMPLE and stats[busy] > 0
-        rates.append(stats[moved] / stats[busy] if measured else _DISK_BYTES_PER_US)
+        rates.append(stats[moved] / stats[busy] if measured else unknown)
     return dataclasses.replace(
-        profile, name="disk", bytes_per_us_in=rates[0], bytes_per_us_out=rates[1],
+        profile, bytes_per_us_in=rates[0], bytes_per_us_out=rates[1],
         source="rates that this program's transfers had",
     )  # fmt: skip
 

@@ -57,6 +57,10 @@ class DeviceProfile:
 _LAUNCH_US = 3.0
 
 
+# The profile of a machine without a GPU, with the option `disk`.
+DISK = "cpu-disk"
+
+
 def _sheet(
     of: str, *, half: float, tf32: float, fp32: float, fp64: float, gb_per_s: float
 ) -> Compute:
@@ -77,6 +81,15 @@ _COMPUTE = {
     "a100-pcie4": _sheet("A100 40 GB PCIe", half=312, tf32=156, fp32=19.5, fp64=9.7, gb_per_s=1555),
     "rtx4090-pcie4": _sheet("RTX 4090", half=165.2, tf32=82.6, fp32=82.6, fp64=1.29, gb_per_s=1008),
     "h200-pcie5": _sheet("H200 SXM", half=989, tf32=494, fp32=67, fp64=34, gb_per_s=4800),
+    DISK: Compute(
+        half_flops_per_us=0.5e6,
+        tf32_flops_per_us=0.5e6,
+        fp32_flops_per_us=0.5e6,
+        fp64_flops_per_us=0.25e6,
+        bytes_per_us=40e3,
+        launch_us=5.0,
+        source="assumed, a CPU of 0.5 TFLOP/s and 40 GB/s: --profile takes another one's figures",
+    ),
     "gh200-c2c": _sheet("GH200 96 GB HBM3", half=990, tf32=494, fp32=67, fp64=34, gb_per_s=4000),
 }
 
@@ -115,20 +128,28 @@ def find(name: str) -> DeviceProfile:
     )
 
 
-def with_link(profile: DeviceProfile, gb_per_s: float) -> DeviceProfile:
-    """Return the same device on another link, of that many GB/s (1e9) each way.
+def with_link(profile: DeviceProfile, gb_in: float, gb_out: float | None = None) -> DeviceProfile:
+    """Return the same device on another link.
+
+    Args:
+        profile: the device.
+        gb_in: GB/s (1e9) to the device.
+        gb_out: GB/s from the device; None: the same.
 
     Raises:
-        ConfigError: not a number above 0.
+        ConfigError: not numbers above 0.
     """
-    if (_number(gb_per_s) or 0.0) <= 0:
-        raise ConfigError(f"link of {gb_per_s!r} GB/s; allowed: a number above 0, such as 25")
+    rates = [gb_in] if gb_out is None else [gb_in, gb_out]
+    for rate in rates:
+        if (_number(rate) or 0.0) <= 0:
+            raise ConfigError(f"link of {rate!r} GB/s; allowed: a number above 0, such as 25")
+    text = ",".join(f"{rate:g}" for rate in rates)
     return dataclasses.replace(
         profile,
-        name=f"{profile.name}+{gb_per_s:g}GB/s",
-        bytes_per_us_in=gb_per_s * 1e3,
-        bytes_per_us_out=gb_per_s * 1e3,
-        source=f"{profile.source}; link given as {gb_per_s:g} GB/s",
+        name=f"{profile.name}+{text}GB/s",
+        bytes_per_us_in=rates[0] * 1e3,
+        bytes_per_us_out=rates[-1] * 1e3,
+        source=f"{profile.source}; link given as {text} GB/s",
     )
 
 

@@ -45,6 +45,7 @@ class Stats:
     disk_bytes_out: int
     disk_busy_in_us: int
     disk_busy_out_us: int
+    disk_open_us: int
     disk_file_bytes: int
     plan_hits: int
     plan_misses: int

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from ..base import device_profiles, nodes
 from ..base.units import BYTES_ALLOWED, parse_bytes
 from ..config.parsers import SHARE_ALLOWED, parse_share
-from ..errors import ConfigError
+from ..errors import ConfigError, plain
 
 # As text, because the class is generic only for type checkers.
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -47,8 +48,23 @@ def add_device(
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="a device profile in TOML or JSON"
     )
-    text = "bandwidth of another link, each way" + (", for every device" if several else "")
-    parser.add_argument("--link", type=float, metavar="GB/s", help=text)
+    text = "bandwidth of another link, each way or IN,OUT" + (
+        ", for every device" if several else ""
+    )
+    parser.add_argument("--link", type=_link, metavar="GB/s", help=text)
+
+
+def _link(text: str) -> list[float]:
+    """Return GB/s, one number for both directions or two."""
+    try:
+        rates = [float(word) for word in text.split(",")]
+    except ValueError:
+        rates = []
+    if not 1 <= len(rates) <= 2 or not all(0 < rate < math.inf for rate in rates):
+        raise argparse.ArgumentTypeError(
+            f"{plain(text)}; allowed: GB/s above 0, each way as 25, or in and out as 3.2,4.5"
+        )
+    return rates
 
 
 def device_of(args: argparse.Namespace) -> device_profiles.DeviceProfile:
@@ -64,7 +80,7 @@ def device_of(args: argparse.Namespace) -> device_profiles.DeviceProfile:
         if args.profile is not None
         else device_profiles.find(args.device or device_profiles.DEFAULT)
     )
-    return profile if args.link is None else device_profiles.with_link(profile, args.link)
+    return profile if args.link is None else device_profiles.with_link(profile, *args.link)
 
 
 def add_host_budget(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +117,7 @@ def node_of(args: argparse.Namespace) -> nodes.Node:
     node = nodes.find(args.node)
     if args.link is None:
         return node
-    return dataclasses.replace(node, device=device_profiles.with_link(node.device, args.link))
+    return dataclasses.replace(node, device=device_profiles.with_link(node.device, *args.link))
 
 
 def share_of(given: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -22,8 +23,8 @@ from ..base.version import __version__
 from ..config.options import BY_NAME, OPTIONS
 from ..config.parsers import Budget, Device
 from ..config.settings import load
-from ..errors import UmemError
-from . import doctor_cuda
+from ..errors import ConfigError, UmemError
+from . import doctor_cuda, doctor_disk
 from .base import Subparsers
 from .doctor_cuda import Facts
 
@@ -36,6 +37,7 @@ _SIZES = {option.name for option in OPTIONS if option.kind == "size"}
 # Text for absent values; JSON has null, or an empty list.
 _WHEN_NONE = {
     "problem": "none",
+    "warning": "none",
     "version": "not installed",
     "built_for_cuda": "no: a CPU build",
     "c++": "none: install g++ to build the torch extension",
@@ -54,17 +56,25 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     text = "measure how fast the host copies memory and updates parameters (needs torch; seconds)"
     parser.add_argument("--measure", action="store_true", help=text)
+    text = "with --measure: also the rates of the disk of this folder, for the option disk"
+    parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; return 0 if umem can be enabled here, else 1."""
-    report = examine(measure=args.measure)
+    """Print the report; return 0 if umem can be enabled here, else 1.
+
+    Raises:
+        ConfigError: `--disk` without `--measure`.
+    """
+    if args.disk is not None and not args.measure:
+        raise ConfigError("--disk without --measure; allowed: umem doctor --measure --disk DIR")
+    report = examine(measure=args.measure, disk=args.disk)
     print(json.dumps(report, indent=2) if args.json else render(report))
     return 0 if report["verdict"]["works"] else 1
 
 
-def examine(*, measure: bool = False) -> dict[str, Facts]:
+def examine(*, measure: bool = False, disk: Path | None = None) -> dict[str, Facts]:
     """Collect all facts by section. No section raises: a failure is a fact too."""
     sections: dict[str, Callable[[], Facts]] = {
         "python": _python,
@@ -75,6 +85,7 @@ def examine(*, measure: bool = False) -> dict[str, Facts]:
         "kernel": _kernel,
         "memory": _memory,
         **({"host": _host} if measure else {}),
+        **({"disk": functools.partial(doctor_disk.measure, disk)} if disk is not None else {}),
         "cuda": _cuda,
         "options": _options,
         "verdict": _verdict,

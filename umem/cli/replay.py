@@ -222,7 +222,7 @@ def _profiles(args: argparse.Namespace, recorded: str, devices: int) -> list[Dev
     if not found:
         found = [device_profiles.find(own_device(recorded))]
     if args.link is not None:
-        found = [device_profiles.with_link(device, args.link) for device in found]
+        found = [device_profiles.with_link(device, *args.link) for device in found]
     return found
 
 

@@ -107,7 +107,7 @@ def of_trace(
     host_budget: int = 0,
     shares: Sequence[float] = (),
     device: DeviceProfile | None = None,
-    link: float | None = None,
+    link: Sequence[float] | None = None,
     trace_device: int | None = None,
     partial: bool = False,
     show: bool = False,
@@ -123,7 +123,7 @@ def of_trace(
         host_budget: bytes that evicted tensors may take; 0 for no limit.
         shares: shares of the updates to try on the host; the best is shown.
         device: the device profile; None: the trace's own if it is one, else the default.
-        link: GB/s of another link for the device that the trace names.
+        link: another link for the device that the trace names, as `--link` takes it.
         trace_device: the device of a trace of several; None: the first.
         partial: accept a truncated trace, and keep its complete lines.
         show: draw the progress where standard error is a terminal.
@@ -146,7 +146,8 @@ def of_trace(
         notes.append(f"This is device {number} of {len(found)}; --trace-device chooses another.")
     # A run names its GPU, or the profile of its software device; plans name a profile too.
     own = trace.device.removeprefix("soft:")
-    if own in device_profiles.names() and not trace.source.startswith("umem plan"):
+    on_cpu = own in device_profiles.names() and own != device_profiles.DISK
+    if on_cpu and not trace.source.startswith("umem plan"):
         notes.append(_CPU_TIMES)
     if device is None:
         name = replay.own_device(trace.device)
@@ -156,7 +157,7 @@ def of_trace(
                 f"device profile: transfers use {name}. --device and --profile choose another."
             )
         device = device_profiles.find(name)
-        device = device if link is None else device_profiles.with_link(device, link)
+        device = device if link is None else device_profiles.with_link(device, *link)
     step = trace.step
     room = budget if isinstance(budget, int) else replay.budget_of(budget, trace.peak_bytes)
     if shares:

@@ -16,6 +16,8 @@ _ELSE = (
 )
 _MUCH = 8  # the part of the budget from which unmanaged bytes are worth a line
 _MANY_FAULTS = 10  # per operator: fewer are not worth a line
+_LEAST_US = 1_000_000  # of a run: the rate of a shorter one says little
+_TB_A_DAY = 86_400e6 / 1e12  # of a byte each microsecond
 Row = tuple[str, str, str]  # name, value, note
 Holders = Mapping[str, tuple[int, int]]  # blocks and live bytes of each framework other than torch
 
@@ -152,6 +154,8 @@ def closing(
     )
     if stats.disk_bytes_out and stats.steps:
         line += f", {_of(stats.disk_bytes_out // stats.steps)} a step written to the disk"
+        if wear := _written_a_day(stats):
+            line += f", {wear}"
     lines = advice(stats, why_unplanned, faults, **known)
     return "\n".join([line, *(f"{name}: {text}" for text in lines)])
 
@@ -223,9 +227,19 @@ def _unused(stats: Stats) -> str:
 def _disk(stats: Stats) -> list[Row]:
     if not stats.disk_file_bytes:
         return []
+    used = stats.disk_open_us / 1e6
     read = f"read {_of(stats.disk_bytes_in)} in {stats.disk_busy_in_us / 1e3:.0f} ms"
     wrote = f"wrote {_of(stats.disk_bytes_out)} in {stats.disk_busy_out_us / 1e3:.0f} ms"
-    return [("on disk", _of(stats.disk_file_bytes), f"reserved, {read}, {wrote}")]
+    if wear := _written_a_day(stats):
+        wrote += f", {wear}"
+    return [("on disk", _of(stats.disk_file_bytes), f"reserved for {used:.0f} s, {read}, {wrote}")]
+
+
+def _written_a_day(stats: Stats) -> str:
+    """Say what the program would write in a day, as drives are rated; empty if it is too early."""
+    if stats.disk_open_us < _LEAST_US or not stats.disk_bytes_out:
+        return ""
+    return f"{stats.disk_bytes_out / stats.disk_open_us * _TB_A_DAY:.2g} TB a day at this rate"
 
 
 def _kind(stats: Stats) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ..base import host
+from ..base import device_profiles, host
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..config import ranks
 from ..config.settings import Settings
@@ -78,6 +78,8 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     _check_device(settings, options.device)
     if options.device == "soft" and settings.device.profile is not None:
         options.profile = settings.device.profile
+    elif settings.disk is not None:
+        options.profile = device_profiles.DISK
     options.device_bytes = settings.device.bytes or 0
     options.budget_bytes, options.host_budget_bytes = budgets(settings, options.device, threads)
     if settings.disk is not None:
