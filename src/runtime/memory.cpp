@@ -200,7 +200,12 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
     if (const arena::Listener listener = s.listener)
       listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
                 reinterpret_cast<std::uintptr_t>(stream)});
-    return out_of_memory(device, status.code(), bytes, status.message());
+    std::string why = status.message();
+    if (status.code() == Code::kOutOfDeviceMemory && !s.options.disk.empty())
+      why += "; the disk of '" + s.options.disk +
+             "' has no room, or the limit of its file is reached: free space there, raise the "
+             "limit, or name another folder";
+    return out_of_memory(device, status.code(), bytes, why);
   }
   name_block(s, device, taken.value(), bytes);
   if (trace::recording()) record_alloc(s, device, taken.value(), bytes, op);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ tensors = []
 try:
     while True:
         tensors.append(torch.full((1 << 20,), float(len(tensors))))
-except torch.OutOfMemoryError:
+except torch.OutOfMemoryError as error:
+    assert "limit" in str(error), error
     tensors.pop()  # room for the results of the comparisons
 print(50 <= 4 * len(tensors) <= 64, all(bool(t.eq(i).all()) for i, t in enumerate(tensors)))
 """
@@ -133,6 +135,42 @@ print(50 <= 4 * len(tensors) <= 64, all(bool(t.eq(i).all()) for i, t in enumerat
     }  # fmt: skip
     done = forkserver.run(["-c", program], environ, fresh=True)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+@pytest.mark.nightly
+def test_a_full_disk_is_an_error_at_the_allocation(tmp_path: Path) -> None:
+    """A file system of 300 MiB, which needs root."""
+    image, folder = tmp_path / "image", tmp_path / "mounted"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(300 << 20)
+    for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+        try:
+            subprocess.run(words, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"{words[0]} cannot be used here: {error}")
+    program = """
+import sys, torch, umem
+umem.enable(budget="24MiB", disk=sys.argv[1], device="soft")
+tensors = []
+try:
+    while True:
+        tensors.append(torch.full((1 << 20,), float(len(tensors))))
+except torch.OutOfMemoryError as error:
+    assert f"the disk of '{sys.argv[1]}' has no room" in str(error), error
+assert 200 < 4 * len(tensors) < 300
+tensors.pop()  # room for the results of the comparisons
+assert all(bool(t.eq(float(i)).all()) for i, t in enumerate(tensors))
+del tensors[::2]
+more = [torch.full((1 << 20,), 7.0) for _ in range(len(tensors) - 4)]
+assert all(bool(t.eq(7).all()) for t in more)
+assert all(bool(t.eq(2.0 * i + 1).all()) for i, t in enumerate(tensors))
+"""
+    try:
+        done = forkserver.run(["-c", program, str(folder)])
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

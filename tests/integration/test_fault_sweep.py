@@ -6,6 +6,7 @@ tests/gpu/test_fault_sweep.py.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +16,16 @@ import pytest
 SWEEP = Path(__file__).resolve().parents[1] / "gpu" / "sweep.py"
 
 
-def sweep(*arguments: str) -> subprocess.CompletedProcess[str]:
+def sweep(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SWEEP), "--device", "soft", "--timeout", "120", *arguments],
-        capture_output=True, text=True, check=False, timeout=900,
+        capture_output=True, text=True, check=False, timeout=900, env=os.environ | environ,
     )  # fmt: skip
 
 
-def test_no_failure_of_a_driver_call_loses_anything() -> None:
-    done = sweep("--per-entry", "2")
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_no_failure_of_a_driver_call_loses_anything(on_disk: bool, tmp_path: Path) -> None:
+    done = sweep("--per-entry", "2", **({"UMEM_DISK": str(tmp_path)} if on_disk else {}))
     assert done.stdout.endswith("lost 0, races 0\n"), done.stdout + done.stderr
     assert done.returncode == 0
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line}

@@ -203,10 +203,10 @@ def test_a_block_that_does_not_do_what_its_page_says_fails(tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_the_tutorial_trains_the_same_weights_with_half_of_the_memory(folder: Path) -> None:
-    """The runs of the page: plain, with all of its memory, and with half of it."""
+    """The runs of the page: plain, with all of its memory, with half of it, and with a disk."""
     printed = [page_blocks.run(block, folder) for block in _blocks(TUTORIAL) if _runs(block, False)]
     weights = re.findall(r"^weights \w{16}$", "".join(printed), re.MULTILINE)
-    assert len(weights) == 3
+    assert len(weights) == 4
     assert len(set(weights)) == 1
 
 

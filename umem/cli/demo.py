@@ -37,6 +37,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--steps", type=int, help="training steps per run, 3 or more (default: 7)")
     parser.add_argument("--quick", action="store_true", help="4 steps, lru at 1/4 only")
     parser.add_argument("--device", default="soft", help="soft[:PROFILE] or cuda (default: soft)")
+    text = "a folder on a disk for evicted memory in the runs below the peak (docs/disk.md)"
+    parser.add_argument("--disk", type=Path, metavar="DIR", help=text)
     text = (
         "where the runs below the peak update parameters (docs/optimizer_state.md), all runs by "
         "torch's fused kernels: device, host, auto or 50%%"
@@ -135,6 +137,7 @@ def _plan(args: argparse.Namespace) -> DemoPlan:
         steps=steps,
         device=args.device,
         optimizer=args.optimizer,
+        disk=None if args.disk is None else str(args.disk),
         # The workers do not get umem's variables, so that plain torch stays plain.
         torch_ext_cache=str(settings.load().torch_ext_cache),
     )
@@ -157,6 +160,7 @@ def _check(plan: DemoPlan, picture: Path | None, report: Path | None) -> None:
 
         page.check(report, "--report")
     given = {"device": plan.device, "budget": AMPLE_BYTES, "optimizer": plan.optimizer}
+    given["disk"] = plan.disk
     resolve.native_options(settings.load(given, flags=True), threads=1)
 
 

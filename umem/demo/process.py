@@ -36,6 +36,7 @@ class RunSpec:
     torch_ext_cache: str | None = None
     deterministic: bool = True  # on a GPU; False: the fastest algorithms
     optimizer: str = "device"  # where parameters are updated: umem's option
+    disk: str | None = None  # a folder on a disk for evicted memory
     trace: str | None = None  # a file for the trace of the training
     fused: bool = False  # the optimizer's kernels are torch's fused ones, as those for the host
 

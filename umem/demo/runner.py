@@ -45,6 +45,7 @@ class DemoPlan:
     device: str = "soft"
     torch_ext_cache: str | None = None
     optimizer: str | None = None  # where runs below the peak update; None: as any program
+    disk: str | None = None  # a folder for evicted memory of these runs
 
     @property
     def runs(self) -> int:
@@ -152,7 +153,7 @@ class _Workload:
         for fraction, policy in itertools.product(plan.fractions, plan.policies):
             budget = roomy.peak_bytes // fraction // PAGE_BYTES * PAGE_BYTES
             where = plan.optimizer or spec.optimizer
-            spec = replace(spec, budget=budget, policy=policy, optimizer=where)
+            spec = replace(spec, budget=budget, policy=policy, optimizer=where, disk=plan.disk)
             try:
                 row = self._run(spec, fraction)
             except UmemError as error:

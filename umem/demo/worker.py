@@ -59,6 +59,7 @@ class Run:
                 policy=spec.policy,
                 device=spec.device,
                 optimizer=spec.optimizer,
+                disk=spec.disk,
                 torch_ext_cache=spec.torch_ext_cache,
                 trace=spec.trace,
             )
