@@ -40,9 +40,10 @@ def llama(layers: int, dim: int, checkpoint: Path | None) -> transformers.PreTra
         return model
     with torch.device("meta"):  # nothing is allocated
         model = transformers.LlamaForCausalLM(config).eval()
+    on_disk = umem.is_enabled() and umem.stats().disk_open_us > 0
     rotary = model.model.rotary_emb  # it is computed, and in no checkpoint
     model.model.rotary_emb = type(rotary)(config)
-    umem.load_checkpoint(model, checkpoint, keep_in_file=umem.is_enabled())
+    umem.load_checkpoint(model, checkpoint, keep_in_file=on_disk)
     return model
 
 

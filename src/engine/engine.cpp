@@ -203,13 +203,20 @@ void Engine::retire_piece(RangeId id) {
   const bool later = retire_later(id);
   if (state_.ledger.at(id).read_mostly)
     state_.count_error(write_back_.advise(id, false));  // the next owner may write
+  const bool in_file = state_.ledger.at(id).in_file;
+  if (in_file) {  // the program may do anything with its file from now on
+    const CallScope scope(state_.table, state_.place);
+    one_.assign(1, id);
+    state_.count_error(transfers_.discard(one_));
+    state_.ledger.set_in_file(id, false);
+  }
   if (sharing_.contains(state_.ranges[id].base)) return sharing_.retire(id);
-  if (state == State::kDevice) {
+  if (state == State::kDevice && !in_file) {
     state_.ledger.set_state(id, State::kDead);
     return;
   }
   if (state == State::kHost) state_.counters.bytes_discarded += state_.ledger.at(id).bytes;
-  if (state == State::kVoid && !later && state_.active() &&
+  if (state == State::kVoid && !later && !in_file && state_.active() &&
       !state_.skip_for_capture(state_.ledger.at(id).stream)) {
     const CallScope scope(state_.table, state_.place);
     one_.assign(1, id);

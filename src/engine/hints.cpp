@@ -64,6 +64,11 @@ Result<std::size_t> Hints::discard_live(RangeId id, managed::MemSpan part, cu::C
   return part.bytes;
 }
 
+void Hints::placed_in_file(RangeId id) {
+  state_.ledger.set_in_file(id, true);
+  if (state_.active()) state_.ledger.set_state(id, State::kHost);
+}
+
 bool Hints::arriving(RangeId id) {
   const CallScope scope(state_.table, state_.place);
   const Unit& unit = state_.ledger.at(id);

@@ -27,6 +27,8 @@ class Hints {
   // True while the unit is on its way in, or out.
   bool arriving(RangeId id);
   bool leaving(RangeId id);
+  // The driver has placed the unit's contents in a file, and taken them from the device.
+  void placed_in_file(RangeId id);
   Status read_mostly(RangeId id, bool on) { return write_back_.advise(id, on); }
 
  private:

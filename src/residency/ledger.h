@@ -58,6 +58,7 @@ struct Unit {
   bool used_away = false;          // used since it left the device, where it was then
   bool fresh = false;              // allocated, and no op that used it has ended
   bool clean = false;              // the host's copy is valid as far as umem knows
+  bool in_file = false;            // a file of the program had its contents when they were placed
   // A collective may be using it, on its own stream or thread, until a later op uses it.
   bool in_collective = false;
   std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
@@ -188,6 +189,7 @@ class Ledger {
   void hold_host(RangeId id);
   // Records the time of death: work that is enqueued later does not use the block's bytes.
   void set_death(RangeId id) { units_[id].death = ++clock_; }
+  void set_in_file(RangeId id, bool on) { units_[id].in_file = on; }
   void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }

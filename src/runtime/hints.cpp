@@ -82,11 +82,6 @@ Status check_evictable(const State& s, const HeldDevices& held, const MemSpans& 
   });
 }
 
-Status evict_all(const State& s, const HeldDevices& held, const MemSpans& spans) {
-  return until_one_fails(s, held, spans,
-                         [](Engine& engine, RangeId id) { return engine.hints().evict(id); });
-}
-
 }  // namespace
 
 std::string set_scope(const std::string& name) {
@@ -105,7 +100,8 @@ Status evict(const MemSpans& spans) {
   const HeldDevices held(s, devices_of(s, spans));
   UMEM_RETURN_IF_ERROR(check_spans(s, held, spans));
   UMEM_RETURN_IF_ERROR(check_evictable(s, held, spans));
-  return evict_all(s, held, spans);
+  return until_one_fails(s, held, spans,
+                         [](Engine& engine, RangeId id) { return engine.hints().evict(id); });
 }
 
 Status read_mostly(const MemSpans& spans, bool on) {
@@ -152,14 +148,15 @@ Result<std::size_t> own_pages(MemSpan span) {
 Result<bool> place_in_file(MemSpan span, const std::string& path, std::uint64_t offset) {
   State& s = state();
   const HeldDevices held(s, devices_of(s, {span}));
-  UMEM_RETURN_IF_ERROR(check_spans(s, held, {span}));
   if (!s.driver.place_in_file)
     return Status(Code::kNotSupported, "only the software device keeps memory in files");
-  const MemSpan pages = span.bytes > 0 ? whole_pages(with_padding(s, held, span)) : MemSpan{};
+  if (span.bytes == 0 || !check_spans(s, held, {span}).ok()) return false;
+  const MemSpan pages = whole_pages(with_padding(s, held, span));
   if (pages.base != span.base || pages.bytes < span.bytes) return false;
-  UMEM_RETURN_IF_ERROR(check_evictable(s, held, {pages}));
+  if (!check_evictable(s, held, {pages}).ok()) return false;
   UMEM_RETURN_IF_ERROR(s.driver.place_in_file(span.base, span.bytes, path, offset));
-  UMEM_RETURN_IF_ERROR(evict_all(s, held, {pages}));
+  each_unit(s, held, pages,
+            [](Device& device, RangeId id, MemSpan) { device.engine.hints().placed_in_file(id); });
   return true;
 }
 

@@ -25,10 +25,10 @@ UMEM_API Status read_mostly(const MemSpans& spans, bool on);
 UMEM_API Result<std::size_t> discard(managed::MemSpan span, std::uintptr_t stream);
 // The upper bound of that number.
 UMEM_API Result<std::size_t> own_pages(managed::MemSpan span);
-// The span's contents become those of a file, at byte `offset`, which is read when they are
-// needed. False, and nothing happens, unless the span begins a block of its own that has no other
-// bytes. kNotSupported without a disk; kInvalidArgument if the file cannot be read so; kBadState if
-// an op uses the block, or it is pinned.
+// The span's contents become those of a file, at byte `offset`, which is read when they are needed.
+// False, and nothing happens, unless the span is all of a block that has pages of its own, and the
+// block may be evicted now. kNotSupported without a disk; kInvalidArgument if the file cannot be
+// read so.
 UMEM_API Result<bool> place_in_file(managed::MemSpan span, const std::string& path,
                                     std::uint64_t offset);
 

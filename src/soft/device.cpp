@@ -176,7 +176,7 @@ Status fault_in(const Access& access) {
         return {Code::kInvalidArgument, "an access to memory that is not allocated"};
       Moved moved;
       g_device->wait_for_host({i, 1}, nullptr);
-      if (pager.fault(i, moved) == Pager::Fault::kRefused)
+      if (pager.fault(i, access.write, moved) == Pager::Fault::kRefused)
         return {Code::kOutOfDeviceMemory, "no frame can be had for a page that faulted"};
       g_device->book_fault(moved);
     }

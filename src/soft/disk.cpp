@@ -153,7 +153,7 @@ int Disk::write_page(Io& io, const char* from, std::unique_lock<std::mutex>& loc
   for (int i = 0; i < 2; ++i) {
     Slot slot = io.slot;
     if (!file_.take(slot)) {
-      note_failure(true, ENOSPC, io.slot);
+      note_failure(true, ENOSPC, io.slot.in_source() ? Slot{} : io.slot);
       return ENOSPC;
     }
     if (lock.owns_lock()) lock.unlock();
@@ -174,7 +174,8 @@ int Disk::read_page(std::size_t page, char* to, std::unique_lock<std::mutex>& lo
   if (lock.mutex()) lock.lock();
   if (error != 0) {
     note_failure(false, error, slot);
-  } else if (writable()) {
+    unread_ = page;
+  } else if (writable() && unread_ == page) {
     failure_[0] = '\0';
   }
   return error;
@@ -336,7 +337,12 @@ std::uint32_t Disk::drop(std::size_t page) {
 
 Result<std::uint16_t> Disk::open_source(const std::string& path, std::uint64_t bytes) {
   const auto lock = guard();
-  return file_.open_source(path, bytes);
+  return file_.sources().open(path, bytes);
+}
+
+void Disk::close_source(std::uint16_t source) {
+  const auto lock = guard();
+  file_.sources().drop(source);
 }
 
 void Disk::place_in(std::size_t page, std::uint16_t source, std::uint64_t offset,

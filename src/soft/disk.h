@@ -68,8 +68,11 @@ class Disk {
   bool await(std::size_t page, std::uint32_t& frame);
   // Ends the page's read, and returns its frame or kNoFrame.
   std::uint32_t drop(std::size_t page);
-  // The page's contents are `bytes` of a source from now on. It must have no transfer.
+  // Opens a file that has contents of pages, up to byte `bytes` of it; the number is valid until
+  // `close_source` and while pages are placed in it.
   Result<std::uint16_t> open_source(const std::string& path, std::uint64_t bytes);
+  void close_source(std::uint16_t source);
+  // The page's contents are `bytes` of a source from now on. It must have no transfer.
   void place_in(std::size_t page, std::uint16_t source, std::uint64_t offset, std::size_t bytes);
   // Writes from memory that is no frame. False if that failed.
   bool write_from(std::size_t page, const char* from);
@@ -146,6 +149,7 @@ class Disk {
   std::uint64_t wait_us_ = 0, opened_us_ = 0;
   std::atomic<bool> broken_{false};
   std::array<char, 256> failure_{};
+  std::size_t unread_ = 0;      // the page whose read failed last
   Workers* workers_ = nullptr;  // null in a forked child
 };
 

@@ -48,11 +48,8 @@ class DiskFile {
   bool take(Slot& slot);
   void give(Slot& slot);
 
-  // Opens a file that has contents of pages, up to byte `bytes` of it; the result is for
-  // `place_in`.
-  Result<std::uint16_t> open_source(const std::string& path, std::uint64_t bytes) {
-    return sources_.open(path, bytes);
-  }
+  // The files that have contents of pages.
+  Sources& sources() { return sources_; }
   Slot place_in(std::uint16_t source, std::uint64_t offset, std::size_t bytes);
 
   // Transfer a whole page. An error number, kDamaged, kChanged, or 0. `write` sets the checksum.

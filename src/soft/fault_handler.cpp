@@ -1,5 +1,6 @@
 #include "soft/fault_handler.h"
 
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +18,17 @@ bool g_installed = false;
 bool g_put_back = false;  // over a handler that may have ours as its next one
 constinit thread_local bool t_forwarding = false;
 
+// Of the access that faulted. Where that is not known, it is taken to be a write: a page that is
+// only read would become writable, which costs a transfer later.
+bool is_write([[maybe_unused]] const void* context) {
+#if defined(__x86_64__)
+  constexpr greg_t kWrite = 2;  // of the page fault's error code
+  return (static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & kWrite) != 0;
+#else
+  return true;
+#endif
+}
+
 void run_default(int signal_number, const siginfo_t* info) {
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
@@ -28,7 +40,7 @@ void run_default(int signal_number, const siginfo_t* info) {
 void on_segv(int signal_number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   // Hardware faults only: a SIGSEGV that someone sent has a code <= 0 and no address.
-  if (info->si_code > 0 && handle_fault(info->si_addr)) {
+  if (info->si_code > 0 && handle_fault(info->si_addr, is_write(context))) {
     errno = saved_errno;
     return;
   }

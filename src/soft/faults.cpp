@@ -32,7 +32,7 @@ bool is_worth_another_try(std::size_t page) {
   return ++t_patience.faults < kPatience;
 }
 
-// The last line before the process ends.
+// Before the process ends, or a system call fails.
 void say_refused() {
   char reason[256], line[320];
   Pager& pager = g_device->pager;
@@ -52,13 +52,13 @@ void say_refused() {
       ::write(STDERR_FILENO, line, std::min(static_cast<std::size_t>(n), sizeof line - 1));
 }
 
-bool handle_fault_locked(std::uintptr_t address) {
+bool handle_fault_locked(std::uintptr_t address, bool writes) {
   if (!g_device) return false;
   const std::size_t page = g_device->pager.space().page_of(address);
   if (!g_device->pager.page(page).allocated) return false;
   g_device->wait_for_host({page, 1}, nullptr);
   Moved moved;
-  switch (g_device->pager.fault(page, moved)) {
+  switch (g_device->pager.fault(page, writes, moved)) {
     case Pager::Fault::kBrought:
       g_device->book_fault(moved);
       return true;
@@ -73,13 +73,13 @@ bool handle_fault_locked(std::uintptr_t address) {
 
 }  // namespace
 
-bool handle_fault(void* address) {
+bool handle_fault(void* address, bool writes) {
   // A fault of the thread that is inside the device is a defect, and must not wait for itself.
   if (!g_bounds.contain(address) || g_owner.load() == this_thread()) return false;
   // The handler's signal mask already blocks everything.
   std::lock_guard guard(device_mutex());
   g_owner = this_thread();
-  const bool handled = handle_fault_locked(reinterpret_cast<std::uintptr_t>(address));
+  const bool handled = handle_fault_locked(reinterpret_cast<std::uintptr_t>(address), writes);
   g_owner = 0;
   return handled;
 }
@@ -93,6 +93,7 @@ Window open_window(const void* ptr, std::size_t bytes, bool writes) {
   Moved moved;
   const bool opened = g_device->pager.open_window(extent, writes, moved);
   g_device->book_transfer(moved, nullptr);
+  if (!opened) say_refused();
   return opened ? Window::kOpen : Window::kRefused;
 }
 

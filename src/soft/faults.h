@@ -5,7 +5,7 @@
 namespace umem::soft {
 
 // True if the address was a managed page, which is now accessible. Called on the faulting thread.
-bool handle_fault(void* address);
+bool handle_fault(void* address, bool writes);
 
 // The managed pages in [ptr, ptr + bytes) are accessible and do not move until the window is
 // closed. `writes`: the call writes to them. kNone: there are none; kRefused: by the kernel, as

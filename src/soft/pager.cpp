@@ -402,7 +402,7 @@ void Pager::write_mapped(std::size_t index) {
 // read-only until it is made writable.
 void Pager::forget_copy(std::size_t index) {
   Page& page = pages_[index];
-  page.in_source = false;
+  const bool in_source = std::exchange(page.in_source, false);
   if (!std::exchange(page.on_disk, false)) return;
   if (page.state == PageState::kDuplicate) {
     page.state = PageState::kDevice;
@@ -411,6 +411,7 @@ void Pager::forget_copy(std::size_t index) {
   std::uint32_t frame = 0;
   const bool has_frame = page.state != PageState::kHost;
   if (disk_.keep(index, frame).frame && !has_frame) disk_.give(frame);
+  if (in_source) disk_.forget(index);  // lets go of the file
 }
 
 // Moves a page's contents from the host store to the disk. They remain there if that fails.
@@ -633,6 +634,13 @@ Status Pager::place_in(Extent extent, const std::string& path, std::uint64_t off
       return {Code::kBadState, "a system call is using the memory"};
   Result<std::uint16_t> source = disk_.open_source(path, offset + bytes);
   if (!source.ok()) return source.take_status();
+  Status status = place_in(extent, source.value(), offset, bytes);
+  disk_.close_source(source.value());
+  return status;
+}
+
+Status Pager::place_in(Extent extent, std::uint16_t source, std::uint64_t offset,
+                       std::size_t bytes) {
   discard(extent);
   Moved nothing;
   for (std::size_t i = extent.first; i < extent.first + extent.count; ++i) {
@@ -641,7 +649,7 @@ Status Pager::place_in(Extent extent, const std::string& path, std::uint64_t off
     if (page.state != PageState::kVoid)
       return {Code::kOutOfHostMemory, "the kernel refuses to take a page from the memory"};
     const std::size_t part = std::min(bytes, kPageBytes);
-    disk_.place_in(i, source.value(), offset, part);
+    disk_.place_in(i, source, offset, part);
     page.state = PageState::kHost;
     page.on_disk = page.in_source = true;
     hold_host(page);
@@ -661,14 +669,14 @@ bool Pager::pin_on_device(Extent extent, Moved& moved) {
   return true;
 }
 
-Pager::Fault Pager::fault(std::size_t index, Moved& moved) {
+Pager::Fault Pager::fault(std::size_t index, bool writes, Moved& moved) {
   Page& page = pages_[index];
   const auto result = [](bool done) { return done ? Fault::kBrought : Fault::kRefused; };
   if (page.arriving) return result(settle(index));
   if (mapped_from_host(page) || (page.state == PageState::kDevice && !page.read_only))
     return Fault::kPresent;  // another thread's fault brought it meanwhile
   if (page.read_only || page.state == PageState::kDuplicate)
-    return result(make_writable(index));  // reads do not fault: this is a write
+    return writes ? result(make_writable(index)) : Fault::kPresent;
   // Beside a disk, memory of the host would be in addition to the frames.
   const bool stays =
       !disk_.on() && (page.preferred == -1 || (page.accessed_by && page.state == PageState::kHost));

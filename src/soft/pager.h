@@ -90,12 +90,13 @@ class Pager {
   void discard(Extent extent);
   // The contents become `bytes` of the file, at `offset`; they are read when they are needed, and
   // the pages leave without a write until something writes them. kNotSupported without a disk,
-  // kInvalidArgument if the file cannot be read, kBadState if pages cannot leave now.
+  // kInvalidArgument if the file cannot be read, kBadState if pages cannot leave now: then nothing
+  // has changed. After kOutOfHostMemory the contents are indeterminate.
   Status place_in(Extent extent, const std::string& path, std::uint64_t offset, std::size_t bytes);
   bool pin_on_device(Extent extent, Moved& moved);
-  // Makes an allocated page accessible after a fault.
+  // Makes an allocated page accessible after a fault. `writes`: the access did.
   enum class Fault { kBrought, kPresent, kRefused };
-  Fault fault(std::size_t page, Moved& moved);
+  Fault fault(std::size_t page, bool writes, Moved& moved);
   // One operation of the program ends, and the next begins; returns the pages that it made thrash.
   // After the first call, a page that faults a third time in one operation is mapped from the host
   // until the operation ends: a few accesses that stride over more pages than there are frames
@@ -192,6 +193,7 @@ class Pager {
   bool make_writable(std::size_t index);
   bool hold(std::size_t index, bool writes);
   void let_go(std::size_t index, Moved& moved);
+  Status place_in(Extent extent, std::uint16_t source, std::uint64_t offset, std::size_t bytes);
   bool calls_hold_too_much() const;
   bool hand_over(std::size_t index, Moved& moved);
   bool open_on(std::size_t index, bool writes, Moved& moved);

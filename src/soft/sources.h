@@ -22,10 +22,11 @@ class Sources {
  public:
   static constexpr std::size_t kMost = 512;  // files at a time
 
-  // The file's number, which stays valid while `hold` exceeds `drop`. kInvalidArgument if it cannot
-  // be read by O_DIRECT, or is shorter than `bytes`.
+  // The file's number, which is valid while it is held: once by this call, then as often as `hold`
+  // is called, until as many calls of `drop`. kInvalidArgument if it cannot be read by O_DIRECT, or
+  // is shorter than `bytes`.
   Result<std::uint16_t> open(const std::string& path, std::uint64_t bytes);
-  void hold(std::uint16_t number) { ++files_[number].pages; }
+  void hold(std::uint16_t number) { ++files_[number].holders; }
   void drop(std::uint16_t number);
   void close();
 
@@ -37,7 +38,7 @@ class Sources {
  private:
   struct File {
     int file = -1;
-    std::size_t pages = 0;
+    std::size_t holders = 0;
     std::string path;
     dev_t device = 0;
     ino_t inode = 0;

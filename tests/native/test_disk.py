@@ -467,6 +467,40 @@ def test_a_source_that_cannot_be_read_changes_nothing(driver: Driver, tmp_path: 
     assert len([*Path("/proc/self/fd").iterdir()]) <= descriptors + 1
 
 
+@pytest.mark.parametrize("late", [0, 20_000])
+def test_a_source_stays_open_while_its_pages_are_placed_again(
+    driver: Driver, late: int, tmp_path: Path
+) -> None:
+    ptr = driver.alloc(2)
+    path = source_of(tmp_path)
+    for _ in range(20):
+        driver.calls.place_in_file(ptr + PAGE, PAGE, path, SKEW)
+        write(driver, ptr, 0, 7)
+        write(driver, ptr, 1, 7)  # what remains of the source is its place in the table
+        disk.delay(late, 0)
+        driver.prefetch(ptr, 2, HOST)
+        driver.calls.place_in_file(ptr, PAGE, path, SKEW)
+        disk.clear()
+        check(driver, ptr, 0, source_value(0))
+        check(driver, ptr, 1, 7)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_believed(tmp_path: Path) -> None:
+    code = """
+    import subprocess, time
+    path = sys.argv[1] + "/source"
+    open(path, "wb").write(bytes([5]) * (24 * PAGE))
+    d.place_in_file(ptr, 24 * PAGE, path, 0)
+    d.disk.delay(1_000_000, 0)
+    subprocess.Popen(["sh", "-c", f"sleep 0.2; printf x | dd of={path} conv=notrunc"])
+    d.load(ptr, 1)  # the read begins before the change, and ends after it
+    print("believed")
+    """
+    done = run(code, tmp_path)
+    assert done.returncode == -signal.SIGSEGV, done.stdout
+    assert "source' at offset 0: it was changed after it was loaded" in done.stderr
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(

@@ -233,7 +233,7 @@ def test_a_disk_is_measured_on_request(
     rates = ("read_gb_s", "write_gb_s", "read_beside_writes_gb_s", "write_beside_reads_gb_s")
     assert all(0 < found[name] < 1e3 for name in rates)
     assert found["free_bytes"] > 0
-    link = f"{found['read_beside_writes_gb_s']:.2f},{found['write_beside_reads_gb_s']:.2f}"
+    link = f"{found['read_beside_writes_gb_s']:.3g},{found['write_beside_reads_gb_s']:.3g}"
     assert found["link"] == f"--link {link}"
     assert "read gb s" in doctor.render({"disk": found})
     assert main(["doctor", "--disk", str(tmp_path)]) == 2

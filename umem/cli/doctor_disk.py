@@ -9,8 +9,9 @@ import mmap
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ SECONDS = 2.0  # at most, for each of four passes
 _THREADS = 2  # each way, as the option `disk` has
 _IN_MEMORY = ("tmpfs", "ramfs")
 _ON_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "glusterfs", "fuse")
-_COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs", "overlay")
+_COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs")
 
 
 def measure(folder: Path, *, file_bytes: int = FILE_BYTES) -> dict[str, Any]:
     """Measure how fast a disk writes and reads blocks of 2 MiB past the page cache.
 
-    Writes a file without a name up to three times, and takes at most 8 seconds in addition to the
+    Writes a file that has no name, up to three times. Takes at most 8 seconds in addition to the
     disk's own delays.
 
     Args:
@@ -67,11 +68,11 @@ def measure(folder: Path, *, file_bytes: int = FILE_BYTES) -> dict[str, Any]:
         "folder": str(folder),
         "file_system": kind,
         "free_bytes": shutil.disk_usage(folder).free,
-        "read_gb_s": round(read, 2),
-        "write_gb_s": round(write, 2),
-        "read_beside_writes_gb_s": round(both[0], 2),
-        "write_beside_reads_gb_s": round(both[1], 2),
-        "link": f"--link {both[0]:.2f},{both[1]:.2f}",
+        "read_gb_s": float(f"{read:.3g}"),
+        "write_gb_s": float(f"{write:.3g}"),
+        "read_beside_writes_gb_s": float(f"{both[0]:.3g}"),
+        "write_beside_reads_gb_s": float(f"{both[1]:.3g}"),
+        "link": f"--link {both[0]:.3g},{both[1]:.3g}",
         "warning": warning(kind),
     }
 
@@ -90,7 +91,7 @@ def file_system(folder: Path) -> str:
     path = folder.resolve()
     best, kind = -1, ""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines():
             _, mount, found, *_ = line.split()
             mount = mount.replace("\\040", " ")
             if path.is_relative_to(mount) and len(mount) >= best:
@@ -112,45 +113,45 @@ def _unnamed(folder: Path, file_bytes: int) -> Iterator[int]:
 
 def _fill(file: int, blocks: int) -> int:
     """Write the blocks, since unwritten ones are read without the disk; return how many are."""
-    moved, _ = _transfer(os.pwritev, file, range(blocks), time.perf_counter())
-    return moved // BLOCK
+    return (
+        _transfer(os.pwritev, file, range(blocks), time.perf_counter(), threading.Event()) // BLOCK
+    )
 
 
 def _rates(
     file: int, blocks: int, *, read: bool = False, write: bool = False
 ) -> tuple[float, float]:
-    """Return the GB/s of reads and of writes over all blocks, at the same time; 0 if not made."""
+    """Return the GB/s of reads and of writes, at the same time; 0 if not made.
+
+    All end when one of the threads has no more blocks, so that nothing is counted that ran alone.
+    """
+    ended = threading.Event()
+    begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(2 * _THREADS) as pool:
-        begin = time.perf_counter()
-        ways: Sequence[tuple[bool, Callable[..., int]]] = (
-            (read, os.preadv), (write, os.pwritev),
-        )  # fmt: skip
         jobs = [
             [
-                pool.submit(_transfer, call, file, range(first, blocks, _THREADS), begin)
+                pool.submit(_transfer, call, file, range(first, blocks, _THREADS), begin, ended)
                 for first in range(_THREADS)
             ]
             if asked
             else []
-            for asked, call in ways
+            for asked, call in ((read, os.preadv), (write, os.pwritev))
         ]
-        found = [[job.result() for job in way] for way in jobs]
-    reads, writes = (
-        sum(moved for moved, _ in way) / max((s for _, s in way), default=1.0) / 1e9
-        for way in found
-    )
-    return reads, writes
+        moved = [sum(job.result() for job in way) for way in jobs]
+    seconds = time.perf_counter() - begin
+    return moved[0] / seconds / 1e9, moved[1] / seconds / 1e9
 
 
 def _transfer(
-    call: Callable[..., int], file: int, blocks: range, begin: float
-) -> tuple[int, float]:
-    """Transfer the blocks in turn until the time is up; return the bytes, and the seconds used."""
+    call: Callable[..., int], file: int, blocks: range, begin: float, ended: threading.Event
+) -> int:
+    """Transfer blocks in turn until one thread has ended or the time is up; return the bytes."""
     with mmap.mmap(-1, BLOCK) as memory:
-        memory.write(os.urandom(4096) * (BLOCK // 4096))  # not zeros, which some disks compress
+        memory.write(os.urandom(BLOCK))  # some disks compress
         moved = 0
         for block in blocks:
             moved += call(file, [memory], block * BLOCK)
-            if time.perf_counter() - begin > SECONDS:
+            if ended.is_set() or time.perf_counter() - begin > SECONDS:
                 break
-        return moved, time.perf_counter() - begin
+        ended.set()
+        return moved

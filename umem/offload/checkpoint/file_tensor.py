@@ -61,7 +61,8 @@ class FileTensor:
     def place(self, target: torch.Tensor) -> bool:
         """Make the file the home of `target`'s memory; nothing is read.
 
-        False, and nothing happens, if its layout in memory differs or it shares pages with others.
+        False, and nothing happens, if its layout in memory differs, it shares pages with others,
+        or its memory cannot leave now: it was made before umem was enabled, or is pinned.
 
         Raises:
             CheckpointError: the file cannot be read in this way.
