@@ -78,6 +78,9 @@ struct Driver {
   Status (*resize)(std::size_t device_bytes) = nullptr;  // null where the size is fixed
   // An operation of the program ends, and the next begins. Null: no counting.
   Operation (*end_operation)() = nullptr;
+  // The device's free memory becomes this machine's, once transfers have ended. Null: it is the
+  // device's own.
+  void (*give_back)() = nullptr;
   // The contents of managed memory become `bytes` of a file, at `offset`, which is read when they
   // are needed. kNotSupported or null where there is no disk.
   Status (*place_in_file)(std::uintptr_t ptr, std::size_t bytes, const std::string& path,

@@ -47,6 +47,7 @@ bool take_and_give_back(const driver::Table& table, std::size_t bytes) {
 // taken. False: the memory is not free yet, but whoever allocates gets it.
 bool release_unused(State& s, DeviceLock& lock) {
   engine::Engine& engine = lock.device()->engine;
+  if (s.driver.give_back) s.driver.give_back();
   if (s.driver.kind == driver::Kind::kSoft || !engine.managed()) return true;
   // With the policy `none`, it is unknown which memory is without contents.
   if (s.options.guard || s.captures > 0 || !engine.active()) return false;

@@ -87,6 +87,11 @@ Status resize(std::size_t device_bytes) {
   return {};
 }
 
+void give_back() {
+  DeviceLock lock;
+  if (g_device) g_device->pager.give_back();
+}
+
 Status place_in_file(std::uintptr_t ptr, std::size_t bytes, const std::string& path,
                      std::uint64_t offset) {
   DeviceLock lock;
@@ -136,8 +141,8 @@ Status open(const Options& options, driver::Driver& driver) {
   }
   g_faults = 0;
   g_operations = false;
-  driver = driver::Driver{driver::Kind::kSoft, {},           telemetry, reset_peak, resize,
-                          end_operation,       place_in_file};
+  driver = driver::Driver{driver::Kind::kSoft, {},        telemetry,    reset_peak, resize,
+                          end_operation,       give_back, place_in_file};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);
   return {};

@@ -251,6 +251,12 @@ void Disk::give(std::uint32_t frame) {
   give_locked(frame);
 }
 
+void Disk::give_back() {
+  auto lock = guard();
+  wait_until(lock, [&] { return writes_.head == 0 && out_.running == 0; });
+  for (std::uint32_t frame : free_) space_->drop_frame(frame);
+}
+
 std::uint32_t Disk::take() {
   auto lock = guard();
   ++takers_;

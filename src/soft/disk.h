@@ -50,6 +50,8 @@ class Disk {
 
   std::uint32_t take();  // waits for a free frame; kNoFrame if none becomes free
   void give(std::uint32_t frame);
+  // Waits for the writes, and takes the memory from free frames.
+  void give_back();
 
   // False if the disk takes no more: nothing may be evicted that it has not.
   bool writable() const { return !broken_; }

@@ -837,12 +837,16 @@ bool Pager::set_frames_of_disk(std::size_t frames, Moved& moved) {
   return true;
 }
 
+void Pager::give_back() {
+  if (disk_.on()) return disk_.give_back();
+  for (std::uint32_t frame : free_frames_) space_.drop_frame(frame);
+}
+
 bool Pager::set_frames(std::size_t frames, Moved& moved) {
   if (disk_.on()) return set_frames_of_disk(frames, moved);
   free_frames_.reserve(std::max(frames, opened_));
   if (!shrink_to(frames, moved)) return false;
-  if (frames < frames_)
-    for (std::uint32_t frame : free_frames_) space_.drop_frame(frame);
+  if (frames < frames_) give_back();
   frames_ = frames;
   return true;
 }

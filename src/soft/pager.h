@@ -120,6 +120,8 @@ class Pager {
   // Takes the frame of a page that is not pinned, as if no other were available. False if held.
   bool take_from(std::size_t index, Moved& moved);
   bool set_frames(std::size_t frames, Moved& moved);
+  // Free frames have no memory until they are used again.
+  void give_back();
   void set_poison(bool on) { poison_ = on; }
   void set_log(MoveLog* log) { log_ = log; }
   // Notes what is on the device.

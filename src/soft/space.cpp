@@ -162,7 +162,7 @@ void Space::fill(std::size_t page, unsigned char value) {
   if (backed_) std::memset(at(managed_, page), value, kPageBytes);
 }
 
-void Space::drop_frame(std::size_t index) {
+void Space::drop_frame(std::size_t index) const {
   if (backed_) madvise(home(index), kPageBytes, MADV_DONTNEED);
 }
 

@@ -56,7 +56,7 @@ class Space {
   // True if the kernel refused the last of these calls.
   bool refused() const { return refused_; }
   // Gives physical memory back.
-  void drop_frame(std::size_t frame);
+  void drop_frame(std::size_t frame) const;
   void drop_host(std::size_t page);
 
  private:

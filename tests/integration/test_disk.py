@@ -99,6 +99,26 @@ assert "cpu-disk" in umem.summary()
     assert done.returncode == 0, done.stderr
 
 
+def test_tensors_sleep_on_the_disk(tmp_path: Path) -> None:
+    program = """
+import sys, torch, umem
+def memory():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
+before = memory()
+umem.enable(budget="160MiB", disk=sys.argv[1], device="soft")
+tensors = [torch.full((1 << 20,), float(i)) for i in range(32)]  # 128 MiB
+assert memory() - before > 120
+for _ in range(2):
+    with umem.sleep() as asleep:
+        assert asleep.bytes >= 128 << 20
+        assert memory() - before < 24, memory() - before
+    assert all(bool(t.eq(float(i)).all()) for i, t in enumerate(tensors))
+"""
+    done = forkserver.run(["-c", program, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+
+
 def test_workers_read_tensors_that_are_on_the_disk(tmp_path: Path) -> None:
     program = """
 import sys, torch, umem
