@@ -18,8 +18,8 @@ bool g_installed = false;
 bool g_put_back = false;  // over a handler that may have ours as its next one
 constinit thread_local bool t_forwarding = false;
 
-// Of the access that faulted. Where that is not known, it is taken to be a write: a page that is
-// only read would become writable, which costs a transfer later.
+// Reports whether the access that faulted was a write; true if that is not known. A page that is
+// only read then becomes writable, which costs a transfer later.
 bool is_write([[maybe_unused]] const void* context) {
 #if defined(__x86_64__)
   constexpr greg_t kWrite = 2;  // of the page fault's error code

@@ -164,7 +164,10 @@ def test_a_full_disk_is_an_error_at_the_allocation(tmp_path: Path) -> None:
     folder.mkdir()
     with image.open("wb") as file:
         file.truncate(300 << 20)
-    for words in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, folder]):
+    for words in (
+        ["mkfs.ext4", "-q", str(image)],
+        ["mount", "-o", "loop", str(image), str(folder)],
+    ):
         try:
             subprocess.run(words, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
