@@ -5,7 +5,7 @@ memory; umem has a disk and a budget of that limit less the process's other memo
 a swap file on the same disk. Plain torch and umem without limits are the measure. Inference
 (``weights``): the budget is 1/2 or 1/4 of the weights; umem leaves them in their checkpoint, and
 plain torch maps the checkpoint (``torch.load(mmap=True)``). Needs root, and control groups v1.
-Writes bench/results/disk_<hardware>_<date>.{json,md}.
+Writes bench/results/disk{,-weights}_<hardware>_<date>.{json,md}.
 """
 
 from __future__ import annotations
@@ -260,7 +260,8 @@ def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:
             return [row for row in rows if (row["share"], row["way"]) == (share, way)]
 
         kept, mapped = (
-            [Spread.of(row["seconds"]).median for row in of(way)] for way in ("in file", "mapped")
+            [1e3 * Spread.of(row["seconds"]).median for row in of(way)]
+            for way in ("in file", "mapped")
         )
         row = of("in file")[-1]
         beyond = row["weights"] - row["budget_bytes"]
@@ -268,7 +269,8 @@ def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:
         written = Spread.of([each["disk_bytes_out"] / MIB for each in of("in file")])
         found += [
             Result(f"weights, budget {share}, written", written, "MiB", 0.0, "by all of a process"),
-            Result(f"weights, budget {share}, in the file", Spread.of(kept), "s", note="a step"),
+            Result(f"weights, budget {share}, in the file", Spread.of(kept), "ms", note="a step"),
+            Result(f"weights, budget {share}, mapped", Spread.of(mapped), "ms", note="a step"),
             Result(
                 f"weights, budget {share}, in the file over mapped", ratios(kept, mapped), "x",
                 1 / FASTER_THAN_MAPPED, f"weights {format_bytes(row['weights'])}",
@@ -338,20 +340,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.geteuid() != 0 or not GROUPS.is_dir():
         note("skipped: it needs root, and control groups v1 (swap files, limits)")
         return
-    report = Report("disk", {"rounds": options.rounds, "disk": options.disk, "other": OTHER})
+    config = {"rounds": options.rounds, "disk": options.disk, "other": OTHER}
+    training, inference = Report("disk", config), Report("disk-weights", config)
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         for net in options.nets:
             rounds = 1 if options.smoke else options.rounds
             if net == "weights":
                 rows = compare_weights(rounds, disk, options.smoke)
-                report.results += results_of_weights(rows)
+                report, results = inference, results_of_weights(rows)
             else:
                 rows = compare(net, rounds, disk, options.smoke)
-                report.results += results_of(net, rows)
+                report, results = training, results_of(net, rows)
+            report.results += results
             report.details[net] = rows
-    print(report.markdown())
-    if folder is not None:
-        print("\n".join(map(str, report.write(folder))))
+    for report in (training, inference):
+        if not report.results:
+            continue
+        print(report.markdown())
+        if folder is not None:
+            print("\n".join(map(str, report.write(folder))))
 
 
 if __name__ == "__main__":
