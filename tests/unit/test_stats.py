@@ -109,6 +109,9 @@ def test_advice_says_what_to_change() -> None:
     assert text.advice(plain, step=text.StepCost(1.2, 20 << 20), tried=True) == [
         "change first: a budget of about 20 MiB, at which a step moves nothing"
     ]
+    # Recomputation and updates on the host are for trainings.
+    cost = text.StepCost(1.2, 20 << 20, trains=False)
+    assert text.advice(plain, step=cost) == text.advice(plain, step=cost, tried=True)
     roomy = dataclasses.replace(short, peak_live_bytes=1, largest_op_bytes=0)
     assert text.advice(roomy, "they differ") == []
     closing = text.closing(short)

@@ -27,6 +27,7 @@ class StepCost(NamedTuple):
 
     slowdown: float  # its estimated time over that of its compute alone
     peak_bytes: int  # with which it moves nothing
+    trains: bool = True  # it has gradients or optimizer states
 
 
 class Summary(str):
@@ -207,7 +208,8 @@ def advice(
         peak = stats.peak_live_bytes if step is None else step.peak_bytes
         moves = "nothing moves" if step is None else "a step moves nothing"
         line = f"change first: a budget of about {_of(peak)}, at which {moves}"
-        lines.append(line if tried else line + _ELSE)
+        to_try = not tried and (step is None or step.trains)
+        lines.append(line + _ELSE if to_try else line)
     return lines
 
 

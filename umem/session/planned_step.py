@@ -36,7 +36,8 @@ class PlannedStep(NamedTuple):
 
         step = self.in_segments
         us = Auto().estimate_us(step, self.device, budget, compare=False)
-        return StepCost(us / step.compute_us if step.compute_us else 1.0, step.peak_bytes)
+        trains = not {"grad", "optimizer"}.isdisjoint(self.trace.tags)
+        return StepCost(us / step.compute_us if step.compute_us else 1.0, step.peak_bytes, trains)
 
     def for_policy(self, recording: StepRecording) -> tuple[StepTrace, Ints]:
         """Return the step as policies get it, and where its tensors are when it begins again.
