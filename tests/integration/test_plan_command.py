@@ -121,7 +121,6 @@ def test_times_of_a_run_replace_the_roofline(
         (["{}:make_step", "--budget", "120%"], "--budget: '120%'"),
         (["{}:make_step", "--device", "a100"], "no device profile 'a100'"),
         (["{}:make_step", "--device", "a100-pcie4", "--profile", "x"], "allowed: one of them"),
-        (["{}:make_step", "--link", "0"], "allowed: a number above 0"),
         (["{}:make_step", "--policy", "best"], "no policy 'best'"),
         (["{}:make_step", "--recompute", "al"], "allowed: all, auto"),
         (["dir/step.py:make_step"], "there is no file"),
