@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from harness import (
     Spread,
     add_outputs,
     cases,
+    interleave,
     note,
     output_of,
     ratios,
@@ -216,13 +219,21 @@ def compare(net: str, rounds: int, folder: str, small: bool) -> list[dict[str, A
         for share in shares
         for way in (("plain", "umem") if share == "1/1" else ("disk", "swap"))
     ]
-    rows = []
-    with cases(rounds * len(turns)) as advance:
-        for i in range(rounds):
-            for share, way in turns[i % len(turns) :] + turns[: i % len(turns)]:
-                rows.append({"share": share, **measured(net, way, shares[share], folder, small)})
-                advance(1)
-    return rows
+
+    def run(share: str, way: str) -> dict[str, Any]:
+        return {"share": share, **measured(net, way, shares[share], folder, small)}
+
+    return in_turns(turns, rounds, run)
+
+
+def in_turns(
+    turns: Sequence[tuple[str, str]], rounds: int, run: Callable[[str, str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Run each share and way once a round; return the rows, those of one way in their order."""
+    candidates = {" ".join(turn): functools.partial(run, *turn) for turn in turns}
+    with cases(rounds) as advance:
+        found = interleave(candidates, rounds, advance)
+    return list(itertools.chain.from_iterable(found.values()))
 
 
 def drop_cached(path: Path) -> None:
@@ -237,16 +248,14 @@ def compare_weights(rounds: int, folder: str, small: bool) -> list[dict[str, Any
     weights = measured("weights", "save", 0, folder, small)["weights"]
     shares = {"1/2": 0.5} if small else SHARES_OF_WEIGHTS
     turns = [(share, way) for share in shares for way in ("in file", "mapped")]
-    rows = []
-    with cases(rounds * len(turns)) as advance:
-        for _ in range(rounds):
-            for share, way in turns:
-                limit = OTHER + int(weights * shares[share]) // MIB * MIB
-                drop_cached(Path(folder, "model.pt"))
-                row = measured("weights", way, limit, folder, small)
-                rows.append({"share": share, "weights": weights, **row})
-                advance(1)
-    return rows
+
+    def run(share: str, way: str) -> dict[str, Any]:
+        limit = OTHER + int(weights * shares[share]) // MIB * MIB
+        drop_cached(Path(folder, "model.pt"))
+        row = measured("weights", way, limit, folder, small)
+        return {"share": share, "weights": weights, **row}
+
+    return in_turns(turns, rounds, run)
 
 
 def results_of_weights(rows: list[dict[str, Any]]) -> list[Result]:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from facts import RESULTS, ROOT, machine_facts, refusal, version_facts
 
 from umem.base.progress import Advance, ignore, progress
 
+T = TypeVar("T")
 ASIDE = ROOT / "build" / "bench-results"  # for reports that may not be kept at their destination
 
 
@@ -190,14 +191,14 @@ def output_of(command: Sequence[str], **how: Any) -> str:
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], float]], rounds: int, advance: Advance = ignore
-) -> dict[str, list[float]]:
+    candidates: Mapping[str, Callable[[], T]], rounds: int, advance: Advance = ignore
+) -> dict[str, list[T]]:
     """Call every candidate once a round, each round starting one further: the values by name.
 
     `advance` is called with 1 after each round.
     """
     names = list(candidates)
-    values: dict[str, list[float]] = {name: [] for name in names}
+    values: dict[str, list[T]] = {name: [] for name in names}
     for i in range(rounds):
         shift = i % len(names)
         for name in names[shift:] + names[:shift]:

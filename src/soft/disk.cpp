@@ -140,9 +140,7 @@ void Disk::note_failure(bool write, int error, const Slot& slot) {
                           : error == EIO      ? "input/output error"
                           : error == ENOSPC   ? "no space is left on the disk"
                                               : number;
-  const std::string& name =
-      source ? file_.sources().path(static_cast<std::uint16_t>(slot.file - Slot::kSource))
-             : file_.folder();
+  const std::string& name = source ? file_.sources().path(slot.source()) : file_.folder();
   std::snprintf(failure_.data(), failure_.size(), "%s %s'%s' at %s: %s",
                 write ? "writing" : "reading", source ? "" : "the file in ", name.c_str(), at, why);
 }

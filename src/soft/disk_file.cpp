@@ -189,7 +189,7 @@ bool DiskFile::take(Slot& slot) {
 
 void DiskFile::give(Slot& slot) {
   if (slot.in_source()) {
-    sources_.drop(static_cast<std::uint16_t>(slot.file - Slot::kSource));
+    sources_.drop(slot.source());
     slot = {};
     return;
   }
@@ -217,9 +217,7 @@ int DiskFile::write(Slot& slot, const char* from) const {
 }
 
 int DiskFile::read(const Slot& slot, char* to) const {
-  if (slot.in_source())
-    return sources_.read(static_cast<std::uint16_t>(slot.file - Slot::kSource), slot.sum,
-                         slot.number, to);
+  if (slot.in_source()) return sources_.read(slot.source(), slot.sum, slot.number, to);
   const auto call = [&](char* at, std::size_t bytes, off_t offset) {
     return disk_calls().read(files_[slot.file], at, bytes, offset);
   };

@@ -30,6 +30,7 @@ struct Slot {
   std::uint64_t sum = 0;  // in a source the offset
 
   bool in_source() const { return number != 0 && file >= kSource; }
+  std::uint16_t source() const { return static_cast<std::uint16_t>(file - kSource); }
 };
 
 inline constexpr int kDamaged = -1;  // instead of an error number: other bytes than were written

@@ -64,6 +64,7 @@ Result<std::uint16_t> Sources::open(const std::string& path, std::uint64_t bytes
     why = "it is no regular file";
   else if (now.st_size < 0 || static_cast<std::uint64_t>(now.st_size) < bytes)
     why = "it ends before the tensor";
+  if (files_.empty()) files_.resize(kMost);
   const auto known = std::find_if(files_.begin(), files_.end(), [&](const File& each) {
     return each.file >= 0 && each.device == now.st_dev && each.inode == now.st_ino &&
            same(each, now);
@@ -88,10 +89,9 @@ void Sources::drop(std::uint16_t number) {
 }
 
 void Sources::close() {
-  for (File& each : files_) {
+  for (const File& each : files_)
     if (each.file >= 0) ::close(each.file);
-    each = {};
-  }
+  files_.clear();
 }
 
 // The times change before the bytes do, so a change during the transfer is seen after it.

@@ -7,10 +7,10 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -47,7 +47,8 @@ class Sources {
   };
   static bool same(const File& file, const struct stat& now);
 
-  std::array<File, kMost> files_;
+  // All of kMost from the first `open` on, since `read` may run beside it; most devices open none.
+  std::vector<File> files_;
 };
 
 }  // namespace umem::soft
