@@ -159,6 +159,8 @@ void PlanSchedule::evictions(const CandidateView& view, std::vector<RangeId>& ou
     const RangeId id = cursor_.unit_of(tensor);
     const bool here = id != kNoRange && !view.away(id);
     if (here && !view.evictable(id) && !view.kept_in_place(id)) return false;  // in use
+    // The op around an inner one uses unseen what that has just left, until another op begins.
+    if (here && view.ledger.at(id).fresh && cursor_.just_used(tensor)) return false;
     evict_mark_[index(tensor)] = 0;
     if (id != kNoRange && view.evictable(id)) out.push_back(id);
     return true;

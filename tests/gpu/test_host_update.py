@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,44 @@ with enable("12MiB", policy="lru"):
         SOFTCUDA_SEED=str(seed),
     )
     assert out.strip() == "True {'cpu'} {'cuda'} 0", err
+
+
+def test_states_are_on_a_disk(softcuda: Softcuda, program: Program, tmp_path: Path) -> None:
+    del softcuda
+    out, err = program(
+        TRAIN
+        + """
+from umem.offload.optimizer import state_file
+def adamw(p):
+    return torch.optim.AdamW(p, lr=1e-2, fused=True)
+reserved = []
+class File(state_file.StateFile):
+    def close(self):
+        reserved.append(self._reserved)
+        super().close()
+state_file.StateFile = File
+with enable("12MiB", policy="lru"):
+    plain, _, _ = train("cpu", adamw)
+with enable("12MiB", policy="lru", disk=DISK):
+    got, where, back = train("cuda", adamw, update="host")
+    print(all(map(torch.equal, plain, got)), where, back, reserved, umem.stats().hook_errors)
+""".replace("DISK", repr(str(tmp_path)))
+    )
+    assert out.strip() == f"True {{'cpu'}} {{'cuda'}} [{8 * MIB}] 0", err
+    assert "on a GPU the disk has only the states of optimizers" in err
+
+
+def test_what_is_no_disk_is_refused(softcuda: Softcuda, program: Program) -> None:
+    del softcuda
+    out, _ = program(
+        """
+try:
+    enable("12MiB", disk="/dev/shm")
+except umem.UmemError as error:
+    print(error)
+"""
+    )
+    assert "in this machine's memory (tmpfs); allowed: a folder on a disk" in out
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])

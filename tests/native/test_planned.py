@@ -451,6 +451,26 @@ def test_what_only_the_last_op_used_stays_until_the_next_one(
     assert program.away() == {victim}
 
 
+def test_what_an_inner_op_leaves_stays_until_another_op(program: Program) -> None:
+    """The outer op uses it unseen: the gradient of an embedding is filled so."""
+    tensors = [*weights(program, "a"), Tensor(kind="made"), Tensor(kind="transient")]
+    ops = [[0, 1], [2], [0], [0]]
+    plan = columns(tensors, ops, evict=[[0, 1], [1, 2]])
+    _core.install_plan(plan)
+    outer = _core.op_begin([program.at["a"]], "", "")
+    inner = _core.op_begin([program.at["a"]], "", "")
+    program.take("made")
+    _core.op_end(inner, "")
+    assert program.away() == set()
+    inner = _core.op_begin([], "", "")
+    program.take("scratch")
+    _core.op_end(inner, "")
+    assert program.away() == {"made"}
+    _core.op_end(outer, "")
+    assert program.away() == {"made", "scratch"}
+    assert counted() == (3, 0)
+
+
 def test_fifo_goes_by_the_first_use_since_it_came(program: Program) -> None:
     tensors = weights(program, "abcd")
     _core.install_plan(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import errno
 import mmap
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..base.scratch_file import file_system, open_unnamed
 from ..base.units import MIB
 from ..errors import ConfigError, plain
 
@@ -22,7 +21,6 @@ BLOCK = 2 * MIB  # a page of the software device, and a transfer of the option `
 FILE_BYTES = 512 * MIB
 SECONDS = 2.0  # at most, for each of four passes
 _THREADS = 2  # each way, as the option `disk` has
-_IN_MEMORY = ("tmpfs", "ramfs")
 _ON_A_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "glusterfs", "fuse")
 _COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs")
 
@@ -44,12 +42,6 @@ def measure(folder: Path, *, file_bytes: int = FILE_BYTES) -> dict[str, Any]:
     Raises:
         ConfigError: the folder cannot hold such a file.
     """
-    kind = file_system(folder)
-    if kind in _IN_MEMORY:
-        raise ConfigError(
-            f"--disk {plain(str(folder))}: it is in this machine's memory ({kind}); allowed: a "
-            "folder on a disk"
-        )
     try:
         with _unnamed(folder, file_bytes) as file:
             blocks = _fill(file, file_bytes // BLOCK)
@@ -57,13 +49,11 @@ def measure(folder: Path, *, file_bytes: int = FILE_BYTES) -> dict[str, Any]:
             read = _rates(file, blocks, read=True)[0]
             both = _rates(file, blocks, read=True, write=True)
     except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.EINVAL:
-            reason = "its file system has no O_DIRECT"
         raise ConfigError(
-            f"--disk {plain(str(folder))}: {reason}; allowed: a folder on a disk with "
-            f"{file_bytes // MIB} MiB of free space, where files can be created"
+            f"--disk {plain(str(folder))}: {error.strerror or error}; allowed: a folder on a disk "
+            f"with {file_bytes // MIB} MiB of free space, where files can be created"
         ) from error
+    kind = file_system(folder)
     return {
         "folder": str(folder),
         "file_system": kind,
@@ -86,29 +76,16 @@ def warning(kind: str) -> str | None:
     return None
 
 
-def file_system(folder: Path) -> str:
-    """Return the kind of the folder's file system, such as ext4; empty if it is unknown."""
-    path = folder.resolve()
-    best, kind = -1, ""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines():
-            _, mount, found, *_ = line.split()
-            mount = mount.replace("\\040", " ")
-            if path.is_relative_to(mount) and len(mount) >= best:
-                best, kind = len(mount), found
-    return kind
-
-
 @contextlib.contextmanager
 def _unnamed(folder: Path, file_bytes: int) -> Iterator[int]:
-    """Open a file without a name for O_DIRECT, with its space reserved."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="umem-") as named:
-        os.posix_fallocate(named.fileno(), 0, file_bytes)
-        file = os.open(named.name, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    """Open a file without a name past the page cache, with its space reserved."""
+    plain_file, direct = open_unnamed(folder)
     try:
-        yield file
+        os.posix_fallocate(plain_file, 0, file_bytes)
+        yield direct
     finally:
-        os.close(file)
+        os.close(plain_file)
+        os.close(direct)
 
 
 def _fill(file: int, blocks: int) -> int:

@@ -72,7 +72,9 @@ OPTIONS = (
         "Without a GPU: the folder where evicted memory lives, so that a program needs no more "
         "memory than the budget (docs/disk.md). The file has no name and is gone when the program "
         "ends, however it ends; blocks for all allocated memory are reserved in it, up to the "
-        "limit. A sixteenth of the budget, 4 to 128 MiB, holds what is under way.",
+        "limit. A sixteenth of the budget, 4 to 128 MiB, holds what is under way. With a GPU, and "
+        "without one, states of optimizers that are updated on the host are in a second such file "
+        "(docs/optimizer_state.md).",
     ),
     Option(
         "policy", "UMEM_POLICY", "policy", parsers.parse_name, "auto",

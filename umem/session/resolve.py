@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..base import device_profiles, host
+from ..base.scratch_file import open_unnamed
 from ..base.units import FLOOR_PAGES, PAGE_BYTES, format_bytes
 from ..config import ranks
 from ..config.settings import Settings
@@ -78,11 +81,11 @@ def native_options(settings: Settings, threads: int) -> core.Options:
     _check_device(settings, options.device)
     if options.device == "soft" and settings.device.profile is not None:
         options.profile = settings.device.profile
-    elif settings.disk is not None:
+    elif settings.disk is not None and options.device == "soft":
         options.profile = device_profiles.DISK
     options.device_bytes = settings.device.bytes or 0
     options.budget_bytes, options.host_budget_bytes = budgets(settings, options.device, threads)
-    if settings.disk is not None:
+    if settings.disk is not None and options.device == "soft":
         options.disk = str(settings.disk.folder.absolute())
         options.disk_bytes = settings.disk.bytes or 0
         options.staging_bytes = _staging_bytes(options.budget_bytes)
@@ -105,6 +108,16 @@ def is_native(policy: object) -> bool:
     from ..base.native import core
 
     return isinstance(policy, str) and policy in core.policies()
+
+
+def _check_disk(settings: Settings, folder: Path) -> None:
+    """Refuse a folder that cannot hold the states of updates on the host."""
+    try:
+        for descriptor in open_unnamed(folder):
+            os.close(descriptor)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise settings.refusal("disk", reason, "a folder on a disk") from error
 
 
 def planning_policy(policy: object, origin: str) -> Policy | None:
@@ -142,7 +155,7 @@ def budgets(settings: Settings, device: str, threads: int) -> tuple[int, int]:
         count, frames = _cuda_budget(settings), 0
     if settings.host_budget is not None:
         return count, settings.host_budget
-    if settings.disk is not None:
+    if settings.disk is not None and device == "soft":
         return count, settings.disk.bytes or 0
     if available is None:
         return count, 0
@@ -265,8 +278,7 @@ def _check_device(settings: Settings, kind: str) -> None:
         reason = "'mapped' is memory of a GPU, and the device is the software device"
         raise settings.refusal("backing", reason, "managed, or device=cuda")
     if kind == "cuda" and settings.disk is not None:
-        reason = "what leaves a GPU is in host memory, and the driver keeps it there"
-        raise settings.refusal("disk", reason, "off, or device=soft")
+        _check_disk(settings, settings.disk.folder)
     if settings.backing == "mapped" and settings.allocator == "pool":
         reason = "torch hands the blocks of a pool out again without telling umem"
         raise settings.refusal("backing", reason, "managed, or another allocator than pool")

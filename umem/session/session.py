@@ -363,6 +363,11 @@ def _attach(settings: Settings) -> Attached:
             "no usable GPU (%s); using the software device. Set UMEM_DEVICE=soft to silence this",
             resolve.why_no_gpu(),
         )
+    if settings.disk is not None and options.device == "cuda" and settings.optimizer.value == 0:
+        _log.warning(
+            "on a GPU the disk has only the states of optimizers that are updated on the host; "
+            "umem.page_optimizer(..., update='host') does that"
+        )
     border = _border(options.device, settings.allocator)
     border.check(settings.allocator)
     core.start(options)

@@ -27,7 +27,7 @@ from ...base import host
 from ...errors import StateError
 from ...session import session
 from ...session.session import host_memory
-from . import arrivals, masters
+from . import arrivals, masters, state_file
 from .host_memory import Staging, copy_of, layout_of, padded_bytes
 from .masters import Master
 from .parts import OfOptimizer, part_of, update
@@ -48,6 +48,7 @@ class _Chunk:
     storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address when copied
     events: list[torch.cuda.Event] = field(default_factory=list)
     states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
+    loan: state_file.Loan | None = None  # its states, if a disk has them
     done: Future[None] | None = None
     writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -239,6 +240,8 @@ class HostUpdate(OfOptimizer):
         self._submit()
         while self._flying:
             self._write_once(self._flying[0])
+        if (file := state_file.current()) is not None:
+            file.settle()  # the program may read states
         self._returned.clear()
         if self._lanes is not None:
             torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
@@ -269,7 +272,7 @@ class HostUpdate(OfOptimizer):
             if isinstance(scale := getattr(part, name, None), Tensor):
                 setattr(part, name, copy_of(scale))
         chunk.states = part.state
-        chunk.done = _submitted(part, chunk)
+        _start(part, chunk)
         self._flying.append(chunk)
         if len(self._flying) > self._most:
             self._write_once(self._flying[0])
@@ -335,7 +338,7 @@ class HostUpdate(OfOptimizer):
         for parameter, value in chunk.values.items():
             state = chunk.states.get(chunk.updated(value), {})
             if value in chunk.masters:
-                state = {**state, masters.NAME: chunk.masters[value].values.detach()}
+                state = {**state, masters.NAME: chunk.masters[value].values}
             if state and optimizer is not None:
                 optimizer.state[parameter] = state
         self._end(chunk)
@@ -416,11 +419,13 @@ class _Stagings:
 
 _stagings = _Stagings()
 _thread: ThreadPoolExecutor | None = None  # shared by all optimizers
+_order = threading.Lock()  # states arrive in the order of the updates
 
 
 def end_shared() -> None:
-    """Free unused buffers and end the thread; the next chunk creates new ones."""
+    """Free unused buffers and end the threads; the next chunk creates new ones."""
     global _thread
+    state_file.end_shared()
     _stagings.clear()
     thread, _thread = _thread, None
     if thread is not None:
@@ -428,11 +433,22 @@ def end_shared() -> None:
 
 
 def _forked() -> None:
-    global _thread, _stagings
-    _thread, _stagings = None, _Stagings()  # the thread is the parent's, and may hold the lock
+    global _thread, _stagings, _order
+    # The thread is the parent's, and may hold the locks.
+    _thread, _stagings, _order = None, _Stagings(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def _start(part: Optimizer, chunk: _Chunk) -> None:
+    """Begin to read the chunk's states if a disk has them, and to update it."""
+    with _order:
+        if (file := state_file.current()) is not None:
+            known = [t for state in part.state.values() for t in state.values()]
+            known += [master.values for master in chunk.masters.values()]
+            chunk.loan = file.lend(t for t in known if isinstance(t, Tensor))
+        chunk.done = _submitted(part, chunk)
 
 
 def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
@@ -496,7 +512,7 @@ def _update(part: Optimizer, chunk: _Chunk) -> None:
     for event in chunk.events:
         event.synchronize()
     chunk.events.clear()
-    with host_memory():
+    with host_memory(), chunk.loan or contextlib.nullcontext():
         for master in chunk.masters.values():
             master.follow()
         update(part, map(chunk.updated, chunk.values.values()))
@@ -542,19 +558,22 @@ def _elsewhere(call: Callable[[], None]) -> None:
 
 
 def _to_host(state: dict[str, Any], parameter: Tensor) -> None:
-    """Move a state's tensors to host memory outside umem.
+    """Move a state's tensors to host memory outside umem, or to the option `disk`.
 
     Tensors of the parameter's shape get the strides of its copy.
     """
     from ...base.native import core
 
     strides = layout_of(parameter)
+    file = state_file.current()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             continue
         wanted = strides if value.shape == parameter.shape else layout_of(value)
         managed = value.is_cuda or core.owns(value.data_ptr())
-        if managed or tuple(value.stride()) != wanted:
+        if file is not None and (managed or file.takes(value) or tuple(value.stride()) != wanted):
+            state[name] = file.keep(value, wanted)
+        elif managed or tuple(value.stride()) != wanted:
             state[name] = copy_of(value, wanted)
 
 

@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...base.units import format_bytes
 from ...base.untraced import untraced
-from ...errors import ConfigError, StateError
+from ...errors import ConfigError, StateError, plain
 from ...session import session
 from ...session.host_share import host_updated
 from ...session.statistics import stats
-from . import arrivals
+from . import arrivals, state_file
 from .host_update import HostUpdate, end_shared, refuse_capture
 from .masters import added_bytes, in_checkpoint
 from .parts import OfOptimizer, is_per_parameter, overlapping, part_of, update
@@ -506,7 +506,7 @@ def page_optimizer(
         ConfigError: not an optimizer, or one that is paged already; with `release_gradients` or
             `update="host"` also one whose update is not known to be per parameter; with
             `release_gradients` gradients that are averaged over processes; with `update="host"` a
-            host budget that the states exceed.
+            host budget, or space for the option `disk`, that the states exceed.
         StateError: umem is off.
     """
     session.require_session("page_optimizer")
@@ -613,6 +613,14 @@ def _check_room(
     if with_masters:
         each = [n + added_bytes(p, n) for p, n in zip(parameters, each, strict=True)]
     needed = int(share * sum(each))
+    if (file := state_file.current()) is not None:
+        if needed > (left := file.room()):
+            raise ConfigError(
+                f"{what}: the states take about {format_bytes(needed)}, and there is space for "
+                f"{format_bytes(left)} in {plain(str(file.folder))}; allowed: a larger disk or "
+                "limit of the option disk, or a smaller share"
+            )
+        return
     now = stats()
     room = now.host_budget_bytes - now.host_bytes
     if now.host_budget_bytes and needed > room:

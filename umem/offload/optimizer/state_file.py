@@ -1,0 +1,354 @@
+"""Optimizer state in a file: mapped for the program, and in memory only while it is updated.
+
+The update of a chunk of parameters runs beside the read of the next chunk's states and the write of
+the previous one's. Source: Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for
+Extreme Scale Deep Learning", SC 2021, section 6.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import mmap
+import os
+import shutil
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...base.scratch_file import open_unnamed
+from ...base.units import format_bytes
+from ...errors import plain
+from ...session import session
+from .host_memory import copy_of, layout_of
+
+SMALLEST = 64 << 10  # bytes of a state; smaller ones stay in memory
+_BLOCK = 4096  # alignment of reads and writes past the page cache
+_EXTENT = 256 << 20  # bytes of the file that are mapped at a time
+_FILL = 4 << 20  # bytes that a new state is written in
+_LOANS = 4  # chunks in memory: two are read, one is updated, one is written
+_log = logging.getLogger("umem")
+
+
+class _Range(NamedTuple):
+    """Bytes of the file, and of a mapped part of it."""
+
+    extent: mmap.mmap
+    at: int  # in the extent
+    offset: int  # in the file
+    nbytes: int  # of the tensor
+
+    @property
+    def padded(self) -> int:
+        return _padded(self.nbytes)
+
+
+class StateFile:
+    """States in a file without a name.
+
+    A kept tensor is an ordinary CPU tensor whose bytes are those of the mapped file, so programs
+    and checkpoints read and write it like any other.
+
+    Args:
+        folder: on a disk.
+        limit: size of the file in bytes; None: no limit.
+
+    Raises:
+        OSError: the folder cannot hold the file.
+    """
+
+    def __init__(self, folder: Path, limit: int | None = None) -> None:
+        self.folder = folder
+        self._limit = limit
+        self._mapped, self._direct = open_unnamed(folder)
+        for descriptor in (self._mapped, self._direct):
+            weakref.finalize(self, os.close, descriptor)
+        self._lock = threading.Lock()
+        self._ranges: dict[int, _Range] = {}  # by the address of a kept tensor
+        self._spare: defaultdict[int, list[_Range]] = defaultdict(list)  # by padded size
+        self._extent: mmap.mmap | None = None  # the last one
+        self._used = self._end = self._reserved = 0  # bytes of the last extent; of the file
+        self._failed = False  # takes no more states
+        self._writes: dict[int, Future[None]] = {}  # under way or done, by offset
+        self._loans = threading.Semaphore(_LOANS)
+        self._stagings: list[mmap.mmap] = []
+        self._reader = ThreadPoolExecutor(1, "umem-state-read")
+        self._writer = ThreadPoolExecutor(1, "umem-state-write")
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether the tensor's memory is a range of this file."""
+        return tensor.data_ptr() in self._ranges
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Return whether `keep` would move the tensor into the file."""
+        return not self._failed and tensor.nbytes >= SMALLEST and not self.holds(tensor)
+
+    def keep(self, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+        """Return a copy with these dense strides: in the file, or in memory.
+
+        It is in memory if it is small, or if the disk is full or failed, which is logged once.
+        """
+        source = copy_of(tensor, strides)
+        if self._failed or source.nbytes < SMALLEST:
+            return source
+        try:
+            found = self._take(source.nbytes)
+            self._fill(found, source.as_strided((source.numel(),), (1,)).view(torch.uint8))
+        except OSError as error:
+            self._fail(error, "they stay in memory")
+            return source
+        return self._tensor(found, source)
+
+    def lend(self, tensors: Iterable[Tensor]) -> Loan:
+        """Read those of the tensors that are in the file into memory, beside the caller's work."""
+        return Loan(self, [t for t in tensors if self.holds(t)])
+
+    def room(self) -> int:
+        """Return how many bytes the file can still take."""
+        free = shutil.disk_usage(self.folder).free
+        return free if self._limit is None else min(free, self._limit - self._reserved)
+
+    def settle(self) -> None:
+        """Wait until all states that were given back are written."""
+        _run(self._writer, lambda: None).result()
+        self._writes.clear()
+
+    def close(self) -> None:
+        """End the threads; kept tensors remain valid."""
+        self._reader.shutdown()
+        self._writer.shutdown()
+
+    def _take(self, nbytes: int) -> _Range:
+        """Take a range of the file whose blocks are reserved."""
+        with self._lock:
+            size = _padded(nbytes)
+            if spare := self._spare[size]:
+                return spare.pop()._replace(nbytes=nbytes)
+            if self._limit is not None and self._reserved + size > self._limit:
+                raise OSError(errno.ENOSPC, f"the limit of {format_bytes(self._limit)} is reached")
+            if self._extent is None or self._used + size > len(self._extent):
+                length = max(_EXTENT, size)
+                os.ftruncate(self._mapped, self._end + length)
+                self._extent = mmap.mmap(self._mapped, length, offset=self._end)
+                self._used, self._end = 0, self._end + length
+            offset = self._end - len(self._extent) + self._used
+            os.posix_fallocate(self._mapped, offset, size)
+            self._used, self._reserved = self._used + size, self._reserved + size
+            return _Range(self._extent, self._used - size, offset, nbytes)
+
+    def _tensor(self, found: _Range, like: Tensor) -> Tensor:
+        view = memoryview(found.extent)[found.at : found.at + found.nbytes]
+        flat = torch.frombuffer(view, dtype=torch.uint8)
+        self._ranges[flat.data_ptr()] = found
+        # The storage keeps the view.
+        weakref.finalize(view, self._give, flat.data_ptr()).atexit = False
+        return _like(flat, like)
+
+    def _give(self, address: int) -> None:
+        found = self._ranges.pop(address)  # no lock: the collector may call this on its holder
+        self._spare[found.padded].append(found)
+
+    def _fill(self, found: _Range, source: Tensor) -> None:
+        """Write a range's first bytes, through aligned memory."""
+        block = mmap.mmap(-1, min(found.padded, _FILL))
+        staged = torch.frombuffer(block, dtype=torch.uint8)
+        for at in range(0, found.nbytes, len(block)):
+            part = source[at : at + len(block)]
+            staged[: len(part)].copy_(part)
+            filled = memoryview(block)[: _padded(len(part))]
+            transfer(os.pwritev, self._direct, filled, found.offset + at)
+
+    def _fail(self, error: OSError, then: str) -> None:
+        if not self._failed:
+            _log.warning(
+                "optimizer states in %s: %s; %s, and no more are moved there",
+                plain(str(self.folder)), error.strerror or error, then,
+            )  # fmt: skip
+        self._failed = True
+
+    def _staging(self, nbytes: int) -> mmap.mmap:
+        with self._lock:
+            fits = [s for s in self._stagings if len(s) >= nbytes]
+            if fits:
+                self._stagings.remove(fits[0])
+                return fits[0]
+            self._stagings.clear()  # grown out of
+        return mmap.mmap(-1, max(nbytes, _BLOCK))
+
+
+class Loan:
+    """The states of one chunk in memory, while its context is entered. Made by `StateFile.lend`.
+
+    They are written when it is left without an error, beside the caller's work.
+    """
+
+    def __init__(self, file: StateFile, tensors: list[Tensor]) -> None:
+        self._file = file
+        self._lent = [_Lent(t, t.data, file._ranges[t.data_ptr()]) for t in tensors]
+        self._staging: mmap.mmap | None = None
+        before = [w for each in self._lent if (w := file._writes.get(each.range.offset))]
+        self._read = _run(file._reader, lambda: self._fetch(before))
+
+    def __enter__(self) -> None:
+        """Wait until the states are in memory.
+
+        Raises:
+            OSError: the disk could not read them.
+        """
+        try:
+            self._read.result()
+        except BaseException:
+            self._give_back(write=False)
+            raise
+        for each in self._lent:
+            assert each.staged is not None
+            each.tensor.data = each.staged
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for each in self._lent:
+            each.tensor.data = each.mapped
+        self._give_back(write=kind is None)
+
+    def _give_back(self, *, write: bool) -> None:
+        written = _run(self._file._writer, lambda: self._store(write))
+        self._file._writes.update((each.range.offset, written) for each in self._lent)
+
+    def _fetch(self, before: list[Future[None]]) -> None:
+        for written in before:
+            written.exception()
+        self._file._loans.acquire()
+        self._staging = self._file._staging(sum(each.range.padded for each in self._lent))
+        at = 0
+        for each in self._lent:
+            each.block = memoryview(self._staging)[at : at + each.range.padded]
+            at += each.range.padded
+            self._transfer(os.preadv, "read", each)
+            flat = torch.frombuffer(each.block[: each.range.nbytes], dtype=torch.uint8)
+            each.staged = _like(flat, each.mapped)
+
+    def _store(self, write: bool) -> None:
+        file = self._file
+        self._read.exception()  # wait
+        for each in self._lent if write else ():
+            try:
+                self._transfer(os.pwritev, "write", each)
+            except OSError as error:
+                file._fail(error, "states that cannot be written are in memory instead")
+                assert each.staged is not None
+                each.tensor.data = copy_of(each.staged, layout_of(each.staged))
+        self._lent.clear()
+        with file._lock:
+            if self._staging is not None:
+                file._stagings.append(self._staging)
+        file._loans.release()
+
+    def _transfer(self, call: Callable[[int, Any, int], int], what: str, each: _Lent) -> None:
+        at = each.range
+        try:
+            transfer(call, self._file._direct, each.block, at.offset)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{what} of {at.nbytes} bytes at {at.offset} of the file of optimizer states in "
+                f"{plain(str(self._file.folder))}: {error.strerror or error}",
+            ) from error
+
+
+@dataclass(eq=False)
+class _Lent:
+    """A kept tensor, its bytes in the mapped file, and its copy in memory."""
+
+    tensor: Tensor
+    mapped: Tensor
+    range: _Range
+    block: memoryview = field(default_factory=lambda: memoryview(b""))
+    staged: Tensor | None = None
+
+
+def transfer(call: Callable[[int, Any, int], int], file: int, block: memoryview, at: int) -> None:
+    """Read or write a whole block at an offset, by `os.preadv` or `os.pwritev`.
+
+    Raises:
+        OSError: the disk failed, or the file is shorter.
+    """
+    while block:
+        done = call(file, [block], at)
+        if done <= 0 or done % _BLOCK:
+            raise OSError(errno.EIO, f"{done} of {len(block)} bytes were transferred")
+        block, at = block[done:], at + done
+
+
+def _run(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
+    """Call a function on the pool's thread; while the interpreter ends, on this one."""
+    try:
+        return pool.submit(call)
+    except RuntimeError:
+        done: Future[None] = Future()
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - as of the thread
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
+
+def _like(memory: Tensor, tensor: Tensor) -> Tensor:
+    """Return all bytes of a storage as a tensor of the other one's type, shape and strides.
+
+    It is no view, which would keep the storage when its data is replaced.
+    """
+    made = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return made.set_(memory.untyped_storage(), 0, tensor.shape, tensor.stride())
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _BLOCK) * _BLOCK
+
+
+_current: StateFile | None = None
+_of: object = None  # the option that it was opened for
+
+
+def current() -> StateFile | None:
+    """Return the file of the session's option `disk`, which is opened if need be.
+
+    Raises:
+        ConfigError: the folder cannot hold it.
+    """
+    global _current, _of
+    settings = session.current_settings()
+    if settings is not None and settings.disk != _of:
+        end_shared()
+        disk = settings.disk
+        try:
+            _current = StateFile(disk.folder.absolute(), disk.bytes) if disk else None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise settings.refusal("disk", reason, "a folder on a disk") from error
+        _of = disk
+    return _current
+
+
+def end_shared() -> None:
+    """End the threads of the file; kept tensors remain valid, and are copied at the next update."""
+    global _current, _of
+    file, _current, _of = _current, None, None
+    if file is not None:
+        file.close()
+
+
+def _forked() -> None:
+    global _current, _of
+    _current = _of = None  # the file is the parent's, and so are its threads
+
+
+os.register_at_fork(after_in_child=_forked)
