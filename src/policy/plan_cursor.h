@@ -59,8 +59,10 @@ class PlanCursor {
   Tensor tensor_of(RangeId id) const { return id < tensor_of_.size() ? tensor_of_[id] : kNoTensor; }
   // The op that uses it next; at n_ops and more, an op of the next step; kNever.
   std::int64_t next_use(Tensor tensor) const;
-  // True if the last op used it.
-  bool just_used(Tensor tensor) const { return ops_ > 0 && seen_[index(tensor)] == ops_; }
+  // True if one of this many last ops used it.
+  bool used_lately(Tensor tensor, std::uint64_t ops = 1) const {
+    return seen_[index(tensor)] > 0 && seen_[index(tensor)] + ops > ops_;
+  }
   // The number of times that the tensor was allocated or freed.
   std::uint32_t life(Tensor tensor) const { return life_[index(tensor)]; }
 

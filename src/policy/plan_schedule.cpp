@@ -22,6 +22,8 @@ PlanSchedule::OpIndex::OpIndex(const Ints& after, std::size_t n_ops)
 
 namespace {
 
+constexpr std::uint64_t kInnerOps = 8;  // ops after an inner one in which its result may be used
+
 // Requests due before op N are issued right after op N-1, and an op of the next step counts like
 // one of this step. 2 * n_ops: never.
 Ints before(const Ints& ops, std::int64_t n_ops) {
@@ -132,7 +134,13 @@ void PlanSchedule::add_due(std::size_t point) {
   waits_ = waits_ || waits_after_[point];
 }
 
-void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+// The op around an inner one may use unseen what that has left: `zeros` is followed by two views of
+// its result, and one of the gradient, in the backward op of an embedding.
+bool PlanSchedule::left_by_inner(const CandidateView& view, Tensor tensor, RangeId id) const {
+  return view.ledger.at(id).fresh && cursor_.used_lately(tensor, kInnerOps);
+}
+
+void PlanSchedule::write_backs(const CandidateView& view, bool inner, std::vector<RangeId>& begin,
                                std::vector<RangeId>& end) {
   const auto unit_of = [&](Tensor tensor) {
     const RangeId id = cursor_.unit_of(tensor);
@@ -144,6 +152,7 @@ void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& 
     if (id == kNoRange) return true;
     const residency::Unit& unit = view.ledger.at(id);
     if (unit.in_collective || unit.op_pins > 0) return false;  // may still be written
+    if (inner && left_by_inner(view, copy.tensor, id)) return false;
     begin.push_back(id);
     return true;
   });
@@ -153,14 +162,13 @@ void PlanSchedule::write_backs(const CandidateView& view, std::vector<RangeId>& 
   }
 }
 
-void PlanSchedule::evictions(const CandidateView& view, std::vector<RangeId>& out) {
+void PlanSchedule::evictions(const CandidateView& view, bool inner, std::vector<RangeId>& out) {
   evict_.drop_if([&](Tensor tensor) {
     if (!marked(evict_mark_, tensor)) return true;
     const RangeId id = cursor_.unit_of(tensor);
     const bool here = id != kNoRange && !view.away(id);
     if (here && !view.evictable(id) && !view.kept_in_place(id)) return false;  // in use
-    // The op around an inner one uses unseen what that has just left, until another op begins.
-    if (here && view.ledger.at(id).fresh && cursor_.just_used(tensor)) return false;
+    if (here && inner && left_by_inner(view, tensor, id)) return false;
     evict_mark_[index(tensor)] = 0;
     if (id != kNoRange && view.evictable(id)) out.push_back(id);
     return true;

@@ -28,11 +28,11 @@ class PlanSchedule {
   }
   // Some of these may no longer be due.
   std::size_t due_evictions() const { return evict_.tensors.size(); }
-  // Appends the units to evict. Units in use stay due.
-  void evictions(const CandidateView& view, std::vector<RangeId>& out);
+  // Appends the units to evict. Units in use stay due. `inner`: the last op was within another.
+  void evictions(const CandidateView& view, bool inner, std::vector<RangeId>& out);
   // Appends the units to write back, and those whose write-back ends. Units in use by a collective
   // or an op stay due.
-  void write_backs(const CandidateView& view, std::vector<RangeId>& begin,
+  void write_backs(const CandidateView& view, bool inner, std::vector<RangeId>& begin,
                    std::vector<RangeId>& end);
   // The unit was evicted for lack of room. If the plan has it on the device, it returns for its
   // next use as soon as it fits: an on-demand fetch would queue behind all earlier requests.
@@ -95,6 +95,7 @@ class PlanSchedule {
   bool stale(const Fetch& fetch) const {
     return cursor_.life(fetch.tensor) != fetch.life || cursor_.unit_of(fetch.tensor) == kNoRange;
   }
+  bool left_by_inner(const CandidateView& view, Tensor tensor, RangeId id) const;
   bool gated() const { return cursor_.plan().gated != 0; }
   const Fetch* head() const;
   void drop_head();

@@ -147,7 +147,7 @@ OpUse Planned::without_helpers(const CandidateView& view, const OpUse& op) {
   std::erase_if(own_, [&](RangeId id) {
     return std::find(from_helpers_.begin(), from_helpers_.end(), id) != from_helpers_.end();
   });
-  return {own_.data(), own_.size(), op.inputs, op.name};
+  return {own_.data(), own_.size(), op.inputs, op.name, op.inner};
 }
 
 void Planned::retired(RangeId id) {
@@ -169,6 +169,7 @@ void Planned::evicted(RangeId id) {
 
 Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
   const OpUse own = without_helpers(view, op);
+  inner_ = op.inner;
   const bool small = std::any_of(entries_.begin(), entries_.end(),
                                  [](auto& entry) { return entry->cursor.has_segments(); });
   const bool counts = std::any_of(own.ids, own.ids + own.count, [&](RangeId id) {
@@ -198,6 +199,7 @@ Followed Planned::op_ended(const CandidateView& view, const OpUse& op) {
 
 void Planned::step_ended(const CandidateView&) {
   Entry* complete = nullptr;
+  inner_ = false;
   for (const std::unique_ptr<Entry>& entry : entries_) {
     const bool whole = entry->cursor.step_ended();
     entry->last = Followed::kNone;
@@ -221,7 +223,7 @@ bool Planned::has_pending() const {
 }
 
 void Planned::evictions(const CandidateView& view, std::vector<RangeId>& out) {
-  if (active_) active_->schedule.evictions(view, out);
+  if (active_) active_->schedule.evictions(view, inner_, out);
 }
 
 std::size_t Planned::headroom() const {
@@ -239,7 +241,7 @@ void Planned::write_backs(const CandidateView& view, std::vector<RangeId>& begin
   write_back_plan_ = active_;
   if (!active_) return;
   const std::size_t others = end.size();
-  active_->schedule.write_backs(view, begin, end);
+  active_->schedule.write_backs(view, inner_, begin, end);
   for (RangeId id : begin) {
     const auto place = std::lower_bound(written_back_.begin(), written_back_.end(), id);
     if (place == written_back_.end() || *place != id) written_back_.insert(place, id);
@@ -283,11 +285,11 @@ void Planned::victims(const CandidateView& view, std::size_t need,
     if (!planned && !view.worth_moving(unit)) return Class::kSmall;
     if (tensor == kNoTensor) return order == Order::kFurthest ? Class::kUnknown : Class::kPlain;
     if (active_->keep[static_cast<std::size_t>(tensor)]) return Class::kKept;
-    if (schedule.returns_later(tensor) && !cursor.just_used(tensor)) return Class::kReturning;
+    if (schedule.returns_later(tensor) && !cursor.used_lately(tensor)) return Class::kReturning;
     const std::int64_t next = cursor.next_use(tensor);
     // The op that just ended may be nested in another op, which uses the inner op's results until
     // it frees them: operators on mixed types convert their inputs so.
-    if (next == kNever && cursor.just_used(tensor)) return Class::kSoon;
+    if (next == kNever && cursor.used_lately(tensor)) return Class::kSoon;
     const auto soon = static_cast<std::int64_t>(cursor.next_op()) + plan.window;
     return next < soon ? Class::kSoon : Class::kPlain;
   };

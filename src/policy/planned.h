@@ -101,6 +101,7 @@ class Planned {
 
   std::vector<std::unique_ptr<Entry>> entries_;
   Entry* active_ = nullptr;
+  bool inner_ = false;                 // the op that ended last was within another
   std::vector<RangeId> from_helpers_;  // not yet used by an op of the program
   std::vector<RangeId> own_;           // result of `without_helpers`
   // Units that the current plan never writes: the last step's plan, or the acting one.

@@ -198,6 +198,13 @@ void op_begin(Op* op, const Input* inputs, std::size_t count) noexcept {
   if (recorded) op->trace.begin();
 }
 
+// True if an operator of this thread goes on, not only a range of the program.
+static bool within_an_op() {
+  for (const Op* op = t_op; op; op = op->parent)
+    if (!op->scope_marker) return true;
+  return false;
+}
+
 static residency::OpUse used_on(const State& s, const Op& op, int ordinal,
                                 std::vector<RangeId>& own) {
   std::size_t inputs = 0;
@@ -206,7 +213,7 @@ static residency::OpUse used_on(const State& s, const Op& op, int ordinal,
     own.push_back(op.pinned[i]);
     inputs += i < op.n_inputs ? 1 : 0;
   }
-  return {own.data(), own.size(), inputs, policy::number_of(op.name)};
+  return {own.data(), own.size(), inputs, policy::number_of(op.name), within_an_op()};
 }
 
 // Tags untagged operands of an exchange between ranks: buckets, and buffers that gather shards.
@@ -218,13 +225,6 @@ static void tag_exchanged(residency::Ledger& ledger, const residency::OpUse& use
     if (unit.tag == Tag::kInput || unit.tag == Tag::kTemp)
       ledger.set_tag(used.ids[i], Tag::kComm, unit.family);
   }
-}
-
-// True if an operator of this thread goes on, not only a range of the program.
-static bool within_an_op() {
-  for (const Op* op = t_op; op; op = op->parent)
-    if (!op->scope_marker) return true;
-  return false;
 }
 
 // Tags the op's blocks that outlive it, marks its operands as used now, and unpins them.
@@ -242,7 +242,7 @@ static void let_go_on(State& s, int ordinal, const Op& op, const residency::OpUs
   if (op.exchanges) tag_exchanged(ledger, used);
   const cu::CUstream stream = used.count > 0 ? stream_on(device, op, used.ids[0])
                                              : reinterpret_cast<cu::CUstream>(op.stream);
-  if (used.count > 0) device.engine.end_use(used.ids, used.count, stream, within_an_op());
+  if (used.count > 0) device.engine.end_use(used.ids, used.count, stream, used.inner);
   if (op.collective) device.engine.begin_collective(used.ids, used.count);
   if (used.count > used.inputs)
     device.engine.left_behind(used.ids + used.inputs, used.count - used.inputs, op.family);
@@ -261,7 +261,8 @@ static void let_go(Op* op, residency::Tag tag) {
   }
   if (std::has_single_bit(used)) {  // the common case
     const std::int64_t name = policy::number_of(op->name);
-    let_go_on(s, std::countr_zero(used), *op, {op->pinned, op->n_pinned, op->n_inputs, name}, tag);
+    const residency::OpUse own{op->pinned, op->n_pinned, op->n_inputs, name, within_an_op()};
+    let_go_on(s, std::countr_zero(used), *op, own, tag);
   } else {
     each_ordinal(used, [&](int ordinal) {
       std::vector<RangeId> own;

@@ -56,7 +56,7 @@ void run(bool acts) {
       EXPECT(cursor.op_ended(view, {&id, 1, 1}) == policy::Followed::kHit);
       schedule.op_ended();
       std::vector<residency::RangeId> leaving;
-      if (acts) schedule.evictions(view, leaving);
+      if (acts) schedule.evictions(view, false, leaving);
       EXPECT(leaving.size() == (acts ? 1u : 0u));
     }
     EXPECT(cursor.step_ended());
@@ -66,7 +66,7 @@ void run(bool acts) {
   }
   // It leaves now, at any place in the queue.
   std::vector<residency::RangeId> leaving;
-  schedule.evictions(view, leaving);
+  schedule.evictions(view, false, leaving);
   EXPECT(leaving == (acts ? std::vector<residency::RangeId>{} : std::vector{kA}));
 }
 
@@ -89,7 +89,7 @@ void copies_wait_for_collectives(bool ends_in_time) {
   using Units = std::vector<residency::RangeId>;
   const auto expect = [&](const Units& begin, const Units& end) {
     Units begins, ends;
-    schedule.write_backs(view, begins, ends);
+    schedule.write_backs(view, false, begins, ends);
     EXPECT(begins == begin && ends == end);
   };
   const auto op = [&](residency::RangeId id) {

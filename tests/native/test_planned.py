@@ -451,24 +451,41 @@ def test_what_only_the_last_op_used_stays_until_the_next_one(
     assert program.away() == {victim}
 
 
-def test_what_an_inner_op_leaves_stays_until_another_op(program: Program) -> None:
-    """The outer op uses it unseen: the gradient of an embedding is filled so."""
-    tensors = [*weights(program, "a"), Tensor(kind="made"), Tensor(kind="transient")]
-    ops = [[0, 1], [2], [0], [0]]
-    plan = columns(tensors, ops, evict=[[0, 1], [1, 2]])
+@pytest.mark.parametrize("others", [4, 8])
+def test_what_an_inner_op_leaves_stays_for_the_outer_one(program: Program, others: int) -> None:
+    """The outer op uses it unseen, as the backward of an embedding does; not after eight others."""
+    tensors = [*weights(program, "a"), Tensor(kind="made")]
+    ops = [[0, 1], *[[0]] * others, [0]]
+    _core.install_plan(columns(tensors, ops, evict=[[0, 1]]))
+    outer = _core.op_begin([program.at["a"]], "", "")
+    inner = _core.op_begin([program.at["a"]], "", "")
+    program.take("made")
+    _core.op_end(inner, "")
+    _core.op_end(_core.op_begin([], "", ""), "")  # such as the op that it was a part of
+    for _ in range(others):
+        assert program.away() == set()
+        program.op("a")
+    assert program.away() == ({"made"} if others == 8 else set())
+    _core.op_end(outer, "")
+    assert program.away() == {"made"}
+    assert counted() == (others + 2, 0)
+
+
+def test_what_an_inner_op_leaves_is_copied_once_the_outer_one_ends(program: Program) -> None:
+    """A write during the copy is a page fault."""
+    tensors = [*weights(program, "a"), Tensor(kind="made")]
+    plan = columns(tensors, [[0, 1], [0], [0], [1]], copy=[[0, 3, 1]], evict=[[2, 1]])
     _core.install_plan(plan)
     outer = _core.op_begin([program.at["a"]], "", "")
     inner = _core.op_begin([program.at["a"]], "", "")
     program.take("made")
     _core.op_end(inner, "")
-    assert program.away() == set()
-    inner = _core.op_begin([], "", "")
-    program.take("scratch")
-    _core.op_end(inner, "")
-    assert program.away() == {"made"}
+    program.fill("made")
+    assert _core.stats()["faults"] == 0
     _core.op_end(outer, "")
-    assert program.away() == {"made", "scratch"}
-    assert counted() == (3, 0)
+    program.op("a")
+    assert program.away() == {"made"}
+    assert _core.stats()["faults"] == 0
 
 
 def test_fifo_goes_by_the_first_use_since_it_came(program: Program) -> None:
