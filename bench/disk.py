@@ -38,7 +38,7 @@ from harness import (
 
 from umem.base.units import GIB, MIB, format_bytes
 
-NETS = ("gpt", "unet", "weights")
+NETS = ("gpt", "unet", "resnet", "lstm", "bert", "weights")
 GROUPS = Path("/sys/fs/cgroup/memory")
 OTHER = 400 * MIB  # of the process, beside tensors: torch's code, Python, scratch memory
 SWAP = 6 * GIB
@@ -54,7 +54,7 @@ FASTER_THAN_MAPPED, MOST_READ = 3.0, 1.15  # the latter of the weights beyond th
 def loss_of(net_name: str, small: bool) -> tuple[Any, Any]:
     """Return the model and a function from a generator to the loss of a new batch."""
     import torch
-    from nets import UNet
+    from nets import CheckpointedEncoder, ResNet50, UNet
     from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
     from umem.demo.nets import GPT
@@ -67,6 +67,29 @@ def loss_of(net_name: str, small: bool) -> tuple[Any, Any]:
             return F.cross_entropy(gpt(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
         return gpt, of_text
+    if net_name == "bert":  # 168 M parameters; layers are recomputed
+        bert = CheckpointedEncoder(8192, 1024, 16, 1 if small else 12)
+
+        def of_masked(random: torch.Generator) -> Any:
+            tokens = torch.randint(0, 8192, (1, 128), generator=random)
+            return F.cross_entropy(bert(tokens).flatten(0, 1), tokens.flatten())
+
+        return bert, of_masked
+    if net_name == "lstm":  # 105 M parameters; one operator a pass
+        lstm = torch.nn.LSTM(1280, 1280, 1 if small else 8)
+
+        def of_sequences(random: torch.Generator) -> Any:
+            return lstm(torch.randn(16, 16, 1280, generator=random))[0].square().mean()
+
+        return lstm, of_sequences
+    if net_name == "resnet":
+        resnet = ResNet50(64, (3, 4, 6, 3), 1000)
+
+        def of_photos(random: torch.Generator) -> Any:
+            photos = torch.randn(2 if small else 24, 3, 160, 160, generator=random)
+            return F.cross_entropy(resnet(photos), torch.arange(len(photos)))
+
+        return resnet, of_photos
     unet = UNet(16, 4, 2)  # activations move most
 
     def of_images(random: torch.Generator) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
+from torch.utils.checkpoint import checkpoint
 
 from umem.demo.nets import Attention
 
@@ -167,3 +168,20 @@ class EncoderBlock(nn.Module):
         x = x + self.attention(self.norm1(x))
         y: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return y
+
+
+class CheckpointedEncoder(nn.Module):
+    """Encoder blocks on tokens; each block's activations are recomputed in the backward pass."""
+
+    def __init__(self, vocabulary: int, dim: int, heads: int, blocks: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, dim)
+        self.blocks = nn.ModuleList(EncoderBlock(dim, heads) for _ in range(blocks))
+        self.head = nn.Linear(dim, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        logits: Tensor = self.head(x)
+        return logits

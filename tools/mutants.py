@@ -287,7 +287,7 @@ MUTANTS = (
     ),
     Mutant(
         "what the plan has away stays under pressure", "policy/planned.cpp",
-        "if (schedule.returns_later(tensor) && !cursor.just_used(tensor))", "if (false)",
+        "if (schedule.returns_later(tensor) && !cursor.used_lately(tensor))", "if (false)",
     ),
     Mutant(
         "what pressure drives out returns before the plan's fetch", "policy/plan_schedule.cpp",
@@ -304,6 +304,14 @@ MUTANTS = (
     Mutant(
         "a copy that waited is given up at the next use", "policy/plan_schedule.cpp",
         "if (unit.in_collective || unit.op_pins > 0)", "if (unit.in_collective)", COLLECTIVES,
+    ),
+    Mutant(
+        "what an inner op left is copied while the outer one goes on", "policy/plan_schedule.cpp",
+        "if (inner && left_by_inner(view, copy.tensor, id)) return false;", "",
+    ),
+    Mutant(
+        "what an inner op left leaves while the outer one goes on", "policy/plan_schedule.cpp",
+        "if (here && inner && left_by_inner(view, tensor, id)) return false;", "",
     ),
     # --- ops
     Mutant(

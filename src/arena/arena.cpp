@@ -349,6 +349,7 @@ void Arena::unlink_cached(RangeId range) {
 }
 
 void Arena::step_ended() {
+  step_ends_ = {step_ends_[1], step_ends_[2], clock_};
   if (layout_) layout_->step_ended();
   for (const auto& pool : pools_)
     for (SegmentPool& small : pool->small) small.step_ended();
@@ -370,11 +371,12 @@ Status Arena::destroy(RangeId range) {
   return {};
 }
 
-Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving) {
+Status Arena::trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving, bool idle) {
   std::vector<RangeId> empty;
   for (RangeId id = 1; id < slots_.size(); ++id)
     if ((slots_[id].kind == Slot::Kind::kLarge || slots_[id].kind == Slot::Kind::kSegment) &&
-        slots_[id].live == 0 && slots_[id].pending == 0)
+        slots_[id].live == 0 && slots_[id].pending == 0 &&
+        (!idle || slots_[id].emptied <= step_ends_.front()))
       empty.push_back(id);
   std::sort(empty.begin(), empty.end(),
             [&](RangeId a, RangeId b) { return slots_[a].emptied < slots_[b].emptied; });

@@ -76,8 +76,9 @@ class Arena {
   Status poll(std::vector<RangeId>* dead);
   // Returns ranges without live or pending blocks to the driver, longest unused first, until at
   // most `keep_bytes` are cached. `leaving` is called for each before its addresses are freed, and
-  // may refuse.
-  Status trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving);
+  // may refuse. With `idle`, only those that no block was in for two whole steps.
+  Status trim(std::size_t keep_bytes, const std::function<bool(RangeId)>& leaving,
+              bool idle = false);
   // Appends events that are reached when the streams of pending blocks are done; `poll` makes the
   // blocks reusable then.
   Status pending_events(std::vector<cu::CUevent>& events);
@@ -173,6 +174,8 @@ class Arena {
   std::uint32_t empty_segments_ = 0;
   const std::atomic<Listener>* listener_ = nullptr;
   std::uint64_t clock_ = 0;
+  std::array<std::uint64_t, 3>
+      step_ends_{};  // the clock at the ends of the last steps, newest last
 };
 
 }  // namespace umem::arena

@@ -29,10 +29,10 @@ void retire_reclaimed(Device& device) {
   for (RangeId id : reclaimed) device.engine.retire(id);
 }
 
-Status trim_cache(Device& device, std::size_t keep_bytes) {
+Status trim_cache(Device& device, std::size_t keep_bytes, bool idle) {
   // No memory is freed while some stream captures a graph.
   if (device.place.captures && *device.place.captures > 0) return {};
-  UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, [&](RangeId id) {
+  const auto leaving = [&](RangeId id) {
     // Freed inside the op that is still using it.
     if (device.engine.in_use(id)) return false;
     const engine::Ticket departure = device.engine.forget(id);
@@ -41,8 +41,9 @@ Status trim_cache(Device& device, std::size_t keep_bytes) {
     else
       device.engine.wait_issued(departure);
     return true;
-  }));
-  return keep_bytes == 0 ? drop_idle_layout(device) : Status();
+  };
+  UMEM_RETURN_IF_ERROR(device.arena.trim(keep_bytes, leaving, idle));
+  return keep_bytes == 0 && !idle ? drop_idle_layout(device) : Status();
 }
 
 }  // namespace umem::runtime

@@ -11,7 +11,7 @@ struct Device;
 // Marks the ranges as dead whose blocks' uses on other streams have completed.
 void retire_reclaimed(Device& device);
 // Returns cached memory to the driver. On a GPU the memory is freed later: see `wait_until_freed`.
-Status trim_cache(Device& device, std::size_t keep_bytes);
+Status trim_cache(Device& device, std::size_t keep_bytes, bool idle = false);
 // Removes the layout if no block of it is alive.
 Status drop_idle_layout(Device& device);
 

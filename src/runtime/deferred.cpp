@@ -11,11 +11,16 @@
 
 namespace umem::runtime {
 
-// A program whose shapes change leaves ranges that fit no request: the oldest of them are freed. On
-// the software device, where cached memory is RAM that others lack, all are once nothing lives.
+// On the software device, cached memory is RAM that others lack.
+static bool caches_ram(const State& s) {
+  return s.driver.kind == driver::Kind::kSoft;
+}
+
+// A program whose shapes change leaves ranges that fit no request: the oldest of them are freed.
+// All are once nothing lives, if they are RAM.
 static void trim_if_large(const State& s, Device& device) {
   const arena::Footprint footprint = device.arena.footprint();
-  const bool empty = s.driver.kind == driver::Kind::kSoft && footprint.live_bytes == 0;
+  const bool empty = caches_ram(s) && footprint.live_bytes == 0;
   const std::size_t kept = empty ? 0 : device.max_live_bytes;
   if (footprint.cached_bytes <= 2 * kept + 64 * MiB) return;
   const Status trimmed = trim_cache(device, empty ? 0 : std::max(kept, kPageBytes));
@@ -54,14 +59,22 @@ void free_released(Slot& slot) {
   }
 }
 
-static void end_step(Device& device) {
+// Recording, other shapes and other plans leave ranges that later steps have no use for.
+static void end_step(const State& s, Device& device) {
   device.engine.step_ended();
   device.arena.step_ended();
+  const arena::Footprint footprint = device.arena.footprint();
+  if (!caches_ram(s) || footprint.cached_bytes <= footprint.live_bytes / 8) return;
+  const Status trimmed = trim_cache(device, footprint.live_bytes / 8, true);
+  (void)trimmed;  // memory that the driver refuses to take back stays cached
+  if (device.arena.footprint().cached_bytes < footprint.cached_bytes && s.driver.give_back &&
+      s.options.disk.empty())
+    s.driver.give_back();
 }
 
 void end_steps(Slot& slot) {
   for (unsigned left = slot.steps.exchange(0); left > 0; --left)
-    if (slot.device && !state().forked) end_step(*slot.device);
+    if (slot.device && !state().forked) end_step(state(), *slot.device);
 }
 
 }  // namespace umem::runtime

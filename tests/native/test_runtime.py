@@ -502,6 +502,24 @@ def test_nothing_is_kept_once_nothing_lives(blocks: Blocks) -> None:
         assert [stats[name] for name in kept] == [0, 0, 0]
 
 
+def test_what_two_whole_steps_have_no_use_for_is_given_back(blocks: Blocks) -> None:
+    """A recorded step, or one of another shape, leaves ranges of that kind."""
+    _core.start(options(96 * MIB))
+    blocks.take(32 * MIB)
+
+    def step(*sizes: int) -> int:
+        taken = [blocks.take(size * MIB) for size in sizes]
+        for ptr in taken:
+            blocks.drop(ptr)
+        _core.step()
+        return int(_core.stats()["cached_bytes"]) // MIB
+
+    assert step(10, 14, 6, 2) == 32
+    assert [step(14) for _ in range(4)] == [32, 14, 14, 14]
+    assert _core.stats()["resident_bytes"] == 46 * MIB
+    assert step(10, 14) == 24
+
+
 def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
     blocks.take(16 * MIB)
