@@ -18,6 +18,7 @@ import torch
 
 from ...base.untraced import untraced
 from ...session import session
+from . import state_file
 
 # Brings the contents of the storage at this address, on the operator's thread. Returns the
 # addresses of the storages that every stream now sees: no operator needs to wait for them.
@@ -56,9 +57,10 @@ def forget(bring: Bring) -> None:
 
 
 def all_arrive() -> None:
-    """Bring all contents now."""
+    """Bring all contents now, and let the disk have all states."""
     for storage in list(_expected):
         _arrive(storage)
+    state_file.settle()
 
 
 @contextlib.contextmanager

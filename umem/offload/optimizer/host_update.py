@@ -48,7 +48,8 @@ class _Chunk:
     storages: dict[Tensor, int] = field(default_factory=dict)  # parameter -> address when copied
     events: list[torch.cuda.Event] = field(default_factory=list)
     states: dict[Tensor, dict[str, Any]] = field(default_factory=dict)  # by the updated tensor
-    loan: state_file.Loan | None = None  # its states, if a disk has them
+    file: state_file.StateFile | None = None
+    loan: state_file.Loan | None = None  # its states in the file
     done: Future[None] | None = None
     writing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,16 +100,18 @@ class HostUpdate(OfOptimizer):
             return
         if self._has_master(parameter):
             state[parameter] = masters.raised(state[parameter])
-        _to_host(state[parameter], parameter)
+        _to_host(state[parameter], parameter, state_file.current())
 
     def restore(self, saved: dict[Tensor, dict[str, Any]]) -> None:
         """Restore the states from `masters.in_checkpoint` after the optimizer has loaded them."""
         for parameter, state in saved.items():
             copies = {name: copy_of(value) for name, value in state.items()}
             self._optimizer.state[parameter].update(copies)
+            self.adopt(parameter)
 
     def give_back(self, parameters: Iterable[Tensor]) -> None:
         """Move the states to where `load_state_dict` would put them."""
+        state_file.settle()
         for parameter, group in _with_groups(self._optimizer, parameters):
             known = self._optimizer.state.get(parameter, {})
             if self._has_master(parameter) and parameter in self._optimizer.state:
@@ -240,8 +243,7 @@ class HostUpdate(OfOptimizer):
         self._submit()
         while self._flying:
             self._write_once(self._flying[0])
-        if (file := state_file.current()) is not None:
-            file.settle()  # the program may read states
+        state_file.settle()  # the program may read states
         self._returned.clear()
         if self._lanes is not None:
             torch.cuda.current_stream(self._lanes[1].device).wait_stream(self._lanes[1])
@@ -252,11 +254,30 @@ class HostUpdate(OfOptimizer):
             return
         for parameter in chunk.values:
             self.adopt(parameter)  # the program may have put it elsewhere, or changed the strides
+        with _order:
+            try:
+                self._begin(chunk)
+            except BaseException:
+                if chunk.loan is not None:
+                    chunk.loan.end(write=False)
+                raise
+        self._flying.append(chunk)
+        if len(self._flying) > self._most:
+            self._write_once(self._flying[0])
+
+    def _begin(self, chunk: _Chunk) -> None:
+        """Begin to read the chunk's states if a disk has them, and to update it."""
+        known = [self._optimizer.state.get(parameter, {}) for parameter in chunk.values]
+        if (file := state_file.current()) is not None:
+            tensors = [t for state in known for t in state.values() if isinstance(t, Tensor)]
+            chunk.file, chunk.loan = file, file.lend(tensors)
         part = part_of(self._optimizer, chunk.values)
         updated: dict[Tensor, Tensor] = {}  # parameter -> its substitute in this part
         states: dict[Tensor, dict[str, Any]] = {}
         for parameter, value in chunk.values.items():
             state = self._optimizer.state.get(parameter)
+            if chunk.loan is not None and state is not None:
+                state = {name: chunk.loan.of(found) for name, found in state.items()}
             if self._has_master(parameter):
                 with host_memory():
                     chunk.masters[value] = Master(value, (state or {}).get(masters.NAME))
@@ -272,10 +293,7 @@ class HostUpdate(OfOptimizer):
             if isinstance(scale := getattr(part, name, None), Tensor):
                 setattr(part, name, copy_of(scale))
         chunk.states = part.state
-        _start(part, chunk)
-        self._flying.append(chunk)
-        if len(self._flying) > self._most:
-            self._write_once(self._flying[0])
+        chunk.done = _submitted(part, chunk)
 
     def _has_master(self, parameter: Tensor) -> bool:
         return self._with_masters and masters.has_master(parameter)
@@ -338,7 +356,9 @@ class HostUpdate(OfOptimizer):
         for parameter, value in chunk.values.items():
             state = chunk.states.get(chunk.updated(value), {})
             if value in chunk.masters:
-                state = {**state, masters.NAME: chunk.masters[value].values}
+                state = {**state, masters.NAME: chunk.masters[value].kept}
+            if chunk.loan is not None:
+                state = {name: chunk.loan.kept(found) for name, found in state.items()}
             if state and optimizer is not None:
                 optimizer.state[parameter] = state
         self._end(chunk)
@@ -441,16 +461,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _start(part: Optimizer, chunk: _Chunk) -> None:
-    """Begin to read the chunk's states if a disk has them, and to update it."""
-    with _order:
-        if (file := state_file.current()) is not None:
-            known = [t for state in part.state.values() for t in state.values()]
-            known += [master.values for master in chunk.masters.values()]
-            chunk.loan = file.lend(t for t in known if isinstance(t, Tensor))
-        chunk.done = _submitted(part, chunk)
-
-
 def _submitted(part: Optimizer, chunk: _Chunk) -> Future[None]:
     """Update a chunk on the thread; while the interpreter ends, on this one."""
     global _thread
@@ -509,17 +519,20 @@ def refuse_capture() -> None:
 
 def _update(part: Optimizer, chunk: _Chunk) -> None:
     """Update the copies; runs on the thread."""
-    for event in chunk.events:
-        event.synchronize()
-    chunk.events.clear()
     with host_memory(), chunk.loan or contextlib.nullcontext():
+        for event in chunk.events:
+            event.synchronize()
+        chunk.events.clear()
         for master in chunk.masters.values():
             master.follow()
         update(part, map(chunk.updated, chunk.values.values()))
         for master in chunk.masters.values():
             master.round()
     for value, state in part.state.items():
-        _to_host(state, value)
+        _to_host(state, value, chunk.file)
+    for master in chunk.masters.values():
+        if chunk.file is not None and chunk.file.takes(master.values):
+            master.kept = chunk.file.keep(master.values, tuple(master.values.stride()))
 
 
 def _storage(parameter: Tensor) -> int:
@@ -557,24 +570,22 @@ def _elsewhere(call: Callable[[], None]) -> None:
         raise raised[0]
 
 
-def _to_host(state: dict[str, Any], parameter: Tensor) -> None:
-    """Move a state's tensors to host memory outside umem, or to the option `disk`.
+def _to_host(state: dict[str, Any], parameter: Tensor, file: state_file.StateFile | None) -> None:
+    """Move a state's tensors to host memory outside umem, or to the file.
 
     Tensors of the parameter's shape get the strides of its copy.
     """
     from ...base.native import core
 
     strides = layout_of(parameter)
-    file = state_file.current()
     for name, value in state.items():
         if not isinstance(value, Tensor):
             continue
         wanted = strides if value.shape == parameter.shape else layout_of(value)
-        managed = value.is_cuda or core.owns(value.data_ptr())
-        if file is not None and (managed or file.takes(value) or tuple(value.stride()) != wanted):
-            state[name] = file.keep(value, wanted)
-        elif managed or tuple(value.stride()) != wanted:
-            state[name] = copy_of(value, wanted)
+        elsewhere = value.is_cuda or core.owns(value.data_ptr())
+        elsewhere = elsewhere or state_file.is_of_another(value, file)
+        if elsewhere or tuple(value.stride()) != wanted or (file and file.takes(value)):
+            state[name] = copy_of(value, wanted) if file is None else file.keep(value, wanted)
 
 
 def _for_host(

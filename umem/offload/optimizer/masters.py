@@ -37,6 +37,7 @@ class Master:
         self._begun = known is not None
         self.values = torch.empty_like(copy, dtype=torch.float32) if known is None else known
         self.values.grad = torch.empty_like(copy.grad, dtype=torch.float32)
+        self.kept = self.values  # where they are between updates
 
     def follow(self) -> None:
         """Take the gradient, and the program's changes since the last update."""

@@ -613,7 +613,9 @@ def _check_room(
     if with_masters:
         each = [n + added_bytes(p, n) for p, n in zip(parameters, each, strict=True)]
     needed = int(share * sum(each))
-    if (file := state_file.current()) is not None:
+    if (file := state_file.current()) is not None and file.works:
+        held = sum(t.nbytes for p in parameters for t in states.of(p) if file.holds(t))
+        needed -= int(share * held)
         if needed > (left := file.room()):
             raise ConfigError(
                 f"{what}: the states take about {format_bytes(needed)}, and there is space for "

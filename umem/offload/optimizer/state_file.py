@@ -17,7 +17,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,13 +70,15 @@ class StateFile:
         self._limit = limit
         self._mapped, self._direct = open_unnamed(folder)
         for descriptor in (self._mapped, self._direct):
-            weakref.finalize(self, os.close, descriptor)
+            # Not at the interpreter's exit, where the program's own handlers may still step.
+            weakref.finalize(self, os.close, descriptor).atexit = False
         self._lock = threading.Lock()
         self._ranges: dict[int, _Range] = {}  # by the address of a kept tensor
         self._spare: defaultdict[int, list[_Range]] = defaultdict(list)  # by padded size
         self._extent: mmap.mmap | None = None  # the last one
         self._used = self._end = self._reserved = 0  # bytes of the last extent; of the file
         self._failed = False  # takes no more states
+        self._told = False  # that the limit is reached
         self._writes: dict[int, Future[None]] = {}  # under way or done, by offset
         self._loans = threading.Semaphore(_LOANS)
         self._stagings: list[mmap.mmap] = []
@@ -89,20 +91,33 @@ class StateFile:
 
     def takes(self, tensor: Tensor) -> bool:
         """Return whether `keep` would move the tensor into the file."""
-        return not self._failed and tensor.nbytes >= SMALLEST and not self.holds(tensor)
+        return not self.holds(tensor) and self._has_room(tensor.nbytes)
+
+    @property
+    def works(self) -> bool:
+        """The disk has not failed and is not full, so that the file takes states."""
+        return not self._failed
 
     def keep(self, tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
         """Return a copy with these dense strides: in the file, or in memory.
 
         It is in memory if it is small, or if the disk is full or failed, which is logged once.
         """
+        if self.holds(tensor):
+            self.settle()  # the copy is made from the map
         source = copy_of(tensor, strides)
-        if self._failed or source.nbytes < SMALLEST:
+        if not self._has_room(source.nbytes):
             return source
+        block = mmap.mmap(-1, min(_padded(source.nbytes), _FILL))
+        found: _Range | None = None
         try:
             found = self._take(source.nbytes)
-            self._fill(found, source.as_strided((source.numel(),), (1,)).view(torch.uint8))
-        except OSError as error:
+            self._fill(found, source.as_strided((source.numel(),), (1,)).view(torch.uint8), block)
+        except BaseException as error:
+            if found is not None:
+                self._spare[found.padded].append(found)
+            if not isinstance(error, OSError):
+                raise
             self._fail(error, "they stay in memory")
             return source
         return self._tensor(found, source)
@@ -112,19 +127,37 @@ class StateFile:
         return Loan(self, [t for t in tensors if self.holds(t)])
 
     def room(self) -> int:
-        """Return how many bytes the file can still take."""
+        """Return how many bytes the file can still take, as far as the disk has space now."""
         free = shutil.disk_usage(self.folder).free
-        return free if self._limit is None else min(free, self._limit - self._reserved)
+        if self._limit is not None:
+            free = min(free, self._limit - self._reserved)
+        return free + sum(size * len(spare) for size, spare in list(self._spare.items()))
 
     def settle(self) -> None:
         """Wait until all states that were given back are written."""
         _run(self._writer, lambda: None).result()
-        self._writes.clear()
+        for offset, written in list(self._writes.items()):
+            if written.done() and self._writes.get(offset) is written:
+                del self._writes[offset]
 
     def close(self) -> None:
-        """End the threads; kept tensors remain valid."""
-        self._reader.shutdown()
-        self._writer.shutdown()
+        """End the threads once they have nothing to do; kept tensors remain valid."""
+        self._reader.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
+
+    def _has_room(self, nbytes: int) -> bool:
+        if self._failed or nbytes < SMALLEST:
+            return False
+        size = _padded(nbytes)
+        if self._limit is None or self._spare[size] or self._reserved + size <= self._limit:
+            return True
+        if not self._told:
+            _log.warning(
+                "optimizer states in %s: the limit of %s is reached; the others stay in memory",
+                plain(str(self.folder)), format_bytes(self._limit),
+            )  # fmt: skip
+        self._told = True
+        return False
 
     def _take(self, nbytes: int) -> _Range:
         """Take a range of the file whose blocks are reserved."""
@@ -132,10 +165,9 @@ class StateFile:
             size = _padded(nbytes)
             if spare := self._spare[size]:
                 return spare.pop()._replace(nbytes=nbytes)
-            if self._limit is not None and self._reserved + size > self._limit:
-                raise OSError(errno.ENOSPC, f"the limit of {format_bytes(self._limit)} is reached")
             if self._extent is None or self._used + size > len(self._extent):
-                length = max(_EXTENT, size)
+                # Each extent takes a descriptor, so there are few.
+                length = -(-max(_EXTENT, size, self._end) // _EXTENT) * _EXTENT
                 os.ftruncate(self._mapped, self._end + length)
                 self._extent = mmap.mmap(self._mapped, length, offset=self._end)
                 self._used, self._end = 0, self._end + length
@@ -148,17 +180,18 @@ class StateFile:
         view = memoryview(found.extent)[found.at : found.at + found.nbytes]
         flat = torch.frombuffer(view, dtype=torch.uint8)
         self._ranges[flat.data_ptr()] = found
+        _owners[flat.data_ptr()] = self
         # The storage keeps the view.
         weakref.finalize(view, self._give, flat.data_ptr()).atexit = False
         return _like(flat, like)
 
     def _give(self, address: int) -> None:
         found = self._ranges.pop(address)  # no lock: the collector may call this on its holder
+        _owners.pop(address, None)
         self._spare[found.padded].append(found)
 
-    def _fill(self, found: _Range, source: Tensor) -> None:
+    def _fill(self, found: _Range, source: Tensor, block: mmap.mmap) -> None:
         """Write a range's first bytes, through aligned memory."""
-        block = mmap.mmap(-1, min(found.padded, _FILL))
         staged = torch.frombuffer(block, dtype=torch.uint8)
         for at in range(0, found.nbytes, len(block)):
             part = source[at : at + len(block)]
@@ -184,18 +217,44 @@ class StateFile:
         return mmap.mmap(-1, max(nbytes, _BLOCK))
 
 
-class Loan:
-    """The states of one chunk in memory, while its context is entered. Made by `StateFile.lend`.
+@dataclass(eq=False)
+class _Lent:
+    """A kept tensor, the private one that stands for it in an update, and its bytes in memory."""
 
-    They are written when it is left without an error, beside the caller's work.
+    tensor: Tensor
+    private: Tensor
+    address: int
+    range: _Range
+    block: memoryview | None = None
+    staged: Tensor | None = None
+
+
+class Loan:
+    """The states of one chunk for one update. Made by `StateFile.lend`.
+
+    While its context is entered, the tensors that `of` returned are in memory. They are written
+    when it is left without an error, beside the caller's work. The program's tensors never change.
+    A loan that is not entered has to be ended.
     """
 
     def __init__(self, file: StateFile, tensors: list[Tensor]) -> None:
         self._file = file
-        self._lent = [_Lent(t, t.data, file._ranges[t.data_ptr()]) for t in tensors]
+        ranges = [(t, file._ranges[t.data_ptr()]) for t in tensors]
+        self._lent = [_Lent(t, t.data, t.data_ptr(), found) for t, found in ranges]
+        self._private = {id(each.tensor): each.private for each in self._lent}
+        self._kept = {id(each.private): each.tensor for each in self._lent}
         self._staging: mmap.mmap | None = None
-        before = [w for each in self._lent if (w := file._writes.get(each.range.offset))]
+        self._ended = False
+        before = [w for _, found in ranges if (w := file._writes.get(found.offset))]
         self._read = _run(file._reader, lambda: self._fetch(before))
+
+    def of(self, value: Any) -> Any:
+        """Return the tensor to update in place of a kept one, and anything else as it is."""
+        return self._private.get(id(value), value)
+
+    def kept(self, value: Any) -> Any:
+        """Return the kept tensor for one that `of` returned, and anything else as it is."""
+        return self._kept.get(id(value), value)
 
     def __enter__(self) -> None:
         """Wait until the states are in memory.
@@ -206,18 +265,22 @@ class Loan:
         try:
             self._read.result()
         except BaseException:
-            self._give_back(write=False)
+            self.end(write=False)
             raise
         for each in self._lent:
             assert each.staged is not None
-            each.tensor.data = each.staged
+            each.private.data = each.staged
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for each in self._lent:
-            each.tensor.data = each.mapped
-        self._give_back(write=kind is None)
+            each.private.data = each.tensor.data
+        self.end(write=kind is None)
 
-    def _give_back(self, *, write: bool) -> None:
+    def end(self, *, write: bool) -> None:
+        """Write the states, or forget them, beside the caller's work; once."""
+        if self._ended:
+            return
+        self._ended = True
         written = _run(self._file._writer, lambda: self._store(write))
         self._file._writes.update((each.range.offset, written) for each in self._lent)
 
@@ -228,49 +291,45 @@ class Loan:
         self._staging = self._file._staging(sum(each.range.padded for each in self._lent))
         at = 0
         for each in self._lent:
+            if each.tensor.data_ptr() != each.address:  # its last write failed
+                each.staged = each.tensor.data
+                continue
             each.block = memoryview(self._staging)[at : at + each.range.padded]
             at += each.range.padded
-            self._transfer(os.preadv, "read", each)
+            self._transfer(os.preadv, "read", each.block, each.range)
             flat = torch.frombuffer(each.block[: each.range.nbytes], dtype=torch.uint8)
-            each.staged = _like(flat, each.mapped)
+            each.staged = _like(flat, each.tensor)
 
     def _store(self, write: bool) -> None:
         file = self._file
         self._read.exception()  # wait
         for each in self._lent if write else ():
+            if each.block is None:
+                continue
             try:
-                self._transfer(os.pwritev, "write", each)
+                self._transfer(os.pwritev, "write", each.block, each.range)
             except OSError as error:
                 file._fail(error, "states that cannot be written are in memory instead")
                 assert each.staged is not None
                 each.tensor.data = copy_of(each.staged, layout_of(each.staged))
-        self._lent.clear()
+        for each in self._lent:
+            each.block = each.staged = None
         with file._lock:
             if self._staging is not None:
                 file._stagings.append(self._staging)
         file._loans.release()
 
-    def _transfer(self, call: Callable[[int, Any, int], int], what: str, each: _Lent) -> None:
-        at = each.range
+    def _transfer(
+        self, call: Callable[[int, Any, int], int], what: str, block: memoryview, at: _Range
+    ) -> None:
         try:
-            transfer(call, self._file._direct, each.block, at.offset)
+            transfer(call, self._file._direct, block, at.offset)
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"{what} of {at.nbytes} bytes at {at.offset} of the file of optimizer states in "
                 f"{plain(str(self._file.folder))}: {error.strerror or error}",
             ) from error
-
-
-@dataclass(eq=False)
-class _Lent:
-    """A kept tensor, its bytes in the mapped file, and its copy in memory."""
-
-    tensor: Tensor
-    mapped: Tensor
-    range: _Range
-    block: memoryview = field(default_factory=lambda: memoryview(b""))
-    staged: Tensor | None = None
 
 
 def transfer(call: Callable[[int, Any, int], int], file: int, block: memoryview, at: int) -> None:
@@ -314,6 +373,8 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // _BLOCK) * _BLOCK
 
 
+_owners: dict[int, StateFile] = {}  # by the address of a kept tensor
+_opening = threading.Lock()
 _current: StateFile | None = None
 _of: object = None  # the option that it was opened for
 
@@ -326,7 +387,11 @@ def current() -> StateFile | None:
     """
     global _current, _of
     settings = session.current_settings()
-    if settings is not None and settings.disk != _of:
+    if settings is None or settings.disk == _of:
+        return _current
+    with _opening:
+        if settings.disk == _of:
+            return _current
         end_shared()
         disk = settings.disk
         try:
@@ -335,7 +400,18 @@ def current() -> StateFile | None:
             reason = error.strerror or str(error)
             raise settings.refusal("disk", reason, "a folder on a disk") from error
         _of = disk
-    return _current
+        return _current
+
+
+def is_of_another(tensor: Tensor, file: StateFile | None) -> bool:
+    """Return whether another file than this one has it, such as that of a fork's parent."""
+    return _owners.get(tensor.data_ptr(), file) is not file
+
+
+def settle() -> None:
+    """Wait until the file has all states that were given back."""
+    if _current is not None:
+        _current.settle()
 
 
 def end_shared() -> None:
@@ -347,8 +423,9 @@ def end_shared() -> None:
 
 
 def _forked() -> None:
-    global _current, _of
+    global _current, _of, _opening
     _current = _of = None  # the file is the parent's, and so are its threads
+    _opening = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)
