@@ -8,6 +8,8 @@ import gc
 import io
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -459,3 +461,10 @@ def test_states_are_outside_of_umems_memory(file: StateFile) -> None:
     with enabled(None):
         tensor = file.keep(torch.zeros(SIDE, SIDE), (SIDE, 1))
         assert not core.owns(tensor.data_ptr())
+
+
+def test_the_bench_runs(disk: Path) -> None:
+    bench = Path(__file__).resolve().parents[2] / "bench" / "disk_states.py"
+    command = [sys.executable, str(bench), "--smoke", "--disk", str(disk)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "| disk / max(memory, reads and writes) |" in done.stdout, done.stderr
