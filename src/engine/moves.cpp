@@ -42,7 +42,7 @@ Status Moves::populate(RangeId id) {
   return transfers_.populate(id);
 }
 
-// Drops dead units, oldest first, until `bytes` more fit or none is left.
+// Drops dead units, those first that serve again last, until `bytes` more fit or none is left.
 void Moves::discard_dead(std::size_t bytes) {
   const Lane& local = transfers_.local();
   if (local.can_discard()) drop_dead(bytes);
@@ -52,8 +52,9 @@ void Moves::discard_dead(std::size_t bytes) {
 void Moves::drop_dead(std::size_t bytes) {
   Ledger& ledger = state_.ledger;
   dropped_.clear();
-  while (!state_.fits(bytes) && ledger.oldest_dead() != kNoRange) {
-    const RangeId id = ledger.oldest_dead();
+  while (!state_.fits(bytes)) {
+    const RangeId id = ledger.last_to_revive();
+    if (id == kNoRange) break;
     dropped_.push_back(id);
     ledger.drop(id);
   }

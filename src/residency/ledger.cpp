@@ -79,6 +79,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   unit.prefetched_unused = false;
   unit.last_use = ++clock_;
   unit.fresh = true;
+  note_idle(unit);
   unit.born = ++births_;
   set_tag(id, tag, family);
   set_state(id, State::kVoid);
@@ -87,6 +88,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
 void Ledger::revive(RangeId id, Tag tag, Family family) {
   UMEM_ASSERT(at(id).state == State::kDead, "only dead bytes are revived");
   units_[id].born = ++births_;
+  note_idle(units_[id]);
   set_state(id, State::kDevice);
   set_tag(id, tag, family);
   touch(id);
@@ -129,6 +131,24 @@ bool Ledger::end_collectives() {
   for (RangeId id : std::exchange(collectives_, {}))
     any = std::exchange(units_[id].in_collective, false) || any;
   return any;
+}
+
+void Ledger::note_idle(Unit& unit) {
+  if (unit.death > 0) unit.idle = clock_ - unit.death;
+}
+
+RangeId Ledger::last_to_revive() const {
+  constexpr int kMost = 256;  // that are compared
+  RangeId last = kNoRange;
+  std::uint64_t when = 0;
+  int left = kMost;
+  for (RangeId id = dead_list_.oldest; id != kNoRange && left-- > 0; id = units_[id].newer) {
+    const std::uint64_t then = units_[id].death + units_[id].idle;
+    if (last != kNoRange && then <= when) continue;
+    last = id;
+    when = then;
+  }
+  return last;
 }
 
 void Ledger::drop(RangeId id) {

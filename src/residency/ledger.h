@@ -34,14 +34,17 @@ struct Exemption {
   std::size_t min_bytes = 0, max_bytes = 0;
 };
 
+inline constexpr std::uint64_t kNoIdle = std::uint64_t{1} << 62;  // no block came yet
+
 struct Unit {
   std::size_t bytes = 0;            // device bytes when resident: whole pages
   std::size_t requested_bytes = 0;  // requested size of its large block, all pieces together
   std::size_t host_bytes = 0;  // host memory that the driver holds for it until the range is freed
   std::uint64_t last_use = 0;
-  std::uint64_t death = 0;      // when the last block in it was freed; 0: there was none
-  std::uint64_t born = 0;       // orders blocks by allocation; for a segment, its first block
-  std::uint64_t first_use = 0;  // since it came to the device; 0: not yet
+  std::uint64_t death = 0;       // when the last block in it was freed; 0: there was none
+  std::uint64_t idle = kNoIdle;  // from the death before that to the next block
+  std::uint64_t born = 0;        // orders blocks by allocation; for a segment, its first block
+  std::uint64_t first_use = 0;   // since it came to the device; 0: not yet
   RangeId older = kNoRange, newer = kNoRange;  // neighbours in the list of its state
   std::uint32_t op_pins = 0;                   // pins by running ops
   std::uint32_t user_pins = 0;                 // pins by the program: it stays on the device
@@ -189,6 +192,10 @@ class Ledger {
   void hold_host(RangeId id);
   // Records the time of death: work that is enqueued later does not use the block's bytes.
   void set_death(RangeId id) { units_[id].death = ++clock_; }
+  // The dead unit, of those that died first, whose bytes most likely serve again last: steps
+  // repeat, so that a unit stays dead as long as it did the last time. Belady, IBM Systems Journal
+  // 5(2), 1966, with a prediction for the future. kNoRange: there is none.
+  RangeId last_to_revive() const;
   void set_in_file(RangeId id, bool on) { units_[id].in_file = on; }
   void set_clean(RangeId id) { units_[id].clean = true; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
@@ -202,9 +209,9 @@ class Ledger {
 
   // Heads of the recency lists; iterate with at(id).newer.
   RangeId oldest_resident() const { return resident_list_.oldest; }
-  RangeId oldest_dead() const { return dead_list_.oldest; }
 
   std::size_t resident_bytes() const { return resident_; }  // kDevice and kDead
+  RangeId oldest_dead() const { return dead_list_.oldest; }
   std::size_t dead_bytes() const { return dead_; }
   // Not resident for umem; on the device until the driver needs the memory.
   std::size_t dropped_bytes() const { return dropped_; }
@@ -228,6 +235,7 @@ class Ledger {
   void check_invariants(const Idle& idle) const;
 
  private:
+  void note_idle(Unit& unit);  // a block is about to be in it
   struct List {
     RangeId oldest = kNoRange, newest = kNoRange;
   };

@@ -520,6 +520,22 @@ def test_what_two_whole_steps_have_no_use_for_is_given_back(blocks: Blocks) -> N
     assert step(10, 14) == 24
 
 
+def test_dead_memory_that_serves_again_last_is_dropped_first(blocks: Blocks) -> None:
+    """The oldest would be the next to serve: a step that exceeds the budget by little drops all."""
+    _core.start(options(44 * MIB, min_swap_bytes=PAGE))
+    sizes = (4, 6, 8, 10, 12, 14)  # together 54
+
+    def step() -> int:
+        before = _core.stats()["bytes_discarded"]
+        for size in sizes:
+            blocks.drop(blocks.take(size * MIB))
+        _core.step()
+        return int(_core.stats()["bytes_discarded"] - before) // MIB
+
+    dropped = [step() for _ in range(6)]
+    assert sum(dropped[2:]) <= 80  # of 216
+
+
 def test_the_guard_bounds_managed_memory(blocks: Blocks) -> None:
     _core.start(options(16 * MIB, device_bytes=32 * MIB, guard=True))
     blocks.take(16 * MIB)
