@@ -5,7 +5,7 @@ memory; umem has a disk and a budget of that limit less the process's other memo
 a swap file on the same disk. Plain torch and umem without limits are the measure. Inference
 (``weights``): the budget is 1/2 or 1/4 of the weights; umem leaves them in their checkpoint, and
 plain torch maps the checkpoint (``torch.load(mmap=True)``). Needs root, and control groups v1.
-Writes bench/results/disk{,-weights}_<hardware>_<date>.{json,md}.
+Writes a report for each network, bench/results/disk-<network>_<hardware>_<date>.{json,md}.
 """
 
 from __future__ import annotations
@@ -373,24 +373,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         note("skipped: it needs root, and control groups v1 (swap files, limits)")
         return
     config = {"rounds": options.rounds, "disk": options.disk, "other": OTHER}
-    training, inference = Report("disk", config), Report("disk-weights", config)
     with tempfile.TemporaryDirectory(dir=options.disk) as disk:
         for net in options.nets:
+            report = Report(f"disk-{net}", config)
             rounds = 1 if options.smoke else options.rounds
             if net == "weights":
                 rows = compare_weights(rounds, disk, options.smoke)
-                report, results = inference, results_of_weights(rows)
+                report.results += results_of_weights(rows)
             else:
                 rows = compare(net, rounds, disk, options.smoke)
-                report, results = training, results_of(net, rows)
-            report.results += results
+                report.results += results_of(net, rows)
             report.details[net] = rows
-    for report in (training, inference):
-        if not report.results:
-            continue
-        print(report.markdown())
-        if folder is not None:
-            print("\n".join(map(str, report.write(folder))))
+            print(report.markdown())
+            if folder is not None:
+                print("\n".join(map(str, report.write(folder))))
 
 
 if __name__ == "__main__":
