@@ -85,6 +85,8 @@ struct Driver {
   // are needed. kNotSupported or null where there is no disk.
   Status (*place_in_file)(std::uintptr_t ptr, std::size_t bytes, const std::string& path,
                           std::uint64_t offset) = nullptr;
+  // The folder of the file that evicted memory is in; empty: it is in this machine's memory.
+  std::string disk = {};
 };
 
 // Fills empty pointers of `table` with functions that return CUDA_ERROR_NOT_FOUND.

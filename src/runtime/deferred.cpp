@@ -68,7 +68,7 @@ static void end_step(const State& s, Device& device) {
   const Status trimmed = trim_cache(device, footprint.live_bytes / 8, true);
   (void)trimmed;  // memory that the driver refuses to take back stays cached
   if (device.arena.footprint().cached_bytes < footprint.cached_bytes && s.driver.give_back &&
-      s.options.disk.empty())
+      s.driver.disk.empty())
     s.driver.give_back();
 }
 

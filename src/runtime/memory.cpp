@@ -201,8 +201,8 @@ Result<void*> allocate_on(State& s, DeviceLock& lock, std::size_t bytes, cu::CUs
       listener({arena::EventKind::kOutOfMemory, device.place.device, 0, bytes, bytes,
                 reinterpret_cast<std::uintptr_t>(stream)});
     std::string why = status.message();
-    if (status.code() == Code::kOutOfDeviceMemory && !s.options.disk.empty())
-      why += "; the disk of '" + s.options.disk +
+    if (status.code() == Code::kOutOfDeviceMemory && !s.driver.disk.empty())
+      why += "; the disk of '" + s.driver.disk +
              "' has no room, or the limit of its file is reached: free space there, raise the "
              "limit, or name another folder";
     return out_of_memory(device, status.code(), bytes, why);

@@ -141,8 +141,8 @@ Status open(const Options& options, driver::Driver& driver) {
   }
   g_faults = 0;
   g_operations = false;
-  driver = driver::Driver{driver::Kind::kSoft, {},        telemetry,    reset_peak, resize,
-                          end_operation,       give_back, place_in_file};
+  driver = driver::Driver{driver::Kind::kSoft, {},        telemetry,     reset_peak,  resize,
+                          end_operation,       give_back, place_in_file, options.disk};
   fill_entries(driver.table);
   driver::fill_missing(driver.table);
   return {};
