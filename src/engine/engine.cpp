@@ -230,7 +230,8 @@ void Engine::retire_piece(RangeId id) {
 bool Engine::retire_later(RangeId id) {
   const Unit& unit = state_.ledger.at(id);
   const bool discard = unit.state == State::kVoid && state_.active();
-  if (!state_.asynchronous() || !state_.managed || (!discard && !unit.read_mostly)) return false;
+  if (!state_.asynchronous() || !state_.managed || unit.joined || (!discard && !unit.read_mostly))
+    return false;
   retired_.push_back({id, state_.span(id), unit.stream, unit.arrival, unit.departure,
                       unit.read_mostly, unit.state == State::kDevice, discard});
   if (unit.read_mostly) state_.ledger.set_read_mostly(id, false, false);
@@ -413,6 +414,11 @@ void Engine::end_use(const RangeId* ids, std::size_t count, cu::CUstream stream,
   if (!moved_.empty()) state_.count_error(transfers_.send_back(moved_));
 }
 
+bool Engine::layout_in_the_way(std::size_t bytes) const {
+  return state_.active() && sharing_.joined() &&
+         (moves_.short_of_room() || state_.kept() + bytes > state_.limits.budget_bytes);
+}
+
 std::size_t Engine::shortage(std::size_t bytes) const {
   const std::size_t available = state_.view().available_bytes;
   return state_.active() && bytes > available ? bytes - available : 0;
@@ -531,6 +537,11 @@ Status Engine::set_limits(Limits limits) {
   const Limits previous = std::exchange(state_.limits, limits);
   if (!state_.managed) return {};
   if (state_.active()) moves_.make_room(0);
+  if (state_.active() && !state_.fits(0)) {
+    const Status parted = sharing_.part(false);
+    (void)parted;  // the error below says what it would
+    moves_.make_room(0);
+  }
   // Memory outside of umem may exceed any budget, and must not prevent setting one.
   if (!state_.active() || state_.ledger.resident_bytes() <= state_.share()) return {};
   state_.limits = previous;

@@ -62,6 +62,7 @@ struct EngineState {
   std::size_t total_bytes = 0;  // the device's memory, and the part that others had at the start
   std::size_t others_bytes = 0;
   std::size_t recycled_bytes = 0;  // part of `attached` that was given to other addresses
+  std::size_t joined_idle = 0;     // dead bytes that cannot be dropped alone (sharing.h)
 
   bool active() const { return managed && policy->victims; }
   bool follows_plans() const { return planned && planned->has_plans(); }
@@ -88,15 +89,16 @@ struct EngineState {
             "policy, or backing=managed"};
   }
   std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
+  // What remains of it when all dead bytes are dropped.
+  std::size_t kept() const { return taken() - (ledger.dead_bytes() - joined_idle); }
   // The part of the budget that is not used outside of umem.
   std::size_t share() const {
     return limits.budget_bytes - std::min(limits.outside_bytes, limits.budget_bytes);
   }
   bool fits(std::size_t bytes) const { return taken() + bytes <= limits.budget_bytes; }
   CandidateView view() const {
-    const std::size_t alive = taken() - ledger.dead_bytes();
     return {ledger, limits.min_swap_bytes,
-            limits.budget_bytes - std::min(alive, limits.budget_bytes), mapped() != nullptr};
+            limits.budget_bytes - std::min(kept(), limits.budget_bytes), mapped() != nullptr};
   }
   managed::MemSpan span(RangeId id) const { return {ranges[id].base, ledger.at(id).bytes}; }
   // While the stream captures a graph, its work does not run now, and umem's calls would become

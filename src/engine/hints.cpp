@@ -21,7 +21,7 @@ Status Hints::evict(RangeId id) {
   UMEM_RETURN_IF_ERROR(state_.check_moves());
   const CallScope scope(state_.table, state_.place);
   // An operator of another thread may have allocated a small block there for itself.
-  if (state_.mapped() && state_.ledger.at(id).segment) return {};
+  if (state_.mapped() && (state_.ledger.at(id).segment || state_.ledger.at(id).joined)) return {};
   if (!state_.active()) return transfers_.send_back({id});
   if (state_.ledger.at(id).state != State::kDevice) return {};
   UMEM_RETURN_IF_ERROR(moves_.send_out({id}));

@@ -108,9 +108,10 @@ Status Moves::send_out(const std::vector<RangeId>& victims) {
   Counters& counters = state_.counters;
   moved_.clear();
   for (RangeId id : victims) {
-    // In use by another thread's op, or no room on the host: the unit stays.
+    // In use by another thread's op, joined, or no room on the host: the unit stays.
     const Unit& unit = ledger.at(id);
-    if (unit.state != State::kDevice || unit.op_pins > 0 || !fits_on_host(id)) continue;
+    if (unit.state != State::kDevice || unit.op_pins > 0 || unit.joined || !fits_on_host(id))
+      continue;
     moved_.push_back(id);
     if (unit.prefetched_unused) counters.prefetched_unused_bytes += unit.bytes;
     ledger.set_state(id, State::kHost);

@@ -12,6 +12,70 @@ void Sharing::close() {
   state_.ledger.forget_idle(left.dead, left.dropped, left.host);
   state_.attached.detach(pages_.span());
   pages_.close();
+  state_.joined_idle = 0;
+  joined_ = false;
+}
+
+Status Sharing::join() {
+  const managed::MemSpan all = pages_.span();
+  if (!state_.fits(all.bytes))
+    return {Code::kOutOfDeviceMemory, "the layout does not fit beside what lives"};
+  const CallScope scope(state_.table, state_.place);
+  UMEM_RETURN_IF_ERROR(state_.mapped()->place(all));
+  pages_.take(all);
+  pages_.give_back(all, true, 0);
+  state_.ledger.add_idle_dead(all.bytes);
+  state_.joined_idle = all.bytes;
+  joined_ = true;
+  return {};
+}
+
+Status Sharing::may_part(bool at_rest) const {
+  const Ledger& ledger = state_.ledger;
+  std::size_t missing = 0;
+  for (RangeId id = 1; id < ledger.capacity(); ++id) {
+    const Unit& unit = ledger.at(id);
+    if (!pages_.contains(state_.ranges[id].base)) continue;
+    // Also pins of blocks that were freed inside of the op.
+    const bool stays =
+        unit.op_pins > 0 || (!at_rest && ledger.live(id) &&
+                             (unit.fresh || unit.in_collective || ledger.kept_in_place(id)));
+    if (stays) return {Code::kBadState, "an op uses the layout, or the program keeps a part of it"};
+    if (ledger.live(id)) missing += unit.bytes - std::min(unit.bytes, unit.host_bytes);
+  }
+  const std::size_t limit = state_.limits.host_budget_bytes;
+  if (limit == 0 || ledger.host_bytes() + missing <= limit) return {};
+  return {Code::kOutOfHostMemory, "the host budget has no room for the blocks of the layout"};
+}
+
+Status Sharing::part(bool at_rest) {
+  if (!joined_) return {};
+  UMEM_RETURN_IF_ERROR(may_part(at_rest));
+  Ledger& ledger = state_.ledger;
+  std::vector<RangeId> ids;
+  spans_.clear();
+  for (RangeId id = 1; id < ledger.capacity(); ++id) {
+    if (!ledger.live(id) || !ledger.at(id).joined) continue;
+    ids.push_back(id);
+    spans_.push_back(state_.span(id));
+  }
+  UMEM_RETURN_IF_ERROR(transfers_.finish());
+  const CallScope scope(state_.table, state_.place);
+  UMEM_RETURN_IF_ERROR(state_.mapped()->part(pages_.span(), spans_));
+  for (RangeId id : ids) {
+    ledger.set_joined(id, false);
+    ledger.set_state(id, State::kHost);
+    ledger.hold_host(id);
+    state_.counters.bytes_out += ledger.at(id).bytes;
+    if (state_.follows_plans()) state_.planned->evicted(id);
+  }
+  state_.counters.evictions += ids.size();
+  ledger.forget_idle(pages_.amounts().dead, 0, 0);
+  spans_.clear();
+  pages_.lose_track(spans_);
+  state_.joined_idle = 0;
+  joined_ = false;
+  return {};
 }
 
 Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Family family,
@@ -33,6 +97,11 @@ Result<std::size_t> Sharing::admit(RangeId id, std::size_t bytes, Tag tag, Famil
   ledger.set_populated(id, pages_.populated);
   ledger.set_departure(id, pages_.departure);
   if (whole) ledger.set_state(id, State::kDevice);
+  if (joined_) {
+    UMEM_ASSERT(whole, "joined pages are all in place");
+    state_.joined_idle -= bytes;
+    ledger.set_joined(id, true);
+  }
   return found.dead;
 }
 
@@ -48,11 +117,17 @@ void Sharing::retire(RangeId id) {
     const CallScope scope(state_.table, state_.place);
     state_.count_error(transfers_.discard({id}));  // drop pages that faults brought to the device
   }
-  const bool resident = unit.state == State::kDevice;
+  bool resident = unit.state == State::kDevice || unit.joined;
+  if (state_.mapped() && resident && !unit.joined) {  // no other block takes its pages over
+    const CallScope scope(state_.table, state_.place);
+    state_.count_error(transfers_.discard({id}));
+    resident = false;
+  }
   ledger.set_state(id, State::kNone);
   ledger.give_host(id);
   pages_.give_back(place, resident, unit.host_bytes);
   if (resident) ledger.add_idle_dead(unit.bytes);
+  if (unit.joined) state_.joined_idle += unit.bytes;
 }
 
 void Sharing::drop(std::size_t bytes) {
@@ -67,7 +142,7 @@ Status Sharing::release_dead() {
 // With `give_back` the driver gets the dropped memory at once, and not only when it is short. If it
 // cannot discard, a copy to the host is the only way.
 Status Sharing::drop_dead(std::size_t bytes, bool give_back) {
-  if (bytes == 0 || pages_.amounts().dead == 0) return {};
+  if (bytes == 0 || pages_.amounts().dead == 0 || joined_) return {};
   spans_.clear();
   pages_.find_dead(bytes, spans_);
   UMEM_RETURN_IF_ERROR(discard(spans_));
@@ -104,6 +179,7 @@ void Sharing::forget_dropped() {
 }
 
 void Sharing::lose_track(bool drop) {
+  if (joined_) return;  // it stays where it was placed
   const SharedPages::Amounts left = pages_.amounts();
   state_.ledger.forget_idle(left.dead, left.dropped, 0);
   spans_.clear();

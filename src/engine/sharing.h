@@ -22,6 +22,16 @@ class Sharing {
   void close();
   bool contains(std::uintptr_t at) const { return pages_.contains(at); }
 
+  // Mapped memory, which moves in whole units: maps all pages as one, after `open`. Blocks begin
+  // and end there without a driver call, and none leaves before `part`. kOutOfDeviceMemory if the
+  // budget has no room, or the device.
+  Status join();
+  bool joined() const { return joined_; }
+  // Ends that: the live blocks become units of their own, on the host. Waits for the device.
+  // kBadState if one of them must stay; unless `at_rest`, so must those that operators may use
+  // unseen, and those that the program keeps. kOutOfHostMemory if the host has no room.
+  Status part(bool at_rest);
+
   // A block begins to live there. If all frames are in place it is on the device, without a driver
   // call. Returns the bytes of the frames in place.
   Result<std::size_t> admit(RangeId id, std::size_t bytes, Tag tag, Family family,
@@ -42,12 +52,14 @@ class Sharing {
   Status discard(const std::vector<managed::MemSpan>& spans) {
     return transfers_.discard(spans, pages_.stream, pages_.arrival, pages_.departure);
   }
+  Status may_part(bool at_rest) const;
   Status drop_dead(std::size_t bytes, bool give_back);
   Status send_dropped(std::size_t bytes);
 
   EngineState& state_;
   Transfers& transfers_;
   SharedPages pages_;
+  bool joined_ = false;
   std::vector<managed::MemSpan> spans_;  // scratch
 };
 

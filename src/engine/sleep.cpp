@@ -83,6 +83,8 @@ Status Sleep::begin(const SleepRequest& wanted, std::size_t& bytes) {
   const std::vector<RangeId> ids = units_to_sleep(wanted);
   const std::size_t before = state_.ledger.resident_bytes();
   failures_before_ = transfers_.out().failures();
+  if (std::any_of(ids.begin(), ids.end(), [&](RangeId id) { return state_.ledger.at(id).joined; }))
+    UMEM_RETURN_IF_ERROR(sharing_.part(true));
   // Forgets units that came back for an op, or are gone. Units that are away for another reason
   // stay away at `wake`.
   std::erase_if(sleeping_, [&](const SleepingUnit& unit) { return !is_asleep(unit); });

@@ -207,6 +207,12 @@ Status MappedMemory::release(std::size_t bytes, const Host& host) {
   return error.take();
 }
 
+Status MappedMemory::copy_out(std::uintptr_t base, Chunk& chunk, cu::CUstream stream) {
+  UMEM_RETURN_IF_ERROR(take_host(chunk));
+  return check(table_.cuMemcpyAsync(chunk.host.alias, base, chunk.bytes, stream),
+               Entry::cuMemcpyAsync);
+}
+
 Status MappedMemory::map_device_or_host(std::uintptr_t base, Chunk& chunk, At then) {
   UMEM_RETURN_IF_ERROR(unmap(base, chunk, then));
   Status status = map_device(base, chunk);
@@ -245,13 +251,47 @@ Status MappedMemory::send_out(MemSpan span, cu::CUstream stream) {
   if (!found.ok()) return found.take_status();
   auto& [base, chunk] = *found.value();
   if (chunk.at != At::kDevice) return {};
-  UMEM_RETURN_IF_ERROR(take_host(chunk));
-  UMEM_RETURN_IF_ERROR(check(table_.cuMemcpyAsync(chunk.host.alias, base, chunk.bytes, stream),
-                             Entry::cuMemcpyAsync));
+  UMEM_RETURN_IF_ERROR(copy_out(base, chunk, stream));
   guard.unlock();
   UMEM_RETURN_IF_ERROR(check(table_.cuStreamSynchronize(stream), Entry::cuStreamSynchronize));
   guard.lock();
   return unmap(base, chunk, At::kAway);
+}
+
+Status MappedMemory::place(MemSpan span) {
+  const std::lock_guard guard(mutex_);
+  Result<Chunks::iterator> found = find(span, false);
+  if (!found.ok()) return found.take_status();
+  Status placed = map_device(found.value()->first, found.value()->second);
+  if (!placed.ok()) chunks_.erase(found.value());
+  return placed;
+}
+
+Status MappedMemory::part(MemSpan placed, const std::vector<MemSpan>& units) {
+  const std::lock_guard guard(mutex_);
+  Result<Chunks::iterator> found = find(placed);
+  if (!found.ok()) return found.take_status();
+  Chunk& joined = found.value()->second;
+  Chunks parts;
+  FirstError error;
+  for (const MemSpan& unit : units) {
+    Chunk& made = parts[unit.base];
+    made.bytes = align_up(unit.bytes, kPageBytes);
+    made.device = joined.device;
+    made.at = At::kAway;
+    error.keep(copy_out(unit.base, made, nullptr));
+  }
+  error.keep(check(table_.cuStreamSynchronize(nullptr), Entry::cuStreamSynchronize));
+  Status copied = error.take();
+  Status unmapped = copied.ok() ? unmap(placed.base, joined, At::kNowhere) : Status();
+  if (joined.at == At::kDevice) {  // it was not unmapped
+    for (auto& [base, made] : parts)
+      if (made.host.memory != 0) error.keep(keep_spare(made.bytes, made.host));
+    return copied.ok() ? std::move(unmapped) : std::move(copied);
+  }
+  chunks_.erase(found.value());
+  chunks_.merge(parts);
+  return {};
 }
 
 Status MappedMemory::use_on_host(MemSpan span) {

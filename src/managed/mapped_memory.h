@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "base/status.h"
 #include "driver/table.h"
@@ -45,6 +46,12 @@ class MappedMemory {
   Status send_out(MemSpan span, cu::CUstream stream);
   // Makes bytes that are away usable on the host.
   Status use_on_host(MemSpan span);
+  // Maps device memory for bytes that several units use in turn: none of them moves before `part`.
+  // Unlike `populate` it never maps host memory (kOutOfDeviceMemory).
+  Status place(MemSpan span);
+  // Ends that: copies the units to the host, each as bytes that are away, and gives the device
+  // memory back. On failure nothing has changed.
+  Status part(MemSpan placed, const std::vector<MemSpan>& units);
   // Gives device memory back; the bytes have no contents.
   Status discard(MemSpan span);
 
@@ -82,6 +89,7 @@ class MappedMemory {
   Status map_host(std::uintptr_t base, Chunk& chunk);
   Status map_device_or_host(std::uintptr_t base, Chunk& chunk, At then);
   Status take_host(Chunk& chunk);
+  Status copy_out(std::uintptr_t base, Chunk& chunk, cu::CUstream stream);
   Status make_host(const Chunk& chunk, Host& host);
   Status keep_spare(std::size_t bytes, Host host);
   Status release_spare(std::size_t most);

@@ -76,7 +76,7 @@ void Ledger::add(RangeId id, std::size_t bytes, bool segment, Tag tag, Family fa
   if (unit.user_pins > 0) user_pinned_ += bytes - unit.bytes;
   unit.bytes = bytes;
   unit.segment = segment;
-  unit.prefetched_unused = false;
+  unit.prefetched_unused = unit.joined = false;
   unit.last_use = ++clock_;
   unit.fresh = true;
   note_idle(unit);

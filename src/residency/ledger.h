@@ -62,6 +62,7 @@ struct Unit {
   bool fresh = false;              // allocated, and no op that used it has ended
   bool clean = false;              // the host's copy is valid as far as umem knows
   bool in_file = false;            // a file of the program had its contents when they were placed
+  bool joined = false;             // mapped as one with others, so that it cannot leave alone
   // A collective may be using it, on its own stream or thread, until a later op uses it.
   bool in_collective = false;
   std::uint32_t used_on = 0;      // streams of ops that used it, as bits of Streams
@@ -198,6 +199,7 @@ class Ledger {
   RangeId last_to_revive() const;
   void set_in_file(RangeId id, bool on) { units_[id].in_file = on; }
   void set_clean(RangeId id) { units_[id].clean = true; }
+  void set_joined(RangeId id, bool on) { units_[id].joined = on; }
   void set_stream(RangeId id, cu::CUstream stream) { units_[id].stream = stream; }
   void use_on(RangeId id, std::uint32_t stream_bit) { units_[id].used_on |= stream_bit; }
   void set_arrival(RangeId id, std::uint64_t ticket) { units_[id].arrival = ticket; }

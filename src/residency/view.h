@@ -18,12 +18,12 @@ struct CandidateView {
   bool evictable(RangeId id) const {
     const Unit& unit = ledger.at(id);
     return unit.state == State::kDevice && unit.op_pins == 0 && !unit.in_collective &&
-           !ledger.kept_in_place(id) && !(mapped && unit.may_be_used_unseen());
+           !unit.joined && !ledger.kept_in_place(id) && !(mapped && unit.may_be_used_unseen());
   }
   // The program wants it left in place.
-  // So are mapped segments of small blocks, which operators may use unseen.
+  // So are mapped segments of small blocks, which operators may use unseen, and what is joined.
   bool kept_in_place(RangeId id) const {
-    return ledger.kept_in_place(id) || (mapped && ledger.at(id).segment);
+    return ledger.kept_in_place(id) || ledger.at(id).joined || (mapped && ledger.at(id).segment);
   }
   bool away(RangeId id) const { return ledger.away(id); }
   bool live(RangeId id) const { return ledger.live(id); }

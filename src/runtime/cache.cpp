@@ -21,6 +21,16 @@ Status drop_idle_layout(Device& device) {
   return status;
 }
 
+void give_up_layout(Device& device, std::size_t bytes) {
+  if (!device.engine.layout_in_the_way(bytes)) return;
+  device.arena.retire_layout();
+  FirstError error;
+  error.keep(drop_idle_layout(device));
+  if (device.arena.layout()) error.keep(device.engine.sharing().part(false));
+  const Status left = error.take();
+  (void)left;  // an op uses a block of it: tried again at the next allocation
+}
+
 // The ranges of blocks whose uses on other streams have completed are dead from now on.
 void retire_reclaimed(Device& device) {
   std::vector<RangeId> reclaimed;

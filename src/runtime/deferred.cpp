@@ -61,6 +61,7 @@ void free_released(Slot& slot) {
 
 // Recording, other shapes and other plans leave ranges that later steps have no use for.
 static void end_step(const State& s, Device& device) {
+  give_up_layout(device, 0);
   device.engine.step_ended();
   device.arena.step_ended();
   const arena::Footprint footprint = device.arena.footprint();

@@ -18,15 +18,20 @@ Status install_layout(const std::vector<arena::LayoutEntry>& entries, std::size_
         "allocation)"};
   if (!device->engine.managed())
     return {Code::kNotSupported, "memory is not managed here, and its blocks share no pages"};
-  if (s.ranges.mapped())
-    return {Code::kNotSupported, "mapped memory moves in whole blocks, which share no pages"};
   if (s.captures > 0) return {Code::kBadState, "a graph is being captured; try again after it"};
+  const bool mapped = s.ranges.mapped() != nullptr;
+  if (mapped && !device->engine.fits_beside_live(bytes))
+    return {Code::kNotSupported, "mapped memory has a layout only if it fits beside what lives"};
   // The memory that the layout's blocks used so far is in the cache.
   UMEM_RETURN_IF_ERROR(release_all_cached(lock));
   UMEM_RETURN_IF_ERROR(device->arena.install_layout(entries, bytes));
   const arena::LayoutStatus at = device->arena.layout()->status();
   device->engine.sharing().open(at.base, at.bytes);
-  return {};
+  if (!mapped) return {};
+  Status joined = device->engine.sharing().join();
+  if (joined.ok()) return {};
+  UMEM_RETURN_IF_ERROR(drop_idle_layout(*device));
+  return joined;
 }
 
 void clear_layout(int ordinal) {

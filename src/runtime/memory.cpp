@@ -68,6 +68,7 @@ Status hand_over(State& s, Device& device, const arena::Allocation& block, cu::C
   if (block.large) cut_as_others(s, device, block.range);
   const Purpose why = block.large ? purpose(op) : Purpose{Tag::kPool, Family::kNone};
   const std::size_t unit_bytes = block.large ? block.bytes : kPageBytes;
+  if (!engine.sharing().contains(s.ranges[block.range].base)) give_up_layout(device, unit_bytes);
   Status admitted =
       engine.admit(block.range, unit_bytes, !block.large, why.tag, why.family, stream);
   if (admitted.ok()) return {};

@@ -1,4 +1,7 @@
-"""Static layouts on a GPU: a step that fits makes no driver calls, and computes the same."""
+"""Static layouts on a GPU: a step that fits makes no driver calls, and computes the same.
+
+Mapped memory of a layout is one piece, which leaves as a whole when something else needs room.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ TRAINING = """
 import _core_testing
 from umem.base.native import core
 MOVES = ("cuMemAllocManaged", "cuMemFree", "cuMemPrefetchAsync", "cuMemPrefetchBatchAsync",
-         "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync")
+         "cuMemDiscardBatchAsync", "cuMemDiscardAndPrefetchBatchAsync", "cuMemCreate", "cuMemMap",
+         "cuMemUnmap", "cuMemSetAccess", "cuMemRelease")
 def training(count=4, width=1024):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(count)]
@@ -32,11 +36,14 @@ def training(count=4, width=1024):
 """
 
 
-def test_a_step_that_fits_makes_no_driver_call(program: Program) -> None:
+@pytest.mark.parametrize("backing", ["managed", "mapped"])
+def test_a_step_that_fits_makes_no_driver_call(program: Program, backing: str) -> None:
     out, _ = program(
         TRAINING
+        + f"""
+enable(budget="256MiB", policy="auto", layout="auto", backing="{backing}")
+"""
         + """
-enable(budget="256MiB", policy="auto", layout="auto")
 net, step = training()
 for _ in range(6):
     step()
@@ -77,3 +84,154 @@ print("fine")
 """
     )
     assert out == "fine\n"
+
+
+JOINED = (
+    TRAINING
+    + """
+import hashlib
+load.compute()
+def digest(net):
+    bytes_ = b"".join(p.detach().cpu().numpy().tobytes() for p in net.parameters())
+    return hashlib.sha256(bytes_).hexdigest()
+def on_device():
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // MIB
+def plain():
+    umem.disable()  # what `act` may have enabled
+    with umem.enable(budget="256MiB", policy="none", device="cuda", backing="mapped"):
+        net, step = training()
+        for _ in range(12):
+            step()
+        return digest(net)
+def joined(act, **options):
+    \"\"\"Train with a layout, act with gradients of the last step in it, and train on.\"\"\"
+    with umem.enable(budget="256MiB", policy="auto", device="cuda", backing="mapped", **options):
+        net, step = training()
+        for _ in range(6):
+            step()
+        torch.cuda.synchronize()
+        assert core.layout_status()["followed"], core.layout_status()
+        act(net)
+        for _ in range(6):
+            step()
+        assert umem.stats().hook_errors == 0 and soft.races() == [], soft.races()
+        return digest(net)
+"""
+)
+
+
+def _joined(program: Program, act: str) -> str:
+    """Run `act(net)`; its output, after the weights were found equal to plain ones."""
+    out, _ = program(
+        JOINED + act + "\nassert joined(act) == plain()\nprint('equal')\n",
+        SOFTCUDA_BYTES=str(512 << 20),
+    )
+    *printed, last = out.splitlines()
+    assert last == "equal"
+    return "\n".join(printed)
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_a_layout_leaves_when_others_need_its_memory(program: Program) -> None:
+    out = _joined(
+        program,
+        """
+def act(net):
+    others = blocks(120)  # 240 MiB
+    print(on_device() <= 256, intact(others), core.layout_status()["entries"])
+""",
+    )
+    assert out.split()[:2] == ["True", "True"]
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_a_lower_budget_takes_the_layout_apart(program: Program) -> None:
+    out = _joined(
+        program,
+        """
+def act(net):
+    gradients = [p.grad.clone() for p in net.parameters()]
+    umem.set_budget("24MiB")
+    print(on_device() <= 24, umem.stats().evictions > 0)
+    print(all(torch.equal(p.grad.cpu(), g.cpu()) for p, g in zip(net.parameters(), gradients)))
+""",
+    )
+    assert out.split() == ["True", "True", "True"]
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_a_layout_sleeps_with_the_rest(program: Program) -> None:
+    out = _joined(
+        program,
+        """
+def act(net):
+    before = [p.grad.clone() for p in net.parameters()]
+    umem.sleep()
+    print(on_device() <= 4)
+    umem.wake()
+    print(all(torch.equal(p.grad.cpu(), g.cpu()) for p, g in zip(net.parameters(), before)))
+""",
+    )
+    assert out.split() == ["True", "True"]
+
+
+@pytest.mark.usefixtures("softcuda")
+@pytest.mark.parametrize("policy", ["none", "lru", "auto"])
+def test_a_layout_outlives_its_session(program: Program, policy: str) -> None:
+    """Blocks of it live on under another session's policy and lower budget."""
+    _joined(
+        program,
+        f"""
+def act(net):
+    before = [p.grad.clone() for p in net.parameters()]
+    umem.disable()
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before))
+    enable(budget="{256 if policy == "none" else 32}MiB", policy="{policy}", backing="mapped")
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before))
+""",
+    )
+
+
+@pytest.mark.usefixtures("softcuda")
+@pytest.mark.parametrize(
+    ("call", "nth"), [("cuMemcpyAsync", 2), ("cuMemCreate", 2), ("cuMemUnmap", 1)]
+)
+def test_a_layout_that_cannot_leave_stays_whole(program: Program, call: str, nth: int) -> None:
+    _joined(
+        program,
+        f"""
+def act(net):
+    torch.cuda.empty_cache()
+    soft.inject("{call}", {nth}, 2)
+    try:
+        umem.sleep()
+    except umem.UmemError as error:
+        print(error)
+    soft.reset()
+""",
+    )
+
+
+@pytest.mark.usefixtures("softcuda")
+def test_a_device_without_room_has_no_layout(program: Program) -> None:
+    """Others hold what the budget promised: steps are as without a layout."""
+    out, _ = program(
+        TRAINING
+        + """
+install = core.install_layout
+def refused(*args):
+    print("refused")
+    soft.inject("cuMemCreate", 1, 2)
+    install(*args)
+core.install_layout = refused
+enable(budget="256MiB", policy="auto", backing="mapped")
+net, step = training()
+for _ in range(6):
+    step()
+torch.cuda.synchronize()
+print(core.layout_status()["entries"], umem.stats().hook_errors)
+"""
+    )
+    assert out == "refused\n0 0\n"
