@@ -89,7 +89,7 @@ struct EngineState {
             "policy, or backing=managed"};
   }
   std::size_t taken() const { return ledger.resident_bytes() + limits.outside_bytes; }
-  // What remains of it when all dead bytes are dropped.
+  // The part that is left when all dead bytes are dropped.
   std::size_t kept() const { return taken() - (ledger.dead_bytes() - joined_idle); }
   // The part of the budget that is not used outside of umem.
   std::size_t share() const {
