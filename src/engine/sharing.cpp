@@ -7,7 +7,9 @@ namespace umem::engine {
 using driver::CallScope;
 
 void Sharing::close() {
-  transfers_.out().issue_until(pages_.departure);  // before the addresses are freed
+  // Before the addresses are freed. Mapped units that died may still be discarded.
+  if (state_.mapped()) transfers_.finish_issuing();
+  transfers_.out().issue_until(pages_.departure);
   const SharedPages::Amounts left = pages_.amounts();
   state_.ledger.forget_idle(left.dead, left.dropped, left.host);
   state_.attached.detach(pages_.span());
